@@ -224,6 +224,9 @@ def _default_ffn(hidden: int, *, gated: bool) -> int:
 
 def _needed(options: Options, name: str) -> int:
     number = options.whole(name)
+    if number is None and options.strays:
+        message = f"{name}: is missing, unless it stands in what {options.strays[0].unknown}"
+        raise InputError(message)
     if number is None:
         message = f"{name}: is missing: give it, or the model by --model"
         raise InputError(message)

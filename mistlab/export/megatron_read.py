@@ -46,8 +46,8 @@ _ALGORITHMS: Mapping[str, int] = {
 }
 # Options of which a launch line of Megatron-LM or a relative has one at least.
 _SHAPE = (
-    *("--num-layers", "--hidden-size", "--micro-batch-size", "--tensor-model-parallel-size"),
-    *("--use-checkpoint-args", "--hybrid-layer-pattern"),
+    *("--num-layers", "--hidden-size", "--num-attention-heads", "--hybrid-layer-pattern"),
+    *("--use-checkpoint-args", "--encoder-num-layers"),
 )
 # Options whose value a user gives in place of the file's.
 _EXCUSES: Mapping[str, tuple[str, ...]] = {
@@ -131,10 +131,10 @@ def _check_program(launch: Launch, options: Options, found: Found) -> None:
     if (reason := refusal_of(program)) is not None:
         message = f"{line}{program} {reason}: give a launch line that trains a decoder"
         raise InputError(message)
-    if not any(name in options for name in _SHAPE):
+    if not any(name in options for name in _SHAPE) and not options.strays:
         message = (
-            f"{line}{program} has none of Megatron-LM's options {', '.join(_SHAPE)}: give a launch "
-            "line of Megatron-LM or a relative, or the configuration file that the program reads"
+            f"{line}{program} has none of Megatron-LM's options {', '.join(_SHAPE[:3])}: give a "
+            "launch line of Megatron-LM or a relative, or the configuration file that it reads"
         )
         raise InputError(message)
     if not is_decoder(program):

@@ -37,14 +37,17 @@ def read_stages(options: Options, found: Found, layers: int) -> None:
             "refuses this; give --pipeline-model-parallel-layout, or another number of stages"
         )
         raise InputError(message)
-    _order(chunks, found)
+    _order(options, chunks, found)
 
 
-def _order(chunks: int, found: Found) -> None:
+def _order(options: Options, chunks: int, found: Found) -> None:
     if chunks > 1:
         order = order_of_chunks(chunks)
         if order in INTERLEAVED:
             found.order = order
+            if options.text("--recompute-method") == "block":
+                text = f"of a stage, though Megatron-LM counts each of its {chunks} chunks"
+                found.remark("assumed", "checkpointed_layers", text)
         else:
             text = f"{chunks} chunks a stage: no order is named {order}; taken as 1f1b"
             found.remark("ignored", "order", text)
@@ -95,6 +98,12 @@ def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int
         raise InputError(message)
     shares[0] -= at_start
     shares[-1] -= at_end
+    if 0 in shares:
+        message = (
+            f"--num-layers {layers}: beside embedding and loss a stage of {num_stages} has no "
+            "blocks, which no plan says: give fewer stages"
+        )
+        raise InputError(message)
     return shares
 
 

@@ -194,3 +194,18 @@ def test_pipelines_may_be_listed_or_counted_with_embedding_and_loss() -> None:
     assert [one.layers for one in parted.job.plan.stages] == [2, 3, 3, 2]
     with pytest.raises(InputError, match="7 blocks in 2 stages, but the model has 8 in 2"):
         imported("--pipeline-model-parallel-size 2 --num-layer-list 4,3")
+
+
+def test_a_stage_without_blocks_is_refused_in_words() -> None:
+    with pytest.raises(InputError, match="beside embedding and loss a stage of 4 has no blocks"):
+        imported(
+            "--pipeline-model-parallel-size 4 --num-layers 2 "
+            "--pp-partition-method type:transformer|embedding"
+        )
+
+
+def test_what_is_missing_may_stand_in_an_unknown_word() -> None:
+    with pytest.raises(
+        InputError, match=r"--num-layers: is missing, unless .*\$GPT_ARGS is set no"
+    ):
+        imported("$GPT_ARGS", shape="--hidden-size 64 --num-attention-heads 4", run="--bf16")
