@@ -10,6 +10,7 @@ from mistlab.values.model import VOCAB_MULTIPLE
 
 _NULL = ("NullTokenizer", "NullMultimodalTokenizer")
 _GPT2 = "GPT2BPETokenizer"
+_OF_ENCODERS = "BertWordPiece"
 _LLAMA2 = "Llama2Tokenizer"
 # Names of files, and of folders that say nothing of the tokenizer in them.
 _GPT2_FILES, _LLAMA_FILES = ("vocab.json", "encoder.json"), ("tokenizer.model",)
@@ -47,6 +48,10 @@ def _patched(options: Options) -> int | None:
 def _tokens(options: Options, found: Found) -> int:
     """The tokens of a line's tokenizer, special ones included."""
     said, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
+    if kind is not None and kind.startswith(_OF_ENCODERS):
+        where = options.where("--tokenizer-type")
+        message = f"{where}: {kind} is of encoders: give a launch line that trains a decoder"
+        raise InputError(message)
     if kind in _NULL and said is not None:
         text = f"{said + 1} tokens: {kind} adds one to --vocab-size {said}, up to core 0.18"
         found.remark("assumed", "model.vocab", text)

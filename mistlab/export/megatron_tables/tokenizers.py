@@ -65,6 +65,8 @@ _BY_NAME: Mapping[str, int] = {
     r"\byi-": 64000,
     # BigCode's StarCoder and StarCoder 2.
     r"starcoder": 49152,
+    # NVIDIA's tokenizer of Nemotron-4 (SentencePiece).
+    r"nemotron.*256k": 256000,
     # OpenAI's encodings by name.
     r"cl100k": 100277,
     r"o200k": 200019,

@@ -90,8 +90,6 @@ UNSAID: Mapping[str, str] = {
     "--fp16-lm-cross-entropy": "the loss is taken in 32 bits",
     "--cross-entropy-loss-fusion": "the loss is taken as several kernels: --engine "
     "megatron-core-fused-loss has it as one",
-    "--account-for-embedding-in-pipeline-split": _EQUAL_BLOCKS,
-    "--account-for-loss-in-pipeline-split": _EQUAL_BLOCKS,
     "--standalone-embedding-stage": _EQUAL_BLOCKS,
     "--enable-cuda-graph": _ONE_BY_ONE,
     "--external-cuda-graph": _ONE_BY_ONE,
