@@ -147,18 +147,20 @@ class Candidate:
     def rank(self) -> tuple[bool, bool, bool]:
         """How sure it is that the command trains; higher is surer."""
         trains = bool(_TRAINS.search(self.program))
-        helps = bool(_HELPERS.search(self.program)) and not _TRAINS.search(name_of(self.program))
+        near = "/".join(self.program.split("/")[-2:])
+        helps = bool(_HELPERS.search(near)) and not _TRAINS.search(name_of(self.program))
         return not helps, trains, bool(self.options)
 
     @property
     def signature(self) -> tuple[str, ...]:
         """What commands that train alike have in common: all but names, paths and ports."""
         kept, is_name = list[str](), False
-        for word in self.words:
+        for word in self.words[self.parts.start :]:
             option, equals, value = word.partition("=")
             if _OPTION.match(word):
                 is_name = bool(_NAMES.search(option.lower()))
                 kept.append(option + ("" if is_name or not equals else f"={value}"))
+                is_name = is_name and not equals
             elif not is_name and "/" not in word:
                 kept.append(word)
         return tuple(kept)
@@ -179,6 +181,13 @@ def chosen(session: Session) -> Candidate | None:
     if not known:
         return None
     best = max(each.rank for each in known)
+    if not best[0]:
+        each = known[0]
+        message = (
+            f"{session.at(each.line)}: {each.program} seems to prepare, convert or evaluate, and no "
+            f"command trains: give the script that trains, or --line {each.line} to take this one"
+        )
+        raise InputError(message)
     kept = _distinct(each for each in known if each.rank == best)
     if len({each.signature for each in kept}) > 1:
         _refuse(session, kept)
@@ -235,7 +244,11 @@ def _refuse(session: Session, candidates: Sequence[Candidate]) -> NoReturn:
     lines = sorted({each.line for each in candidates})
     shown = [f"{session.at(line)} ({_shown(candidates, line)})" for line in lines[:8]]
     remedy = "give --line N with the line of the one to import"
-    if len(lines) == 1:
+    callers = sorted({line for each in candidates for line in each.started.callers[:1]})
+    if len(lines) == 1 and len(callers) > 1:
+        called = ", ".join(session.at(line) for line in callers[:8])
+        remedy = f"called from {called}: give --line N with the line of the call to import"
+    elif len(lines) == 1:
         remedy = "give by --set what makes them differ"
     message = f"{len(candidates)} commands start training, at {', '.join(shown)}: {remedy}"
     raise InputError(message)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from posixpath import normpath
 
 from mistlab.shell.expansion import Words
 from mistlab.shell.integers import NotKnownError
@@ -100,7 +101,8 @@ class Tester:
     def _is_filled(self, text: Text) -> Maybe:
         rest = self._without_absent(text)
         unknown = self._session.first_unknown(rest)
-        is_sure = any(not is_placeholder(letter) for letter in rest.chars)
+        filled = self._session.filled
+        is_sure = any(not is_placeholder(each) or each in filled for each in rest.chars)
         if unknown is not None and not is_sure:
             return unknown
         if not rest:
@@ -134,7 +136,7 @@ class Tester:
         return variable is not None and bool(variable.items)
 
     def _is_at_hand(self, path: str) -> bool:
-        if path in self._words.state.written:
+        if normpath(path) in self._words.state.written:
             return True
         return bool(path) and self._session.source.beside(path) is not None
 

@@ -110,7 +110,7 @@ def _operator(
         offset = lexer.word(":}")
         return operator, offset, _after(lexer, ":", "}", False)
     if operator.startswith("/"):
-        pattern = lexer.word("/}") if lexer.peek() != "/" else _slash(lexer)
+        pattern = lexer.word("/}")
         return operator, pattern, _after(lexer, "/", "}", quoted)
     is_pattern = operator[0] in "#%^,"
     return operator, lexer.word("}", double=quoted and not is_pattern), None
@@ -121,11 +121,6 @@ def _names(lexer: WordReader, prefix: str) -> str:
         lexer.at += 1
         return "names"
     return ""
-
-
-def _slash(lexer: WordReader) -> RawWord:
-    """A pattern that starts with the separator: ``${x//\\//-}`` without its backslash."""
-    return lexer.word("}")
 
 
 def _after(lexer: WordReader, separator: str, end: str, quoted: bool) -> RawWord | None:

@@ -230,7 +230,9 @@ def _slice(words: Expanding, dollar: Dollar, text: Text) -> Text:
 def _bounds(words: Expanding, dollar: Dollar, length: int) -> tuple[int, int]:
     assert dollar.argument is not None
     start = words.number(dollar.argument)
-    start = max(start + length, 0) if start < 0 else min(start, length)
+    if start < -length:
+        return length, length
+    start = start + length if start < 0 else min(start, length)
     if dollar.second is None:
         return start, length
     size = words.number(dollar.second)
@@ -240,16 +242,23 @@ def _bounds(words: Expanding, dollar: Dollar, length: int) -> tuple[int, int]:
 def _replaced(words: Expanding, dollar: Dollar, text: Text, pattern: str) -> Text:
     operator, chars = dollar.operator, text.chars
     by = words.text(dollar.second) if dollar.second else Text()
+    if not pattern:
+        return text if operator not in ("/#", "/%") else _ended(operator, by, text)
     if operator in ("/#", "/%"):
         rest = without(text, pattern, "##" if operator == "/#" else "%%")
         if len(rest) == len(text):
             return text
-        return joined((by, rest) if operator == "/#" else (rest, by))
+        return _ended(operator, by, rest)
     parts, at = list[Text](), 0
     for start, stop in spans(pattern, chars, every=operator == "//"):
         parts += [text.part(at, start), by]
         at = stop
     return joined([*parts, text.part(at)])
+
+
+def _ended(operator: str, by: Text, rest: Text) -> Text:
+    """A text with another one before it (``/#``) or behind it (``/%``)."""
+    return joined((by, rest) if operator == "/#" else (rest, by))
 
 
 def _cased(chars: str, pattern: str, operator: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from mistlab.shell.assigned import assigned_names
 from mistlab.shell.conditions import Maybe, Tester
 from mistlab.shell.expansion import Words
-from mistlab.shell.flows import apart, divided
+from mistlab.shell.flows import apart, divided, guarded
 from mistlab.shell.integers import NotKnownError
 from mistlab.shell.loops import run_for_count, run_for_in, run_while
 from mistlab.shell.patterns import matches
@@ -164,14 +164,12 @@ class Evaluator:
         line = test.commands[0].line if test.commands else command.line
         condition = self.condition(line, test.source, value, assumed)
         rest: Callable[[State], None] = lambda each: self._if(command, number + 1, each)  # noqa: E731
+        ways = [lambda each: self._body(body, each), rest]
         if isinstance(value, Unknown):
             assert condition.cause is not None
-            ways = (lambda each: self._body(body, each), rest)
             divided(self.session, state, condition.cause, ways, condition)
         else:
-            self.session.conditions.append(condition)
-            rest(state) if not value else self._body(body, state)
-            self.session.conditions.pop()
+            guarded(self.session, state, ways if value else ways[::-1], condition)
         self._assume(command, state, assumed)
 
     def _body(self, body: Script, state: State) -> None:
@@ -207,14 +205,28 @@ class Evaluator:
             ways = [self._as(command, number, status) for status in (0, 1)]
             divided(self.session, state, condition.cause, ways, condition)
             return
-        if value == (command.operators[number] == "&&"):
-            is_last = number + 1 == len(command.operators)
-            self.session.conditions.append(condition)
-            self.session.tests += not is_last
-            self.command(command.commands[number + 1], state)
-            self.session.tests -= not is_last
-            self.session.conditions.pop()
-        self._rest(command, number + 1, state)
+        status = 0 if value else 1
+        guarded(
+            self.session,
+            state,
+            [self._next(command, number, status), self._next(command, number, 1 - status)],
+            condition,
+        )
+
+    def _next(self, command: AndOr, number: int, status: int) -> Callable[[State], None]:
+        """The command behind an operator, where its status asks for it, and all behind it."""
+
+        def way(state: State) -> None:
+            if (truth(state) is True) != (status == 0):
+                state.status = status
+            if (status == 0) == (command.operators[number] == "&&"):
+                is_last = number + 1 == len(command.operators)
+                self.session.tests += not is_last
+                self.command(command.commands[number + 1], state)
+                self.session.tests -= not is_last
+            self._rest(command, number + 1, state)
+
+        return way
 
     def _as(self, command: AndOr, number: int, status: int) -> Callable[[State], None]:
         def way(state: State) -> None:

@@ -8,19 +8,23 @@ from mistlab.shell.integers import Names, NotKnownError, number_of
 from mistlab.shell.pieces import Piece, fields_of, one_pattern, one_text, separators
 from mistlab.shell.session import Session
 from mistlab.shell.shell_text import Text, plain
-from mistlab.shell.state import State
+from mistlab.shell.state import State, Status
 from mistlab.shell.syntax import Arithmetic, Dollar, Literal, Pipe, RawWord, Substitution, WordPart
 from mistlab.shell.variables import Absence, assign, unset_text, value_of
 from mistlab.shell.word import Unknown
 
 
 class Words:
-    """Expands words in a state; ``assumed`` are the notes that all of them rest on."""
+    """Expands words in a state; ``assumed`` are the notes that all of them rest on.
+
+    ``status`` is that of the last command that was substituted.
+    """
 
     def __init__(self, session: Session, state: State) -> None:
         self.session = session
         self.state = state
         self.assumed: frozenset[str] = frozenset()
+        self.status: Status | None = None
 
     def fields(self, words: Iterable[RawWord]) -> list[Text]:
         """Words as the arguments of a command."""
@@ -59,7 +63,8 @@ class Words:
         if isinstance(part, Substitution):
             return Piece(self._substituted(part), part.quoted, splits)
         assert isinstance(part, Pipe)
-        reason = "is a path that only a running shell knows"
+        is_path = part.source[1:2] == "("
+        reason = "is a path of a running shell" if is_path else "is left to be filled in"
         return Piece(self.session.unknown_at(part.line, part.source, reason), quoted=True)
 
     def _arithmetic(self, part: Arithmetic) -> Text:
@@ -80,7 +85,7 @@ class Words:
         session.captures += 1
         run_apart(session, part.script, child)
         session.captures -= 1
-        self.state.status = child.status
+        self.status = child.status
         self.state.written.update(child.written)
         text = child.output or Text()
         text = text.part(0, len(text.chars.rstrip("\n")))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from mistlab.shell.launchers import parts_of
 from mistlab.shell.merge import merge
 from mistlab.shell.session import Condition, Session
 from mistlab.shell.state import EXIT, NORMAL, RETURN, State
@@ -52,6 +53,28 @@ def divided(
     state.take(first)
     for end in others:
         merge(session, state, end, cause)
+
+
+def guarded(session: Session, state: State, ways: Sequence[Way], condition: Condition) -> None:
+    """Follow the first of two ways, which a condition asks for.
+
+    Where the condition rests on what is taken for granted and the script would end, as a guard
+    against a variable that is not set ends it, what was taken for granted does not hold.
+    """
+    before = state.copy() if condition.assumed else None
+    started = len(session.started)
+    session.conditions.append(condition)
+    ways[0](state)
+    session.conditions.pop()
+    if before is not None and state.flow == EXIT and not _launches(session, started):
+        state.take(before)
+        ways[1](state)
+
+
+def _launches(session: Session, started: int) -> bool:
+    """Whether a command after the first ``started`` ones may train."""
+    later = session.started[started:]
+    return any(parts_of(each.words) is not None for each in later if not each.is_captured)
 
 
 def park(session: Session, state: State, cause: Unknown) -> None:

@@ -42,6 +42,9 @@ class Launch:
     file: str = ""
 
 
+_NAMES = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
+
+
 def launch_of(source: Source) -> Launch:
     """The command of a launch line or a shell script that starts training."""
     session = Session(source=source, run=lambda *_: None)
@@ -95,7 +98,8 @@ def _check_settings(session: Session) -> None:
 
 def _nothing(session: Session) -> str:
     """Why a script starts no training."""
-    for line, path in session.started_scripts:
+    if session.started_scripts:
+        line, path = session.started_scripts[-1]
         return (
             f"{session.at(line)}: the script starts {path}, which is not at hand: "
             "give that file, or put it beside this one"
@@ -106,7 +110,9 @@ def _nothing(session: Session) -> str:
             f"{session.at(each.line)}: {each.source}" for each in conditions if each.source
         )
         notes = sorted({note for each in conditions for note in each.assumed})
-        remedy = "; ".join(notes) or "give what it asks for by --set NAME=VALUE or after --"
+        names = sorted({name for each in conditions for name in _NAMES.findall(each.source)})
+        given = " or ".join(f"--set {name}=VALUE" for name in names)
+        remedy = "; ".join(notes) or f"give {given or 'what it asks for by --set or after --'}"
         because = f" (by {why})" if why else ""
         return f"{session.at(line)}: the script ends here{because} before it trains: {remedy}"
     return (

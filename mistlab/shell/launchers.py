@@ -75,6 +75,10 @@ _MODULES = frozenset(("-m", "--module", "--module_mode"))
 # Words behind a launcher's name that belong to it.
 _VERBS = {"accelerate": "launch", "colossalai": "run", "lightning": "run", "fabric": "run"}
 _VERBS |= {"coverage": "run"}
+# Programs that start others, and whose options are many.
+_WRAPPERS = frozenset(
+    "srun mpirun mpiexec mpiexec.hydra aprun jsrun prun orterun numactl docker singularity".split()
+)
 # Programs that train by a word of their own: the program and the words that do.
 _TRAINERS: Mapping[str, frozenset[str]] = {
     "llamafactory-cli": frozenset(("train",)),
@@ -123,8 +127,9 @@ def is_launcher(word: str) -> bool:
 class Parts:
     """A command taken apart: words up to its program, and those behind it."""
 
-    def __init__(self, launcher: str, at: int, first: int) -> None:
+    def __init__(self, launcher: str, at: int, first: int, start: int = 0) -> None:
         self.launcher = launcher
+        self.start = start
         self.at = at
         self.first = first
 
@@ -132,7 +137,8 @@ class Parts:
 def parts_of(words: Sequence[Text]) -> Parts | None:
     """Where a command's training program stands, None for a command that starts none.
 
-    ``at`` is its index, -1 for none; ``first`` the index of its first argument.
+    ``at`` is its index, -1 for none; ``first`` the index of its first argument; ``start`` that of
+    its launcher.
     """
     launchers = _launchers(words)
     if not launchers:
@@ -142,8 +148,8 @@ def parts_of(words: Sequence[Text]) -> Parts | None:
     if at is None:
         return None
     if at < 0:
-        return Parts(launcher, -1, len(words))
-    return Parts(launcher, at, at + 1)
+        return Parts(launcher, -1, len(words), number)
+    return Parts(launcher, at, at + 1, number)
 
 
 def _launchers(words: Sequence[Text]) -> list[tuple[int, str]]:
@@ -169,8 +175,9 @@ def _ends(words: Sequence[Text], number: int) -> bool:
 
 def _without_launcher(words: Sequence[Text]) -> Parts | None:
     """A program that is named alone, or options alone."""
+    is_wrapped = name_of(words[0].chars) in _WRAPPERS
     for number, word in enumerate(words):
-        if word.chars.startswith("-"):
+        if word.chars.startswith("-") and not is_wrapped:
             return Parts("", -1, 0) if number == 0 else None
         if word.chars.endswith(".py"):
             return Parts("", number, number + 1)

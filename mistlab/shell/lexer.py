@@ -23,6 +23,8 @@ BLANKS = " \t"
 WORD_ENDS = " \t\n;&|<>()"
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]", re.ASCII)
 _PLAIN = re.compile(r"[\w./,:=+%@^~\-\[\]*?]+")
+# <Specify path>: what a script's reader is to fill in.
+BLANK = re.compile(r"<[A-Za-z](?:[^<>\n;&|$\"'()]*[^\s<>;&|$\"'()])?>(?=[\s/;)]|$)")
 _DEEPEST = 40
 
 
@@ -80,8 +82,13 @@ class Lexer:
     def word(self, ends: str = WORD_ENDS, *, double: bool = False) -> RawWord:
         """A word up to an unquoted character of ``ends``, or as if between double quotes."""
         start, parts = self.at, Parts(self)
-        while (letter := self.peek()) and letter not in ends:
-            self._part(letter, parts, ends, double)
+        while letter := self.peek():
+            if letter not in ends:
+                self._part(letter, parts, ends, double)
+            elif ends == WORD_ENDS and (part := self._angled(letter)):
+                parts.join(part)
+            else:
+                break
         source = self.text[start : self.at]
         return RawWord(parts=parts.all(), line=self.line_of(start), source=source)
 
@@ -101,8 +108,6 @@ class Lexer:
             self._dollar(parts, double)
         elif letter == "`":
             parts.join(self._backquotes(double))
-        elif letter in "<>" and self.peek(1) == "(" and not double:
-            parts.join(self._pipe())
         else:
             parts.add(letter, double)
             self.at += 1
@@ -127,7 +132,8 @@ class Lexer:
     def _double(self, parts: "Parts") -> None:
         line = self.line
         self.at += 1
-        parts.add("", True)
+        if self.peek() == '"':
+            parts.add("", True)
         while self.peek() != '"':
             if not self.peek():
                 self.unclosed('"', line)
@@ -229,13 +235,24 @@ class Lexer:
             stop += 2 if self.text[stop] == "\\" else 1
         if stop >= self.end:
             self.unclosed("`", line)
-        inner = re.sub(r"\\([$`\\])", r"\1", self.text[start + 1 : stop])
+        escapes = r"\\([$`\\\"])" if quoted else r"\\([$`\\])"
+        inner = re.sub(escapes, r"\1", self.text[start + 1 : stop])
         part = Lexer(inner, lambda _: line, self.script, self.depth)
         part.deeper()
         script = self.script(part, "")
         self.at = stop + 1
         source = self.text[start : self.at]
         return Substitution(script=script, line=line, source=source, quoted=quoted)
+
+    def _angled(self, letter: str) -> WordPart | None:
+        """``<(...)``, or what is left to be filled in: ``<path to data>``."""
+        if letter in "<>" and self.peek(1) == "(":
+            return self._pipe()
+        if match := BLANK.match(self.text, self.at, self.end):
+            line = self.line
+            self.at = match.end()
+            return Pipe(line=line, source=match[0])
+        return None
 
     def _pipe(self) -> WordPart:
         start, line = self.at, self.line

@@ -115,9 +115,9 @@ def _sequence(
 ) -> tuple[Text, ...]:
     """What two lists have in common at their ends, with one unknown part in between."""
     shorter = min(len(first), len(second))
-    head = next((at for at in range(shorter) if first[at] != second[at]), shorter)
+    head = next((at for at in range(shorter) if first[at].chars != second[at].chars), shorter)
     rest = shorter - head
-    tail = next((at for at in range(rest) if first[-1 - at] != second[-1 - at]), rest)
+    tail = next((at for at in range(rest) if first[-1 - at].chars != second[-1 - at].chars), rest)
     middles = [list(each[head : len(each) - tail]) for each in (first, second)]
     middle = [_either(session, expression, middles, cause)] if any(middles) else []
     return (*first[:head], *middle, *first[len(first) - tail :])
@@ -156,4 +156,4 @@ def _choices(session: Session, words: Sequence[Text]) -> list[str] | None:
     """The texts that words may be; their own choices where they are one unknown part."""
     if len(words) == 1 and len(words[0]) == 1 and (unknown := session.first_unknown(*words)):
         return list(unknown.either) or None
-    return [" ".join(session.rendered(word) for word in words)]
+    return [" ".join(session.rendered(word) for word in words).strip(_BLANKS)]

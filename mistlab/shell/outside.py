@@ -52,8 +52,10 @@ def _dirname(arguments: Sequence[str], _: str) -> str | None:
 
 def _seq(arguments: Sequence[str], _: str) -> str | None:
     separator, rest = "\n", list(arguments)
-    if len(rest) > 1 and rest[0] in ("-s", "--separator"):
+    if len(rest) > 1 and rest[0] == "-s":
         separator, rest = rest[1], rest[2:]
+    elif rest and rest[0].startswith("-s"):
+        separator, rest = rest[0][2:], rest[1:]
     if not 1 <= len(rest) <= 3 or not all(re.fullmatch(r"-?\d{1,9}", each) for each in rest):
         return None
     numbers = [int(each) for each in rest]

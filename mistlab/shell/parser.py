@@ -5,7 +5,7 @@ import re
 from mistlab.shell.assignments import DECLARATIONS, read_assignment
 from mistlab.shell.braces import unbraced
 from mistlab.shell.bracketed import read_condition
-from mistlab.shell.lexer import BLANKS, WORD_ENDS, Lexer, lexer_of, lexer_of_value
+from mistlab.shell.lexer import BLANK, BLANKS, WORD_ENDS, Lexer, lexer_of, lexer_of_value
 from mistlab.shell.shell_text import LineError, Text
 from mistlab.shell.syntax import (
     AndOr,
@@ -401,7 +401,7 @@ class Parser:
         lexer = self._lexer
         self._blanks()
         match = _REDIRECT.match(lexer.text, lexer.at, lexer.end)
-        if match is None:
+        if match is None or BLANK.match(lexer.text, lexer.at, lexer.end):
             return None
         line = lexer.line
         lexer.at = match.end()
@@ -424,7 +424,7 @@ class Parser:
             self._blanks()
             if redirect := self._redirect():
                 redirects.append(redirect)
-            elif not (letter := lexer.peek()) or (letter in "\n;&|()" and not self._is_pipe()):
+            elif not (letter := lexer.peek()) or (letter in "\n;&|()<>" and not self._is_pipe()):
                 break
             elif (not words or declares) and (made := read_assignment(lexer, self._blanks)):
                 (words if words else assignments).append(made)
@@ -444,7 +444,9 @@ class Parser:
         )
 
     def _is_pipe(self) -> bool:
-        return self._lexer.starts("<(") or self._lexer.starts(">(")
+        lexer = self._lexer
+        is_blank = BLANK.match(lexer.text, lexer.at, lexer.end)
+        return lexer.starts("<(") or lexer.starts(">(") or is_blank is not None
 
 
 def _literal(text: str, line: int) -> RawWord:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from posixpath import normpath
 
 from mistlab.shell.call import Call
 from mistlab.shell.launchers import is_launcher, name_of
@@ -100,7 +101,7 @@ def _tee(call: Call) -> None:
     if state.input is not None and (len(state.input) > 1 or state.input.is_known):
         for path in call.arguments:
             if not path.chars.startswith("-"):
-                shown = call.session.rendered(path)
+                shown = normpath(call.session.rendered(path))
                 before = state.written.get(shown) if appends else None
                 state.written[shown] = joined((before, state.input)) if before else state.input
     _print_input(call)
@@ -164,8 +165,13 @@ def _script(call: Call, words: Sequence[Text], outer: Sequence[Text]) -> bool:
     text = text_of_file(session, call.state, words[0])
     if text is None or session.captures:
         path = session.rendered(words[0])
-        if not is_launcher(path):
-            session.started_scripts.append((call.line, path))
+        if any(word.chars.endswith(".py") for word in words[1:]):
+            session.missing.append((call.line, path))
+            before, session.outer = session.outer, (*session.outer, *outer)
+            _outside(replace(call, fields=tuple(words)), "")
+            session.outer = before
+            return True
+        session.started_scripts.append((call.line, path))
         call.state.print(_printed(call))
         call.state.status = 0
         return True

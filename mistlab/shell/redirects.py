@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from posixpath import normpath
+
 from mistlab.shell.expansion import Words
 from mistlab.shell.session import Session
 from mistlab.shell.shell_text import Text, joined, plain
@@ -36,8 +38,11 @@ def redirected(
             path, state.output = "/dev/stderr", Text()
     way(state)
     printed = state.output
-    state.input, state.output = before_input, before_output
-    if path is not None and printed is not None and not path.startswith("/dev/"):
+    state.input = before_input
+    if path is None:
+        return
+    state.output = before_output
+    if printed is not None and not path.startswith("/dev/"):
         _write(session, state, path, printed, appends=appends)
 
 
@@ -51,6 +56,7 @@ def _write(session: Session, state: State, path: str, text: Text, *, appends: bo
     unknown = session.first_unknown(text)
     if unknown is not None and len(text) == 1:
         return
+    path = normpath(path)
     before = state.written.get(path) if appends else None
     state.written[path] = joined((before, text)) if before else text
 
@@ -70,7 +76,7 @@ def _input(session: Session, state: State, words: Words, redirect: Redirect) -> 
 
 def text_of_file(session: Session, state: State, path: Text) -> Text | None:
     """The text of a file that the script wrote, or that is at hand beside it."""
-    shown = session.rendered(path)
+    shown = normpath(session.rendered(path))
     if shown in state.written:
         return state.written[shown]
     text = beside(session, path)

@@ -85,7 +85,7 @@ def run_text(call: Call, text: Text, arguments: Sequence[Text], outer: Sequence[
     script = parsed_value(text)
     _know(call.session, script)
     call.session.conditions.append(_handed(call, text))
-    _run_child(call, script, arguments[1:], outer)
+    _run_child(call, script, arguments, outer)
     call.session.conditions.pop()
 
 
@@ -97,16 +97,17 @@ def _handed(call: Call, text: Text) -> Condition:
 def run_file(call: Call, text: Text, words: Sequence[Text], outer: Sequence[Text]) -> None:
     """``bash file arguments``: a file's commands in a shell of its own."""
     script = _file(call.session, text, words[0])
-    _run_child(call, script, words[1:], outer)
+    _run_child(call, script, words, outer)
 
 
 def _run_child(
-    call: Call, script: Script, arguments: Sequence[Text], outer: Sequence[Text]
+    call: Call, script: Script, words: Sequence[Text], outer: Sequence[Text]
 ) -> None:
     session, state = call.session, call.state
     child = State(
         variables=exported(state.variables, session),
-        arguments=tuple(arguments),
+        name=words[0] if words else None,
+        arguments=tuple(words[1:]),
         written=dict(state.written),
         output=state.output,
         input=state.input,

@@ -73,6 +73,7 @@ class Session:
     parked: list[tuple[str, list[tuple[State, Unknown]]]] = field(default_factory=list)
     unknowns: list[Unknown] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
+    filled: set[str] = field(default_factory=set)
     assigned: dict[str, int] = field(default_factory=dict)
     mentioned: set[str] = field(default_factory=set)
     missing: list[tuple[int, str]] = field(default_factory=list)

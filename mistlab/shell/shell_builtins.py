@@ -13,7 +13,7 @@ from mistlab.shell.pieces import separators
 from mistlab.shell.scripts import evaluated, sourced
 from mistlab.shell.shell_text import Text, joined, plain
 from mistlab.shell.state import BREAK, CONTINUE, EXIT, RETURN, Status
-from mistlab.shell.variables import assign, assign_all
+from mistlab.shell.variables import assign, assign_all, knows_arguments
 from mistlab.shell.word import Unknown
 
 Builtin = Callable[[Call], Status]
@@ -104,7 +104,7 @@ def _shift(call: Call) -> Status:
         state.arguments = (call.session.unknown_at(call.line, '"$@"', reason, remedy),)
         return 0
     if number > len(state.arguments):
-        return 1
+        return int(knows_arguments(call.session, state))
     state.arguments = state.arguments[number:]
     state.options |= {"arguments"}
     return 0

@@ -39,9 +39,9 @@ def _run(runner: Runner, command: Simple, state: State) -> None:
     raw = [word for word in command.words if isinstance(word, RawWord)]
     fields = words.fields(raw)
     if not fields:
-        state.status = 0
         for item in command.assignments:
             run_assignment(words, item)
+        state.status = 0 if words.status is None else words.status
         if state.input is not None and command.redirects and not command.assignments:
             state.print(state.input)
         return

@@ -60,11 +60,12 @@ class State:
     """All that a command can read and change.
 
     ``frames`` hold, for each running function, the variables that its local ones hide.
-    ``output`` is what was printed so far where it is captured, None where nobody reads it.
+    ``name`` is the script's own (``$0``). ``output`` is what was printed so far where it is captured, None where nobody reads it.
     """
 
     variables: dict[str, Variable] = field(default_factory=dict)
     functions: dict[str, Command] = field(default_factory=dict)
+    name: Text | None = None
     arguments: tuple[Text, ...] = ()
     frames: tuple[dict[str, Variable | None], ...] = ()
     options: frozenset[str] = frozenset()

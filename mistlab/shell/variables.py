@@ -66,12 +66,14 @@ def value_of(session: Session, state: State, name: str, line: int) -> Text | Abs
 def absence_of(session: Session, name: str, line: int) -> Text | Absence:
     """Why a variable is not set; an unknown text for those that a shell or a job always has."""
     remedy = f"give --set {name}=VALUE"
-    if name in session.facts:
-        value, note = session.facts[name]
+    value, note = session.facts.get(name, ("", ""))
+    if value:
         return plain(value, line).assuming(frozenset((note,)))
     if name in ALWAYS_SET or (name.startswith("SLURM_") and "SLURM_JOB_ID" in session.facts):
         reason = "is known only where the script runs"
-        return session.unknown_at(line, f"${name}", reason, remedy)
+        text = session.unknown_at(line, f"${name}", reason, remedy)
+        session.filled.add(text.chars)
+        return text
     first = session.assigned.get(name)
     if first is not None and (first < line or session.callers):
         return Absence.EMPTY
@@ -150,6 +152,8 @@ def named(session: Session, name: str, text: Text) -> Text:
 def argument_of(session: Session, state: State, number: int, line: int) -> Text | Absence:
     """The value of ``$1``, ``$2``, ...; ``$0`` is the script's name."""
     if number == 0:
+        if state.name is not None:
+            return state.name
         name = session.source.name
         return plain(name, line) if name else unknown_path(session, line)
     if number <= len(state.arguments):

@@ -22,7 +22,8 @@ class Unknown:
 
     def __str__(self) -> str:
         line = f"line {self.line} of {self.file}" if self.file else f"line {self.line}"
-        return f"{line}: {self.expression} {self.reason}: {self.remedy}"
+        remedy = self.remedy or "write its value into the script"
+        return f"{line}: {self.expression} {self.reason}: {remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
