@@ -159,7 +159,7 @@ def _places(counts: dict[str, _Said], found: Found, beside: Callable[[str], str 
     if (said := counts.get("gpus")) is not None and said.word.unknown is None:
         number = said.word.text.rpartition(":")[2]
         counts["gpus"] = _Said(said.option, Word(text=number, line=said.word.line))
-        if not number.isdigit():
+        if not number.isdecimal():
             del counts["gpus"]
     if (said := counts.get("ppr")) is not None:
         match = re.fullmatch(r"ppr:(\d+):node.*", said.word.text)
@@ -172,7 +172,7 @@ def _settle(name: str, said: _Said, found: Found, given: int | None) -> None:
     word = said.word
     if getattr(found, name) is not None:
         return
-    if word.unknown is None and word.text.isdigit():
+    if word.unknown is None and word.text.isdecimal():
         setattr(found, name, checked_whole(_where(said), word.text))
     elif given is None:
         option = f"--{name.replace('_', '-')}"
@@ -187,7 +187,7 @@ def _divide(said: _Said, found: Found, given: Given) -> None:
     in_node = given.gpus_per_node or found.gpus_per_node
     if nodes is not None and in_node is not None:
         return
-    if word.unknown is not None or not word.text.isdigit():
+    if word.unknown is not None or not word.text.isdecimal():
         reason = word.unknown or f"{word.text} is no number: give one"
         message = f"{said.option}: {reason}, or --nodes N --gpus-per-node N"
         raise InputError(message)

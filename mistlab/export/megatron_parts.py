@@ -83,7 +83,7 @@ def parts_of(options: Options, found: Found, layers: int, ffn: int) -> dict[str,
         "experts": experts,
         "window": _window_of(options, found),
         "sinks": _has_sinks(options, found),
-        "further_tokens": options.whole("--mtp-num-layers", minimum=0) or 0,
+        "further_tokens": _further_tokens(options),
         **_attention_of(options, found),
     }
     parts |= _turns_of(options, blocks, layers)
@@ -94,6 +94,14 @@ def parts_of(options: Options, found: Found, layers: int, ffn: int) -> dict[str,
         )
         raise InputError(message)
     return parts
+
+
+def _further_tokens(options: Options) -> int:
+    number = options.whole("--mtp-num-layers", minimum=0) or 0
+    if number > _MOST_BLOCKS:
+        message = f"{options.where('--mtp-num-layers')}: {number} is too large: give a few"
+        raise InputError(message)
+    return number
 
 
 def _beside_pattern(parts: dict[str, Any]) -> str | None:
@@ -189,7 +197,7 @@ def _window_of(options: Options, found: Found) -> Window | None:
         return None
     words = [word for word in " ".join(options.all_words("--window-size")).split(",") if word]
     left = checked_whole(options.where("--window-size"), words[0].strip(" ()") if words else "")
-    if every is None or not every.isdigit() or int(every) < 2:
+    if every is None or not every.isdecimal() or int(every) < 2:
         said = "in all blocks alike" if every is None else f"--window-attn-skip-freq {every}"
         _tell_of_window(options, found, f"--window-size {text}", left, said)
         return None

@@ -84,8 +84,9 @@ def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
     options, found = Options.of(launch.arguments, _excused(given)), Found()
     for note in launch.notes:
         found.remark("assumed", "script", note)
-    _check_program(launch, options, found)
+    _check_program(launch, found)
     check_refused(options)
+    _check_shape(launch, options)
     if said := _ENGINE.search(source.text):
         found.engine = said[1]
     files = Files(written=launch.written, source=source)
@@ -122,8 +123,8 @@ def _excused(given: Given) -> Iterable[str]:
             yield from names
 
 
-def _check_program(launch: Launch, options: Options, found: Found) -> None:
-    """Refuse programs that train no decoder, or are no relative's; tell of those nobody knows."""
+def _check_program(launch: Launch, found: Found) -> None:
+    """Refuse programs that train no decoder; tell of those that nobody knows."""
     program = launch.program
     if not program:
         return
@@ -131,15 +132,21 @@ def _check_program(launch: Launch, options: Options, found: Found) -> None:
     if (reason := refusal_of(program)) is not None:
         message = f"{line}{program} {reason}: give a launch line that trains a decoder"
         raise InputError(message)
-    if not any(name in options for name in _SHAPE) and not options.strays:
-        message = (
-            f"{line}{program} has none of Megatron-LM's options {', '.join(_SHAPE[:3])}: give a "
-            "launch line of Megatron-LM or a relative, or the configuration file that it reads"
-        )
-        raise InputError(message)
     if not is_decoder(program):
         text = f"{program} is not known here: taken as a program that trains a decoder"
         found.remark("assumed", "program", text)
+
+
+def _check_shape(launch: Launch, options: Options) -> None:
+    """Refuse a program of another framework, which has none of the options of a model."""
+    if launch.program and not options.strays and not any(name in options for name in _SHAPE):
+        line = f"line {launch.line}: " if launch.line else ""
+        message = (
+            f"{line}{launch.program} has none of Megatron-LM's options {', '.join(_SHAPE[:3])}: "
+            "give a launch line of Megatron-LM or a relative, or the configuration file that it "
+            "reads"
+        )
+        raise InputError(message)
 
 
 def _world(options: Options, found: Found) -> None:

@@ -10,6 +10,7 @@ from mistlab.schedule.orders import INTERLEAVED, order_of_chunks
 from mistlab.values.errors import InputError
 from mistlab.values.shares import even_shares
 
+_MOST_BLOCKS = 1_000
 _ENDS = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
 
 
@@ -142,6 +143,16 @@ def _with_ends(
     return [*([first] if first else []), *middle, *([last] if last else [])]
 
 
+def _repeated(match: re.Match[str]) -> str:
+    if len(match[2]) > len(str(_MOST_BLOCKS)) or int(match[2]) > _MOST_BLOCKS:
+        message = (
+            f"--pipeline-model-parallel-layout: {match[2]} times is too often: give at most "
+            f"{_MOST_BLOCKS}"
+        )
+        raise InputError(message)
+    return match[1] * int(match[2])
+
+
 def parts_of_layout(layout: str) -> list[int]:
     """The blocks of each part of a layout such as ``Ett|(tt|)*2tL``.
 
@@ -150,7 +161,7 @@ def parts_of_layout(layout: str) -> list[int]:
     """
     text = layout.replace(",", "")
     for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+        text = re.sub(pattern, _repeated, text)
     if unknown := sorted(set(text) - set("EtmL|")):
         message = (
             f"--pipeline-model-parallel-layout: {''.join(unknown)!r} is not known here: give E, t, "

@@ -209,3 +209,18 @@ def test_what_is_missing_may_stand_in_an_unknown_word() -> None:
         InputError, match=r"--num-layers: is missing, unless .*\$GPT_ARGS is set no"
     ):
         imported("$GPT_ARGS", shape="--hidden-size 64 --num-attention-heads 4", run="--bf16")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--mtp-num-layers 99999999999999999999",
+        "--pipeline-model-parallel-layout t*99999999999999",
+        "--pipeline-model-parallel-layout (t|)*1001",
+        "--window-size \u00b2,0 --window-attn-skip-freq \u00b2",
+        "--moe-layer-freq [1]*99999999 --num-experts 8",
+    ],
+)
+def test_numbers_without_measure_are_refused(more: str) -> None:
+    with pytest.raises(InputError):
+        imported(more)

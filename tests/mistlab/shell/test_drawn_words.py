@@ -13,7 +13,11 @@ from mistlab.shell.source import Source
 BASH = shutil.which("bash") or "bash"
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash as the oracle")
 FEW = settings(
-    max_examples=12, phases=(Phase.generate,), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=12,
+    phases=(Phase.generate,),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 _LAUNCHER = "torchrun() { printf '%s\\0' \"$@\"; }\n"
 
@@ -51,7 +55,12 @@ def larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.builds("({}) ** (({})&7)".format, inner, inner),
         st.builds("{} ? {} : {}".format, inner, inner, inner),
         st.builds("{}{}".format, st.sampled_from(["~", "!", "+"]), inner),
-        st.builds("({} {} {})".format, st.sampled_from(["A", "B"]), st.sampled_from(["=", "+=", "*="]), inner),
+        st.builds(
+            "({} {} {})".format,
+            st.sampled_from(["A", "B"]),
+            st.sampled_from(["=", "+=", "*="]),
+            inner,
+        ),
         st.sampled_from(["A++", "B--", "++A", "(A, B)"]),
     )
 
@@ -105,15 +114,37 @@ def test_expansions(drawn: list[tuple[str, str, bool]]) -> None:
 
 
 pieces = st.sampled_from(
-    ["a", "'b c'", '"d  e"', "${V}", '"$V"', "${A[@]}", '"${A[@]}"', '"${A[*]}"', "${E}", '"$E"', "\\ ",
-     "{1,2}", "{a..c}", '"$(echo x  y)"', "$(echo x  y)", "''", '"${E:-z z}"', "${E:-z z}", "$((1+1))"]
+    [
+        "a",
+        "'b c'",
+        '"d  e"',
+        "${V}",
+        '"$V"',
+        "${A[@]}",
+        '"${A[@]}"',
+        '"${A[*]}"',
+        "${E}",
+        '"$E"',
+        "\\ ",
+        "{1,2}",
+        "{a..c}",
+        '"$(echo x  y)"',
+        "$(echo x  y)",
+        "''",
+        '"${E:-z z}"',
+        "${E:-z z}",
+        "$((1+1))",
+    ]
 )
 separators = st.sampled_from(["", ",", ": ", " \t\n"])
 
 
 @FEW
-@given(st.lists(st.lists(pieces, min_size=1, max_size=4).map("".join), min_size=20, max_size=20),
-       separators, st.sampled_from(["1 2", " 1  2 ", "1,2", "a:b: c", ",x,", ""]))
+@given(
+    st.lists(st.lists(pieces, min_size=1, max_size=4).map("".join), min_size=20, max_size=20),
+    separators,
+    st.sampled_from(["1 2", " 1  2 ", "1,2", "a:b: c", ",x,", ""]),
+)
 def test_splitting(drawn: list[str], ends: str, value: str) -> None:
     script = f"set -f; E=; V='{value}'; A=(p 'q r' '{value}'); IFS='{ends}'\n"
     script += "\n".join(f"X+=({word} .)" for word in drawn)

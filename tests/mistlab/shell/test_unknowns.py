@@ -72,7 +72,9 @@ def test_a_branch_rests_on_its_condition() -> None:
 
 
 def test_branches_on_an_unknown_test_are_joined() -> None:
-    text = 'A=1\nB=2\nif [ "$USE" = 1 ]; then\n  A=3\nelse\n  B=2\nfi\ntorchrun train.py --a $A --b $B'
+    text = (
+        'A=1\nB=2\nif [ "$USE" = 1 ]; then\n  A=3\nelse\n  B=2\nfi\ntorchrun train.py --a $A --b $B'
+    )
     launch = launched(text)
     assert words(launch) == ["--a", "$A", "--b", "2"]
     unknown = unknown_in(launch)
@@ -136,8 +138,8 @@ def test_arguments_that_are_not_given() -> None:
     assert words(launch) == ["7b", "$2"]
     assert unknown_in(launch).remedy == "give its arguments after --: -- ARG1 ARG2"
     assert launch.notes == (
-        'line 1: ${1:-7b}: the script is taken as started without arguments: -- ARG1 ...',
-        'line 2: $@: the script is taken as started without arguments: -- ARG1 ...',
+        "line 1: ${1:-7b}: the script is taken as started without arguments: -- ARG1 ...",
+        "line 2: $@: the script is taken as started without arguments: -- ARG1 ...",
     )
     assert words(launched('S=${1:-7b}\ntorchrun train.py $S $2 "$@"', "x", "y")) == [
         *("x", "y", "x", "y")
@@ -154,7 +156,9 @@ def test_what_a_program_prints_is_unknown() -> None:
     launch = launched("\nG=$(nvidia-smi -L | wc -l)\ntorchrun train.py $((G * 2))")
     unknown = unknown_in(launch)
     assert (unknown.line, unknown.remedy) == (3, "give --set G=VALUE")
-    assert words(launched("\nG=$(nvidia-smi -L | wc -l)\ntorchrun train.py $((G * 2))", G="8")) == ["16"]
+    assert words(launched("\nG=$(nvidia-smi -L | wc -l)\ntorchrun train.py $((G * 2))", G="8")) == [
+        "16"
+    ]
 
 
 def test_a_loop_of_unknown_length_widens_what_it_changes() -> None:
@@ -165,13 +169,17 @@ def test_a_loop_of_unknown_length_widens_what_it_changes() -> None:
 
 
 def test_a_loop_that_breaks_on_what_is_unknown() -> None:
-    text = "while true; do if grep -q x log; then A=2; break; fi; sleep 1; done\ntorchrun train.py $A"
+    text = (
+        "while true; do if grep -q x log; then A=2; break; fi; sleep 1; done\ntorchrun train.py $A"
+    )
     assert words(launched(text)) == ["2"]
 
 
 def test_a_launch_for_each_size_asks_which() -> None:
     text = "for size in 7b 70b; do\n torchrun train.py --size $size\ndone"
-    with pytest.raises(InputError, match=r"line 1: .* for each size of 7b, 70b: give --set size=7b"):
+    with pytest.raises(
+        InputError, match=r"line 1: .* for each size of 7b, 70b: give --set size=7b"
+    ):
         launched(text)
     assert words(launched(text, size="70b")) == ["--size", "70b"]
 
@@ -182,7 +190,9 @@ def test_a_loop_of_equal_launches_needs_no_choice() -> None:
 
 
 def test_an_unknown_condition_between_launches_is_named() -> None:
-    text = 'if [ "$MODE" = sft ]; then\n torchrun sft.py --a 1\nelse\n torchrun pretrain.py --a 2\nfi'
+    text = (
+        'if [ "$MODE" = sft ]; then\n torchrun sft.py --a 1\nelse\n torchrun pretrain.py --a 2\nfi'
+    )
     with pytest.raises(InputError, match=r"line 1: \[ .* not known, .*line 2, line 4.*--set MODE="):
         launched(text)
     assert launched(text, MODE="sft").program == "sft.py"
@@ -206,7 +216,9 @@ def test_training_is_preferred_to_what_prepares_it() -> None:
 
 def test_an_end_before_the_launch_is_told() -> None:
     text = "MODE=test\nif [ $MODE = test ]; then\n  exit 0\nfi\ntorchrun train.py"
-    with pytest.raises(InputError, match=r"line 3: the script ends here \(by line 2: .*--set MODE="):
+    with pytest.raises(
+        InputError, match=r"line 3: the script ends here \(by line 2: .*--set MODE="
+    ):
         launched(text)
 
 
@@ -217,7 +229,9 @@ def test_no_launch_is_told() -> None:
 
 
 def test_a_script_that_is_not_at_hand_is_named() -> None:
-    with pytest.raises(InputError, match=r"line 2: the script starts train.sh, which is not at hand"):
+    with pytest.raises(
+        InputError, match=r"line 2: the script starts train.sh, which is not at hand"
+    ):
         launched("A=1\nbash train.sh --x 1")
     files = {"train.sh": "\ntorchrun train.py $1"}
     launch = launched("A=1\nbash train.sh x", files=files)
@@ -228,7 +242,9 @@ def test_a_sourced_file_that_is_not_at_hand_is_noted() -> None:
     launch = launched("source env.sh\ntorchrun train.py $N")
     assert launch.notes == ("line 1: env.sh is not at hand: what it sets is not known",)
     assert "env.sh, which line 1 reads, is not at hand" in unknown_in(launch).reason
-    launch = launched('D="$(cd $(dirname $0); pwd)"\n. $D/env.sh\ntorchrun train.py $N', files={"env.sh": "\nN=4"})
+    launch = launched(
+        'D="$(cd $(dirname $0); pwd)"\n. $D/env.sh\ntorchrun train.py $N', files={"env.sh": "\nN=4"}
+    )
     assert words(launch) == ["4"]
     assert (launch.arguments[0].line, launch.arguments[0].file) == (2, "env.sh")
 
@@ -247,7 +263,9 @@ def test_slurm_s_variables_are_those_of_the_header() -> None:
 
 
 def test_lines_are_those_that_wrote_a_value() -> None:
-    text = 'N=4\nA="\n --a $N\n --b 2"\nA+=" --c 3"\nB=(--d\n 4)\ntorchrun train.py $A "${B[@]}" --e'
+    text = (
+        'N=4\nA="\n --a $N\n --b 2"\nA+=" --c 3"\nB=(--d\n 4)\ntorchrun train.py $A "${B[@]}" --e'
+    )
     lines = {word.text: word.line for word in launched(text).arguments}
     assert lines == {
         **{"--a": 3, "4": 7, "--b": 4, "2": 4, "--c": 5, "3": 5, "--d": 6, "--e": 8},
@@ -266,7 +284,9 @@ def test_files_that_the_script_writes_come_with_the_launch() -> None:
 def test_what_is_left_to_be_filled_in_is_unknown() -> None:
     launch = launched("P=<Specify path>\ntorchrun train.py --a $P --b <name>/x")
     assert words(launch) == ["--a", "<Specify path>", "--b", "<name>/x"]
-    assert [word.unknown.remedy for word in launch.arguments if word.unknown][0] == "give --set P=VALUE"
+    assert [word.unknown.remedy for word in launch.arguments if word.unknown][
+        0
+    ] == "give --set P=VALUE"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +302,10 @@ def test_what_is_left_to_be_filled_in_is_unknown() -> None:
         ("echo $((1/0)); torchrun x.py", r"line 1: 1/0 divides by 0"),
         ("A=$((1 +))\ntorchrun x.py", r"line 1: 1 \+ is no arithmetic"),
         ("select x in a b; do torchrun x.py; done", r"line 1: select asks"),
-        ("\n: ${A:?is needed}\nA=;: ${A:?is needed}\ntorchrun x.py", r"line 3: .* is needed.*--set A="),
+        (
+            "\n: ${A:?is needed}\nA=;: ${A:?is needed}\ntorchrun x.py",
+            r"line 3: .* is needed.*--set A=",
+        ),
         ("A=1\n${A-\n", r"line 2: \$\{ is never closed"),
         ("[[ a == b\ntorchrun x.py", r"line 1: "),
         ("f() {\n echo\n", r"line 1: \{ has no \}"),
