@@ -33,6 +33,7 @@ _READ_POSITIONS = {
     "alibi": "none",
 }
 _KINDS = ("norm", "mlp_type", "activation", "position_embedding", "parallel_block")
+_WITHOUT_SOME_BIASES = ("--disable-bias-linear-fc", "--disable-bias-attn-fc")
 _FAMILIES: tuple[Family, ...] = ("llama", "nemotron", "falcon", "gpt")
 _STRUCTURES: Mapping[Family, Mapping[str, Any]] = {
     model.family: {kind: getattr(model, kind) for kind in _KINDS}
@@ -135,7 +136,7 @@ def model_of(
         ffn=ffn,
         rotary_base=base if is_rotary else ROTARY_BASE,
         tied_embeddings=not options.has("--untie-embeddings-and-output-weights"),
-        biases=_has_biases(options),
+        biases=_has_biases(options, found),
         dropout=_dropout(options, found),
         vocab=vocab_of(options, found, vocab),
         **fields,
@@ -209,7 +210,16 @@ def _key_heads(options: Options, found: Found, heads: int) -> int:
     return heads
 
 
-def _has_biases(options: Options) -> bool:
+def _has_biases(options: Options, found: Found) -> bool:
+    """Whether products have biases."""
+    without = [name for name in _WITHOUT_SOME_BIASES if options.has(name)]
+    if without and not options.has("--disable-bias-linear"):
+        # Pai-Megatron-Patch's switches leave biases to queries, keys and values at least.
+        all_but_those = len(without) == len(_WITHOUT_SOME_BIASES)
+        said = "none" if all_but_those else "all products"
+        text = f"biases are taken in {said}, though some products alone have them"
+        found.remark("assumed", " ".join(without), text)
+        return not all_but_those
     if is_of_epfl(options):
         return options.has("--use-bias")
     if "--add-bias-linear" in options:

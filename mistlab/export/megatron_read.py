@@ -28,7 +28,7 @@ from mistlab.shell.word import Word
 from mistlab.values.context_ways import GATHER, HEADS, RING
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Precision
+from mistlab.values.workload import Attention, Precision
 
 # What predictions are made with: Megatron-LM's own engine, or one that takes every plan.
 ENGINES = ("megatron", "mistlab")
@@ -95,7 +95,7 @@ def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
     model = _model(options, found, given, launch.program)
     _degrees(options, found)
     read_experts(options, found, has_experts=model.experts is not None)
-    _workload(options, found)
+    _workload(options, found, launch)
     read_precision(options, found, given.hardware)
     read_activations(options, found, model.layers)
     _engine_s_states(options, found, files)
@@ -205,7 +205,7 @@ def _exchange(options: Options, found: Found) -> None:
         found.remark("ignored", "context_exchange", text)
 
 
-def _workload(options: Options, found: Found) -> None:
+def _workload(options: Options, found: Found, launch: Launch) -> None:
     found.sequence_length = _length(options, found)
     found.micro_batch = options.whole("--micro-batch-size")
     found.global_batch = options.whole("--global-batch-size")
@@ -215,7 +215,7 @@ def _workload(options: Options, found: Found) -> None:
             f"--max-position-embeddings {positions} is shorter than --seq-length: took --seq-length"
         )
         found.remark("contradicting", "sequence_length", text)
-    _attention(options, found)
+    _attention(options, found, launch)
 
 
 def _length(options: Options, found: Found) -> int | None:
@@ -231,7 +231,8 @@ def _length(options: Options, found: Found) -> int | None:
     return decoder or length
 
 
-def _attention(options: Options, found: Found) -> None:
+def _attention(options: Options, found: Found, launch: Launch) -> None:
+    """Whether attention is one kernel, by options or by Transformer Engine's own variables."""
     backend = options.choice("--attention-backend", ("flash", "fused", "unfused", "local", "auto"))
     is_flash = options.has("--use-flash-attn")
     implementation = options.text("--transformer-impl")
@@ -240,12 +241,25 @@ def _attention(options: Options, found: Found) -> None:
         if is_flash:
             text = f"--use-flash-attn and --attention-backend {backend}: took {backend}"
             found.remark("contradicting", "attention", text)
-    elif is_flash or backend is not None:
+    elif is_flash or backend not in (None, "auto"):
+        found.attention = "flash"
+    elif (by_variables := _attention_by_variables(launch)) is not None:
+        found.attention = by_variables
+    elif backend == "auto":
         found.attention = "flash"
     elif implementation == "local" or is_of_deepspeed(options) or is_of_epfl(options):
         found.attention = "math"
         text = "math, for layers of Megatron-LM's own have no other without --use-flash-attn"
         found.remark("assumed", "attention", text)
+
+
+def _attention_by_variables(launch: Launch) -> Attention | None:
+    """What Transformer Engine's variables leave: kernels that are switched on, or off."""
+    words = [launch.environment.get(name) for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")]
+    switches = [word.text for word in words if word is not None and word.unknown is None]
+    if "1" in switches:
+        return "flash"
+    return "math" if switches == ["0", "0"] else None
 
 
 def _engine_s_states(options: Options, found: Found, files: Files) -> None:

@@ -2,10 +2,13 @@
 
 import pytest
 
+from mistlab.export.given import Given
 from mistlab.export.megatron_flags import Options
+from mistlab.export.megatron_read import read_launch
 from mistlab.export.megatron_remarks import nearest_name
+from mistlab.shell.source import Source
 from mistlab.values.errors import InputError
-from tests.mistlab.launched import LINE, RUN, SHAPE, imported, texts, words
+from tests.mistlab.launched import H100, LINE, RUN, SHAPE, imported, launch, texts, word, words
 
 
 def of(text: str) -> Options:
@@ -224,3 +227,23 @@ def test_what_is_missing_may_stand_in_an_unknown_word() -> None:
 def test_numbers_without_measure_are_refused(more: str) -> None:
     with pytest.raises(InputError):
         imported(more)
+
+
+@pytest.mark.parametrize(
+    ("variables", "backend", "attention"),
+    [
+        ({"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0"}, "", "math"),
+        ({"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "1"}, "", "flash"),
+        ({"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0"}, "--attention-backend flash", "flash"),
+        ({"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0"}, "--attention-backend auto", "math"),
+        ({"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "$X"}, "", "flash"),
+    ],
+)
+def test_variables_of_transformer_engine_choose_attention(
+    variables: dict[str, str], backend: str, attention: str
+) -> None:
+    run = RUN.replace("--use-flash-attn", backend)
+    environment = {name: word(text) for name, text in variables.items()}
+    command = launch(f"{SHAPE} {run}", environment=environment)
+    found = read_launch(command, Source(text=""), Given(hardware=H100))
+    assert found.job.workload.attention == attention

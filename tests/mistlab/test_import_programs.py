@@ -64,7 +64,7 @@ def test_a_program_of_another_framework_is_refused_as_such() -> None:
 
 
 def test_a_file_of_all_options_is_named_before_what_is_missing() -> None:
-    with pytest.raises(InputError, match="--yaml-cfg: line 40 x.yaml: takes all options from"):
+    with pytest.raises(InputError, match=r"--yaml-cfg: line 40 x\.yaml: takes all options from"):
         imported(shape="--yaml-cfg x.yaml", run="")
 
 

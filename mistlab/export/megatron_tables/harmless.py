@@ -55,7 +55,7 @@ HARMLESS_SWITCHES = names_in(
     --dino-norm-last-layer --disable-align-grad-reduce
     --disable-async-tensor-model-parallel-allreduce --disable-attention-softmax-in-fp32
     --disable-batch-p2p-comm --disable-batch-p2p-sync --disable-bf16-reduced-precision-matmul
-    --disable-bias-attn-fc --disable-bias-linear-fc --disable-check-for-nan-in-loss
+      --disable-check-for-nan-in-loss
     --disable-chunked-prefill --disable-ckpt-load-validate-sharding-integrity
     --disable-clone-scatter-output-in-embedding --disable-cpu-offloading-activations
     --disable-dsa-indexer-rotate-activation --disable-dsa-indexer-scoring-relu

@@ -73,7 +73,7 @@ SWITCHES = names_in(
     --optimizer-cpu-offload --bf16 --fp16 --use-flash-attn --group-query-attention --swiglu --geglu
     --squared-relu --use-rmsnorm --use-rotary-position-embeddings --no-position-embedding
     --untie-embeddings-and-output-weights --disable-bias-linear --add-bias-linear --use-bias
-    --parallel-attn --quick-geglu
+    --parallel-attn --quick-geglu --disable-bias-linear-fc --disable-bias-attn-fc
     --moe-grouped-gemm --moe-pad-expert-input-to-capacity --multi-latent-attention
     --use-precision-aware-optimizer --moe-router-enable-expert-bias
     --moe-router-force-load-balancing
