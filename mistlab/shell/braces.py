@@ -9,7 +9,7 @@ from mistlab.shell.syntax import Literal, RawWord, WordPart
 
 _NUMBERS = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d{1,9}))?")
-_MOST = 10_000
+_MOST, _MOST_STEPS = 10_000, 1_000_000
 # A unit is an unquoted character, or a part that stays whole.
 Unit = str | WordPart
 
@@ -19,11 +19,11 @@ def unbraced(word: RawWord) -> tuple[RawWord, ...]:
     if not any(_may_have_braces(part) for part in word.parts):
         return (word,)
     units: list[Unit] = []
-    lines: list[int] = []
     for part in word.parts:
         split = isinstance(part, Literal) and not part.quoted
         units += list(part.text) if isinstance(part, Literal) and split else [part]
-        lines += [part.line] * (len(units) - len(lines))
+    if units.count("{") * len(units) > _MOST_STEPS:
+        raise LineError(word.line, "a word has too many braces: write fewer")
     expanded = list(islice(_alternatives(units, word.line, 0), _MOST + 1))
     if len(expanded) > _MOST:
         message = f"{word.source}: braces give more than {_MOST} words: write fewer"

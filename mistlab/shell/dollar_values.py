@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mistlab.shell.patterns import spans, without
+from mistlab.shell.patterns import matches, spans, without
 from mistlab.shell.pieces import BOUNDARY, Expanding, Piece, separators
 from mistlab.shell.shell_text import LineError, Text, joined, plain
 from mistlab.shell.state import Key
@@ -242,6 +242,8 @@ def _bounds(words: Expanding, dollar: Dollar, length: int) -> tuple[int, int]:
 def _replaced(words: Expanding, dollar: Dollar, text: Text, pattern: str) -> Text:
     operator, chars = dollar.operator, text.chars
     by = words.text(dollar.second) if dollar.second else Text()
+    if not text:
+        return by if matches(pattern, "") else text
     if not pattern:
         return text if operator not in ("/#", "/%") else _ended(operator, by, text)
     if operator in ("/#", "/%"):

@@ -1,7 +1,7 @@
 """Evaluates arithmetic of the shell: whole numbers of 64 bits with C's operators."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 from mistlab.shell.shell_text import LineError
@@ -13,6 +13,7 @@ _TOKEN = re.compile(
     r"|(?P<unknown>[\U000F0000-\U000FFFFD])|(?P<rest>\S))",
     re.ASCII,
 )
+_NAME = re.compile(r"\s*[A-Za-z_]", re.ASCII)
 _BINARY = {
     ",": 1,
     "||": 4,
@@ -106,6 +107,20 @@ _COUNTED: Mapping[str, Callable[[int, int], int]] = {
 }
 
 
+def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
+    """The kind of each token, its characters and where it ends."""
+    at, before = 0, ""
+    while match := _TOKEN.match(text, at):
+        kind = match.lastgroup or ""
+        token, at = match[kind], match.end()
+        counts = before == "name" or _NAME.match(text, at)
+        if token in ("++", "--") and not counts:
+            # Two signs, where no variable is beside them to be counted.
+            token, at = token[0], at - 1
+        yield kind, token, at
+        before = "name" if token == "]" else kind
+
+
 class _Expression:
     """An expression that is evaluated while it is parsed; ``_idle`` counts parts to skip."""
 
@@ -114,10 +129,7 @@ class _Expression:
         self._names = names
         self._line = line
         self._depth = depth
-        self._tokens = [
-            (match.lastgroup or "", match[match.lastgroup or 0], match.end())
-            for match in _TOKEN.finditer(text.rstrip())
-        ]
+        self._tokens = list(_tokens(text.rstrip()))
         self._at = 0
         self._idle = 0
         self._level = 0

@@ -26,6 +26,7 @@ _PLAIN = re.compile(r"[\w./,:=+%@^~\-\[\]*?]+")
 # <Specify path>: what a script's reader is to fill in.
 BLANK = re.compile(r"<[A-Za-z](?:[^<>\n;&|$\"'()]*[^\s<>;&|$\"'()])?>(?=[\s/;)]|$)")
 _DEEPEST = 40
+_LONGEST_SUM = 20_000
 
 
 class Lexer:
@@ -208,8 +209,8 @@ class Lexer:
 
     def closing_pair(self, start: int) -> int | None:
         """The offset of the ``))`` that closes an expression, None where there is none."""
-        level = 0
-        for match in re.compile(r"[()\n]").finditer(self.text, start, self.end):
+        level, end = 0, min(self.end, start + _LONGEST_SUM)
+        for match in re.compile(r"[()]").finditer(self.text, start, end):
             level += {"(": 1, ")": -1}.get(match[0], 0)
             if level < 0:
                 closes = self.text.startswith("))", match.start(), self.end)

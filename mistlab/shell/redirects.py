@@ -85,7 +85,13 @@ def text_of_file(session: Session, state: State, path: Text) -> Text | None:
 
 def beside(session: Session, path: Text) -> str | None:
     """The text of a file beside the script; a folder that is not known is taken as the script's."""
+    known = known_path(path)
+    return session.source.beside(known) if known else None
+
+
+def known_path(path: Text) -> str:
+    """A path without its folders that are not known, which are taken as the script's."""
     known = path.chars
     while known and not plain(known).is_known:
         known = known.partition("/")[2]
-    return session.source.beside(known) if known else None
+    return known

@@ -8,7 +8,7 @@ from mistlab.shell.call import Call
 from mistlab.shell.flows import apart, collected
 from mistlab.shell.headers import facts_of
 from mistlab.shell.parser import parsed, parsed_value
-from mistlab.shell.redirects import text_of_file
+from mistlab.shell.redirects import known_path, text_of_file
 from mistlab.shell.session import FILE, Condition, Session
 from mistlab.shell.shell_text import LineError, Text
 from mistlab.shell.state import NORMAL, RETURN, State, Variable
@@ -73,7 +73,7 @@ def sourced(call: Call) -> int | None:
 def _file(session: Session, text: Text, path: Text) -> Script:
     """The commands of a file at hand, or of one that the script wrote itself."""
     if text.is_known and len(text.marks) <= 1:
-        return parsed_file(session, text.chars, session.rendered(path))
+        return parsed_file(session, text.chars, known_path(path) or session.rendered(path))
     script = parsed_value(text)
     _know(session, script)
     return script

@@ -40,6 +40,12 @@ class Variable:
         """The line that wrote the first value; 0 for none."""
         return next((text.line for text in self.items.values()), 0)
 
+    def is_same(self, other: "Variable | None") -> bool:
+        """Whether another variable has the same values, whichever lines wrote them."""
+        if other is None or self.items.keys() != other.items.keys():
+            return False
+        return all(text.chars == other.items[key].chars for key, text in self.items.items())
+
     def assuming(self, notes: frozenset[str]) -> "Variable":
         """The variable, its values resting on further notes."""
         return replace(self, items={key: each.assuming(notes) for key, each in self.items.items()})
