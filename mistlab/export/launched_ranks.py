@@ -79,6 +79,13 @@ def read_ranks(
         _settle("gpus_per_node", counts["gpus"], found, given.gpus_per_node)
     if _ALL in counts:
         _divide(counts[_ALL], found, given)
+    if found.nodes is None and not counts.keys() & {_NODES, _ALL} and _by_torch(launch.started):
+        # torchrun's default.
+        found.nodes = 1
+
+
+def _by_torch(started: Iterable[Word]) -> bool:
+    return any(_OPTIONS.get(PurePath(word.text).name) is _TORCHRUN for word in started)
 
 
 def _counts(launch: Launch, text: str) -> dict[str, _Said]:

@@ -71,3 +71,9 @@ def test_processes_that_do_not_divide_are_refused() -> None:
     with pytest.raises(InputError, match="10 processes do not divide over 4 nodes"):
         imported(started="mpirun -np 10", nodes=4)
     assert "starts processes on nodes of 8" in texts(imported(started="mpirun -np 8"))["nodes"]
+
+
+def test_torchrun_starts_one_node_unless_it_is_told() -> None:
+    found = imported(started="torchrun --nproc-per-node 8")
+    assert (found.job.cluster.nodes, found.remarks) == (1, ())
+    assert "nodes" in texts(imported(started="deepspeed --num_gpus 8"), "assumed")
