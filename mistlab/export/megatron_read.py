@@ -86,7 +86,8 @@ def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
         found.remark("assumed", "script", note)
     _check_program(launch, found)
     check_refused(options)
-    _check_shape(launch, options)
+    if given.model is None:
+        _check_shape(launch, options)
     if said := _ENGINE.search(source.text):
         found.engine = said[1]
     files = Files(written=launch.written, source=source)

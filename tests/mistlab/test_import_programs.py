@@ -2,6 +2,7 @@
 
 import pytest
 
+from mistlab import catalog
 from mistlab.values.errors import InputError
 from tests.mistlab.launched import imported, texts
 
@@ -61,6 +62,9 @@ def test_an_unknown_program_is_read_with_a_remark() -> None:
 def test_a_program_of_another_framework_is_refused_as_such() -> None:
     with pytest.raises(InputError, match=r"my_training\.py has none of Megatron-LM's options"):
         imported(shape="--model_name_or_path x", run="--output_dir y", program="my_training.py")
+    # With a model that is given, a line needs no shape.
+    model = catalog.model("gpt3-1.3b")
+    assert imported(shape="--seq-length 2048", model=model).job.workload.model == model
 
 
 def test_a_file_of_all_options_is_named_before_what_is_missing() -> None:

@@ -55,18 +55,18 @@ HARMLESS_SWITCHES = names_in(
     --dino-norm-last-layer --disable-align-grad-reduce
     --disable-async-tensor-model-parallel-allreduce --disable-attention-softmax-in-fp32
     --disable-batch-p2p-comm --disable-batch-p2p-sync --disable-bf16-reduced-precision-matmul
-      --disable-check-for-nan-in-loss
-    --disable-chunked-prefill --disable-ckpt-load-validate-sharding-integrity
-    --disable-clone-scatter-output-in-embedding --disable-cpu-offloading-activations
-    --disable-dsa-indexer-rotate-activation --disable-dsa-indexer-scoring-relu
-    --disable-filter-warnings --disable-flight-recorder-dump-on-timeout
-    --disable-flight-recorder-extra-dump-on-exec --disable-flight-recorder-include-only-active
-    --disable-fp8-wgrad --disable-gloo-process-groups --disable-jit-fuser --disable-load-optim
-    --disable-load-rng --disable-log-loss-scale-to-tensorboard --disable-mamba-mem-eff-path
-    --disable-manual-gc-eval --disable-mem-efficient-ln --disable-moe-top2-2nd-expert-sampling
-    --disable-msc --disable-multi-latent-attention --disable-pad-vocab-size
-    --disable-parallel-output --disable-parameter-transpose-cache --disable-save-optim
-    --disable-save-rng --disable-save-tokenizer-assets --disable-straggler-on-startup
+    --disable-check-for-nan-in-loss --disable-chunked-prefill
+    --disable-ckpt-load-validate-sharding-integrity --disable-clone-scatter-output-in-embedding
+    --disable-cpu-offloading-activations --disable-dsa-indexer-rotate-activation
+    --disable-dsa-indexer-scoring-relu --disable-filter-warnings
+    --disable-flight-recorder-dump-on-timeout --disable-flight-recorder-extra-dump-on-exec
+    --disable-flight-recorder-include-only-active --disable-fp8-wgrad --disable-gloo-process-groups
+    --disable-jit-fuser --disable-load-optim --disable-load-rng
+    --disable-log-loss-scale-to-tensorboard --disable-mamba-mem-eff-path --disable-manual-gc-eval
+    --disable-mem-efficient-ln --disable-moe-top2-2nd-expert-sampling --disable-msc
+    --disable-multi-latent-attention --disable-pad-vocab-size --disable-parallel-output
+    --disable-parameter-transpose-cache --disable-save-optim --disable-save-rng
+    --disable-save-tokenizer-assets --disable-straggler-on-startup
     --disable-strict-fsdp-dtensor-load --disable-symmetric-registration --disable-te-fused-rope
     --disable-tokenizer-sentencepiece-ignore-extra-whitespaces
     --disable-use-tokenizer-model-from-checkpoint-args --disable-vision-class-token
@@ -203,58 +203,66 @@ HARMLESS_SWITCHES = names_in(
 # With a value.
 HARMLESS_VALUES = names_in(
     """
-    --DDP-impl --activation-func-clamp-value --add-eos-token --ai-framework --alibi-fusion-attn-type
-    --align-param-gather --app-tag-run-name --app-tag-run-version --attention-mask-type
-    --autocast-dtype --batch-invariant-backend --beta-fast --beta-slow --block-data-path --cache-dir
-    --chat-template --check-for-nan-in-loss-and-grad --check-weight-hash-across-dp-replicas-interval
+    --DDP-impl --activation-func-clamp-value --adam-beta1 --adam-beta2 --adam-eps --add-eos-token
+    --ai-framework --alibi-fusion-attn-type --align-param-gather --app-tag-run-name
+    --app-tag-run-version --attention-mask-type --autocast-dtype --batch-invariant-backend
+    --beta-fast --beta-slow --block-data-path --cache-dir --chat-template
+    --check-for-nan-in-loss-and-grad --check-weight-hash-across-dp-replicas-interval --ckpt-format
     --classes-fraction --clip-grad --codecarbon-dir --compress-rope-theta --config-logger-dir
     --cp-attention-mask-type --cp-window-size --cross-entropy-fusion-impl --cuda-graph-warmup-steps
-    --dataloader-save --dataloader-seq-length --dataloader-type --dataset --dataset-additional-keys
-    --dataset-config --dataset-dir --dataset-impl --datasets --ddp-bucket-size --ddp-num-buckets
-    --ddp-param-name-patterns-for-fp32-local-accumulation --decoupled-lr --decoupled-min-lr
-    --deepscale-config --delta-offload-bytes-across-pp-ranks --dim-model-base --distributed-backend
-    --distributed-timeout-minutes --distributed-timeout-seconds
-    --distributed-timeout-seconds-after-init --dpo-beta --dpo-label-smoothing --drop-thinking
-    --ds-sequence-parallel-fpdt-chunk-size --dump-param-to-param-group-map --dynamic-factor
-    --embedding-init-method --embedding-init-method-std --embedding-multiplier-scale
-    --embedding-path --empty-unused-memory-level --enable-a2avc --enable-thinking --end-weight-decay
-    --epochs --error-injection-rate --error-injection-type --evaluation-batch-size
-    --evidence-data-path --exit-duration-in-mins --exit-interval --exit-signal
-    --experimental-attention-variant-loss-scale-func --expert-gtp-weight-remat-size --fc-type
-    --finalize-model-grads-func --fine-grained-offloading-max-inflight-offloads
+    --data-cache-path --data-path --dataloader-save --dataloader-seq-length --dataloader-type
+    --dataset --dataset-additional-keys --dataset-config --dataset-dir --dataset-impl --datasets
+    --ddp-bucket-size --ddp-num-buckets --ddp-param-name-patterns-for-fp32-local-accumulation
+    --decoupled-lr --decoupled-min-lr --deepscale-config --delta-offload-bytes-across-pp-ranks
+    --dim-model-base --dist-ckpt-format --distributed-backend --distributed-timeout-minutes
+    --distributed-timeout-seconds --distributed-timeout-seconds-after-init --dpo-beta
+    --dpo-label-smoothing --drop-thinking --ds-sequence-parallel-fpdt-chunk-size
+    --dump-param-to-param-group-map --dynamic-factor --embedding-init-method
+    --embedding-init-method-std --embedding-multiplier-scale --embedding-path
+    --empty-unused-memory-level --enable-a2avc --enable-thinking --end-weight-decay --epochs
+    --error-injection-rate --error-injection-type --eval-interval --eval-iters
+    --evaluation-batch-size --evidence-data-path --exit-duration-in-mins --exit-interval
+    --exit-signal --experimental-attention-variant-loss-scale-func --expert-gtp-weight-remat-size
+    --fc-type --finalize-model-grads-func --fine-grained-offloading-max-inflight-offloads
     --finetune-data-files --finetune-data-split --finetune-hf-dataset --fix-sub-seq-length
-    --flash-attention-version --fp4-quantizer-factory --gdp-num-chunk-states-to-recompute
-    --gdp-num-householder --generation-length --glu-linear-offset --gpu-sniff-test-interval
-    --grad-scale-func --grad-sync-func --gtp-remat-opt-in-modules --gtp-weight-remat-size
-    --handler-name --hc-eps --hc-sinkhorn-iters --head-lr-mult --hidden-size-teacher
-    --high-freq-factor --high-priority-stream-groups --history-turns --hysteresis --ict-load
-    --image-aspect-ratio --image-folder --image-tag-type --img-dim --indexer-batch-size
-    --indexer-log-interval --indexer-loss-coeff --indexer-qk-quant-scheme --init-method
-    --init-method-std --initial-loss-scale --input-len --instruction-template --interleave-probs
-    --iter-per-epoch --iterations-to-skip --json-keys --kill-switch-file --kill-switch-path
+    --flash-attention-version --fp4-quantizer-factory --fp8-amax-compute-algo --fp8-amax-history-len
+    --fp8-interval --fp8-margin --gdp-num-chunk-states-to-recompute --gdp-num-householder
+    --generation-length --glu-linear-offset --gpu-sniff-test-interval --grad-scale-func
+    --grad-sync-func --gtp-remat-opt-in-modules --gtp-weight-remat-size --handler-name --hc-eps
+    --hc-sinkhorn-iters --head-lr-mult --hidden-size-teacher --high-freq-factor
+    --high-priority-stream-groups --history-turns --hysteresis --ict-load --image-aspect-ratio
+    --image-folder --image-tag-type --img-dim --indexer-batch-size --indexer-log-interval
+    --indexer-loss-coeff --indexer-qk-quant-scheme --init-method --init-method-std
+    --initial-loss-scale --input-len --instruction-template --interleave-probs --iter-per-epoch
+    --iterations-to-skip --json-keys --kill-switch-file --kill-switch-path
     --kitchen-attention-backend --layernorm-epsilon --linear-conv-kernel-dim --lion-beta1
-    --lion-beta2 --load --loader --local-rank --logging-level --long-factor --long-mscale
-    --longrope-freqs-type --lora-alpha --lora-load --lora-modules-to-save
+    --lion-beta2 --load --loader --local-rank --log-interval --logging-level --long-factor
+    --long-mscale --longrope-freqs-type --lora-alpha --lora-load --lora-modules-to-save
     --lora-register-forward-hook --loss-compute-mode --loss-scale --loss-scale-window
-    --low-freq-factor --lr --mamba-chunk-size --mamba-d-conv --mamba-d-ssm
-    --mamba-inference-conv-states-dtype --mamba-inference-ssm-states-dtype
-    --mamba-training-ssm-states-dtype --manual-gc-interval --map-keys --mask-factor --mask-prob
-    --mask-type --max-batch-size --max-eval-samples --max-length --max-new-tokens --max-num-tiles
-    --max-padding-length --max-queue-size --max-samples --max-tokens-to-oom --mean-noise-span-length
-    --memory-keys --memory-snapshot-path --merge-file --merge-group-keys --metadata-path --metrics
-    --mg-save-dir --mid-level-dataset-surplus --min-loss-scale --min-lr --min-offloaded-tensor-size
-    --min-scale --mix-strategy --mlp-chunks-for-prefill --mlp-chunks-for-training
-    --mm-vision-select-layer --moba-calc-method --moba-chunk-size --moba-topk --model-type
-    --model-type-hf --modules-to-filter --moe-combine-bwd-dtype --moe-comm-aux-loss-coeff
-    --moe-deepep-num-sms --moe-device-level-aux-loss-coeff --moe-dispatch-fwd-dtype
-    --moe-eval-capacity-factor --moe-expert-rank-capacity-factor --moe-flex-dispatcher-backend
-    --moe-flex-dispatcher-num-sms --moe-grad-scale-func --moe-hybridep-num-blocks-permute
-    --moe-hybridep-num-blocks-unpermute --moe-hybridep-num-sms --moe-hybridep-num-sms-preprocessing
-    --moe-input-jitter-eps --moe-loss-coeff --moe-min-capacity --moe-mlp-glu-interleave-size
+    --low-freq-factor --lr --lr-decay-iters --lr-decay-samples --lr-decay-style --lr-warmup-fraction
+    --lr-warmup-iters --lr-warmup-samples --lr-wsd-decay-iters --lr-wsd-decay-style
+    --mamba-chunk-size --mamba-d-conv --mamba-d-ssm --mamba-inference-conv-states-dtype
+    --mamba-inference-ssm-states-dtype --mamba-training-ssm-states-dtype --manual-gc-interval
+    --map-keys --mask-factor --mask-prob --mask-type --max-batch-size --max-eval-samples
+    --max-length --max-new-tokens --max-num-tiles --max-padding-length --max-queue-size
+    --max-samples --max-tokens-to-oom --mean-noise-span-length --memory-keys --memory-snapshot-path
+    --merge-file --merge-group-keys --metadata-path --metrics --mg-save-dir
+    --mid-level-dataset-surplus --min-loss-scale --min-lr --min-offloaded-tensor-size --min-scale
+    --mix-strategy --mlp-chunks-for-prefill --mlp-chunks-for-training --mm-vision-select-layer
+    --moba-calc-method --moba-chunk-size --moba-topk --model-type --model-type-hf
+    --modules-to-filter --moe-combine-bwd-dtype --moe-comm-aux-loss-coeff --moe-deepep-num-sms
+    --moe-device-level-aux-loss-coeff --moe-dispatch-fwd-dtype --moe-eval-capacity-factor
+    --moe-expert-rank-capacity-factor --moe-flex-dispatcher-backend --moe-flex-dispatcher-num-sms
+    --moe-grad-scale-func --moe-hybridep-num-blocks-permute --moe-hybridep-num-blocks-unpermute
+    --moe-hybridep-num-sms --moe-hybridep-num-sms-preprocessing --moe-input-jitter-eps
+    --moe-loss-coeff --moe-min-capacity --moe-mlp-glu-interleave-size
     --moe-paged-stash-buffer-size-factor-cpu --moe-paged-stash-buffer-size-factor-cuda
-    --moe-paged-stash-page-size --moe-shared-expert-glu-interleave-size --moe-token-drop-policy
-    --moe-upcycling-granularity --moe-z-loss-coeff --most-recent-k --mrope-section --mscale
-    --mscale-all-dim --mtp-grad-scale-func --mtp-loss-scaling-factor --n-group --n-subs
+    --moe-paged-stash-page-size --moe-router-bias-update-rate --moe-router-dtype
+    --moe-router-group-topk --moe-router-num-groups --moe-router-padding-for-quantization
+    --moe-router-score-function --moe-router-topk-scaling-factor
+    --moe-shared-expert-glu-interleave-size --moe-token-drop-policy --moe-upcycling-granularity
+    --moe-z-loss-coeff --most-recent-k --mrope-section --mscale --mscale-all-dim
+    --mtp-grad-scale-func --mtp-loss-scaling-factor --n-group --n-subs
     --nccl-communicator-config-path --next-tockens --noise-density --norm-epsilon
     --null-tokenizer-eod-id --null-tokenizer-pad-id --num-attention-heads-teacher --num-classes
     --num-dataset-builder-threads --num-experts-teacher --num-fewshot --num-frames
@@ -266,30 +274,33 @@ HARMLESS_VALUES = names_in(
     --override-opt_param-scheduler --pad-to-multiple-of --padded-base-length --param-sync-func
     --params-dtype --patch-size --per-dataset-sequences-path --per-split-data-args-path
     --persistent-save-interval --phase-transition-iterations --pipeline-dtype
-    --pipeline-model-parallel-comm-backend --pre-tockens --pretrained-checkpoint --prompt-path
-    --prompt-type --prompt-type-path --qad-train-target --qat-quant-block-size --qat-scheme
-    --qk-clip-alpha --qk-clip-threshold --quant-recipe --query-in-block-prob --query-pre-attn-scalar
-    --qwen-version --rank --reasoning-effort --ref-model --refer-model-iter --refit-method
+    --pipeline-model-parallel-comm-backend --pre-tockens --pretrained-checkpoint --profile-ranks
+    --profile-step-end --profile-step-start --prompt-path --prompt-type --prompt-type-path
+    --qad-train-target --qat-quant-block-size --qat-scheme --qk-clip-alpha --qk-clip-threshold
+    --quant-recipe --query-in-block-prob --query-pre-attn-scalar --qwen-version --rank
+    --reasoning-effort --ref-model --refer-model-iter --refit-method
     --relative-attention-max-distance --relative-attention-num-buckets --repetition-penalty
     --replication-factor --replication-jump --result-rejected-tracker-filename --reward-tokens
-    --rope-factor --rope-type --rotary-scale-factor --rotary-scaling-factor
+    --rope-factor --rope-scaling-factor --rope-type --rotary-scale-factor --rotary-scaling-factor
     --rotary-seq-len-interpolation-factor --routed-scaling-factor --router-type --runtime-time-unit
-    --s3-cache-path --sample-rate --save --saver --scalar-loss-mask --scale-depth --scale-emb
-    --scale-fmt --script-data-dir --seed --seq1f1b-balance-method --seq1f1b-splits --sgd-momentum
-    --shape-order --shared-expert-gate-output-dimension --sharp-enabled-group --short-factor
-    --short-mscale --short-seq-prob --skip-iters --skip-train-iteration-range --softmax-scale
-    --source-seq-len --sparse-mode --spatial-merge-size --special-tokens --split --stage
-    --start-eval-at-iter --start-weight-decay --suggested-communication-unit-size --swiglu-limit
-    --swin-backbone-type --symmetric-ar-type --target-expert-parallel-size
+    --s3-cache-path --sample-rate --save --save-interval --saver --scalar-loss-mask --scale-depth
+    --scale-emb --scale-fmt --script-data-dir --seed --seq1f1b-balance-method --seq1f1b-splits
+    --sgd-momentum --shape-order --shared-expert-gate-output-dimension --sharp-enabled-group
+    --short-factor --short-mscale --short-seq-prob --skip-iters --skip-train-iteration-range
+    --softmax-scale --source-seq-len --sparse-mode --spatial-merge-size --special-tokens --split
+    --stage --start-eval-at-iter --start-weight-decay --suggested-communication-unit-size
+    --swiglu-limit --swin-backbone-type --symmetric-ar-type --target-expert-parallel-size
     --target-pipeline-parallel-size --target-seq-len --target-tensor-parallel-size --task
     --task-data-path --task-list --te-gmm-mode --teacher-model-config --temperature
-    --temporal-patch-size --test-data-path --test-weighted-split-paths
-    --test-weighted-split-paths-path --throughput-window-size --tile-factor --timers
-    --timing-log-level --timing-log-option --titles-data-path --top-k --top-p --topk-group
+    --temporal-patch-size --tensorboard-dir --tensorboard-log-interval --tensorboard-queue-size
+    --test-data-path --test-weighted-split-paths --test-weighted-split-paths-path
+    --throughput-window-size --tile-factor --timers --timing-log-level --timing-log-option
+    --titles-data-path --top-k --top-p --topk-group --train-data-path --train-iters --train-samples
     --transformer-type --use-dataset-only --use-gigatoken --valid-data --valid-data-path
     --valid-num-workers --valid-weighted-split-paths --valid-weighted-split-paths-path
-    --validation-set-names --verbosity --version --vocab-extra-ids-list --warmup --wd-incr-steps
-    --wgrad-deferral-limit --workers --wsd-decay-steps --z-loss-weight
+    --validation-set-names --verbosity --version --vocab-extra-ids-list --wandb-exp-name
+    --wandb-project --wandb-save-dir --warmup --wd-incr-steps --weight-decay
+    --weight-decay-incr-style --wgrad-deferral-limit --workers --wsd-decay-steps --z-loss-weight
     """
 )
 HARMLESS = HARMLESS_SWITCHES | HARMLESS_VALUES
