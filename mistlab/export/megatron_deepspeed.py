@@ -4,8 +4,8 @@ The file's ZeRO level counts, whatever ``--zero-stage`` says: the option only de
 are first made (Megatron-DeepSpeed, ``pretrain_gpt.py``). Batches and precision stand in both.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from mistlab.export.deepspeed import HARMLESS, read_states
 from mistlab.export.found import Found
@@ -13,6 +13,7 @@ from mistlab.export.megatron_flags import Options
 from mistlab.export.sections import Section, content_of
 from mistlab.export.words import names_in
 from mistlab.shell.source import Source
+from mistlab.shell.word import Unknown
 from mistlab.values.context_ways import HEADS
 from mistlab.values.errors import InputError
 
@@ -39,17 +40,28 @@ _LEVELS = range(4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """Where the files are that a launch line names: those that its script writes come first."""
+    """Where the files are that a launch line names: those that its script writes come first.
+
+    ``unknown`` tells of such files what is not known of their text.
+    """
 
     written: Mapping[str, str]
     source: Source
+    unknown: Mapping[str, Unknown] = field(default_factory=dict)
 
     def text(self, path: str) -> str | None:
         """The text of a file; None where it is not at hand."""
-        for written, text in self.written.items():
-            if written == path or written.removeprefix("./") == path.removeprefix("./"):
-                return text
-        return self.source.beside(path)
+        written = self._as_written(path, self.written)
+        return self.source.beside(path) if written is None else self.written[written]
+
+    def unknown_in(self, path: str) -> Unknown | None:
+        """What is not known of the text of a file that the script writes."""
+        written = self._as_written(path, self.unknown)
+        return None if written is None else self.unknown[written]
+
+    def _as_written(self, path: str, paths: Iterable[str]) -> str | None:
+        plain = path.removeprefix("./")
+        return next((known for known in paths if known.removeprefix("./") == plain), None)
 
 
 def is_by_deepspeed(options: Options) -> bool:
@@ -68,7 +80,12 @@ def read_deepspeed(options: Options, found: Found, files: Files) -> None:
     if text is None:
         _without_configuration(options, found, name, level)
     else:
-        _with_configuration(text, name, found, level)
+        try:
+            _with_configuration(text, name, found, level)
+        except InputError as error:
+            unknown = files.unknown_in(options.words[_CONFIG][0])
+            message = f"{_CONFIG}: {name}: {unknown or error}"
+            raise InputError(message) from None
     _offloads(options, found)
 
 
@@ -109,16 +126,14 @@ def _without_configuration(options: Options, found: Found, name: str, level: int
 
 
 def _with_configuration(text: str, name: str, found: Found, level: int | None) -> None:
-    try:
-        content = content_of(text)
-    except InputError as error:
-        message = f"{_CONFIG}: {name}: {error}"
-        raise InputError(message) from None
-    top = Section(content, "", found)
+    top = Section(content_of(text), "", found)
     section = top.section("zero_optimization")
     read_states(section, found)
     if level is not None and found.values["zero"] != level:
         said = f"{_STAGE} {level}, but {name} has stage {found.values['zero']}: took the file's"
+        found.remark("contradicting", "zero", said)
+    if found.num_stages > 1 and found.values["zero"] > 1:
+        said = f"ZeRO-{found.values['zero']} in a pipeline, which DeepSpeed refuses: taken as it is"
         found.remark("contradicting", "zero", said)
     _batches(top, name, found)
     halves = [half for half in _HALVES if top.section(half).switch("enabled")]
@@ -151,13 +166,13 @@ def _batches(top: Section, name: str, found: Found) -> None:
         ("train_batch_size", "global_batch", "--global-batch-size"),
         ("train_micro_batch_size_per_gpu", "micro_batch", "--micro-batch-size"),
     )
-    for key, field, option in pairs:
-        of_file, of_line = top.whole(key), getattr(found, field)
+    for key, choice, option in pairs:
+        of_file, of_line = top.whole(key), getattr(found, choice)
         if of_line is None:
-            setattr(found, field, of_file)
+            setattr(found, choice, of_file)
         elif of_file is not None and of_file != of_line:
             text = f"{option} {of_line}, but {name} has {key} {of_file}: took the option's"
-            found.remark("contradicting", field, text)
+            found.remark("contradicting", choice, text)
     found.micro_batches = top.whole("gradient_accumulation_steps")
 
 

@@ -36,6 +36,11 @@ ENGINES = ("megatron", "mistlab")
 ENGINES_OF_TODAY = ("megatron-core", "megatron-fsdp")
 # A plan's engine, where a launch line alone would be taken for another's.
 _ENGINE = re.compile(r"^# predicted under engine ([\w-]+)$", re.MULTILINE)
+# What evaluating a script assumed of addresses, ranks and accounts, on which no cost depends.
+_IDLE_NOTE = re.compile(
+    r"^line \d+: (MASTER_ADDR|MASTER_PORT|NODE_RANK|RANK|LOCAL_RANK|PYTHONPATH|HOME|USER|WANDB_\w+)"
+    " is taken as"
+)
 # How context-parallel ranks exchange keys, by the word for ``--cp-comm-type``.
 EXCHANGES: Mapping[str, int] = {"p2p": RING, "all_gather": GATHER, "a2a": HEADS}
 # The same by MindSpeed's word for ``--context-parallel-algo``.
@@ -83,14 +88,15 @@ def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
     """The job of a command that starts training, and what was assumed."""
     options, found = Options.of(launch.arguments, _excused(given)), Found()
     for note in launch.notes:
-        found.remark("assumed", "script", note)
+        if not _IDLE_NOTE.search(note):
+            found.remark("assumed", "script", note)
     _check_program(launch, found)
     check_refused(options)
     if given.model is None:
         _check_shape(launch, options)
     if said := _ENGINE.search(source.text):
         found.engine = said[1]
-    files = Files(written=launch.written, source=source)
+    files = Files(written=launch.written, source=source, unknown=launch.unknown_in)
     read_ranks(launch, source.text, found, given, files.text)
     _world(options, found)
     model = _model(options, found, given, launch.program)

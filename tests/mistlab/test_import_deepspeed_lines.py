@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from mistlab.export.given import Imported
+from mistlab.export.given import Given, Imported
+from mistlab.export.megatron_read import read_launch
 from mistlab.shell.source import Source
 from mistlab.values.errors import InputError
 from mistlab.values.model_parts import Experts
-from tests.mistlab.launched import LINE, RUN, SHAPE, imported, texts
+from tests.mistlab.launched import H100, LINE, RUN, SHAPE, imported, launch, texts, word
 
 CONFIG: dict[str, Any] = {
     "train_batch_size": 16,
@@ -84,6 +85,29 @@ def test_without_file_and_option_a_line_is_refused(more: str, words: str) -> Non
 def test_a_broken_file_is_refused_by_its_name() -> None:
     with pytest.raises(InputError, match=r"--deepspeed-config: ds.json \(line 40\): line 1"):
         imported(DEEPSPEED, written={"ds.json": "{"})
+
+
+def test_what_is_unknown_of_a_written_file_is_told() -> None:
+    command = launch(
+        f"{SHAPE} {RUN} --deepspeed --deepspeed_config ds.json",
+        written={"ds.json": '{"zero_optimization": {"stage": $STAGE}}'},
+        unknown_in={"./ds.json": word("$STAGE").unknown},
+    )
+    told = r"ds.json \(line 40\): line 40: \$STAGE is set nowhere: give --set"
+    with pytest.raises(InputError, match=told):
+        read_launch(command, Source(text=""), Given(hardware=H100))
+
+
+def test_sharded_gradients_in_a_pipeline_are_told() -> None:
+    found = with_config("--pipeline-model-parallel-size 2")
+    assert "which DeepSpeed refuses" in texts(found, "contradicting")["zero"]
+
+
+def test_addresses_of_a_script_are_no_matter() -> None:
+    notes = ("line 2: MASTER_ADDR is taken as localhost", "line 3: MP_VP is taken as not set")
+    command = launch(f"{SHAPE} {RUN}", notes=notes)
+    found = read_launch(command, Source(text=""), Given(hardware=H100))
+    assert [one.text for one in found.remarks] == [notes[1]]
 
 
 def test_batches_and_precision_of_the_file_fill_the_line_or_contradict_it() -> None:
