@@ -108,7 +108,7 @@ def model_of(
     hidden, heads = _needed(options, "--hidden-size"), _needed(options, "--num-attention-heads")
     layers, hybrid = _layers_of(options, hidden, program)
     gated = _is_gated(options, found)
-    ffn = options.whole("--ffn-hidden-size") or _default_ffn(hidden, gated=options.has("--swiglu"))
+    ffn = options.whole("--ffn-hidden-size") or _default_ffn(options, hidden)
     position = _position(options, found)
     channels = options.whole("--kv-channels")
     percent = options.number("--rotary-percent", 1.0, maximum=1)
@@ -227,9 +227,18 @@ def _has_biases(options: Options, found: Found) -> bool:
     return not options.has("--disable-bias-linear")
 
 
-def _default_ffn(hidden: int, *, gated: bool) -> int:
-    """The width that Megatron-LM takes where none is given: two thirds for SwiGLU."""
-    return 8 * hidden // 3 // 64 * 64 if gated else 4 * hidden
+def _default_ffn(options: Options, hidden: int) -> int:
+    """The width that Megatron-LM takes where none is given: two thirds for SwiGLU.
+
+    FlagScale multiplies two thirds by a number, and rounds them up to a multiple.
+    """
+    multiple = options.whole("--multiple-of")
+    factor = options.number("--hidden-dim-multiplier", 1.0)
+    if not options.has("--swiglu"):
+        return 4 * hidden
+    if multiple is not None:
+        return -(-int(8 * hidden // 3 * factor) // multiple) * multiple
+    return 8 * hidden // 3 // 64 * 64
 
 
 def _needed(options: Options, name: str) -> int:

@@ -92,6 +92,7 @@ def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
             found.remark("assumed", "script", note)
     _check_program(launch, found)
     check_refused(options)
+    _check_stage(options)
     if given.model is None:
         _check_shape(launch, options)
     if said := _ENGINE.search(source.text):
@@ -142,6 +143,17 @@ def _check_program(launch: Launch, found: Found) -> None:
     if not is_decoder(program):
         text = f"{program} is not known here: taken as a program that trains a decoder"
         found.remark("assumed", "program", text)
+
+
+def _check_stage(options: Options) -> None:
+    """Refuse what MindSpeed-LLM trains after fine-tuning, by its name for it."""
+    stage = options.text("--stage")
+    if stage not in (None, "sft", "pretrain", "pt"):
+        message = (
+            f"{options.where('--stage')}: {stage} trains by preferences or rewards, whose further "
+            "passes no plan says: give a launch line of pre-training or fine-tuning"
+        )
+        raise InputError(message)
 
 
 def _check_shape(launch: Launch, options: Options) -> None:

@@ -159,6 +159,10 @@ def test_gated_delta_nets_are_qwen3_next() -> None:
         ("--model_name llama2", "biases", False),
         ("--model_name falcon --use_bias", "biases", True),
         ("--parallel-attn", "parallel_block", True),
+        ("--apply-layernorm-rms", "norm", "rmsnorm"),
+        ("--swiglu --multiple-of 256", "ffn", 2816),
+        # Two thirds of 4096 are 2730, with 1.3 of them 3549.
+        ("--swiglu --multiple-of 512 --hidden-dim-multiplier 1.3", "ffn", 3584),
         ("--disable-bias-linear-fc --disable-bias-attn-fc", "biases", False),
         ("--disable-bias-linear-fc", "biases", True),
         ("--add-bias-linear false", "biases", False),

@@ -82,6 +82,7 @@ def test_a_file_of_all_options_is_named_before_what_is_missing() -> None:
         ("--retro-add-retriever", "retrieved text"),
         ("--lora-r 16", "adapters alone"),
         ("--freeze-all-layers", "a part of the weights"),
+        ("--stage dpo", "preferences or rewards"),
         ("--perform-rl-step", "preferences or rewards"),
         ("--export-kd-teacher-load x", "beside a teacher"),
         ("--yaml-cfg x.yaml", "import it in place of this one"),
@@ -95,6 +96,8 @@ def test_options_that_make_another_model_are_refused(more: str, reason: str) -> 
         imported(more)
 
 
-@pytest.mark.parametrize("more", ["--encoder-tensor-model-parallel-size 0", "--kd false"])
+@pytest.mark.parametrize(
+    "more", ["--encoder-tensor-model-parallel-size 0", "--kd false", "--stage sft"]
+)
 def test_options_that_say_nothing_are_no_matter(more: str) -> None:
     assert [one.choice for one in imported(more).remarks] in ([], ["options"])

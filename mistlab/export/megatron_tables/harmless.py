@@ -288,7 +288,7 @@ HARMLESS_VALUES = names_in(
     --sgd-momentum --shape-order --shared-expert-gate-output-dimension --sharp-enabled-group
     --short-factor --short-mscale --short-seq-prob --skip-iters --skip-train-iteration-range
     --softmax-scale --source-seq-len --sparse-mode --spatial-merge-size --special-tokens --split
-    --stage --start-eval-at-iter --start-weight-decay --suggested-communication-unit-size
+    --start-eval-at-iter --start-weight-decay --suggested-communication-unit-size
     --swiglu-limit --swin-backbone-type --symmetric-ar-type --target-expert-parallel-size
     --target-pipeline-parallel-size --target-seq-len --target-tensor-parallel-size --task
     --task-data-path --task-list --te-gmm-mode --teacher-model-config --temperature

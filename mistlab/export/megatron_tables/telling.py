@@ -57,6 +57,8 @@ RENAMED: Mapping[str, str] = {
     "--gated-linear-unit": "--swiglu",
     "--fp8": "--fp8-format",
     "--fp4": "--fp4-format",
+    # Of FlagScale.
+    "--apply-layernorm-rms": "--use-rmsnorm",
     # Of MegaBlocks, and of Megatron-LLaMA.
     "--moe-num-experts": "--num-experts",
     "--moe-top-k": "--moe-router-topk",
@@ -127,6 +129,7 @@ TELLING = SWITCHES | names_in(
     --v-head-dim --window-size --window-attn-skip-freq --sliding-window --softmax-type
     --mtp-num-layers --fp8-format --fp8-recipe --fp4-format --fp4-recipe --exp-avg-dtype
     --exp-avg-sq-dtype --moe-router-load-balancing-type --moe-aux-loss-coeff
+    --multiple-of --hidden-dim-multiplier --stage
     --hybrid-layer-pattern --hybrid-attention-ratio --hybrid-mlp-ratio --mamba-state-dim
     --mamba-head-dim --mamba-num-groups --mamba-num-heads --mamba-expand
     --experimental-attention-variant --linear-attention-freq --full-attention-interval
