@@ -3,13 +3,13 @@
 import re
 
 from mistlab.shell.lexer import WORD_ENDS, Lexer
-from mistlab.shell.syntax import Condition, Joined, Operand, RawWord, WordPart
+from mistlab.shell.syntax import Comparison, Joined, Operand, RawWord, WordPart
 
 _UNARY = re.compile(r"-[a-zA-Z](?=\s)")
 _BINARY = re.compile(r"==|=~|!=|=|<|>|-(?:eq|ne|lt|le|gt|ge|nt|ot|ef)(?=\s)")
 
 
-def read_condition(lexer: Lexer, line: int) -> Condition:
+def read_condition(lexer: Lexer, line: int) -> Comparison:
     """The test from behind ``[[`` to behind ``]]``."""
     condition = _any(lexer, line)
     _blanks(lexer)
@@ -24,14 +24,14 @@ def _blanks(lexer: Lexer) -> None:
         lexer.at += 2 if letter == "\\" else 1
 
 
-def _any(lexer: Lexer, line: int) -> Condition:
+def _any(lexer: Lexer, line: int) -> Comparison:
     tests = [_all(lexer, line)]
     while _takes(lexer, "||"):
         tests.append(_all(lexer, line))
     return tests[0] if len(tests) == 1 else Joined(operator="||", tests=tuple(tests))
 
 
-def _all(lexer: Lexer, line: int) -> Condition:
+def _all(lexer: Lexer, line: int) -> Comparison:
     tests = [_single(lexer, line)]
     while _takes(lexer, "&&"):
         tests.append(_single(lexer, line))
@@ -46,12 +46,12 @@ def _takes(lexer: Lexer, token: str) -> bool:
     return True
 
 
-def _single(lexer: Lexer, line: int) -> Condition:
+def _single(lexer: Lexer, line: int) -> Comparison:
     lexer.deeper()
     _blanks(lexer)
     if lexer.peek() == "!" and lexer.peek(1) in (" ", "\t"):
         lexer.at += 1
-        made: Condition = Joined(operator="!", tests=(_single(lexer, line),))
+        made: Comparison = Joined(operator="!", tests=(_single(lexer, line),))
     elif _takes(lexer, "("):
         made = _any(lexer, line)
         if not _takes(lexer, ")"):
@@ -62,7 +62,7 @@ def _single(lexer: Lexer, line: int) -> Condition:
     return made
 
 
-def _operand(lexer: Lexer, line: int) -> Condition:
+def _operand(lexer: Lexer, line: int) -> Comparison:
     if match := _UNARY.match(lexer.text, lexer.at, lexer.end):
         lexer.at = match.end()
         _blanks(lexer)

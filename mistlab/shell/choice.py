@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from mistlab.shell.launchers import Parts, name_of, parts_of
-from mistlab.shell.session import Condition, Session, Started
-from mistlab.shell.shell_text import is_placeholder
+from mistlab.shell.launchers import CommandParts, name_of, parts_of
+from mistlab.shell.session import Guard, Session, Started
 from mistlab.values.errors import InputError
 
 _HELPERS = re.compile(
@@ -130,7 +129,7 @@ _OTHER_PROGRAMS = frozenset(
 class Candidate:
     """A command that may start training, with its program taken apart from its launcher."""
 
-    def __init__(self, session: Session, started: Started, parts: Parts) -> None:
+    def __init__(self, session: Session, started: Started, parts: CommandParts) -> None:
         self.started = started
         self.parts = parts
         self.line = started.simple.line
@@ -184,8 +183,8 @@ def chosen(session: Session) -> Candidate | None:
     if not best[0]:
         each = known[0]
         message = (
-            f"{session.at(each.line)}: {each.program} seems to prepare, convert or evaluate, and no "
-            f"command trains: give the script that trains, or --line {each.line} to take this one"
+            f"{session.at(each.line)}: {each.program} seems to prepare, convert or evaluate, and "
+            f"no command trains: give the script that does, or --line {each.line} to take this one"
         )
         raise InputError(message)
     kept = _distinct(each for each in known if each.rank == best)
@@ -206,7 +205,7 @@ def _candidates(session: Session) -> Iterable[Candidate]:
             first = next(
                 number for number, word in enumerate(started.words) if word.chars.startswith("--")
             )
-            fallback.append(Candidate(session, started, Parts("", -1, first)))
+            fallback.append(Candidate(session, started, CommandParts("", -1, first)))
     if not taken:
         yield from fallback
 
@@ -300,7 +299,7 @@ def _by_condition(session: Session, candidates: Sequence[Candidate]) -> str | No
     return None
 
 
-def _asked(session: Session, condition: Condition, candidates: Sequence[Candidate]) -> str:
+def _asked(session: Session, condition: Guard, candidates: Sequence[Candidate]) -> str:
     assert condition.cause is not None
     lines = ", ".join(session.at(line) for line in sorted({each.line for each in candidates})[:8])
     remedy = condition.cause.remedy or "give --line N with the line of the one to import"
@@ -308,8 +307,3 @@ def _asked(session: Session, condition: Condition, candidates: Sequence[Candidat
         f"{session.at(condition.line)}: {condition.source} is not known, and decides what trains "
         f"({lines}): {remedy}"
     )
-
-
-def is_unknown(text: str) -> bool:
-    """Whether a text has a part that is not known."""
-    return any(map(is_placeholder, text))

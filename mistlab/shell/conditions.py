@@ -10,7 +10,7 @@ from mistlab.shell.integers import NotKnownError
 from mistlab.shell.patterns import matches
 from mistlab.shell.shell_text import LineError, Text, is_placeholder, plain
 from mistlab.shell.state import Key, Variable
-from mistlab.shell.syntax import Condition, Joined, Operand
+from mistlab.shell.syntax import Comparison, Joined, Operand
 from mistlab.shell.variables import taken_as, without_arguments
 from mistlab.shell.word import Unknown
 
@@ -40,7 +40,7 @@ class Tester:
         self._session = words.session
         self._line = line
 
-    def bracketed(self, condition: Condition) -> Maybe:
+    def bracketed(self, condition: Comparison) -> Maybe:
         """A test between ``[[`` and ``]]``."""
         if isinstance(condition, Joined):
             return self._joined(condition)
@@ -155,7 +155,7 @@ class Tester:
             unknown = self._session.first_unknown(left, right)
             assert unknown is not None
             return unknown
-        self._session.spend(self._line, len(left) * 8)
+        self._session.spend(self._line, len(left) * len(right) * 8)
         return matches(right.chars, left.chars) if is_pattern else left.chars == right.chars
 
     def _binary(self, operator: str, left: Text, right: Text) -> Maybe:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from mistlab.shell.patterns import matches, spans, without
 from mistlab.shell.pieces import BOUNDARY, Expanding, Piece, separators
 from mistlab.shell.shell_text import LineError, Text, joined, plain
-from mistlab.shell.state import Key
-from mistlab.shell.syntax import Dollar, RawWord
+from mistlab.shell.state import Key, Variable
+from mistlab.shell.syntax import Dollar, Literal, RawWord
 from mistlab.shell.variables import (
     Absence,
     absence_of,
@@ -45,18 +45,21 @@ def dollar_pieces(words: Expanding, dollar: Dollar, *, splits: bool) -> list[Pie
 
 def _value(words: Expanding, dollar: Dollar) -> Value:
     session, state, name = words.session, words.state, dollar.name
-    if name.isdigit():
-        return argument_of(session, state, int(name), dollar.line)
-    if name == "BASH_SOURCE":
-        return argument_of(session, state, 0, dollar.line)
+    if name.isdigit() or name == "BASH_SOURCE":
+        number = int(name) if name.isdigit() else 0
+        return argument_of(session, state, number, dollar.line)
     if name in "#?$!-":
         return _special(words, dollar)
-    if dollar.subscript is None:
-        return value_of(session, state, name, dollar.line)
     variable = state.variables.get(name)
-    if variable is None:
+    if dollar.subscript is None or variable is None:
         return value_of(session, state, name, dollar.line)
-    key = key_of(words, name, dollar.subscript)
+    return _element(words, dollar, dollar.subscript, variable)
+
+
+def _element(words: Expanding, dollar: Dollar, subscript: RawWord, variable: Variable) -> Value:
+    """An array's value at an index or key."""
+    name = dollar.name
+    key = key_of(words, name, subscript)
     if isinstance(key, Text):
         return key
     text = variable.items.get(key)
@@ -138,27 +141,26 @@ def _chosen(words: Expanding, dollar: Dollar, value: Value, *, splits: bool) -> 
     operator, argument = dollar.operator.lstrip(":"), dollar.argument
     assert argument is not None
     is_empty = isinstance(value, Absence) or (dollar.operator[0] == ":" and not value)
-    notes = frozenset[str]()
-    if value is Absence.UNSET:
-        notes = _notes(words, dollar, argument)
+    notes = _notes(words, dollar) if value is Absence.UNSET and operator == "+" else frozenset()
+    nothing = [Piece(Text(assumed=notes), dollar.quoted, splits=True)]
     if operator == "+":
         if isinstance(value, Text) and value.chars in words.session.absent:
             is_empty = True
-        return (
-            [Piece(Text(assumed=notes), splits=True)] if is_empty else _word(words, dollar, splits)
-        )
+        return nothing if is_empty else _word(words, dollar, splits)
     if not is_empty:
         assert isinstance(value, Text)
         return [Piece(value, dollar.quoted, splits)]
     if operator == "?":
         return [Piece(_demanded(words, dollar, value), dollar.quoted, splits)]
-    pieces = [
-        piece._replace(text=piece.text.assuming(notes)) for piece in _word(words, dollar, splits)
-    ]
+    pieces = _word(words, dollar, splits)
+    taken = joined(piece.text for piece in pieces)
+    if value is Absence.UNSET:
+        notes = _notes(words, dollar, taken)
+        pieces = [piece._replace(text=piece.text.assuming(notes)) for piece in pieces]
+        nothing = [piece._replace(text=Text(assumed=notes)) for piece in nothing]
     if operator == "=":
-        text = joined(piece.text for piece in pieces)
-        assign(words.session, words.state, dollar.name, text)
-    return pieces or [Piece(Text(assumed=notes), splits=True)]
+        assign(words.session, words.state, dollar.name, taken.assuming(notes))
+    return pieces or nothing
 
 
 def _word(words: Expanding, dollar: Dollar, splits: bool) -> list[Piece]:
@@ -166,12 +168,13 @@ def _word(words: Expanding, dollar: Dollar, splits: bool) -> list[Piece]:
     return words.pieces(dollar.argument, splits=splits and not dollar.quoted)
 
 
-def _notes(words: Expanding, dollar: Dollar, argument: RawWord) -> frozenset[str]:
+def _notes(words: Expanding, dollar: Dollar, taken: Text | None = None) -> frozenset[str]:
+    """The note on a variable that nobody sets, and on what is taken in its place."""
     if dollar.name.isdigit():
         return without_arguments(words.session, dollar.line, dollar.source)
-    if dollar.operator.endswith("+"):
+    if taken is None:
         return taken_as(words.session, dollar.name, dollar.line, "not set")
-    text = words.session.rendered(words.text(argument)) or "''"
+    text = words.session.rendered(taken) or "''"
     return taken_as(words.session, dollar.name, dollar.line, f"{text}, its default")
 
 
@@ -200,7 +203,14 @@ def _changed(words: Expanding, dollar: Dollar, text: Text) -> Text:
     pattern = words.pattern(dollar.argument) if dollar.argument else Text()
     if unknown := _unknown(words, dollar, pattern):
         return unknown
-    words.session.spend(dollar.line, len(text) * 32)
+    # Matching takes as many steps as the square of a text's length.
+    words.session.spend(dollar.line, len(text) ** 2 * len(pattern) // 32)
+    return _matched(words, dollar, text, pattern)
+
+
+def _matched(words: Expanding, dollar: Dollar, text: Text, pattern: Text) -> Text:
+    """A value after an operator with a pattern."""
+    operator = dollar.operator
     if operator[0] in "#%":
         return without(text, pattern.chars, operator)
     if operator[0] == "/":
@@ -296,8 +306,6 @@ def _indirect(words: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
 
 def words_of_key(key: str, line: int) -> RawWord:
     """A key that is known already as a word."""
-    from mistlab.shell.syntax import Literal  # noqa: PLC0415
-
     return RawWord(parts=(Literal(text=key, line=line),), line=line, source=key)
 
 

@@ -10,7 +10,7 @@ from mistlab.shell.integers import NotKnownError
 from mistlab.shell.loops import run_for_count, run_for_in, run_while
 from mistlab.shell.patterns import matches
 from mistlab.shell.redirects import redirected
-from mistlab.shell.session import Condition, Session
+from mistlab.shell.session import Guard, Session
 from mistlab.shell.shell_text import Text
 from mistlab.shell.simple import run_simple
 from mistlab.shell.state import EXIT, State
@@ -55,10 +55,11 @@ class Evaluator:
         self.session.spend(command.line)
         self._evaluate(command, state)
         failed = isinstance(state.status, int) and state.status != 0
-        if failed and "errexit" in state.options and not self.session.tests and not state.flow:
-            if not isinstance(command, AndOr | If | While) and not _is_negated(command):
-                self.session.exits.append((command.line, tuple(self.session.conditions)))
-                state.flow = EXIT
+        ends = "errexit" in state.options and not self.session.tests and not state.flow
+        is_asked = isinstance(command, AndOr | If | While) or _is_negated(command)
+        if failed and ends and not is_asked:
+            self.session.exits.append((command.line, tuple(self.session.conditions)))
+            state.flow = EXIT
 
     def _evaluate(self, command: Command, state: State) -> None:
         match command:
@@ -140,16 +141,16 @@ class Evaluator:
 
     def condition(
         self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
-    ) -> Condition:
+    ) -> Guard:
         """A condition as others are told of it."""
         source = " ".join(source.rstrip(";").split())[:80]
         if not isinstance(cause, Unknown):
-            return Condition(line=line, source=source, assumed=assumed)
+            return Guard(line=line, source=source, assumed=assumed)
         number, file = self.session.place(line)
         unknown = Unknown(
             expression=source, line=number, file=file, reason="is not known", remedy=cause.remedy
         )
-        return Condition(line=line, source=source, cause=unknown, assumed=assumed)
+        return Guard(line=line, source=source, cause=unknown, assumed=assumed)
 
     def _if(self, command: If, number: int, state: State) -> None:
         if number == len(command.branches):
@@ -249,6 +250,7 @@ class Evaluator:
     def _piped(self, commands: Sequence[Command], state: State) -> None:
         given = state.input
         for number, command in enumerate(commands):
+            self.session.spend(command.line, 1024)
             child = state.copy()
             child.input = given
             if number < len(commands) - 1:
@@ -271,6 +273,7 @@ class Evaluator:
             for pattern in arm.patterns:
                 text = words.pattern(pattern)
                 unknown = unknown or self.session.first_unknown(text)
+                self.session.spend(command.line, len(subject) * len(text) * 8)
                 if unknown is None and matches(text.chars, subject.chars):
                     source = f"case {command.subject.source} in {pattern.source})"
                     condition = self.condition(command.line, source, assumed=words.assumed)

@@ -7,11 +7,13 @@ from mistlab.shell.flows import run_apart
 from mistlab.shell.integers import Names, NotKnownError, number_of
 from mistlab.shell.pieces import Piece, fields_of, one_pattern, one_text, separators
 from mistlab.shell.session import Session
-from mistlab.shell.shell_text import Text, plain
+from mistlab.shell.shell_text import LineError, Text, plain
 from mistlab.shell.state import State, Status
 from mistlab.shell.syntax import Arithmetic, Dollar, Literal, Pipe, RawWord, Substitution, WordPart
 from mistlab.shell.variables import Absence, assign, unset_text, value_of
 from mistlab.shell.word import Unknown
+
+_MOST_FIELDS = 20_000
 
 
 class Words:
@@ -28,10 +30,13 @@ class Words:
 
     def fields(self, words: Iterable[RawWord]) -> list[Text]:
         """Words as the arguments of a command."""
-        ends = separators(self.state)
-        return [
-            field for word in words for field in fields_of(self.pieces(word, splits=True), ends)
-        ]
+        ends, fields = separators(self.state), list[Text]()
+        for word in words:
+            fields += fields_of(self.pieces(word, splits=True), ends)
+            if len(fields) > _MOST_FIELDS:
+                message = f"gives more than {_MOST_FIELDS} words: give the launch line alone"
+                raise LineError(word.line, message)
+        return fields
 
     def text(self, word: RawWord) -> Text:
         """A word as one text, as assignments take it."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from mistlab.shell.launchers import parts_of
 from mistlab.shell.merge import merge
-from mistlab.shell.session import Condition, Session
+from mistlab.shell.session import Guard, Session
 from mistlab.shell.state import EXIT, NORMAL, RETURN, State
 from mistlab.shell.syntax import Script
 from mistlab.shell.word import Unknown
@@ -27,7 +27,7 @@ def apart(session: Session, child: State, way: Way) -> None:
 
 
 def divided(
-    session: Session, state: State, cause: Unknown, ways: Sequence[Way], condition: Condition
+    session: Session, state: State, cause: Unknown, ways: Sequence[Way], condition: Guard
 ) -> None:
     """Follow several ways from one state, and go on with all that they agree on.
 
@@ -55,7 +55,7 @@ def divided(
         merge(session, state, end, cause)
 
 
-def guarded(session: Session, state: State, ways: Sequence[Way], condition: Condition) -> None:
+def guarded(session: Session, state: State, ways: Sequence[Way], condition: Guard) -> None:
     """Follow the first of two ways, which a condition asks for.
 
     Where the condition rests on what is taken for granted and the script would end, as a guard

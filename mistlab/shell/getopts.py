@@ -10,7 +10,7 @@ def run_getopts(call: Call) -> Status:
     """Read the next option into a variable; ``OPTIND`` and ``OPTARG`` tell how it goes on."""
     if len(call.arguments) < 2:
         return 2
-    letters, name = call.arguments[0].chars, call.arguments[1].chars
+    name = call.arguments[1].chars
     arguments = call.arguments[2:] or call.state.arguments
     if unknown := call.session.first_unknown(*arguments):
         return unknown
@@ -21,6 +21,13 @@ def run_getopts(call: Call) -> Status:
         _assign(call, name, plain("?"))
         _place(call, index + (current.chars == "--"), 1)
         return 1
+    return _option(call, name, arguments, (index, inner))
+
+
+def _option(call: Call, name: str, arguments: tuple[Text, ...], place: tuple[int, int]) -> Status:
+    """Take the option at a place: an argument's number and an offset inside of it."""
+    index, inner = place
+    letters, current = call.arguments[0].chars, arguments[index - 1]
     letter = current.chars[inner]
     after = letters.partition(letter)[2] if letter != ":" and letter in letters else None
     rest = current.part(inner + 1)

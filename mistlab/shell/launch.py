@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mistlab.shell.choice import Candidate, chosen
 from mistlab.shell.evaluator import Evaluator
+from mistlab.shell.launchers import is_launcher
 from mistlab.shell.scripts import parsed_file
 from mistlab.shell.session import Session, StepsError
 from mistlab.shell.shell_text import LineError, Text, plain
@@ -26,8 +27,9 @@ class Launch:
     training program, with those of outer launchers (``srun --nodes 4``); ``arguments`` all words
     after it. ``environment`` are variables that the script exports or sets for the command.
     ``written`` are texts of files that the script writes before (here-documents), by path, and
-    ``unknown_in`` why a part of such a text is not known. ``notes`` tell what was assumed on the way
-    to the command. ``file`` is the script with the command where ``line`` is not of the one given.
+    ``unknown_in`` why a part of such a text is not known. ``notes`` tell what was assumed on the
+    way to the command. ``file`` is the script with the command where ``line`` is of another one
+    than the one given.
     """
 
     program: str = ""
@@ -98,6 +100,10 @@ def _check_settings(session: Session) -> None:
 
 def _nothing(session: Session) -> str:
     """Why a script starts no training."""
+    for each in session.started:
+        notes = sorted(frozenset().union(*(word.assumed for word in each.words)))
+        if is_launcher(each.words[0].chars) and notes and not each.is_captured:
+            return f"{notes[0]}: {each.simple.source[:80]} names no program without it"
     if session.started_scripts:
         line, path = session.started_scripts[-1]
         return (

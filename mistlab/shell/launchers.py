@@ -77,7 +77,10 @@ _VERBS = {"accelerate": "launch", "colossalai": "run", "lightning": "run", "fabr
 _VERBS |= {"coverage": "run"}
 # Programs that start others, and whose options are many.
 _WRAPPERS = frozenset(
-    "srun mpirun mpiexec mpiexec.hydra aprun jsrun prun orterun numactl docker singularity".split()
+    (
+        *("srun", "mpirun", "mpiexec", "mpiexec.hydra", "aprun", "jsrun", "prun", "orterun"),
+        *("numactl", "docker", "singularity", "apptainer", "timeout", "taskset"),
+    )
 )
 # Programs that train by a word of their own: the program and the words that do.
 _TRAINERS: Mapping[str, frozenset[str]] = {
@@ -124,7 +127,7 @@ def is_launcher(word: str) -> bool:
     return bool(launcher_name(word))
 
 
-class Parts:
+class CommandParts:
     """A command taken apart: words up to its program, and those behind it."""
 
     def __init__(self, launcher: str, at: int, first: int, start: int = 0) -> None:
@@ -134,7 +137,7 @@ class Parts:
         self.first = first
 
 
-def parts_of(words: Sequence[Text]) -> Parts | None:
+def parts_of(words: Sequence[Text]) -> CommandParts | None:
     """Where a command's training program stands, None for a command that starts none.
 
     ``at`` is its index, -1 for none; ``first`` the index of its first argument; ``start`` that of
@@ -148,8 +151,8 @@ def parts_of(words: Sequence[Text]) -> Parts | None:
     if at is None:
         return None
     if at < 0:
-        return Parts(launcher, -1, len(words), number)
-    return Parts(launcher, at, at + 1, number)
+        return CommandParts(launcher, -1, len(words), number)
+    return CommandParts(launcher, at, at + 1, number)
 
 
 def _launchers(words: Sequence[Text]) -> list[tuple[int, str]]:
@@ -173,14 +176,14 @@ def _ends(words: Sequence[Text], number: int) -> bool:
     return words[number - 1].chars in _MODULES
 
 
-def _without_launcher(words: Sequence[Text]) -> Parts | None:
+def _without_launcher(words: Sequence[Text]) -> CommandParts | None:
     """A program that is named alone, or options alone."""
     is_wrapped = name_of(words[0].chars) in _WRAPPERS
     for number, word in enumerate(words):
         if word.chars.startswith("-") and not is_wrapped:
-            return Parts("", -1, 0) if number == 0 else None
+            return CommandParts("", -1, 0) if number == 0 else None
         if word.chars.endswith(".py"):
-            return Parts("", number, number + 1)
+            return CommandParts("", number, number + 1)
     return None
 
 
@@ -209,7 +212,7 @@ def _program(words: Sequence[Text], start: int, launcher: str) -> int | None:
             number += 1
         else:
             number += _taken(words, number)
-    return -1 if number > start else None
+    return -1 if number > start and launcher != "python" else None
 
 
 def _goes_on(words: Sequence[Text], number: int) -> bool:

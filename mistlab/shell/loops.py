@@ -7,7 +7,7 @@ from mistlab.shell.expansion import Words
 from mistlab.shell.flows import Way, collected, divided
 from mistlab.shell.integers import NotKnownError
 from mistlab.shell.merge import depends
-from mistlab.shell.session import Condition, Session
+from mistlab.shell.session import Guard, Session
 from mistlab.shell.shell_text import LineError, plain
 from mistlab.shell.state import BREAK, CONTINUE, EXIT, NORMAL, State, scalar
 from mistlab.shell.syntax import Command, ForCount, ForIn, Script, While
@@ -31,7 +31,7 @@ class Runner(Protocol):
 
     def condition(
         self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
-    ) -> Condition:
+    ) -> Guard:
         """A condition as others are told of it."""
 
 
@@ -160,7 +160,7 @@ def _turn(runner: Runner, body: Script, state: State) -> bool:
     return not ended
 
 
-def _unknown_loop(runner: Runner, state: State, condition: Condition, way: Way) -> None:
+def _unknown_loop(runner: Runner, state: State, condition: Guard, way: Way) -> None:
     """A loop of which it is not known how often it runs: what it changes becomes unknown."""
     session = runner.session
     assert condition.cause is not None
@@ -171,7 +171,9 @@ def _unknown_loop(runner: Runner, state: State, condition: Condition, way: Way) 
     session.parked.pop()
     del session.started[kept[0] :], session.exits[kept[1] :]
     changed = [
-        name for name, variable in trial.variables.items() if not variable.is_same(state.variables.get(name))
+        name
+        for name, variable in trial.variables.items()
+        if not variable.is_same(state.variables.get(name))
     ]
 
     def widened(each: State) -> None:

@@ -1,7 +1,7 @@
 """Programs that are not run: what they print if it is known, scripts that they start, launches."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from posixpath import normpath
 
@@ -11,7 +11,7 @@ from mistlab.shell.outside import READERS, output_of
 from mistlab.shell.redirects import text_of_file
 from mistlab.shell.scripts import evaluated, exported, run_file, run_text
 from mistlab.shell.session import Started
-from mistlab.shell.shell_text import Text, joined
+from mistlab.shell.shell_text import LineError, Text, joined
 from mistlab.shell.state import EXIT
 
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
@@ -36,6 +36,7 @@ _ASKED = frozenset(
     ]
 )
 _PREFIXES = frozenset(("env", "nohup", "exec", "sudo", "nice", "time", "stdbuf", "setsid"))
+_MOST_PREFIXES = 10
 _SCRIPT = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|pbs|sub)$")
 _ENVIRONMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL | re.ASCII)
 
@@ -111,23 +112,32 @@ def _inner(call: Call) -> bool:
     """Follow the shell, the script or the function that a program starts; whether it starts one."""
     words = call.fields
     for number, word in enumerate(words):
-        name = name_of(word.chars)
-        if name in _SHELLS:
-            return _shell(call, number)
         if is_launcher(word.chars) or word.chars.endswith(".py"):
             return False
-        if _SCRIPT.match(word.chars) and not _is_value(words, number):
-            return _script(call, words[number:], words[:number])
-        if name == "ssh":
-            return _remote(call, number)
-        if word.chars == "--wrap" or word.chars.startswith("--wrap="):
-            return _wrap(call, number)
+        if (follow := _starter(call, number)) is not None:
+            return follow(call, number)
     if name_of(call.program) in _PREFIXES:
         return _prefixed(call)
     if name_of(call.program) in _QUEUES and call.state.input is not None:
         run_text(call, call.state.input, (), words)
         return True
     return False
+
+
+def _starter(call: Call, number: int) -> Callable[[Call, int], bool] | None:
+    """How to follow a word that starts a shell or a script; None for another word."""
+    chars = call.fields[number].chars
+    if name_of(chars) in _SHELLS:
+        return _shell
+    if _SCRIPT.match(chars) and not _is_value(call.fields, number):
+        return _named
+    if name_of(chars) == "ssh":
+        return _remote
+    return _wrap if chars == "--wrap" or chars.startswith("--wrap=") else None
+
+
+def _named(call: Call, number: int) -> bool:
+    return _script(call, call.fields[number:], call.fields[:number])
 
 
 def _is_value(words: Sequence[Text], number: int) -> bool:
@@ -218,6 +228,8 @@ def _prefixed(call: Call) -> bool:
             break
     if not rest:
         return False
+    if len(call.session.outer) > _MOST_PREFIXES:
+        raise LineError(call.line, f"starts with more than {_MOST_PREFIXES} prefixes: write fewer")
     before, call.session.outer = call.session.outer, (*call.session.outer, call.fields[0])
     inner = replace(
         call,
@@ -237,6 +249,7 @@ def _prefixed(call: Call) -> bool:
 def _outside(call: Call, name: str) -> None:
     """A program of which nothing is known but its words."""
     session, state = call.session, call.state
+    session.spend(call.line, 1024)
     variables = exported(state.variables, session)
     environment = {key: each.text for key, each in variables.items() if each.text is not None}
     words = tuple(word.assuming(call.words.assumed) for word in call.fields)
@@ -255,7 +268,7 @@ def _outside(call: Call, name: str) -> None:
     )
     text = _printed(call)
     state.print(text)
-    # Alone or before && and ||, a program is taken to do its work; a condition asks whether it does.
+    # Alone or before && and ||, a program is taken to do its work; conditions ask whether it does.
     is_asked = session.asks > 0 or name in _ASKED
     state.status = (session.first_unknown(text) or 0) if is_asked else 0
 

@@ -9,7 +9,7 @@ from mistlab.shell.flows import apart, collected
 from mistlab.shell.headers import facts_of
 from mistlab.shell.parser import parsed, parsed_value
 from mistlab.shell.redirects import known_path, text_of_file
-from mistlab.shell.session import FILE, Condition, Session
+from mistlab.shell.session import FILE, Guard, Session
 from mistlab.shell.shell_text import LineError, Text
 from mistlab.shell.state import NORMAL, RETURN, State, Variable
 from mistlab.shell.syntax import Script
@@ -89,9 +89,9 @@ def run_text(call: Call, text: Text, arguments: Sequence[Text], outer: Sequence[
     call.session.conditions.pop()
 
 
-def _handed(call: Call, text: Text) -> Condition:
+def _handed(call: Call, text: Text) -> Guard:
     """A text's commands rest on what the text rests on."""
-    return Condition(line=call.line, source="", assumed=text.assumed)
+    return Guard(line=call.line, source="", assumed=text.assumed)
 
 
 def run_file(call: Call, text: Text, words: Sequence[Text], outer: Sequence[Text]) -> None:
@@ -100,9 +100,7 @@ def run_file(call: Call, text: Text, words: Sequence[Text], outer: Sequence[Text
     _run_child(call, script, words, outer)
 
 
-def _run_child(
-    call: Call, script: Script, words: Sequence[Text], outer: Sequence[Text]
-) -> None:
+def _run_child(call: Call, script: Script, words: Sequence[Text], outer: Sequence[Text]) -> None:
     session, state = call.session, call.state
     child = State(
         variables=exported(state.variables, session),

@@ -1,4 +1,4 @@
-"""What the evaluation of a script knows besides its state: what is given, unknown, and left to do."""
+"""What an evaluation knows besides its state: what is given, unknown, and left to do."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class StepsError(LineError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class Guard:
     """A condition under which commands run; ``cause`` is why it is not known, None if it is."""
 
     line: int
@@ -41,7 +41,7 @@ class Started:
     words: tuple[Text, ...]
     outer: tuple[Text, ...]
     simple: Simple
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Guard, ...]
     loops: tuple[tuple[str, int, str], ...]
     callers: tuple[int, ...]
     environment: dict[str, Text]
@@ -55,21 +55,23 @@ class Session:
 
     ``run`` evaluates a script in a state. ``parked`` are, for each running function or loop, states
     that left it early under a condition that is not known. ``tests`` counts the conditions that are
-    being evaluated, ``asks`` those of ``if`` and ``while`` among them, ``assumed`` is what the last one rests on. ``facts`` are values that a header
-    for the queue gives, with a note; ``missing`` are files that a script reads and that are not at
-    hand, ``started_scripts`` scripts that it starts.
+    being evaluated, ``asks`` those of ``if`` and ``while`` among them, ``assumed`` is what the last
+    condition rests on. ``facts`` are values that a header for the queue gives, with a note.
+    ``missing`` are files that a script reads and that are not at hand, ``started_scripts`` scripts
+    that it starts. ``absent`` are placeholders of variables that nobody sets, with their names,
+    ``filled`` those of variables that surely have a value.
     """
 
     source: Source
     run: Callable[[Script, State], None]
     files: list[str] = field(default_factory=list)
-    conditions: list[Condition] = field(default_factory=list)
+    conditions: list[Guard] = field(default_factory=list)
     loops: list[tuple[str, int, str]] = field(default_factory=list)
     callers: list[int] = field(default_factory=list)
     outer: tuple[Text, ...] = ()
     captures: int = 0
     started: list[Started] = field(default_factory=list)
-    exits: list[tuple[int, tuple[Condition, ...]]] = field(default_factory=list)
+    exits: list[tuple[int, tuple[Guard, ...]]] = field(default_factory=list)
     parked: list[tuple[str, list[tuple[State, Unknown]]]] = field(default_factory=list)
     unknowns: list[Unknown] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)

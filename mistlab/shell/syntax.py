@@ -50,7 +50,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipe:
-    """``<(...)`` or ``>(...)``, a path that a running shell knows; or ``<path>``, to be filled in."""
+    """``<(...)`` or ``>(...)``, a path of a running shell; or ``<path>``, to be filled in."""
 
     line: int
     source: str
@@ -244,17 +244,17 @@ class Joined:
     """Tests joined by ``&&``, ``||`` or negated by ``!`` inside ``[[ ]]``."""
 
     operator: str
-    tests: tuple["Condition", ...]
+    tests: tuple["Comparison", ...]
 
 
-Condition: TypeAlias = Operand | Joined
+Comparison: TypeAlias = Operand | Joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracketed:
     """``[[ ... ]]``."""
 
-    condition: Condition
+    condition: Comparison
     line: int
     source: str
 

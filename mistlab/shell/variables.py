@@ -121,7 +121,8 @@ def assign_all(
     session.mentioned.add(name)
     if name in session.source.settings:
         return
-    session.spend(0, 8 * len(items))
+    line = max((text.line for text in items.values()), default=0)
+    session.spend(line, 128 * len(items))
     old = state.variables.get(name)
     is_map = is_map or (old is not None and old.is_map)
     made = {key: named(session, name, text) for key, text in items.items()}

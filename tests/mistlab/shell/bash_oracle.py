@@ -1,6 +1,7 @@
-"""Runs scripts by a real bash whose launchers only tell their words: the oracle of the evaluator."""
+"""Runs scripts by a real bash whose launchers only print their words: the evaluator's oracle."""
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -39,18 +40,12 @@ def scripts_of(file: Path) -> list[Script]:
         for item in given:
             if item.startswith("-- "):
                 # Arguments are words of a shell.
-                arguments = tuple(_words(item[3:]))
+                arguments = tuple(shlex.split(item[3:]))
             else:
                 key, _, value = item.partition("=")
                 settings[key] = value
         scripts.append(Script(name=name, text=text, settings=settings, arguments=arguments))
     return scripts
-
-
-def _words(text: str) -> list[str]:
-    import shlex
-
-    return shlex.split(text)
 
 
 def launches_by_bash(scripts: Sequence[Script], folder: Path) -> list[list[list[str]]]:

@@ -1,27 +1,22 @@
 """Scripts with every construct: the words of their launch are those that a real bash gives."""
 
 import shutil
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from mistlab.shell.launch import launch_of
 from mistlab.shell.source import Source
-
-sys.path.insert(0, str(Path(__file__).parent))
-from bash_oracle import CASES, Script, launches_by_bash, scripts_of
+from tests.mistlab.shell.bash_oracle import CASES, Script, launches_by_bash, scripts_of
 
 SCRIPTS = [script for file in sorted(CASES.glob("*.sh")) for script in scripts_of(file)]
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash as the oracle")
 
 
 @pytest.fixture(scope="module")
-def by_bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[list[str]]]]:
+def by_bash(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[str]]]:
     folder = tmp_path_factory.mktemp("oracle")
     launches = launches_by_bash(SCRIPTS, folder)
-    yield {script.name: each for script, each in zip(SCRIPTS, launches, strict=True)}
+    return {script.name: each for script, each in zip(SCRIPTS, launches, strict=True)}
 
 
 def test_there_are_enough_scripts_and_all_are_named() -> None:

@@ -99,7 +99,8 @@ def test_texts_of_branches_differ_by_words() -> None:
 
 
 def test_case_on_an_unknown_word_joins_its_arms() -> None:
-    text = "case $(hostname) in a*) N=1; M=4;; b*) N=2; M=4;; *) exit 1;; esac\ntorchrun train.py $N $M"
+    text = "case $(hostname) in a*) N=1; M=4;; b*) N=2; M=4;; *) exit 1;; esac\n"
+    text += "torchrun train.py $N $M"
     launch = launched(text)
     assert words(launch) == ["$N", "4"]
     assert unknown_in(launch).either == ("1", "2")
@@ -208,7 +209,8 @@ def test_several_launches_are_told_apart_by_their_lines() -> None:
 
 
 def test_training_is_preferred_to_what_prepares_it() -> None:
-    text = "python tools/preprocess_data.py --a 1\ntorchrun pretrain_gpt.py --b 2\npython eval.py --c 3"
+    text = "python tools/preprocess_data.py --a 1\ntorchrun pretrain_gpt.py --b 2\n"
+    text += "python eval.py --c 3"
     assert launched(text).program == "pretrain_gpt.py"
     with pytest.raises(InputError, match=r"line 1: tools/convert.py seems to prepare"):
         launched("python tools/convert.py --a 1")
@@ -226,6 +228,12 @@ def test_no_launch_is_told() -> None:
     for text in ("", "#!/bin/bash\n", "echo a\nmkdir b"):
         with pytest.raises(InputError, match="holds no command that starts training"):
             launched(text)
+
+
+def test_a_program_among_the_arguments_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"line 2: .* without arguments: -- ARG1 .* no program"):
+        launched('cd x\npython -u "$@"')
+    assert launched('cd x\npython -u "$@"', "train.py", "--a").program == "train.py"
 
 
 def test_a_script_that_is_not_at_hand_is_named() -> None:
@@ -252,7 +260,8 @@ def test_a_sourced_file_that_is_not_at_hand_is_noted() -> None:
 def test_slurm_s_variables_are_those_of_the_header() -> None:
     text = (
         "#SBATCH --nodes=4\n#SBATCH --gres=gpu:a100:8\n#SBATCH --ntasks-per-node 1\n"
-        "srun torchrun --n $SLURM_NNODES --g $SLURM_GPUS_ON_NODE train.py $SLURM_NTASKS $SLURM_PROCID"
+        "srun torchrun --n $SLURM_NNODES --g $SLURM_GPUS_ON_NODE train.py $SLURM_NTASKS "
+        "$SLURM_PROCID"
     )
     launch = launched(text)
     assert [word.text for word in launch.started] == ["srun", "torchrun", "--n", "4", "--g", "8"]
@@ -268,7 +277,14 @@ def test_lines_are_those_that_wrote_a_value() -> None:
     )
     lines = {word.text: word.line for word in launched(text).arguments}
     assert lines == {
-        **{"--a": 3, "4": 7, "--b": 4, "2": 4, "--c": 5, "3": 5, "--d": 6, "--e": 8},
+        "--a": 3,
+        "4": 7,
+        "--b": 4,
+        "2": 4,
+        "--c": 5,
+        "3": 5,
+        "--d": 6,
+        "--e": 8,
     }
     assert [word.line for word in launched(text).arguments][1] == 1
 
@@ -284,9 +300,8 @@ def test_files_that_the_script_writes_come_with_the_launch() -> None:
 def test_what_is_left_to_be_filled_in_is_unknown() -> None:
     launch = launched("P=<Specify path>\ntorchrun train.py --a $P --b <name>/x")
     assert words(launch) == ["--a", "<Specify path>", "--b", "<name>/x"]
-    assert [word.unknown.remedy for word in launch.arguments if word.unknown][
-        0
-    ] == "give --set P=VALUE"
+    remedies = [word.unknown.remedy for word in launch.arguments if word.unknown]
+    assert remedies == ["give --set P=VALUE", ""]
 
 
 @pytest.mark.parametrize(
