@@ -1,6 +1,6 @@
 """Runs the slow tests file by file, and writes docs/results/tests.md: what passed, where and when.
 
-python -m benchmarks.slow_tests [FILE OR FOLDER ...]; ``make slow`` runs all. The results of each file
+python -m benchmarks.slow_tests [FILE OR FOLDER ...]; ``make slow`` runs all. Results of each file
 stay in runs/slow/REVISION, so a run that was stopped goes on where it was, if nothing has changed.
 """
 
