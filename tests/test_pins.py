@@ -70,4 +70,5 @@ def test_the_readme_promises_the_downloads_of_the_makefile() -> None:
     figures = dict(re.findall(r"^(GB_\w+) := (.*)$", makefile, re.MULTILINE))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"it downloads {figures['GB_WITH_CUDA']} GB" in readme
-    assert f"downloads {figures['GB_WITHOUT']} GB" in readme
+    assert f"downloads {figures['GB_CPU_BUILD']} GB" in readme
+    assert f"download {figures['GB_WITHOUT']} GB" in readme
