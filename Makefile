@@ -1,9 +1,21 @@
-# The base environment lives in .venv, that of the tests in .venv-dev; `make clean` removes both.
+# The base environment lives in .venv, that of the tests in .venv-dev, and a pip of known version, which
+# checks the pins, in .venv-pins; `make clean` removes them.
 
 PYTHON ?= python3
 BASE := .venv
 DEV := .venv-dev
+PINNING := .venv-pins
 PINS := constraints.txt
+# TORCH_INDEX=URL takes torch from another package index. PyTorch's own index of builds for CPUs is the
+# one that its installation page names for Linux, pip and CPU.
+TORCH_INDEX ?=
+TORCH := torch==2.13.0
+# GB that the tests' environment downloads, by `make pins`, which fails when they are untrue: on Linux
+# torch brings CUDA along, on macOS and Windows it does not. With a build for CPUs Linux has 3.1 GB less
+# the 2.7 of torch and CUDA, and that build's 0.2.
+GB_WITH_CUDA := 3.1
+GB_WITHOUT := 0.35
+GB_CPU_BUILD := 0.5
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 
 # Many tests start processes, and each would compile every module that it imports.
@@ -15,7 +27,7 @@ INSTALL := $(DEV)/bin/pip install --quiet --no-compile --constraint $(PINS)
 # and takes some from another worker when it has none left.
 TEST := OMP_NUM_THREADS=1 $(DEV)/bin/python -m pytest -n auto --dist worksteal -p no:benchmark
 
-.PHONY: compare test test-all extras transformers check format graphs benchmark clean
+.PHONY: compare test test-all slow extras transformers pins check format graphs benchmark clean
 
 compare: $(BASE)/.done
 	$(BASE)/bin/python -m experiments.compare_searchers $(ARGS)
@@ -26,8 +38,12 @@ test: $(DEV)/.done
 test-all: $(DEV)/.done extras
 	$(TEST) $(ARGS)
 
-# Ray, Triton and transformers, which a few tests need: without them those say so, and are left out.
-# Ray's are slow ones.
+# The slow tests alone, file by file; stopped, it goes on where it was. Writes docs/results/tests.md.
+slow: $(DEV)/.done extras
+	$(DEV)/bin/python -m benchmarks.slow_tests $(ARGS)
+
+# Ray, Triton and transformers, which a few tests need: without them the tests are left out, and the
+# summary says so.
 extras: transformers $(DEV)/.ray $(DEV)/.triton
 
 transformers: $(DEV)/.transformers
@@ -36,7 +52,12 @@ check: $(DEV)/.done
 	$(DEV)/bin/ruff check .
 	$(DEV)/bin/ruff format --check .
 	$(DEV)/bin/mypy
+	$(DEV)/bin/mypy .ci/pins.py
 	$(DEV)/bin/lint-imports
+
+# Whether the pins resolve on machines that are not this one. ARGS=--everywhere: beyond Linux too.
+pins: $(PINNING)/.done
+	$(PINNING)/bin/python .ci/pins.py $(ARGS)
 
 format: $(DEV)/.done
 	$(DEV)/bin/ruff check --fix .
@@ -53,7 +74,7 @@ benchmark: $(DEV)/.done
 	$(DEV)/bin/python -m benchmarks.speed_page runs/benchmark.json
 
 clean:
-	rm -rf $(BASE) $(DEV)
+	rm -rf $(BASE) $(DEV) $(PINNING)
 
 $(BASE)/.done: pyproject.toml $(PINS)
 	$(NEW_ENOUGH)
@@ -63,9 +84,24 @@ $(BASE)/.done: pyproject.toml $(PINS)
 
 $(DEV)/.done: pyproject.toml $(PINS)
 	$(NEW_ENOUGH)
+ifneq ($(TORCH_INDEX),)
+	@echo "Downloads about $(GB_CPU_BUILD) GB, a torch for CPUs among them."
+else ifeq ($(shell uname -s),Linux)
+	@echo "Downloads up to $(GB_WITH_CUDA) GB: the package index's torch for Linux brings CUDA along."
+	@echo "With 'make TORCH_INDEX=URL ...' it is about $(GB_CPU_BUILD) GB, where URL is PyTorch's index of builds for CPUs"
+	@echo "(its installation page names the URL for Linux, pip and CPU)."
+else
+	@echo "Downloads about $(GB_WITHOUT) GB, torch among them."
+endif
 	$(PYTHON) -m venv $(DEV)
-	$(INSTALL) torch==2.13.0
+	$(INSTALL) $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) $(TORCH)
 	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+$(PINNING)/.done: $(PINS)
+	$(NEW_ENOUGH)
+	$(PYTHON) -m venv $(PINNING)
+	$(PINNING)/bin/pip install --quiet --no-compile --constraint $(PINS) --upgrade pip
 	touch $@
 
 $(DEV)/.transformers: $(DEV)/.done

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.skips import LACKING, OPTION, Skips
 from tests.warm.start import warm_server
 
 # Sums by two threads differ in the last digit from those of one, which processes of tests have.
@@ -23,8 +24,17 @@ for name, examples in (("few examples", 40), ("all examples", 100)):
     )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options that CI has."""
+    parser.addoption(OPTION, action="store_true", help="fail for a skip that tests/skips.py lacks")
+    parser.addoption(LACKING, action="append", default=[], help="a word of further reasons")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """While somebody waits, fewer examples are enough."""
+    """While somebody waits, fewer examples are enough. The process that sums up tells of skips."""
+    if not hasattr(config, "workerinput"):
+        only_named, may_lack = config.getoption(OPTION), config.getoption(LACKING)
+        config.pluginmanager.register(Skips(only_named=only_named, may_lack=may_lack))
     waited_for = config.getoption("markexpr") == "not slow"
     settings.load_profile("few examples" if waited_for else "all examples")
 

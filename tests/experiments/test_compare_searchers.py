@@ -206,19 +206,21 @@ def test_the_page_stands_alone_and_tells_all(answers: Answers) -> None:
     assert "python -m experiments.compare_searchers --model llama-350m" in text
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_a_browser_shows_the_page_without_errors(answers: Answers) -> None:
     (folder, answer), _ = answers
     assert CHROMIUM is not None
-    page = (folder / "report.html").as_uri()
+    page = folder / "report.html"
+    drawn = page.read_text(encoding="utf-8").count("<svg")
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr")
-    command = [CHROMIUM, *options, "--dump-dom", page]
+    command = [CHROMIUM, *options, "--dump-dom", page.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in shown.stderr
-    assert shown.stdout.count("<svg") == 5
+    assert shown.stdout.count("<svg") == drawn > 0
     assert f"{rows_of(answer)[answer['best']]['predicted_s']:.3f} s" in shown.stdout
 
 

@@ -30,10 +30,7 @@ spaces: [3d]
 play: false
 budget: {evaluations: 300}
 """
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
@@ -49,6 +46,7 @@ def by_value(ray: Any) -> Iterator[None]:
     ray.cloudpickle.unregister_pickle_by_value(killed_once)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("by_value")
 def test_two_hundred_problems_on_four_workers_one_of_them_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

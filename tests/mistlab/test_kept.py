@@ -171,10 +171,11 @@ def test_a_file_where_the_folder_should_be_is_survived(folder: Path) -> None:
     assert folder.parent.read_text() == "a file"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_may_not_be_written_to_is_read(folder: Path) -> None:
     made(folder)
     folder.chmod(0o500)
+    if os.access(folder, os.W_OK):
+        pytest.skip("this user may write everywhere")
     try:
         with pytest.warns(CacheWarning, match="cannot be kept") as said:
             assert [made(folder), made(folder, 4), made(folder, 5)] == [0, 1, 1]

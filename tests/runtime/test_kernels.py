@@ -16,6 +16,15 @@ COMPARED = """
 import torch
 from runtime.models import kernels, operators
 
+def fenced(kernel, grid, like, *arguments):
+    # A row's tail that is written too far lands in the next row, which writes it again: only behind
+    # the last row does it show.
+    whole = torch.full((like.numel() + 4096,), 7.0, dtype=like.dtype)
+    result = whole[2048:-2048].view(like.shape)
+    kernel[grid](result, *arguments)
+    assert whole[:2048].eq(7).all() and whole[-2048:].eq(7).all(), kernel
+    same(result, like)
+
 torch.manual_seed(0)
 for kind, near in ((torch.float32, 1e-6), (torch.float16, 4e-3)):
     same = lambda one, other: torch.testing.assert_close(one, other, rtol=near, atol=near)
@@ -28,6 +37,12 @@ for kind, near in ((torch.float32, 1e-6), (torch.float16, 4e-3)):
     both, gradient = torch.randn(3, 5, 2200, dtype=kind), torch.randn(3, 5, 1100, dtype=kind)
     same(kernels.swiglu(both), operators.swiglu(both))
     same(kernels.swiglu_backward(gradient, both), operators.swiglu_backward(gradient, both))
+    # Nothing is written beside the results.
+    fenced(kernels._softmax, (240,), own, scores, 20, 32)
+    parts = kernels._parts(gradient)
+    fenced(kernels._swiglu, parts, operators.swiglu(both), both, 1100, kernels.PART)
+    whole = operators.swiglu_backward(gradient, both)
+    fenced(kernels._swiglu_backward, parts, whole, gradient, both, 1100, kernels.PART)
     # Six of nine heads, ten of twelve channels.
     whole, other = (torch.ones(2, 7, 9, 12, dtype=kind).cumsum(-1) for _ in range(2))
     cosine, sine = torch.rand(7, 5), torch.rand(7, 5)

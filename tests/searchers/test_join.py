@@ -216,7 +216,6 @@ def test_groups_side_by_side_give_the_same_plan(name: str) -> None:
     assert together.stage_evaluations > 0
 
 
-@pytest.mark.slow
 def test_groups_on_a_ray_cluster_give_the_same_plan() -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed: make extras")
     from ray.util.joblib import register_ray  # noqa: PLC0415
