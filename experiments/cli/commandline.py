@@ -5,7 +5,9 @@ Exit status 0 is done, 1 no answer, 2 wrong usage.
 
 import argparse
 import atexit
+import errno
 import gc
+import io
 import json
 import os
 import sys
@@ -201,6 +203,9 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     # At the end of a process Python looks through all objects again, to no use.
     atexit.register(gc.freeze)
     os.environ.setdefault(NUMPY_THREADS, "1")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names of files may have bytes that are no text.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _warnings_in_lines():
             status = main(arguments)
@@ -215,11 +220,22 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
         return NO_ANSWER
     except OSError as error:
         # A disk that is full, a file that may not be read.
-        where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}", NO_ANSWER)
+        return _complain(f"{_file_of(error)}{error.strerror or error}", NO_ANSWER)
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
+
+
+def _file_of(error: OSError) -> str:
+    """The file that an error is about, for the beginning of a message; empty if nobody knows."""
+    if error.filename:
+        return f"{error.filename}: "
+    if error.errno != errno.ENOSPC:
+        return ""
+    # Files that are written name themselves (mistlab.values.datafile.naming). What was printed
+    # would be tried again at the end of the process.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return "standard output: "
 
 
 @contextmanager
@@ -253,6 +269,14 @@ def as_options(prefix: str = "") -> Iterator[None]:
         field = error.path.rpartition(".")[2].replace("_", "-")
         message = f"--{prefix}{field}: {error.problem}"
         raise InputError(message) from None
+
+
+def batch_status(files: int, unreadable: int, *, all_answered: bool) -> int:
+    """The exit status of a command that goes on behind a file that is malformed: of the only file
+    that is wrong usage, as everywhere; of one of several, no answer to one of several questions."""
+    if files == unreadable == 1:
+        return WRONG_USAGE
+    return DONE if all_answered else NO_ANSWER
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -4,12 +4,14 @@
 ``rows.jsonl`` one row a line, ``README.md`` the command that makes them again.
 """
 
+import fcntl
 import json
 import os
 import platform
 import shlex
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,13 +20,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from experiments.cli.commandline import progress, writable
-from mistlab.values.datafile import read_json
+from mistlab.values.datafile import naming, read_json
 from mistlab.values.errors import InputError
 
 PACKAGES = ("mistlab", "highspy", "numpy", "optuna", "pulp", "scipy", "simpy", "sympy")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class RunDirectory:
     """The folder of one run of a command, and what it was made with."""
 
@@ -34,23 +36,41 @@ class RunDirectory:
     @classmethod
     def make(cls, path: Path, command: str, options: Mapping[str, Any]) -> Self:
         """Make the folder, and note what will fill it. Where no folder can be made, that is said
-        and results go to a temporary one; a file in its place is refused."""
+        and results go to a temporary one; a file in its place is refused, and so is a folder
+        to which another run writes."""
         config = _config(command, options)
         directory = cls(path=_folder(path), config=config)
+        directory._hold()
         text = json.dumps(config, indent=2, allow_nan=False)
         directory.write_text("config.json", text + "\n")
         directory.write_text("README.md", f"Made by `{command_line(config)}`.\n")
         return directory
 
+    def _hold(self) -> None:
+        """Keep other runs out of the folder for as long as this object lives; the system lets go of
+        it where the process ends in any way, so that nothing stays behind."""
+        folder = os.open(self.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, folder)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"--out {self.path}: another run writes here: wait for it, or give another"
+            raise InputError(message) from None
+        except OSError:
+            # A file system without locks.
+            return
+
     def write_text(self, name: str, text: str) -> None:
         """Write a file; whoever reads it finds what it held before, or all of the text."""
         unfinished = self.path / f"{name}.part"
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(self.path / name)
+        with naming(self.path / name):
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(self.path / name)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Append to ``rows.jsonl``."""
-        with (self.path / "rows.jsonl").open("a", encoding="utf-8") as file:
+        path = self.path / "rows.jsonl"
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -122,7 +142,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             rows.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             kept = path.with_name(f"{path.name}.damaged")
             kept.write_bytes(path.read_bytes())
             what = f"{path}: line {number} is damaged: it and what follows are made again"
