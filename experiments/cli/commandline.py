@@ -10,6 +10,7 @@ import gc
 import io
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,7 +126,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         problem = message.removeprefix("argument ").replace(": expected", " expects")
         problem += self._meant(message)
-        self.exit(WRONG_USAGE, f"error: {problem} ({self.prog} --help explains the options)\n")
+        told = f"{shortened(problem)} ({self.prog} --help explains the options)"
+        self.exit(WRONG_USAGE, f"error: {told}\n")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """An option's value; ``--option=--``, which argparse takes for an empty list, is none."""
+        if action.option_strings and "--" in arg_strings:
+            raise argparse.ArgumentError(action, "-- is not a value: give one")
+        return super()._get_values(action, arg_strings)
 
     def _meant(self, message: str) -> str:
         """Options near to the first unknown one that a message names, if there are any."""
@@ -326,5 +334,14 @@ def _missing(error: ModuleNotFoundError) -> InputError:
 
 
 def _complain(error: Exception | str, status: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {shortened(str(error))}", file=sys.stderr)
     return status
+
+
+def shortened(message: str) -> str:
+    """A message whose longest words, such as a file given in place of its name, are cut short."""
+    return _LONG_WORD.sub(r"\1...\2", message)
+
+
+# More than the name of any file, whose path may be longer.
+_LONG_WORD = re.compile(r"(\S{100})\S{300,}(\S{50})")
