@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
 
@@ -87,6 +87,10 @@ class RowPredictor:
     def answers(self, path: Path) -> Iterator[AnsweredRow]:
         """The answers to a table's rows, in order."""
         rows = rows_of_table(path)
+        if (first := next(rows, None)) is None:
+            message = f"{path}: has no rows below its header: give a run a line"
+            raise InputError(message)
+        rows = chain([first], rows)
         while some := list(islice(rows, AT_ONCE)):
             own = "" if self._hardware is None else self._hardware.name
             read = [_read(row, own) for row in some]

@@ -57,6 +57,9 @@ def _run(drawn: Sequence[tuple[int, Case]], options: argparse.Namespace) -> "lis
             folder = Path(top) / str(number)
             folder.mkdir()
             outcome: Outcome = (started if is_alone else forked)(case, folder)
+            if outcome.status < 0 and not is_alone:
+                # What is worked out the first time, such as expressions, is kept.
+                outcome = forked(case, folder)
             found = problems(case, outcome)
             findings.append(
                 Finding(number=number, case=case, outcome=outcome, problems=found, alone=is_alone)

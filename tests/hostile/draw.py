@@ -131,9 +131,46 @@ _PLAN_READERS: Sequence[tuple[str, Sequence[str]]] = (
 )
 
 
+def _grown(random: Random, whole: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A plan that is consistent, and far too large in one way."""
+    workload, plan, cluster = (whole[name] for name in ("workload", "plan", "cluster"))
+    factor = random.choice((3, 10, 1000, 10**5, 10**7, 6 * 10**7))
+    way = random.choice(("micro_batches", "micro_batch", "ranks", "layers", "stages", "sizes"))
+    if way == "micro_batches":
+        plan["micro_batches"] *= factor
+        plan["order"] = random.choice(("1f1b", "gpipe", "zb-h1", "interleaved-2", "zb-v"))
+    for stage in plan["stages"]:
+        if way in ("micro_batch", "layers"):
+            stage[{"layers": "layers"}.get(way, way)] *= factor
+        elif way == "ranks":
+            stage["data_parallel"] *= factor
+            cluster["nodes"] = factor
+    if way in ("micro_batches", "micro_batch", "ranks"):
+        workload["global_batch"] *= factor
+    elif way == "layers":
+        workload["model"]["layers"] *= factor
+    elif way == "stages":
+        number = random.choice((3, 50, 500))
+        one = {**plan["stages"][0], "layers": 1, "checkpointed_layers": 0}
+        plan["stages"] = [dict(one) for _ in range(number)]
+        workload["model"]["layers"], cluster["nodes"] = number, number
+    else:
+        sizes = {"hidden": 2**20, "heads": 2**16, "kv_heads": 2**16, "head_dim": 16, "ffn": 2**24}
+        workload["model"] |= {**sizes, "vocab": 2**27}
+        workload["sequence_length"] = random.choice((10**6, 10**9))
+    return f"{way} times {factor}", whole
+
+
 def _plan(random: Random) -> Case:
-    kind, about, text, whole = _hostile_file(random, sources.plan(), sources.as_yaml)
+    if random.random() < 0.25:
+        about, whole = _grown(random, sources.plan())
+        kind, text = "sizes", sources.as_yaml(whole)
+    else:
+        kind, about, text, whole = _hostile_file(random, sources.plan(), sources.as_yaml)
     command, arguments = random.choice(_PLAN_READERS)
+    if kind == "sizes" and "micro_batches times 100000" in about:
+        # That many are played in half a minute.
+        arguments = [word for word in arguments if word not in ("--simulator", "events")]
     return Case(
         command=command,
         kind=f"plan file, {kind}",
