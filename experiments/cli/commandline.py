@@ -289,7 +289,19 @@ def batch_status(files: int, unreadable: int, *, all_answered: bool) -> int:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One object on one line of standard output."""
-    print(json.dumps(value, allow_nan=False))
+    print(as_json(value))
+
+
+def as_json(value: Mapping[str, Any], indent: int | None = None) -> str:
+    """A result as JSON; refuses numbers that overflowed, of options or files that are too large."""
+    try:
+        return json.dumps(value, allow_nan=False, indent=indent)
+    except ValueError:
+        message = (
+            "a result is too large for a number: give smaller sizes, prices or times (or larger "
+            "ones, where something is divided by them)"
+        )
+        raise InputError(message) from None
 
 
 def progress(text: str) -> None:

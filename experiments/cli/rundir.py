@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from experiments.cli.commandline import progress, writable
+from experiments.cli.commandline import as_json, progress, writable
 from mistlab.values.datafile import naming, read_json
 from mistlab.values.errors import InputError
 
@@ -41,7 +41,7 @@ class RunDirectory:
         config = _config(command, options)
         directory = cls(path=_folder(path), config=config)
         directory._hold()
-        text = json.dumps(config, indent=2, allow_nan=False)
+        text = as_json(config, indent=2)
         directory.write_text("config.json", text + "\n")
         directory.write_text("README.md", f"Made by `{command_line(config)}`.\n")
         return directory
@@ -71,11 +71,11 @@ class RunDirectory:
         """Append to ``rows.jsonl``."""
         path = self.path / "rows.jsonl"
         with naming(path), path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.write(as_json(row) + "\n")
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write ``rows.jsonl``; whoever reads it finds the rows before, or all of these."""
-        lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+        lines = [as_json(row) + "\n" for row in rows]
         self.write_text("rows.jsonl", "".join(lines))
 
     def rows(self) -> list[dict[str, Any]]:

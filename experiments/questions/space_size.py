@@ -83,8 +83,8 @@ def _report(rows: Sequence[Row], where: str) -> Report:
     last = power[FEATURES[-1], depths[-1]]
     sentence = (
         f"Every feature and every block adds plans: {'yes' if grows else 'NO'}. With all features "
-        f"and {depths[-1]} blocks there are 1e{last:.0f}; about 1e{ATOMS_POWER} atoms are in the "
-        "observable universe."
+        f"and {depths[-1]} blocks there are {_words(last, 0)}; about 1e{ATOMS_POWER} atoms are in "
+        "the observable universe."
     )
     by_depth = table(
         ("features", *(f"{depth} blocks" for depth in depths)),
@@ -122,9 +122,9 @@ def _report(rows: Sequence[Row], where: str) -> Report:
     )
 
 
-def _words(power: float | None) -> str:
+def _words(power: float | None, digits: int = 1) -> str:
     """The number of a space's plans; none where nothing fits the blocks and the GPUs."""
-    return "none" if power is None else f"1e{power:.1f}"
+    return "none" if power is None else f"1e{power:.{digits}f}"
 
 
 def _grows(power: Mapping[tuple[str, int], float | None], depths: Sequence[int]) -> bool:

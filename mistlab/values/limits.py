@@ -1,7 +1,7 @@
 """The largest sizes that models, nodes and runs may have: far above any real one.
 
 Whoever gives more has mistaken a unit or a column, and what follows from such sizes takes hours or
-overflows (docs/decisions/0052). The largest published: 126 blocks, hidden 65,536, heads 256, 2,048
+overflows (docs/decisions/0052). The largest published: 128 blocks, hidden 25,600, heads 160, 2,048
 experts, a vocabulary of 262,144, sequences of 10 million tokens, 100,000 GPUs.
 """
 

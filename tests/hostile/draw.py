@@ -1,6 +1,5 @@
 """Draws hostile inputs: a kind, a command that reads it, and what is wrong with it, by a seed."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
@@ -8,7 +7,9 @@ from typing import Any
 
 from tests.hostile import sources, values
 from tests.hostile.case import ENDLESS, FOLDER, LOOP, Case, Content
-from tests.hostile.commands import COMMANDS, LONG, OF_WORK, PROBLEM, SMALL, options_of
+from tests.hostile.changed_data import changed
+from tests.hostile.commands import COMMANDS, PROBLEM, SMALL
+from tests.hostile.draw_options import option_case
 
 SMALL_TUNE = ("--space", "3d", "--budget-evaluations", "50", "--json", "--out", "tuned.yaml")
 _SIZES = ("--gpus-per-node", "2", "--sequence-length", "512", "--global-batch", "8", "--json")
@@ -21,9 +22,9 @@ def cases(seed: int) -> Iterator[Case]:
     turn = 0
     while True:
         for drawn in _KINDS:
-            if drawn is _option:
+            if drawn is option_case:
                 for _ in range(6):
-                    yield _with_files(_option(random, COMMANDS[turn % len(COMMANDS)]))
+                    yield _with_files(option_case(random, COMMANDS[turn % len(COMMANDS)]))
                     turn += 1
             else:
                 yield _with_files(drawn(random))
@@ -53,56 +54,6 @@ def _honest_files() -> dict[str, Content]:
         "binary.json": bytes(range(256)) * 4,
         "file": b"text",
     }
-
-
-# --- files of plain data
-
-
-def _places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of all entries of nested mappings and lists."""
-    entries: Sequence[tuple[Any, Any]] = ()
-    if isinstance(content, dict):
-        entries = [*content.items()]
-    elif isinstance(content, list):
-        entries = [*enumerate(content)]
-    for key, value in entries:
-        yield (*path, key)
-        yield from _places(value, (*path, key))
-
-
-def changed(random: Random, content: Any) -> tuple[str, Any]:
-    """A copy of plain data with one to three entries wrong, and which."""
-    whole, told = copy.deepcopy(content), []
-    for _ in range(random.choice((1, 1, 1, 2, 3))):
-        places = [*_places(whole)]
-        if not places:
-            break
-        *holder, key = random.choice(places)
-        at = whole
-        for step in holder:
-            at = at[step]
-        told.append(_change_entry(random, at, key, ".".join(map(str, [*holder, key]))))
-    return "; ".join(told), whole
-
-
-def _change_entry(random: Random, at: Any, key: Any, name: str) -> str:
-    """Make an entry of a mapping or a list wrong, and say how."""
-    draw, old = random.random(), at[key]
-    if draw < 0.1:
-        del at[key]
-        return f"{name} left out"
-    if draw < 0.15 and isinstance(at, dict):
-        at[random.choice(("unknown", f"{key} ", str(key).upper(), "", 7, None))] = old
-        return f"a strange key beside {name}"
-    is_number = isinstance(old, int | float) and not isinstance(old, bool)
-    if draw < 0.4 and is_number:
-        factor = random.choice((0, -1, 2, 3, 0.5, 7, 1000, 10**6, 10**9, 1e-9))
-        at[key] = type(old)(old * factor)
-        return f"{name} times {factor}"
-    at[key] = random.choice(values.FIELD_VALUES)
-    if isinstance(at[key], str) and len(at[key]) > 100:
-        return f"{name}: 60 KB of text"
-    return f"{name}: {at[key]!r}"
 
 
 def _hostile_file(
@@ -351,90 +302,7 @@ def _kept(random: Random) -> Case:
     )
 
 
-# --- options
-
-_UNKNOWN = ("--modle", "--=", "--json=1", "-x", "--nodes=1=2", "--model", "--seed")
-
-
-def _option(random: Random, command: str) -> Case:
-    """A command with one or two wrong options."""
-    given, told = [], []
-    for _ in range(random.choice((1, 1, 2))):
-        words = _words(random, command)
-        given += words
-        told.append(" ".join(word[:40] for word in words))
-    return Case(
-        command=command,
-        kind="options",
-        about="; ".join(told),
-        arguments=(*SMALL.get(command, ("--quick",) * _has(command, "--quick")), *given),
-        must_refuse=command in LONG,
-        echo=_echo_of_words(command, given),
-    )
-
-
-def _has(command: str, option: str) -> bool:
-    return any(option in action.option_strings for action in options_of(command))
-
-
-def _words(random: Random, command: str) -> list[str]:
-    """An option with a wrong value; of a command whose work is long one that no value can be."""
-    is_long = command in LONG
-    actions = [action for action in options_of(command) if action.option_strings]
-    if is_long:
-        actions = [one for one in actions if _surely_wrong(one)]
-    if not actions or random.random() < 0.08:
-        return [random.choice(_UNKNOWN[:5])]
-    action = random.choice(actions)
-    name = action.option_strings[-1]
-    if action.nargs == 0:
-        return [name]
-    texts = _surely_wrong(action) if is_long else _texts(action)
-    value = random.choice(texts)
-    return [f"{name}={value}"] if random.random() < 0.7 else [name, value]
-
-
-def _texts(action: Any) -> Sequence[str]:
-    kind = getattr(action.type, "__name__", action.type)
-    if action.choices is not None:
-        return (*values.NAMES[:20], *map(str, action.choices))
-    if action.option_strings[-1] in OF_WORK:
-        return (*values.NO_NUMBERS, "-1", "0", "1", "nan", "-inf", "1e-308")
-    if kind in ("int", "float", "seed"):
-        return values.NUMBERS
-    return values.PATHS if kind == "Path" else values.NAMES
-
-
-def _surely_wrong(action: Any) -> Sequence[str]:
-    """Values that an option of a long command must refuse; none where it may take any."""
-    kind = getattr(action.type, "__name__", action.type)
-    if action.choices is not None or kind in ("int", "float", "seed"):
-        return values.NO_NUMBERS
-    names = ("--model", "--hardware", "--space", "--engine", "--view", "--searcher")
-    return values.NAMES[:8] if action.option_strings[-1] in names else ()
-
-
-_ECHOED = ("--nodes", "--gpus-per-node", "--sequence-length", "--global-batch")
-
-
-def _echo_of_words(command: str, words: Sequence[str]) -> Mapping[str, Any]:
-    """The sizes that an answer about a problem must have read."""
-    honest = [*SMALL.get(command, ()), *words]
-    if command not in ("tune", "compare_searchers") or any(w.startswith("--from") for w in words):
-        return {}
-    echo: dict[str, Any] = {}
-    for place, word in enumerate(honest):
-        name, equals, value = word.partition("=")
-        if name in _ECHOED:
-            value = value if equals else (honest[place + 1 : place + 2] or [""])[0]
-            try:
-                echo[name[2:].replace("-", "_")] = int(value)
-            except ValueError:
-                return {}
-    return echo
-
-
 _KINDS: Sequence[Callable[..., Case]] = (
-    *(_plan, _hardware, _model, _table, _script, _search_file, _plan, _kept, _option),
-    *(_table, _plan, _model, _option, _run_plan),
+    *(_plan, _hardware, _model, _table, _script, _search_file, _plan, _kept, option_case),
+    *(_table, _plan, _model, option_case, _run_plan),
 )
