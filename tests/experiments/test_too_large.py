@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import cross_check, estimate, predict, space_size
+from experiments import cross_check, estimate, predict
 from experiments.cli.commandline import run, shortened
+from experiments.frame.charts import Lines
+from experiments.questions import space_size as space_sizes
 
 PLAN = """
 workload:
@@ -78,14 +80,20 @@ def test_the_closed_form_folds_as_many_micro_batches(
     assert "steady s" in capsys.readouterr().out
 
 
-def test_a_space_without_plans_is_counted_as_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """More nodes than a model of so few blocks and such a batch can use."""
-    options = ["--model", "gpt3-125m", "--nodes", "1000", "--gpus-per-node", "2"]
-    options += ["--sequence-length", "512", "--global-batch", "8", "--quick"]
-    assert run(space_size.main, [*options, "--out", str(tmp_path / "out")]) == 0
-    assert " none" in capsys.readouterr().out
+def test_a_space_without_plans_is_counted_as_none() -> None:
+    """As with more nodes than a model of so few blocks and such a batch can use."""
+    rows = [
+        {"chapter": "features", "space": space, "layers": layers, "power_of_ten": power}
+        for space in space_sizes.FEATURES
+        for layers, power in ((16, None), (32, 2.5))
+    ]
+    named = {"chapter": "named", "space": "mist", "layers": 16, "power_of_ten": None}
+    report = space_sizes._report([*rows, named], "a question")
+    assert "none" in "\n".join(report.words)
+    assert report.summary["monotone"]
+    (picture,) = report.pictures
+    assert isinstance(picture, Lines)
+    assert picture.curves["DP+TP"] == [(32, 2.5)]
 
 
 def test_dashes_are_no_value_of_an_option(capsys: pytest.CaptureFixture[str]) -> None:

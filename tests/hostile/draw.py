@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -35,7 +36,8 @@ def _with_files(case: Case) -> Case:
     return replace(case, files={**_honest_files(), **case.files})
 
 
-def _honest_files() -> dict[str, Content]:
+@cache
+def _honest_files() -> Mapping[str, Content]:
     return {
         "plan.yaml": sources.as_yaml(sources.plan()),
         "single.yaml": sources.as_yaml(sources.single_plan()),

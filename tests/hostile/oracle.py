@@ -88,7 +88,11 @@ def _echoes(case: Case, answer: Any) -> Iterator[str]:
             yield f"{key} was {case.echo[key]!r}, and is read as {value!r}"
     sizes = [case.echo.get(name) for name in ("sequence_length", "global_batch")]
     if isinstance(answer, dict) and None not in sizes and "tokens_per_s" in answer:
-        tokens = answer["tokens_per_s"] * answer["iteration_s"]
+        try:
+            tokens = float(answer["tokens_per_s"]) * float(answer["iteration_s"])
+        except (KeyError, TypeError, ValueError) as error:
+            yield f"no seconds and tokens: {error!r}"
+            return
         if not math.isclose(tokens, math.prod(sizes), rel_tol=1e-6):  # type: ignore[type-var]
             yield f"{tokens:g} tokens a step, of {sizes[1]} sequences of {sizes[0]}"
 
