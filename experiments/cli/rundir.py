@@ -47,13 +47,17 @@ class RunDirectory:
         return directory
 
     def _hold(self) -> None:
-        """Keep other runs out of the folder for as long as this object lives; the system lets go of
-        it where the process ends in any way, so that nothing stays behind."""
+        """Keep other processes out of the folder for as long as this object lives; the system lets
+        go of it where the process ends in any way, so that nothing stays behind."""
         folder = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, folder)
+        found = os.fstat(folder)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _HELD[found.st_dev, found.st_ino] = self
         except BlockingIOError:
+            if (found.st_dev, found.st_ino) in _HELD:
+                return
             message = f"--out {self.path}: another run writes here: wait for it, or give another"
             raise InputError(message) from None
         except OSError:
@@ -81,6 +85,10 @@ class RunDirectory:
     def rows(self) -> list[dict[str, Any]]:
         """The rows of ``rows.jsonl``, without a last line that was cut off."""
         return read_rows(self.path / "rows.jsonl")
+
+
+# The folders that this process keeps others out of.
+_HELD: weakref.WeakValueDictionary[tuple[int, int], RunDirectory] = weakref.WeakValueDictionary()
 
 
 def earlier_rows(

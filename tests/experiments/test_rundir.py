@@ -38,12 +38,16 @@ def test_a_folder_of_a_run_that_goes_on_is_refused_until_the_run_is_gone(tmp_pat
     RunDirectory.make(tmp_path, "tune", {"seed": 1})
 
 
-def test_a_folder_is_free_again_where_its_run_has_ended(tmp_path: Path) -> None:
+def test_a_folder_is_free_for_its_own_process_and_again_where_its_run_has_ended(
+    tmp_path: Path,
+) -> None:
     first = RunDirectory.make(tmp_path, "tune", {})
-    with pytest.raises(InputError, match="another run writes here"):
-        RunDirectory.make(tmp_path, "tune", {})
-    del first
-    RunDirectory.make(tmp_path, "tune", {})
+    second = RunDirectory.make(tmp_path, "compare", {})
+    assert second.path == first.path
+    del first, second
+    command = [sys.executable, "-c", HOLDING, str(tmp_path)]
+    done = subprocess.run(command, input="", capture_output=True, text=True, check=True)
+    assert done.stdout == "held\n"
 
 
 @pytest.mark.parametrize("name", ["config.json", "rows.jsonl"])
