@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -238,12 +239,21 @@ def _file_of(error: OSError) -> str:
     """The file that an error is about, for the beginning of a message; empty if nobody knows."""
     if error.filename:
         return f"{error.filename}: "
-    if error.errno != errno.ENOSPC:
+    if error.errno != errno.ENOSPC or not _output_is_full():
         return ""
-    # Files that are written name themselves (mistlab.values.datafile.naming). What was printed
-    # would be tried again at the end of the process.
+    # What was printed would be tried again at the end of the process.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return "standard output: "
+
+
+def _output_is_full() -> bool:
+    """Whether standard output is a file on a disk without room, or a device that has none."""
+    try:
+        file = sys.stdout.fileno()
+        is_device = stat.S_ISCHR(os.fstat(file).st_mode)
+        return is_device or os.fstatvfs(file).f_bavail == 0
+    except OSError:
+        return False
 
 
 @contextmanager
