@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import cast
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from runtime.boxes import Loader, Saver, UnreadableError
+from runtime.checkpoint_metadata import tensors_listed
 from runtime.comm.shortage import refusal_in
 
 # What reading raises if a file does not hold the bytes that were written.
@@ -30,6 +31,9 @@ SENSELESS = (
     ValueError,
     pickle.UnpicklingError,
 )
+
+
+METADATA = ".metadata"
 
 
 class Writer(FileSystemWriter):
@@ -59,12 +63,24 @@ class Reader(FileSystemReader):
         """The list of the checkpoint's tensors; raises ``UnreadableError`` if it is damaged."""
         try:
             metadata = self.read_metadata()
+        except UnreadableError:
+            raise
         except SENSELESS as error:
             raise UnreadableError(_reason(error)) from error
         if not isinstance(metadata, Metadata):
             message = f".metadata holds a {type(metadata).__name__}"
             raise UnreadableError(message)
         return metadata
+
+    def read_metadata(self, *_: object, **__: object) -> Metadata:
+        """The list of the checkpoint's tensors, as torch reads it, but for names of anything else
+        in the file: a checkpoint may be a stranger's."""
+        with (Path(self.path) / METADATA).open("rb") as file:
+            found = tensors_listed(file)
+        if getattr(found, "storage_meta", None) is None:
+            found.storage_meta = StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return cast("Metadata", found)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the boxes of this rank."""

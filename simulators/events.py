@@ -37,6 +37,8 @@ from simulators.variability import Quantiles, Variability
 
 NAME = "events"
 
+# Passes of layers that are played; a million take half a minute, and half a gibibyte.
+MOST_TASKS = 10_000_000
 # Kinds of tasks whose time is proportional to the size of a micro-batch.
 _OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "W", "A", "X", "Y"})
 
@@ -176,6 +178,7 @@ class EventSimulator:
 
     def _graph(self, plan: Plan, engine: Engine | None = None) -> tuple[TaskGraph, list[Factors]]:
         _check_layers(plan)
+        _check_tasks(plan)
         models, passes = self._of_groups(plan, engine), passes_of_plan(plan)
         parts, factors = tasks_of_parts(models, plan, passes, self.cluster)
         graph = build_graph(parts, models[0].template, passes)
@@ -276,6 +279,17 @@ def _check_layers(plan: Plan) -> None:
                 "in closed form"
             )
             refuse(f"plan.stages[{number}].layers", problem)
+
+
+def _check_tasks(plan: Plan) -> None:
+    """Refuse a plan with more tasks than can be played in minutes."""
+    tasks = 2 * plan.layers * plan.micro_batches
+    if tasks > MOST_TASKS:
+        problem = (
+            f"{plan.micro_batches} of {plan.layers} layers are {tasks:,} passes of layers, more "
+            f"than the {MOST_TASKS:,} that are played: give fewer, or predict in closed form"
+        )
+        refuse("plan.micro_batches", problem)
 
 
 def _played(graph: TaskGraph, factors: Sequence[Factors]) -> Simulation:

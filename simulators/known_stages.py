@@ -10,8 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import TIMES
+from mistlab.values.errors import refuse
 from mistlab.values.prediction import MemoryByClass, MemoryByPhase, StagePrediction
 from mistlab.values.stages import StageCosts, StageFigures
+
+# Bytes that 64 bits hold: 8 EiB.
+MOST_BYTES = 2.0**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,5 +113,9 @@ def _rows(*columns: NDArray[np.float64]) -> list[list[float]]:
 
 
 def _whole_rows(*columns: NDArray[np.float64]) -> list[list[int]]:
-    rows: list[list[int]] = np.stack(columns, axis=1).round().astype(np.int64).tolist()
+    """Bytes as whole numbers; refuses those that 64 bits do not hold, of sizes beyond all sense."""
+    table = np.stack(columns, axis=1).round()
+    if not (np.abs(table) < MOST_BYTES).all():
+        refuse("workload", "needs more than 8 EiB of a GPU: lower its model, sequence or batch")
+    rows: list[list[int]] = table.astype(np.int64).tolist()
     return rows

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mistlab.values.datafile import naming
 from mistlab.values.errors import InputError
 
 Key = Mapping[str, object]
@@ -27,7 +28,8 @@ class ResumedTable:
         if text.partition("\n")[0] != header:
             message = f"{self.path}: has other columns than {header}: give another --tables"
             raise InputError(message)
-        self.path.write_text(text, encoding="utf-8")
+        with naming(self.path):
+            self.path.write_text(text, encoding="utf-8")
         for row in csv.DictReader(text.splitlines()):
             self._rows[self._texts(row)] = row
 
@@ -46,7 +48,7 @@ class ResumedTable:
     def add(self, key: Key, values: Mapping[str, object]) -> None:
         """Write a measurement down."""
         row = {name: str(value) for name, value in {**key, **values}.items()}
-        with self.path.open("a", encoding="utf-8", newline="") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
             cells = [row[name] for name in (*self.keys, *self.values)]
             csv.writer(file, lineterminator="\n").writerow(cells)
         self._rows[self._texts(row)] = row

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.cli.commandline import DONE, as_options, print_json, progress, writable
+from experiments.cli.commandline import DONE, about, as_options, print_json, progress, writable
 from mistlab import catalog
 from mistlab.calibration.run_constants import CONSTANTS, Setting, fitted, values_of, with_values
 from mistlab.engines.engine import Engine
@@ -99,12 +99,14 @@ def _known(names: Sequence[str], setting: Setting) -> None:
 
 
 def _runs(path: Path) -> Iterator[MeasuredRun]:
-    """The runs of a table; rows that cannot be said are left out."""
+    """The runs of a table; rows that cannot be said are left out, but a measurement that is not a
+    number is refused."""
     for row in rows_of_table(path):
-        try:
+        with about(row.where):
             seconds = number_of(row.cells, "step_s")
-            if seconds is None:
-                continue
+        if seconds is None:
+            continue
+        try:
             run = configuration_of(row)
             job = job_of(replace(run, engine=run.otherwise or run.engine)).job
         except InputError:

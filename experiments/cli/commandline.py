@@ -5,9 +5,13 @@ Exit status 0 is done, 1 no answer, 2 wrong usage.
 
 import argparse
 import atexit
+import errno
 import gc
+import io
 import json
 import os
+import re
+import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,7 +127,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         problem = message.removeprefix("argument ").replace(": expected", " expects")
         problem += self._meant(message)
-        self.exit(WRONG_USAGE, f"error: {problem} ({self.prog} --help explains the options)\n")
+        told = f"{shortened(problem)} ({self.prog} --help explains the options)"
+        self.exit(WRONG_USAGE, f"error: {told}\n")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """An option's value; ``--option=--``, which argparse takes for an empty list, is none."""
+        if action.option_strings and "--" in arg_strings:
+            raise argparse.ArgumentError(action, "-- is not a value: give one")
+        return super()._get_values(action, arg_strings)
 
     def _meant(self, message: str) -> str:
         """Options near to the first unknown one that a message names, if there are any."""
@@ -201,6 +212,9 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     # At the end of a process Python looks through all objects again, to no use.
     atexit.register(gc.freeze)
     os.environ.setdefault(NUMPY_THREADS, "1")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names of files may have bytes that are no text.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _warnings_in_lines():
             status = main(arguments)
@@ -215,11 +229,31 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
         return NO_ANSWER
     except OSError as error:
         # A disk that is full, a file that may not be read.
-        where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}", NO_ANSWER)
+        return _complain(f"{_file_of(error)}{error.strerror or error}", NO_ANSWER)
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
+
+
+def _file_of(error: OSError) -> str:
+    """The file that an error is about, for the beginning of a message; empty if nobody knows."""
+    if error.filename:
+        return f"{error.filename}: "
+    if error.errno != errno.ENOSPC or not _output_is_full():
+        return ""
+    # What was printed would be tried again at the end of the process.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return "standard output: "
+
+
+def _output_is_full() -> bool:
+    """Whether standard output is a file on a disk without room, or a device that has none."""
+    try:
+        file = sys.stdout.fileno()
+        is_device = stat.S_ISCHR(os.fstat(file).st_mode)
+        return is_device or os.fstatvfs(file).f_bavail == 0
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -255,9 +289,29 @@ def as_options(prefix: str = "") -> Iterator[None]:
         raise InputError(message) from None
 
 
+def batch_status(files: int, unreadable: int, *, all_answered: bool) -> int:
+    """The exit status of a command that goes on behind a file that is malformed: of the only file
+    that is wrong usage, as everywhere; of one of several, no answer to one of several questions."""
+    if files == unreadable == 1:
+        return WRONG_USAGE
+    return DONE if all_answered else NO_ANSWER
+
+
 def print_json(value: Mapping[str, Any]) -> None:
     """One object on one line of standard output."""
-    print(json.dumps(value, allow_nan=False))
+    print(as_json(value))
+
+
+def as_json(value: Mapping[str, Any], indent: int | None = None) -> str:
+    """A result as JSON; refuses numbers that overflowed, of options or files that are too large."""
+    try:
+        return json.dumps(value, allow_nan=False, indent=indent)
+    except ValueError:
+        message = (
+            "a result is too large for a number: give smaller sizes, prices or times (or larger "
+            "ones, where something is divided by them)"
+        )
+        raise InputError(message) from None
 
 
 def progress(text: str) -> None:
@@ -302,5 +356,14 @@ def _missing(error: ModuleNotFoundError) -> InputError:
 
 
 def _complain(error: Exception | str, status: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {shortened(str(error))}", file=sys.stderr)
     return status
+
+
+def shortened(message: str) -> str:
+    """A message whose longest words, such as a file given in place of its name, are cut short."""
+    return _LONG_WORD.sub(r"\1...\2", message)
+
+
+# More than the name of any file, whose path may be longer.
+_LONG_WORD = re.compile(r"(\S{100})\S{300,}(\S{50})")

@@ -4,12 +4,14 @@
 ``rows.jsonl`` one row a line, ``README.md`` the command that makes them again.
 """
 
+import fcntl
 import json
 import os
 import platform
 import shlex
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,14 +19,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from experiments.cli.commandline import progress, writable
-from mistlab.values.datafile import read_json
+from experiments.cli.commandline import as_json, progress, writable
+from mistlab.values.datafile import naming, read_json
 from mistlab.values.errors import InputError
 
 PACKAGES = ("mistlab", "highspy", "numpy", "optuna", "pulp", "scipy", "simpy", "sympy")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class RunDirectory:
     """The folder of one run of a command, and what it was made with."""
 
@@ -34,33 +36,59 @@ class RunDirectory:
     @classmethod
     def make(cls, path: Path, command: str, options: Mapping[str, Any]) -> Self:
         """Make the folder, and note what will fill it. Where no folder can be made, that is said
-        and results go to a temporary one; a file in its place is refused."""
+        and results go to a temporary one; a file in its place is refused, and so is a folder
+        to which another run writes."""
         config = _config(command, options)
         directory = cls(path=_folder(path), config=config)
-        text = json.dumps(config, indent=2, allow_nan=False)
+        directory._hold()
+        text = as_json(config, indent=2)
         directory.write_text("config.json", text + "\n")
         directory.write_text("README.md", f"Made by `{command_line(config)}`.\n")
         return directory
 
+    def _hold(self) -> None:
+        """Keep other processes out of the folder for as long as this object lives; the system lets
+        go of it where the process ends in any way, so that nothing stays behind."""
+        folder = os.open(self.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, folder)
+        found = os.fstat(folder)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _HELD[found.st_dev, found.st_ino] = self
+        except BlockingIOError:
+            if (found.st_dev, found.st_ino) in _HELD:
+                return
+            message = f"--out {self.path}: another run writes here: wait for it, or give another"
+            raise InputError(message) from None
+        except OSError:
+            # A file system without locks.
+            return
+
     def write_text(self, name: str, text: str) -> None:
         """Write a file; whoever reads it finds what it held before, or all of the text."""
         unfinished = self.path / f"{name}.part"
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(self.path / name)
+        with naming(self.path / name):
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(self.path / name)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Append to ``rows.jsonl``."""
-        with (self.path / "rows.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+        path = self.path / "rows.jsonl"
+        with naming(path), path.open("a", encoding="utf-8") as file:
+            file.write(as_json(row) + "\n")
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write ``rows.jsonl``; whoever reads it finds the rows before, or all of these."""
-        lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+        lines = [as_json(row) + "\n" for row in rows]
         self.write_text("rows.jsonl", "".join(lines))
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of ``rows.jsonl``, without a last line that was cut off."""
         return read_rows(self.path / "rows.jsonl")
+
+
+# The folders that this process keeps others out of.
+_HELD: weakref.WeakValueDictionary[tuple[int, int], RunDirectory] = weakref.WeakValueDictionary()
 
 
 def earlier_rows(
@@ -122,7 +150,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             rows.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             kept = path.with_name(f"{path.name}.damaged")
             kept.write_bytes(path.read_bytes())
             what = f"{path}: line {number} is damaged: it and what follows are made again"

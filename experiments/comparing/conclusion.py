@@ -25,7 +25,7 @@ from experiments.comparing.smallest import Smallest, smallest
 from experiments.frame.plan_words import plan_words
 from experiments.frame.tables import csv_of
 from experiments.reports.drawings import draw
-from mistlab.values.datafile import read_json
+from mistlab.values.datafile import naming, read_json
 from mistlab.values.job import job_to_mapping
 from mistlab.values.plan import Plan
 from mistlab.values.search import Budget
@@ -240,9 +240,11 @@ def _write_page(
         outside_bytes=bench.outside_bytes,
         config=read_json(folder / "config.json"),
     )
-    (folder / "report.html").write_text(report.html(), encoding="utf-8")
+    with naming(folder / "report.html"):
+        (folder / "report.html").write_text(report.html(), encoding="utf-8")
     if options.page is not None:
-        options.page.write_text(report.html(), encoding="utf-8")
+        with naming(options.page):
+            options.page.write_text(report.html(), encoding="utf-8")
 
 
 def _write_rows(comparison: Comparison, answer: Mapping[str, Any]) -> None:

@@ -5,14 +5,13 @@ row, and in the end ``rows.csv``, ``summary.json``, ``report.md`` and its pictur
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from experiments.cli.commandline import DONE, print_json, progress, writable
+from experiments.cli.commandline import DONE, as_json, print_json, progress, writable
 from experiments.cli.countdown import Countdown
 from experiments.cli.rundir import RunDirectory, command_line, earlier_rows
 from experiments.frame.charts import Picture
@@ -119,7 +118,7 @@ class Study:
         if self._waiting:
             self.directory.write_rows(self.rows)
         self.directory.write_text("rows.csv", csv_of(self.rows))
-        answer = json.dumps(self._answer(report, seconds), indent=1, allow_nan=False)
+        answer = as_json(self._answer(report, seconds), indent=1)
         self.directory.write_text("summary.json", f"{answer}\n")
         self._drawn = self._draw(report.pictures)
         self.directory.write_text("report.md", _page(report, self.directory.config, self._drawn))

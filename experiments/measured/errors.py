@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mistlab.runs.answers import RunAnswer
+from mistlab.runs.cells import count_of
 from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
 from mistlab.runs.table import TableRow
 
@@ -24,7 +25,7 @@ def error_lines(rows: Sequence[tuple[TableRow, RunAnswer]]) -> list[str]:
     predicted = [one for one in every if one.answer.prediction is not None]
     if 0 < len(predicted) <= MOST_ROWS:
         lines += ["", *_aligned([ROW_HEAD, *map(_row_cells, predicted)])]
-    return [*lines, *_refusals(every)]
+    return [*lines, *_changed(predicted), *_refusals(every)]
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
@@ -82,6 +83,20 @@ def _cells(one: GroupErrors) -> tuple[str, ...]:
 
 def _percent(share: float | None, how: str = ".1%") -> str:
     return "" if share is None else format(share, how)
+
+
+def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
+    """A line on rows that were predicted with another batch than their own."""
+    changed = [
+        f"{one.row.where} ({batch} as {one.answer.sequences})"
+        for one in predicted
+        if (batch := count_of(one.row.cells, "global_batch")) not in (None, one.answer.sequences)
+    ]
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        yield (
+            f"global_batch is no multiple of micro_batch x dp, and rounded up: {changed[0]}{more}"
+        )
 
 
 def _refusals(every: Sequence[Judged]) -> Iterator[str]:

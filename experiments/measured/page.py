@@ -13,6 +13,7 @@ from experiments.measured.sureness import left_out_lines, write_sureness
 from mistlab import catalog
 from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
 from mistlab.runs.ranking import Ranked, ranked, separation, spreads
+from mistlab.values.datafile import naming
 
 COLUMNS = ("engine", "hardware", "model", "gpus", "tp", "pp", "micro_batch", "precision")
 MOST_GROUPS = 14
@@ -64,7 +65,8 @@ def report(options: argparse.Namespace) -> int:
     for name, rows in plain:
         page += _details(name, rows)
     path = writable(options.out / "runs.md", "folder")
-    path.write_text("\n".join(page), encoding="utf-8")
+    with naming(path):
+        path.write_text("\n".join(page), encoding="utf-8")
     draw(plain, options.out / "runs.svg")
     progress(f"{path} written")
     return DONE

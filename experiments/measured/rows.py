@@ -6,11 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
 
-from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json, progress
+from experiments.cli.commandline import as_options, batch_status, print_json, progress
 from experiments.measured.errors import error_lines
 from mistlab import catalog
 from mistlab.machine.hardware import Hardware
@@ -19,6 +19,7 @@ from mistlab.runs.answers import RunAnswer, answered, is_far_too_full, nearly_fi
 from mistlab.runs.cells import text_of
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import RunJob, job_of
+from mistlab.runs.judged import check_measured
 from mistlab.runs.table import TableRow, rows_of_table
 from mistlab.runs.ways import ways_of
 from mistlab.values.errors import InputError
@@ -47,7 +48,7 @@ def predict_rows(options: argparse.Namespace) -> int:
         profile = None if options.profile == "none" else catalog.profile(options.profile)
         hardware = None if options.hardware is None else hardware_from(options.hardware, Path())
     done = RowPredictor(profile, hardware)
-    status, kept, is_answered = DONE, list[AnsweredRow](), False
+    unreadable, kept, is_answered = 0, list[AnsweredRow](), False
     for path in options.tables:
         try:
             for one in done.answers(path):
@@ -58,10 +59,12 @@ def predict_rows(options: argparse.Namespace) -> int:
                     kept.append(one)
         except InputError as error:
             progress(f"error: {error}")
-            status = NO_ANSWER
+            unreadable += 1
     if kept:
         print("\n".join(error_lines([(one.row, one.answer) for one in kept])))
-    return status if is_answered else NO_ANSWER
+    return batch_status(
+        len(options.tables), unreadable, all_answered=is_answered and not unreadable
+    )
 
 
 def mapping_of(one: AnsweredRow) -> dict[str, object]:
@@ -84,6 +87,10 @@ class RowPredictor:
     def answers(self, path: Path) -> Iterator[AnsweredRow]:
         """The answers to a table's rows, in order."""
         rows = rows_of_table(path)
+        if (first := next(rows, None)) is None:
+            message = f"{path}: has no rows below its header: give a run a line"
+            raise InputError(message)
+        rows = chain([first], rows)
         while some := list(islice(rows, AT_ONCE)):
             own = "" if self._hardware is None else self._hardware.name
             read = [_read(row, own) for row in some]
@@ -168,6 +175,7 @@ def _read(row: TableRow, hardware: str) -> Configuration | RunAnswer:
     if row.problem:
         return RunAnswer(refused=f"{row.where}: {row.problem}")
     try:
+        check_measured(row)
         return configuration_of(row, hardware)
     except InputError as error:
         return RunAnswer(refused=f"{row.where}: {error}")

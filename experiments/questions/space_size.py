@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import log10
+from math import inf, log10
 
 from experiments.cli.commandline import DONE
 from experiments.cli.problem import problem_of
@@ -83,16 +83,16 @@ def _report(rows: Sequence[Row], where: str) -> Report:
     last = power[FEATURES[-1], depths[-1]]
     sentence = (
         f"Every feature and every block adds plans: {'yes' if grows else 'NO'}. With all features "
-        f"and {depths[-1]} blocks there are 1e{last:.0f}; about 1e{ATOMS_POWER} atoms are in the "
-        "observable universe."
+        f"and {depths[-1]} blocks there are {_words(last, 0)}; about 1e{ATOMS_POWER} atoms are in "
+        "the observable universe."
     )
     by_depth = table(
         ("features", *(f"{depth} blocks" for depth in depths)),
-        [(name, *(f"1e{power[name, depth]:.1f}" for depth in depths)) for name in FEATURES],
+        [(name, *(_words(power[name, depth]) for depth in depths)) for name in FEATURES],
     )
     named = [row for row in rows if row["chapter"] == "named"]
     by_name = table(
-        ("space", "plans"), [(row["space"], f"1e{row['power_of_ten']:.1f}") for row in named]
+        ("space", "plans"), [(row["space"], _words(row["power_of_ten"])) for row in named]
     )
     return Report(
         title="How many plans there are",
@@ -109,7 +109,10 @@ def _report(rows: Sequence[Row], where: str) -> Report:
                 name="space_size",
                 caption="Plans of each space against the number of blocks, as powers of ten.",
                 curves={
-                    name: [(depth, power[name, depth]) for depth in depths] for name in FEATURES
+                    name: [
+                        (depth, at) for depth in depths if (at := power[name, depth]) is not None
+                    ]
+                    for name in FEATURES
                 },
                 x="blocks",
                 y="plans (power of ten)",
@@ -119,15 +122,21 @@ def _report(rows: Sequence[Row], where: str) -> Report:
     )
 
 
-def _grows(power: Mapping[tuple[str, int], float], depths: Sequence[int]) -> bool:
-    """Whether no feature and no block takes plans away."""
+def _words(power: float | None, digits: int = 1) -> str:
+    """The number of a space's plans; none where nothing fits the blocks and the GPUs."""
+    return "none" if power is None else f"1e{power:.{digits}f}"
+
+
+def _grows(power: Mapping[tuple[str, int], float | None], depths: Sequence[int]) -> bool:
+    """Whether no feature and no block takes plans away; a space without plans has fewest."""
+    known = {key: -inf if value is None else value for key, value in power.items()}
     features_grow = all(
-        power[one, depth] <= power[other, depth]
+        known[one, depth] <= known[other, depth]
         for one, other in pairwise(FEATURES)
         for depth in depths
     )
     return features_grow and all(
-        power[name, less] <= power[name, more]
+        known[name, less] <= known[name, more]
         for name in FEATURES
         for less, more in pairwise(depths)
     )

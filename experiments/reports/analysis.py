@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, progress
+from experiments.cli.commandline import about, batch_status, print_json, progress
 from experiments.cli.problem import load_equal
 from mistlab.cost.memory import host_bytes_of_fullest_node
 from mistlab.symbolic.stage_model import StageModel
@@ -44,14 +44,15 @@ class Analysis:
 def analyse(options: argparse.Namespace) -> int:
     """Analyse plan files, in order; a bad one does not stop the others."""
     models: Models = {}
-    status = DONE
+    refused, unreadable = 0, 0
     for path in options.plans:
+        job = None
         try:
             job = load_equal(path)
             with about(path):
                 analysis = analysis_of(job, models)
         except InputError as error:
-            status = NO_ANSWER
+            refused, unreadable = refused + 1, unreadable + (job is None)
             if options.json:
                 print_json({"plan": str(path), "error": str(error)})
             else:
@@ -61,7 +62,7 @@ def analyse(options: argparse.Namespace) -> int:
             print_json({"plan": str(path), **_mapping(analysis)})
         else:
             print(f"{path}\n{_table(analysis)}")
-    return status
+    return batch_status(len(options.plans), unreadable, all_answered=not refused)
 
 
 def analysis_of(job: Job, models: Models) -> Analysis:

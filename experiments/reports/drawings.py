@@ -6,6 +6,7 @@ from experiments.cli.commandline import progress
 from mistlab.cost.memory import reserved_bytes, room_of_plan
 from mistlab.engines.table import ENGINES
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.datafile import naming
 from mistlab.values.job import Job
 from mistlab.values.stages import StageBatch
 from simulators.events import Simulation
@@ -18,7 +19,8 @@ def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
     from experiments.reports.lanes import timeline  # noqa: PLC0415 (needs matplotlib)
 
     trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
-    trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")
+    with naming(trace):
+        trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")
     timeline(simulation, picture, name)
     progress(f"{trace} (open it at ui.perfetto.dev), {picture}")
 

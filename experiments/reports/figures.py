@@ -19,7 +19,7 @@ from experiments.reports.rows import ReportRow, row_of, summary_of, table_row
 from experiments.running.plan_runs import Said
 from experiments.running.run_results import prediction_of
 from mistlab.machine.hardware import Hardware
-from mistlab.values.datafile import read_yaml, write_yaml
+from mistlab.values.datafile import naming, read_yaml, write_yaml
 from mistlab.values.value import from_mapping, to_mapping
 
 
@@ -69,7 +69,8 @@ def figures_of(folder: Path, plans: Sequence[ReportPlan], said: Mapping[str, Sai
     except ModuleNotFoundError as error:
         left_out.append(f"pictures: {error.name} is not installed")
     page = page_of(rows, of_stages, figures.checks, hardware, left_out)
-    (folder / "README.md").write_text(page, encoding="utf-8")
+    with naming(folder / "README.md"):
+        (folder / "README.md").write_text(page, encoding="utf-8")
     for one in left_out:
         progress(f"left out: {one}")
     return figures
@@ -123,7 +124,7 @@ def _calibrated(
     if len(ran) < FEWEST_RUNS:
         progress(f"{len(ran)} of the plans to fit ran: predictions are the profile's alone")
         return profile
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with naming(path), path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, (*END_TO_END, PRECISION), lineterminator="\n")
         writer.writeheader()
         for plan, measured in zip(ran, _rows(ran, profile, said), strict=True):

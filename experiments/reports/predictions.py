@@ -10,9 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from experiments.cli.commandline import (
-    DONE,
-    NO_ANSWER,
     as_options,
+    batch_status,
     print_json,
     progress,
     writable,
@@ -84,7 +83,11 @@ def predict(options: argparse.Namespace) -> int:
             print(_table(answer))
     if not options.json:
         print("".join(f"{line}\n" for line in _comparisons(answers)), end="")
-    return DONE if all(answer.prediction is not None for answer in answers) else NO_ANSWER
+    return batch_status(
+        len(answers),
+        sum(answer.job is None for answer in answers),
+        all_answered=all(answer.prediction is not None for answer in answers),
+    )
 
 
 def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | None":

@@ -15,6 +15,7 @@ from experiments.cli.commandline import progress
 from experiments.running.run_results import stages_run
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_table import Action
+from mistlab.values.datafile import naming
 from mistlab.values.errors import UncalibratedError
 from mistlab.values.job import Job
 from simulators.timeline import MICROSECONDS, WORDS, trace_of
@@ -34,7 +35,8 @@ def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], pa
     tracks = (*STREAMS, *sorted({task.lane for task in tasks}.difference(STREAMS)))
     trace["traceEvents"] += [event for one in run for event in _named(one, stages, tracks)]
     trace["traceEvents"] += [_event(task, stages, tracks) for task in tasks]
-    path.write_text(json.dumps(trace, separators=(",", ":")) + "\n", encoding="utf-8")
+    with naming(path):
+        path.write_text(json.dumps(trace, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def _predicted(job: Job, stage: int | None) -> dict[str, Any]:

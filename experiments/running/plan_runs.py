@@ -16,6 +16,7 @@ from typing import Any
 
 from experiments.cli.commandline import WRONG_USAGE
 from experiments.running.last_words import ERROR
+from mistlab.values.datafile import naming
 from mistlab.values.errors import InputError
 
 Said = Mapping[str, Any]
@@ -196,7 +197,8 @@ class RunRows:
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            self.path.write_text(whole, encoding="utf-8")
+            with naming(self.path):
+                self.path.write_text(whole, encoding="utf-8")
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 row = json.loads(line)
@@ -208,6 +210,6 @@ class RunRows:
     def add(self, name: str, said: Said) -> None:
         """Write a run down: by its plan, not by the file that it says it ran."""
         said = {key: value for key, value in said.items() if key != "plan"}
-        with self.path.open("a", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"plan": name, **said}) + "\n")
         self.said[name] = said

@@ -11,7 +11,7 @@ from experiments.cli.commandline import DONE, NoAnswerError, print_json, progres
 from experiments.running.traced_words import summary_of, tell
 from mistlab.symbolic import graphfile
 from mistlab.symbolic.graph import ModelGraph
-from mistlab.values.datafile import read_json, read_yaml
+from mistlab.values.datafile import naming, read_json, read_yaml
 from mistlab.values.errors import InputError, near_matches
 from mistlab.values.model import ModelSpec
 from mistlab.values.value import to_mapping
@@ -28,7 +28,8 @@ def trace(options: argparse.Namespace) -> int:
         "spec": to_mapping(spec, omit_defaults=True),
         "graphs": [graphfile.to_mapping(graph) for graph in graphs],
     }
-    out.write_text(graphfile.dumps(content), encoding="utf-8")
+    with naming(out):
+        out.write_text(graphfile.dumps(content), encoding="utf-8")
     summary = summary_of(spec, graphs, out)
     if options.json:
         print_json(summary)

@@ -1,15 +1,16 @@
 """The catalogue: models, hardware and profiles of clusters that come with the package, by name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import Any, NoReturn
 
 from mistlab.machine.hardware import Hardware
 from mistlab.machine.profile import Profile
 from mistlab.values.datafile import parse_yaml
 from mistlab.values.errors import near_matches, refuse
+from mistlab.values.field_checks import shown
 from mistlab.values.model import ModelSpec
 from mistlab.values.value import from_mapping
 
@@ -19,8 +20,7 @@ ENDING = ".yaml"
 def model(name: str) -> ModelSpec:
     """The model of this name."""
     if name not in _model_files():
-        problem = f"{name!r} is unknown{near_matches(name, model_names())}"
-        refuse("model", problem)
+        _refuse_name("model", name, "models", model_names())
     return _model(name)
 
 
@@ -32,8 +32,7 @@ def model_names() -> tuple[str, ...]:
 def hardware(name: str) -> Hardware:
     """The hardware of this name."""
     if name not in _hardware_files():
-        problem = f"{name!r} is unknown{near_matches(name, hardware_names())}"
-        refuse("hardware", problem)
+        _refuse_name("hardware", name, "hardware", hardware_names())
     return _hardware(name)
 
 
@@ -45,8 +44,7 @@ def hardware_names() -> tuple[str, ...]:
 def profile(name: str) -> Profile:
     """The profile of this name."""
     if name not in _profile_files():
-        problem = f"{name!r} is unknown{near_matches(name, profile_names())}"
-        refuse("profile", problem)
+        _refuse_name("profile", name, "profiles", profile_names())
     return _profile(name)
 
 
@@ -95,6 +93,11 @@ def _model_files() -> dict[str, Traversable]:
 @cache
 def _hardware_files() -> dict[str, Traversable]:
     return dict(_files("hardware"))
+
+
+def _refuse_name(kind: str, name: str, folder: str, names: Iterable[str]) -> NoReturn:
+    near = near_matches(name, names, str(files(__name__) / folder))
+    refuse(kind, f"{shown(name)} is unknown{near}")
 
 
 def _files(folder: str) -> Iterator[tuple[str, Traversable]]:

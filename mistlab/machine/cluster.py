@@ -9,12 +9,10 @@ from mistlab.machine.hardware import Hardware
 from mistlab.machine.node_group import NodeGroup
 from mistlab.machine.profile import Profile
 from mistlab.values.errors import refuse
+from mistlab.values.limits import MOST_GPUS_OF_NODE, MOST_NODES
 from mistlab.values.units import GBYTES, GIB_BYTES
-from mistlab.values.value import bounded, check_fields
+from mistlab.values.value import bounded, check_fields, quantity
 from mistlab.values.workload import Precision
-
-# Far above any cluster: whoever asks for more has mistaken an option.
-MOST_NODES = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +29,12 @@ class Cluster:
 
     hardware: Hardware
     nodes: int = field(metadata=bounded(minimum=1, maximum=MOST_NODES))
-    gpus_per_node: int = field(metadata=bounded(minimum=1))
-    memory_gib: float | None = field(default=None, metadata=bounded(above=0))
-    host_memory_gib: float | None = field(default=None, metadata=bounded(above=0))
-    intra_node_gbytes_per_s: float | None = field(default=None, metadata=bounded(above=0))
-    inter_node_gbytes_per_s: float | None = field(default=None, metadata=bounded(above=0))
-    keep_free_gib: float | None = field(default=None, metadata=bounded(minimum=0))
+    gpus_per_node: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
+    memory_gib: float | None = field(default=None, metadata=quantity())
+    host_memory_gib: float | None = field(default=None, metadata=quantity())
+    intra_node_gbytes_per_s: float | None = field(default=None, metadata=quantity())
+    inter_node_gbytes_per_s: float | None = field(default=None, metadata=quantity())
+    keep_free_gib: float | None = field(default=None, metadata=quantity(zero=True))
     profile: Profile | None = None
     others: tuple[NodeGroup, ...] = ()
 

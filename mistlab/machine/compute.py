@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mistlab.values.errors import refuse
+from mistlab.values.limits import MOST_RATE
 from mistlab.values.units import GBYTES, TFLOP
-from mistlab.values.value import bounded, check_fields
+from mistlab.values.value import bounded, check_fields, quantity
 
 OperatorClass = Literal[
     "matmul",
@@ -54,8 +55,8 @@ class Rate:
     """
 
     operators: OperatorClass
-    tflops: float | None = field(default=None, metadata=bounded(above=0))
-    gbytes_per_s: float | None = field(default=None, metadata=bounded(above=0))
+    tflops: float | None = field(default=None, metadata=quantity(most=MOST_RATE))
+    gbytes_per_s: float | None = field(default=None, metadata=quantity(most=MOST_RATE))
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -86,7 +87,7 @@ class Compute:
 
     rates: tuple[Rate, ...]
     sustained: float = field(default=1.0, metadata=bounded(above=0, maximum=1))
-    launch_us: float = field(metadata=bounded(minimum=0))
+    launch_us: float = field(metadata=quantity(zero=True))
     host_computes: bool = False
 
     def __post_init__(self) -> None:

@@ -11,8 +11,9 @@ from mistlab.machine.slowdowns import Interference
 from mistlab.machine.transfers import Transfers
 from mistlab.machine.whole_runs import Allocator, EngineCalibration
 from mistlab.values.errors import refuse
+from mistlab.values.limits import MOST_GPUS_OF_NODE
 from mistlab.values.units import GBYTES, GIB_BYTES, TFLOP
-from mistlab.values.value import bounded, check_fields
+from mistlab.values.value import bounded, check_fields, quantity
 from mistlab.values.workload import Precision
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed"]
@@ -24,11 +25,11 @@ CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
 class PeakTflops:
     """Peak rates of one GPU in dense matrix multiplication; None for a precision that it lacks."""
 
-    fp16: float = field(metadata=bounded(above=0))
-    bf16: float | None = field(metadata=bounded(above=0))
-    fp32: float = field(metadata=bounded(above=0))
-    fp8: float | None = field(default=None, metadata=bounded(above=0))
-    fp4: float | None = field(default=None, metadata=bounded(above=0))
+    fp16: float = field(metadata=quantity())
+    bf16: float | None = field(metadata=quantity())
+    fp32: float = field(metadata=quantity())
+    fp8: float | None = field(default=None, metadata=quantity())
+    fp4: float | None = field(default=None, metadata=quantity())
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -40,10 +41,10 @@ class Gpu:
     most power that its board draws. ``cores`` are those of a CPU's part that stands in for a GPU.
     """
 
-    memory_gib: float = field(metadata=bounded(above=0))
-    memory_gbytes_per_s: float = field(metadata=bounded(above=0))
+    memory_gib: float = field(metadata=quantity())
+    memory_gbytes_per_s: float = field(metadata=quantity())
     peak_tflops: PeakTflops
-    board_watts: float | None = field(default=None, metadata=bounded(above=0))
+    board_watts: float | None = field(default=None, metadata=quantity())
     cores: int | None = field(default=None, metadata=bounded(minimum=1))
 
     def __post_init__(self) -> None:
@@ -84,11 +85,11 @@ class Node:
     one GPU to host memory.
     """
 
-    gpus: int = field(metadata=bounded(minimum=1))
-    host_memory_gib: float = field(metadata=bounded(above=0))
-    intra_node_gbytes_per_s: float = field(metadata=bounded(above=0))
-    inter_node_gbytes_per_s: float = field(metadata=bounded(above=0))
-    host_link_gbytes_per_s: float = field(metadata=bounded(above=0))
+    gpus: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
+    host_memory_gib: float = field(metadata=quantity())
+    intra_node_gbytes_per_s: float = field(metadata=quantity())
+    inter_node_gbytes_per_s: float = field(metadata=quantity())
+    host_link_gbytes_per_s: float = field(metadata=quantity())
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from mistlab.values.errors import refuse
 from mistlab.values.units import MILLISECONDS
-from mistlab.values.value import bounded, check_fields
+from mistlab.values.value import bounded, check_fields, quantity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,12 +36,12 @@ class Profile:
     """
 
     name: str
-    block_ms: float = field(default=0.0, metadata=bounded(minimum=0))
+    block_ms: float = field(default=0.0, metadata=quantity(zero=True))
     block_ranks: int = field(default=2, metadata=bounded(minimum=2))
-    block_power: float = field(default=1.0, metadata=bounded(minimum=0))
+    block_power: float = field(default=1.0, metadata=quantity(zero=True))
     send_gpus: int = field(default=1, metadata=bounded(minimum=1))
     send_ranks: int = field(default=1 << 20, metadata=bounded(minimum=1))
-    send_ms: float = field(default=0.0, metadata=bounded(minimum=0))
+    send_ms: float = field(default=0.0, metadata=quantity(zero=True))
     whole_micro_batches: int = field(default=1 << 20, metadata=bounded(minimum=1))
     whole_gpus: int = field(default=1, metadata=bounded(minimum=1))
     whole_ranks: int = field(default=2, metadata=bounded(minimum=2))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from mistlab.values.errors import refuse
+from mistlab.values.limits import MOST_GPUS_OF_NODE, MOST_NODES
 from mistlab.values.value import bounded, check_fields
 
 STREAMS = ("compute", "gpu_to_gpu", "host_to_device", "device_to_host")
@@ -39,8 +40,8 @@ class Slowdown:
 class GroupSlowdowns:
     """The slowdowns of all sets of streams, for one shape of communicating group."""
 
-    gpus_in_node: int = field(metadata=bounded(minimum=1))
-    nodes: int = field(metadata=bounded(minimum=1))
+    gpus_in_node: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
+    nodes: int = field(metadata=bounded(minimum=1, most=MOST_NODES))
     slowdowns: tuple[Slowdown, ...]
 
     def __post_init__(self) -> None:

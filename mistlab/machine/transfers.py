@@ -6,18 +6,19 @@ A time is a line over bytes: a latency and a bandwidth, which hold for the sizes
 from dataclasses import dataclass, field
 
 from mistlab.values.errors import refuse
+from mistlab.values.limits import MOST_GPUS_OF_NODE, MOST_NODES
 from mistlab.values.units import GBYTES, MICROSECONDS
-from mistlab.values.value import bounded, check_fields
+from mistlab.values.value import bounded, check_fields, quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """Seconds over bytes, fitted to sizes from ``smallest_mib`` to ``largest_mib``."""
 
-    latency_us: float = field(metadata=bounded(minimum=0))
-    gbytes_per_s: float = field(metadata=bounded(above=0))
-    smallest_mib: float = field(metadata=bounded(above=0))
-    largest_mib: float = field(metadata=bounded(above=0))
+    latency_us: float = field(metadata=quantity(zero=True))
+    gbytes_per_s: float = field(metadata=quantity())
+    smallest_mib: float = field(metadata=quantity())
+    largest_mib: float = field(metadata=quantity())
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -46,8 +47,8 @@ class GroupTransfers:
     groups share the node's links, and copies share the host's memory.
     """
 
-    gpus_in_node: int = field(metadata=bounded(minimum=1))
-    nodes: int = field(metadata=bounded(minimum=1))
+    gpus_in_node: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
+    nodes: int = field(metadata=bounded(minimum=1, most=MOST_NODES))
     all_gather: Line | None = None
     reduce_scatter: Line | None = None
     all_reduce: Line | None = None

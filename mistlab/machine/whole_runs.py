@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import refuse
 from mistlab.values.units import MIB_BYTES
-from mistlab.values.value import bounded, check_fields, name_in
+from mistlab.values.value import bounded, check_fields, name_in, quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +20,10 @@ class Allocator:
     head. The head's part is at most ``head_mib``, because larger measured heads took no more.
     """
 
-    step_bytes_a_parameter: float = field(metadata=bounded(minimum=0))
-    head_bytes_a_parameter: float = field(metadata=bounded(minimum=0))
-    head_mib: float = field(metadata=bounded(minimum=0))
-    outside_mib: float = field(metadata=bounded(minimum=0))
+    step_bytes_a_parameter: float = field(metadata=quantity(zero=True))
+    head_bytes_a_parameter: float = field(metadata=quantity(zero=True))
+    head_mib: float = field(metadata=quantity(zero=True))
+    outside_mib: float = field(metadata=quantity(zero=True))
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -75,9 +75,9 @@ class EngineCalibration:
     """
 
     engine: str = field(metadata=name_in(names_for_plans))
-    half_width: float = field(metadata=bounded(above=0))
-    far_half_width: float = field(metadata=bounded(above=0))
-    reach: float = field(metadata=bounded(above=0))
+    half_width: float = field(metadata=quantity())
+    far_half_width: float = field(metadata=quantity())
+    reach: float = field(metadata=quantity())
     runs: int = field(metadata=bounded(minimum=0))
     at: tuple[MeasuredAt, ...]
 

@@ -32,13 +32,14 @@ class Doubt:
 class RunAnswer:
     """The answer to a row; without a prediction, ``refused`` says why.
 
-    ``doubt`` has the grounds of its bounds.
+    ``doubt`` has the grounds of its bounds, ``sequences`` are those of the step that was predicted.
     """
 
     prediction: Prediction | None = None
     notes: tuple[str, ...] = ()
     refused: str = ""
     doubt: Doubt | None = None
+    sequences: int = 0
 
     def mapping(self, memory_kind: str) -> Mapping[str, Any]:
         """The answer as plain data; memory is that of the rank that a ``memory_kind`` names."""
@@ -52,6 +53,7 @@ class RunAnswer:
             "peak_allocated_gib": stage.peak_allocated_bytes / GIB_BYTES,
             "peak_reserved_gib": stage.peak_reserved_bytes / GIB_BYTES,
             "fits": found.fits,
+            "global_batch": self.sequences,
             "notes": [*self.notes],
         }
 
@@ -93,6 +95,7 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
         # Of the run's own kind, not of a plan's.
         notes=(*notes, *replace(bounds, kind=found.kind).notes(gpus), *more),
         doubt=Doubt(kind=found.kind, gpus=gpus, range=around),
+        sequences=workload.global_batch * found.times,
     )
 
 

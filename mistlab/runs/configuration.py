@@ -382,7 +382,10 @@ def _micro_batches(cells: Mapping[str, str], micro_batch: int, data: int, notes:
             "correct one of them",
         )
     if batch % at_once:
-        notes.append(f"global_batch {batch} is no multiple of micro_batch x dp: rounded up")
+        notes.append(
+            f"global_batch {batch} is no multiple of micro_batch x dp = {at_once}: predicted as "
+            f"{-(-batch // at_once) * at_once}"
+        )
     return -(-batch // at_once)
 
 

@@ -80,8 +80,19 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return None if predicted is None or measured is None else predicted / measured - 1
 
 
+# Columns that are only held against the prediction.
+MEASURED = ("step_s", "memory_gib")
+
+
+def check_measured(row: TableRow) -> None:
+    """Refuse a row whose measurements are no numbers above 0: left out, they would pass for not
+    measured."""
+    for column in MEASURED:
+        number_of(row.cells, column)
+
+
 def judged(row: TableRow, answer: RunAnswer) -> Judged:
-    """A row with what it measured; a cell that cannot be read counts as not measured."""
+    """A row with what it measured; of a row that is refused for its measurements, nothing."""
     return Judged(
         row=row,
         answer=answer,

@@ -19,10 +19,13 @@ from mistlab.schedule.order_text import (
 )
 from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.stage_passes import PassKey, StagePass, in_turn, passes_of
-from mistlab.values.errors import InputError
+from mistlab.values.errors import InputError, refuse
 
 # Orders that are kept: each as long as its text.
 _MOST_KEPT = 64
+# Micro-batches of all stages for which an order is written out, a pass after another: a thousand
+# stages with as many micro-batches each.
+MOST_OF_ORDER = 1_000_000
 # Passes of a circle that a message names.
 _NAMED = 8
 # In a stage, a pass of the first kind needs a pass of the second, of the same chunk and
@@ -38,6 +41,13 @@ def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder
 
     What the package makes itself is not checked each time: that takes longer than making it.
     """
+    if num_stages * micro_batches > MOST_OF_ORDER:
+        problem = (
+            f"{micro_batches} on each of {num_stages} stages are more than the {MOST_OF_ORDER:,} "
+            "that an order of passes is written out for: give fewer, or leave out the order and "
+            "predict in closed form"
+        )
+        refuse("plan.micro_batches", problem)
     return _made(ORDERS[name], num_stages, micro_batches)
 
 

@@ -51,8 +51,13 @@ def within(holder: str) -> Iterator[None]:
         raise error.within(holder) from None
 
 
-def near_matches(name: object, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: similar known names, or all known names.
+# Of more names than these a message lists a few.
+MOST_LISTED, FEW = 30, 5
+
+
+def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str:
+    """The end of a message about an unknown name: similar known names, or all known names; of many
+    a few, and where all of them are ``listed_in``.
 
     >>> near_matches("flsh", ["flash", "math"])
     ": did you mean 'flash'?"
@@ -66,4 +71,8 @@ def near_matches(name: object, known: Iterable[str]) -> str:
     near = get_close_matches(text, names, n=2) or beginnings[:2]
     if near:
         return f": did you mean {' or '.join(map(repr, near))}?"
-    return f": give one of {', '.join(names)}"
+    if len(names) <= MOST_LISTED:
+        return f": give one of {', '.join(names)}"
+    few = get_close_matches(text, names, n=FEW, cutoff=0.3) or names[:FEW]
+    others = f"or another of the {len(names)}{listed_in and f' in {listed_in}'}"
+    return f": give a name such as {', '.join(few)}, {others}"

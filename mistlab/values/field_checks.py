@@ -22,11 +22,17 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberRange:
-    """The range of a number; ``minimum`` and ``maximum`` are inside it, ``above`` is outside."""
+    """The range of a number; ``minimum`` and ``maximum`` are inside it, ``above`` is outside.
+
+    ``least`` and ``most`` are far outside of all that is meant: nobody hears of these two limits
+    who stays inside of them.
+    """
 
     minimum: float | None = None
     above: float | None = None
     maximum: float | None = None
+    least: float | None = None
+    most: float | None = None
     noun: str = ""
 
     @property
@@ -55,10 +61,18 @@ class NumberRange:
             return f"not {self.noun}" if self.noun else "too large"
         return ""
 
+    def far_outside(self, number: float) -> str:
+        """The problem with a number that no real size comes near to; empty if there is none."""
+        if self.least is not None and 0 < number < self.least:
+            return f"too small: give at least {_words(self.least)}"
+        if self.most is not None and number > self.most:
+            return f"too large: give at most {_words(self.most)}"
+        return ""
+
 
 def _words(limit: float) -> str:
     """A limit in digits."""
-    return f"{limit:,.0f}" if limit == int(limit) else f"{limit:g}"
+    return f"{limit:,.0f}" if limit == int(limit) and limit < 1e16 else f"{limit:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +146,9 @@ def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
     give = wanted(kind, bounds)
     number_of = _whole_number if kind is int else _finite_number
     low = -sys.float_info.max if bounds.minimum is None else bounds.minimum
-    high = sys.float_info.max if bounds.maximum is None else bounds.maximum
-    is_closed = bounds.above is None
+    tops = [limit for limit in (bounds.maximum, bounds.most) if limit is not None]
+    high = min(tops, default=sys.float_info.max)
+    is_closed = bounds.above is None and bounds.least is None
 
     def check(value: Any) -> Any:
         # A quick way for nearly all numbers: there are very many, and few are wrong.
@@ -142,6 +157,8 @@ def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
         number = number_of(value, give)
         if problem := bounds.refusal(number):
             refuse("", f"{shown(number)} is {problem}: give {give}")
+        if problem := bounds.far_outside(number):
+            refuse("", f"{shown(number)} is {problem}")
         return number
 
     return check

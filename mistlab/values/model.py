@@ -10,6 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from mistlab.values.errors import refuse, within
+from mistlab.values.limits import (
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_LAYERS,
+    MOST_VOCAB,
+    MOST_WIDTH,
+)
 from mistlab.values.model_parts import Experts, LatentAttention, StateSpace, Window
 from mistlab.values.trained import Trained
 from mistlab.values.value import bounded, check_field, check_fields, from_mapping, ratio
@@ -57,20 +64,20 @@ class ModelSpec:
 
     name: str = ""
     family: Family
-    hidden: int = field(metadata=bounded(minimum=1))
-    layers: int = field(metadata=bounded(minimum=1))
-    heads: int = field(metadata=bounded(minimum=1))
-    kv_heads: int = field(metadata=bounded(minimum=1))
-    head_dim: int = field(metadata=bounded(minimum=1))
-    ffn: int = field(metadata=bounded(minimum=1))
+    hidden: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    layers: int = field(metadata=bounded(minimum=1, most=MOST_LAYERS))
+    heads: int = field(metadata=bounded(minimum=1, most=MOST_HEADS))
+    kv_heads: int = field(metadata=bounded(minimum=1, most=MOST_HEADS))
+    head_dim: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    ffn: int = field(metadata=bounded(minimum=1, most=MOST_WIDTH))
     mlp_type: MlpType
-    vocab: int = field(metadata=bounded(minimum=1))
+    vocab: int = field(metadata=bounded(minimum=1, most=MOST_VOCAB))
     norm: Norm
     activation: Activation
     parallel_block: bool
     position_embedding: PositionEmbedding
     rotary_fraction: float = field(metadata=ratio())
-    rotary_base: float = field(default=ROTARY_BASE, metadata=bounded(above=0))
+    rotary_base: float = field(default=ROTARY_BASE, metadata=bounded(above=0, most=1e15))
     tied_embeddings: bool
     biases: bool
     dropout: float = field(metadata=ratio())
@@ -82,11 +89,11 @@ class ModelSpec:
     latent: LatentAttention | None = None
     experts: Experts | None = None
     state_space: StateSpace | None = None
-    further_tokens: int = field(default=0, metadata=bounded(minimum=0))
+    further_tokens: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
     pattern: str = ""
     graph_file: str | None = None
     tensor_parallel_degrees: tuple[int, ...] | None = field(
-        default=None, metadata=bounded(minimum=1)
+        default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN)
     )
     # It describes a run, not the model: models that differ in it alone are equal.
     trained: Trained | None = field(default=None, compare=False)

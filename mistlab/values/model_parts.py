@@ -6,6 +6,14 @@ A model's description has each part that the model has, and None for the others.
 from dataclasses import dataclass, field
 
 from mistlab.values.errors import refuse
+from mistlab.values.limits import (
+    MOST_EXPERTS,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_LAYERS,
+    MOST_TOKENS,
+    MOST_WIDTH,
+)
 from mistlab.values.value import bounded, check_fields
 
 
@@ -20,12 +28,12 @@ class Experts:
     after it came back.
     """
 
-    count: int = field(metadata=bounded(minimum=2))
-    active: int = field(metadata=bounded(minimum=1))
-    ffn: int = field(metadata=bounded(minimum=1))
-    shared_ffn: int = field(default=0, metadata=bounded(minimum=0))
-    hidden: int = field(default=0, metadata=bounded(minimum=0))
-    dense_blocks: int = field(default=0, metadata=bounded(minimum=0))
+    count: int = field(metadata=bounded(minimum=2, most=MOST_EXPERTS))
+    active: int = field(metadata=bounded(minimum=1, most=MOST_EXPERTS))
+    ffn: int = field(metadata=bounded(minimum=1, most=MOST_WIDTH))
+    shared_ffn: int = field(default=0, metadata=bounded(minimum=0, most=MOST_WIDTH))
+    hidden: int = field(default=0, metadata=bounded(minimum=0, most=MOST_HIDDEN))
+    dense_blocks: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -44,9 +52,9 @@ class LatentAttention:
     keys of all heads.
     """
 
-    query_rank: int | None = field(default=None, metadata=bounded(minimum=1))
-    key_rank: int = field(metadata=bounded(minimum=1))
-    value_dim: int = field(metadata=bounded(minimum=1))
+    query_rank: int | None = field(default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    key_rank: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    value_dim: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -61,10 +69,10 @@ class StateSpace:
     ``groups`` share their keys and queries.
     """
 
-    heads: int = field(metadata=bounded(minimum=1))
-    channels: int = field(metadata=bounded(minimum=1))
-    groups: int = field(metadata=bounded(minimum=1))
-    states: int = field(metadata=bounded(minimum=1))
+    heads: int = field(metadata=bounded(minimum=1, most=MOST_HEADS))
+    channels: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    groups: int = field(metadata=bounded(minimum=1, most=MOST_HEADS))
+    states: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
     delta_rule: bool = False
 
     def __post_init__(self) -> None:
@@ -82,8 +90,8 @@ class Window:
     0 all blocks have windows. A sequence that is no longer than the window has none.
     """
 
-    size: int = field(metadata=bounded(minimum=1))
-    full_every: int = field(default=2, metadata=bounded(minimum=0))
+    size: int = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
+    full_every: int = field(default=2, metadata=bounded(minimum=0, most=MOST_LAYERS))
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -21,6 +21,7 @@ from mistlab.values.field_checks import (
     shown,
     wanted,
 )
+from mistlab.values.limits import LEAST_QUANTITY, MOST_QUANTITY
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -33,10 +34,22 @@ _NAMES = "names"
 
 
 def bounded(
-    *, minimum: float | None = None, above: float | None = None, maximum: float | None = None
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    most: float | None = None,
 ) -> Metadata:
-    """Metadata for the range of a field's numbers: at least, above and at most these bounds."""
-    return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum)}
+    """Metadata for the range of a field's numbers: at least, above and at most these bounds. No
+    real number comes near to ``most``, which only an error names."""
+    return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum, most=most)}
+
+
+def quantity(*, zero: bool = False, most: float = MOST_QUANTITY) -> Metadata:
+    """Metadata for a measured quantity, in the unit of its field; a latency may be ``zero``."""
+    if zero:
+        return {_BOUNDS: NumberRange(minimum=0, most=most)}
+    return {_BOUNDS: NumberRange(above=0, least=LEAST_QUANTITY, most=most)}
 
 
 def ratio() -> Metadata:
@@ -175,8 +188,7 @@ def _further_contents(
 
 def _decoded(annotation: Any, plain: Any, path: str) -> Any:
     """Plain data converted as the annotation asks; data of another shape stays, for checks."""
-    if is_dataclass(annotation) and isinstance(plain, Mapping):
-        assert isinstance(annotation, type)
+    if isinstance(annotation, type) and is_dataclass(annotation) and isinstance(plain, Mapping):
         return from_mapping(annotation, plain, path)
     origin = get_origin(annotation)
     if origin is tuple and isinstance(plain, list | tuple):

@@ -4,15 +4,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mistlab.values.errors import refuse
+from mistlab.values.limits import MOST_EXPERTS, MOST_TOKENS
 from mistlab.values.model import ModelSpec
 from mistlab.values.optimizers import Optimizer
 from mistlab.values.value import bounded, check_fields
 
 Attention = Literal["flash", "math"]
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
-
-# Far above any training: whoever asks for more has mistaken a unit, and its divisors take hours.
-MOST = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +27,15 @@ class Workload:
     """
 
     model: ModelSpec
-    sequence_length: int = field(metadata=bounded(minimum=1, maximum=MOST))
-    global_batch: int = field(metadata=bounded(minimum=1, maximum=MOST))
+    sequence_length: int = field(metadata=bounded(minimum=1, maximum=MOST_TOKENS))
+    global_batch: int = field(metadata=bounded(minimum=1, maximum=MOST_TOKENS))
     attention: Attention
     precision: Precision
     optimizer: Optimizer = "adamw"
-    expert_imbalance: float = field(default=1.0, metadata=bounded(minimum=1))
-    expert_capacity: float | None = field(default=None, metadata=bounded(above=0))
+    expert_imbalance: float = field(default=1.0, metadata=bounded(minimum=1, most=MOST_EXPERTS))
+    expert_capacity: float | None = field(
+        default=None, metadata=bounded(above=0, most=MOST_EXPERTS)
+    )
     expert_padding: bool = False
 
     def __post_init__(self) -> None:

@@ -9,6 +9,8 @@ from mistlab.values.value import bounded, check_fields
 Decay = Literal["constant", "linear", "cosine"]
 # The loss scale for fp16 gradients, whose 5 bits of exponent would round small values to zero.
 FP16_LOSS_SCALE = 2.0**16
+# Far above any: torch multiplies numbers of 32 bits by these.
+MOST_FACTOR = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +24,16 @@ class Training:
     steps the optimizer state that is offloaded.
     """
 
-    learning_rate: float = field(default=3e-4, metadata=bounded(minimum=0))
+    learning_rate: float = field(default=3e-4, metadata=bounded(minimum=0, most=MOST_FACTOR))
     decay: Decay = "constant"
     warmup_steps: int = field(default=0, metadata=bounded(minimum=0))
     total_steps: int = field(default=0, metadata=bounded(minimum=0))
     beta1: float = field(default=0.9, metadata=bounded(minimum=0, maximum=1))
     beta2: float = field(default=0.95, metadata=bounded(minimum=0, maximum=1))
-    epsilon: float = field(default=1e-8, metadata=bounded(above=0))
-    weight_decay: float = field(default=0.1, metadata=bounded(minimum=0))
-    clip_norm: float | None = field(default=None, metadata=bounded(above=0))
-    loss_scale: float | None = field(default=None, metadata=bounded(above=0))
+    epsilon: float = field(default=1e-8, metadata=bounded(above=0, most=MOST_FACTOR))
+    weight_decay: float = field(default=0.1, metadata=bounded(minimum=0, most=MOST_FACTOR))
+    clip_norm: float | None = field(default=None, metadata=bounded(above=0, most=MOST_FACTOR))
+    loss_scale: float | None = field(default=None, metadata=bounded(above=0, most=MOST_FACTOR))
     growth_interval: int = field(default=2000, metadata=bounded(minimum=1))
     steps_on_host: bool = False
 

@@ -113,7 +113,7 @@ def test_a_file_that_is_no_plan_is_named(
     plan = tmp_path / "plan.yaml"
     if content is not None:
         plan.write_bytes(content)
-    assert run(analyse.main, [str(plan)]) == 1
+    assert run(analyse.main, [str(plan)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"error: {plan}: ")

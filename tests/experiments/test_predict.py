@@ -373,3 +373,24 @@ def test_a_timeline_without_a_place_is_refused_before_anything_is_played(
     assert run(predict.main, [plan_file(tmp_path, "a.yaml"), *options]) == 2
     problem = f"--timeline {there}: cannot be written: Not a directory: give another folder"
     assert capsys.readouterr().err == f"error: {problem}\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("change", ["malformed", "mapping for a name", "missing"])
+def test_a_single_malformed_plan_is_wrong_usage(
+    tmp_path: Path, change: str, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(
+        tmp_path, "bad.yaml", ("  micro_batches: 4", "  engine: {}\n  micro_batches: 4")
+    )
+    if change == "malformed":
+        Path(path).write_text("plan: [")
+    elif change == "missing":
+        Path(path).unlink()
+    assert run(predict.main, [path, *options]) == 2
+    captured = capsys.readouterr()
+    error = json.loads(captured.out)["error"] if options else captured.err.removeprefix("error: ")
+    assert error.startswith(f"{path}: ")
+    if change == "mapping for a name":
+        assert "plan.engine: {} is unknown: give one of" in error
+    assert run(predict.main, [path, path, *options]) == 1

@@ -42,7 +42,7 @@ ROW = {
 }
 KEYS = {
     *("file", "row", "iteration_s", "iteration_s_low", "iteration_s_high"),
-    *("peak_allocated_gib", "peak_reserved_gib", "fits", "notes"),
+    *("peak_allocated_gib", "peak_reserved_gib", "fits", "global_batch", "notes"),
 }
 
 
@@ -225,7 +225,7 @@ def test_a_table_that_is_none_stops_no_other(
 def test_without_a_single_row_no_table_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert predict_runs.main([str(tmp_path / "none.csv")]) == 1
+    assert predict_runs.main([str(tmp_path / "none.csv")]) == 2
     assert capsys.readouterr().out == ""
 
 
@@ -334,3 +334,40 @@ def test_tables_whose_rows_are_all_refused_have_no_answer(
         path = table(tmp_path / "runs.csv", *changes)
         assert run(predict_runs.main, [str(path)]) == status
         assert f"refused: {path}, line 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("measured", ["1.5 s", "inf", "0", "-1.5"])
+@pytest.mark.parametrize("column", ["step_s", "memory_gib"])
+def test_a_measurement_that_is_no_number_refuses_its_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str, measured: str
+) -> None:
+    path = table(tmp_path / "t.csv", {column: measured}, {})
+    first, second = answers(capsys, str(path))
+    number = f"{column}: '{measured}' is no number above 0: give a number without a unit"
+    assert first["refused"].startswith(f"{path}, line 2: {number}")
+    assert "refused" not in second
+    if column == "step_s":
+        options = [str(path), "--fit", "block_ms", "--profile", "ultrascale"]
+        assert run(calibrate_runs.main, options) == 2
+        assert f"{path}, line 2: {number}" in capsys.readouterr().err
+
+
+def test_a_batch_that_does_not_divide_is_told_with_what_is_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "t.csv", {"global_batch": "61"}, {"global_batch": "64"})
+    first, second = answers(capsys, str(path))
+    assert (first["global_batch"], second["global_batch"]) == (64, 64)
+    told = "global_batch 61 is no multiple of micro_batch x dp = 4: predicted as 64"
+    assert told in first["notes"]
+    predict_runs.main([str(path)])
+    assert f"rounded up: {path}, line 2 (61 as 64)\n" in capsys.readouterr().out
+
+
+def test_a_model_of_too_many_layers_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "t.csv", {"layers": "999999999"})
+    (answer,) = answers(capsys, str(path))
+    limit = "layers: 999999999 is too large: give at most 10,000"
+    assert answer["refused"].endswith(limit)

@@ -22,7 +22,27 @@ BAD_YAML = {
     "deep duplicate key": (b"a:\n  - {b: 1, b: 2}\n", "line 2, column 12: key 'b' stands twice"),
     "list": (b"- 1\n- 2\n", "holds [1, 2], not a mapping: write 'key: value' lines"),
     "text": (b"plan\n", "holds 'plan', not a mapping: write 'key: value' lines"),
-    "deep list": (b"- " * 200 + b"1\n", "holds [[[...]]], not a mapping: write"),
+    "list in lists": (b"- " * 50 + b"1\n", "holds [[[...]]], not a mapping: write"),
+    "deep list": (b"- " * 200 + b"1\n", "line 1, column 201: nested more than 100 levels deep"),
+    "brackets": (b"[" * 30_000, "line 1, column 101: nested more than 100 levels deep"),
+    "braces": (b"a: " + b"{a: " * 30_000, "line 1, column 400: nested more than 100 levels deep"),
+    "indicators": (b"- " * 30_000, "line 1, column 201: nested more than 100 levels deep"),
+    "keys": (b"? " * 30_000, "line 1, column 201: nested more than 100 levels deep"),
+    "far indented": (
+        b"".join(b" " * depth + b"a:\n" for depth in range(300)),
+        "line 101, column 101: nested more than 100 levels deep",
+    ),
+    "growing aliases": (
+        b"a0: &a0 [1, 1]\n"
+        + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 40)),
+        "line 18, column 22: more than 1,000,000 entries, aliases filled in",
+    ),
+    "growing merges": (
+        b"a0: &a0 {x: 1}\n"
+        + b"".join(b"a%d: &a%d {<<: [*a%d, *a%d]}\n" % (n, n, n - 1, n - 1) for n in range(1, 40)),
+        "line 18, column 28: more than 1,000,000 entries, aliases filled in",
+    ),
+    "alias of itself": (b"a: &a [*a]\n", "line 1, column 8: alias *a stands inside of its own"),
     "list as key": (b"? [1]\n: 2\n", "line 1, column 3: "),
     "tag": (b"a: !!python/name:os.system\n", "line 1, column 4: "),
     "two documents": (b"a: 1\n---\nb: 2\n", "line 2, column 1: "),
@@ -55,8 +75,14 @@ def test_what_is_no_file_is_refused(tmp_path: Path, name: str, message: str) -> 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "line 1, column 2: "), ("", "is empty"), ("[1]", "holds [1], not a mapping")],
-    ids=["syntax", "empty", "list"],
+    [
+        ("{", "line 1, column 2: "),
+        ("", "is empty"),
+        ("[1]", "holds [1], not a mapping"),
+        ("[" * 30_000, "is nested too deeply"),
+        ('{"a": {"b": 1, "b": 2}}', "key 'b' stands twice in one object: remove one"),
+    ],
+    ids=["syntax", "empty", "list", "brackets", "duplicate key"],
 )
 def test_bad_json_is_refused(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "graph.json"
@@ -98,3 +124,30 @@ def test_writing_keeps_the_order_of_keys(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     write_yaml({"b": 1, "a": math.pi}, path)
     assert path.read_text() == "b: 1\na: 3.141592653589793\n"
+
+
+def test_aliases_that_stay_small_are_filled_in() -> None:
+    text = "stage: &s {layers: 2}\nstages: [*s, *s]\n"
+    assert parse_yaml(text, "plan")["stages"] == [{"layers": 2}, {"layers": 2}]
+
+
+def test_an_object_with_equal_keys_of_equal_values_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a": [1], "a": [1]}')
+    assert read_json(tmp_path / "config.json") == {"a": [1]}
+
+
+@pytest.mark.parametrize("read", [read_yaml, read_json])
+def test_a_file_without_end_is_refused(read: Any) -> None:
+    with pytest.raises(InputError, match=r"^/dev/zero: has more than \d+ MiB: give a smaller file"):
+        read(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("path", ["a\0b", "a" * 5000])
+def test_what_no_path_can_be_is_refused(path: str) -> None:
+    with pytest.raises(InputError, match=r"is no path|cannot be read: File name too long"):
+        read_yaml(Path(path))
+
+
+def test_an_error_of_a_full_disk_names_the_file() -> None:
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        write_yaml({"a": 1}, Path("/dev/full"))

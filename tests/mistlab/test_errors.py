@@ -43,3 +43,12 @@ def test_within_adds_the_holder_and_only_to_field_errors() -> None:
 )
 def test_near_matches(name: object, text: str) -> None:
     assert near_matches(name, ["gpt2", "gpt3", "llama"]) == text
+
+
+def test_of_many_names_a_few_are_listed() -> None:
+    names = [f"model-{number:03}" for number in range(500)]
+    told = near_matches("", names, "catalog/models")
+    expected = (
+        "such as model-000, model-001, model-002, model-003, model-004, or another of the 500"
+    )
+    assert told == f": give a name {expected} in catalog/models"
