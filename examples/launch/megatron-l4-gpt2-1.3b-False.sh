@@ -5,7 +5,7 @@ GPUS=2
 MODEL=(
     --num-layers 24 --hidden-size 2048 --num-attention-heads 16
     --seq-length 2048 --max-position-embeddings 2048
-    --vocab-size 50304 --make-vocab-size-divisible-by 128
+    --vocab-size 50303 --make-vocab-size-divisible-by 128
     --untie-embeddings-and-output-weights --disable-bias-linear
     --attention-dropout 0 --hidden-dropout 0
 )

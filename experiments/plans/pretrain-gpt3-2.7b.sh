@@ -21,7 +21,7 @@ MODEL_ARGS=(
     --attention-dropout 0.0
     --hidden-dropout 0.0
     --attention-backend flash
-    --vocab-size 50304
+    --vocab-size 50303
     --make-vocab-size-divisible-by 32
 )
 

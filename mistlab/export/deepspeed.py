@@ -189,7 +189,7 @@ def read(text: str, given: Given) -> Imported:
         found.num_stages = checked_whole("pipeline.stages", stages)
     layers = given.model.layers if given.model else 0
     _activations(top, pipeline, found, layers)
-    _states(top.section("zero_optimization"), found)
+    read_states(top.section("zero_optimization"), found)
     top.tell_of_rest(HARMLESS)
     return found.job(given, ENGINES)
 
@@ -233,7 +233,8 @@ def _activations(top: Section, pipeline: Section, found: Found, layers: int) -> 
         found.values["offload_activations"] = 1.0
 
 
-def _states(section: Section, found: Found) -> None:
+def read_states(section: Section, found: Found) -> None:
+    """ZeRO's level, its overlap and what it offloads, as a configuration's section says."""
     level = section.whole("stage", minimum=0) or 0
     if level > 3:
         message = f"zero_optimization.stage: {level} is unknown: give 0 to 3"

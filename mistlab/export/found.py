@@ -12,6 +12,7 @@ from mistlab.export.remarks import Kind, Remark
 from mistlab.export.target import NARROW
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.symbolic.library import graph_of
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
@@ -110,6 +111,7 @@ class Found:
         if precision != job.workload.precision:
             text = f"{precision}: no engine has such products beside the plan's other choices"
             self.remark("ignored", "precision", f"{text}: taken in {job.workload.precision}")
+        self._tell_of_graph(job)
         return Imported(job=job, remarks=tuple(self.remarks))
 
     @property
@@ -193,6 +195,14 @@ class Found:
         if job.plan.overlap_communication != self.overlaps:
             text = f"{job.plan.overlap_communication}, for engine {engine} always overlaps"
             self.remark("assumed", "overlap_communication", text)
+
+    def _tell_of_graph(self, job: Job) -> None:
+        """Say first that the plan cannot be predicted, if no graph of its model is known."""
+        try:
+            graph_of(job.workload)
+        except InputError as error:
+            text = f"none can be made of this plan as it is: {error}"
+            self.remarks.insert(0, Remark(kind="noted", choice="prediction", text=text))
 
 
 def _is_degree(name: str) -> bool:

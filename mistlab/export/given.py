@@ -26,6 +26,7 @@ class Given:
     attention: Attention | None = None
     precision: Precision | None = None
     engine: str | None = None
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

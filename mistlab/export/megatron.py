@@ -18,11 +18,11 @@ from mistlab.export.megatron_read import (
     ENGINES,
     ENGINES_OF_TODAY,
     EXCHANGES,
-    STRATEGIES,
     engine_line,
     engines_for,
     read,
 )
+from mistlab.export.megatron_states import STRATEGIES
 from mistlab.export.nearest import under_any_engine, with_engine
 from mistlab.export.rules import (
     among_orders,

@@ -7,7 +7,7 @@ it nearly so. Tokens are sent by the plain exchange (``alltoall``).
 from collections.abc import Iterator
 
 from mistlab.export.found import Found
-from mistlab.export.megatron_flags import Options
+from mistlab.export.megatron_flags import Options, is_of_deepspeed
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 
@@ -15,8 +15,10 @@ from mistlab.values.job import Job
 _PARTS, _RANKS = "--expert-tensor-parallel-size", "--expert-model-parallel-size"
 # The strength of the loss for balance that Megatron-LM recommends to begin with.
 _BALANCE = "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01"
-_EXCHANGES = ("allgather", "alltoall", "flex")
-_LOSSES = ("aux_loss", "seq_aux_loss", "global_aux_loss")
+_CAPACITY = "--moe-expert-capacity-factor"
+# MindSpeed's switches for tensor-parallel ranks that divide experts, not each expert.
+_EXTENDED = ("--moe-tp-extend-ep", "--moe-extended-tp")
+_EXCHANGES = ("allgather", "alltoall", "alltoall_seq", "flex")
 
 
 def expert_options(job: Job) -> Iterator[str]:
@@ -34,13 +36,12 @@ def expert_options(job: Job) -> Iterator[str]:
 
 def read_experts(options: Options, found: Found, *, has_experts: bool) -> None:
     """The degrees and the capacity of experts, where a model has any."""
-    ranks = options.whole(_RANKS) or 1
-    parts = options.whole(_PARTS) or (found.values["tensor_parallel"] if has_experts else 1)
-    capacity = options.number("--moe-expert-capacity-factor", 0.0)
-    pads = options.has("--moe-pad-expert-input-to-capacity")
+    ranks, parts = _divisions(options, found)
+    capacity, pads = _capacity(options)
     if not has_experts:
         if ranks > 1:
-            message = f"{_RANKS} {ranks}: the model has no experts: give --num-experts, or 1"
+            where = options.where(_RANKS)
+            message = f"{where} {ranks}: the model has no experts: give --num-experts, or 1"
             raise InputError(message)
         return
     found.values |= {"expert_parallel": ranks, "expert_tensor_parallel": parts}
@@ -49,12 +50,36 @@ def read_experts(options: Options, found: Found, *, has_experts: bool) -> None:
     if pads and not capacity:
         text = "--moe-pad-expert-input-to-capacity without --moe-expert-capacity-factor: ignored"
         found.remark("contradicting", "expert_padding", text)
+    of_deepspeed = is_of_deepspeed(options)
     if found.values["tensor_parallel"] > 1 and not options.has("--sequence-parallel"):
-        text = "off, but Megatron-LM trains experts with tensor parallelism only with it: taken on"
-        found.remark("contradicting", "sequence_parallel", text)
+        if not of_deepspeed:
+            text = "off, but Megatron-LM trains experts with tensor parallelism only with it"
+            found.remark("contradicting", "sequence_parallel", f"{text}: taken on")
         found.values["sequence_parallel"] = 1
-    _remark_exchange(options, found)
-    _remark_balance(options, found)
+    if not of_deepspeed:
+        # DeepSpeed has one exchange, and balances by a loss of its own.
+        _remark_exchange(options, found)
+        _remark_balance(options, found)
+
+
+def _divisions(options: Options, found: Found) -> tuple[int, int]:
+    """Ranks that divide the experts, and ranks that divide each expert."""
+    tensor = found.values["tensor_parallel"]
+    ranks = options.whole(_RANKS) or 1
+    if any(options.has(name) for name in _EXTENDED):
+        return ranks * tensor, 1
+    if is_of_deepspeed(options):
+        return ranks, tensor if options.has("--enable-expert-tensor-parallelism") else 1
+    return ranks, options.whole(_PARTS) or tensor
+
+
+def _capacity(options: Options) -> tuple[float, bool]:
+    """The capacity factor of experts, 0 for none, and whether experts are filled up to it."""
+    if is_of_deepspeed(options):
+        if options.has("--disable-moe-token-dropping"):
+            return 0.0, False
+        return options.number(_CAPACITY, 1.0), True
+    return options.number(_CAPACITY, 0.0), options.has("--moe-pad-expert-input-to-capacity")
 
 
 def _remark_exchange(options: Options, found: Found) -> None:
@@ -74,7 +99,7 @@ def _remark_exchange(options: Options, found: Found) -> None:
 
 def _remark_balance(options: Options, found: Found) -> None:
     """Tell of routing that nothing balances, which is taken as even all the same."""
-    kind = options.choice("--moe-router-load-balancing-type", (*_LOSSES, "sinkhorn", "none"))
+    kind = options.text("--moe-router-load-balancing-type")
     weight = options.number("--moe-aux-loss-coeff", 0.0)
     # The bias and forced routing balance without a loss.
     switches = [

@@ -5,24 +5,40 @@ only some models have are those of ``megatron_parts``. It pads vocabularies to a
 a dropout of a tenth unless it is told otherwise.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from mistlab.export.found import Found
-from mistlab.export.megatron_flags import Options
+from mistlab.export.megatron_flags import Options, is_of_epfl
+from mistlab.export.megatron_hybrid import hybrid_parts, is_hybrid
 from mistlab.export.megatron_parts import part_options, parts_of, sayable_parts
+from mistlab.export.megatron_vocab import vocab_of
 from mistlab.export.with_parts import with_workload
 from mistlab.values.errors import InputError, refuse
 from mistlab.values.job import Job
-from mistlab.values.model import ROTARY_BASE, VOCAB_MULTIPLE, ModelSpec
+from mistlab.values.model import ROTARY_BASE, VOCAB_MULTIPLE, Family, ModelSpec
 
 DROPOUT = 0.1
-# What GPT-2's tokenizer knows, without padding.
-GPT2_VOCAB = 50257
 
 _NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 _POSITIONS = {"learned_absolute": "absolute", "rope": "rotary", "none": "none"}
+# Other words of older versions and relatives.
+_READ_POSITIONS = {
+    **_POSITIONS,
+    "absolute": "absolute",
+    "rotary": "rotary",
+    "yarn": "rotary",
+    "mrope": "rotary",
+    "alibi": "none",
+}
+_KINDS = ("norm", "mlp_type", "activation", "position_embedding", "parallel_block")
+_WITHOUT_SOME_BIASES = ("--disable-bias-linear-fc", "--disable-bias-attn-fc")
+_FAMILIES: tuple[Family, ...] = ("llama", "nemotron", "falcon", "gpt")
+_STRUCTURES: Mapping[Family, Mapping[str, Any]] = {
+    model.family: {kind: getattr(model, kind) for kind in _KINDS}
+    for model in (ModelSpec.of(family=name, hidden=64, layers=1, heads=1) for name in _FAMILIES)
+}
 
 
 def sayable_model(job: Job) -> Job:
@@ -85,64 +101,164 @@ def _kinds(model: ModelSpec) -> Iterator[str]:
             yield f"--rotary-base {int(model.rotary_base)}"
 
 
-def model_of(options: Options, found: Found) -> ModelSpec:
-    """The model that options describe."""
+def model_of(
+    options: Options, found: Found, vocab: int | None = None, program: str = ""
+) -> ModelSpec:
+    """The model that options describe; ``vocab`` is a vocabulary that is given beside them."""
     hidden, heads = _needed(options, "--hidden-size"), _needed(options, "--num-attention-heads")
-    layers = _needed(options, "--num-layers")
-    gated = options.has("--swiglu") or options.has("--quick-geglu")
-    norm = options.choice("--normalization", tuple(_NORMS))
-    ffn = options.whole("--ffn-hidden-size") or _default_ffn(hidden, gated=gated)
-    position = _position(options)
-    groups = options.whole("--num-query-groups")
-    grouped = options.has("--group-query-attention")
-    if groups is not None and not grouped:
-        text = f"--num-query-groups {groups} without --group-query-attention: heads share no keys"
-        found.remark("contradicting", "model.kv_heads", text)
+    layers, hybrid = _layers_of(options, hidden, program)
+    gated = _is_gated(options, found)
+    ffn = options.whole("--ffn-hidden-size") or _default_ffn(hidden, gated=options.has("--swiglu"))
+    position = _position(options, found)
     channels = options.whole("--kv-channels")
     percent = options.number("--rotary-percent", 1.0, maximum=1)
     base = options.number("--rotary-base", ROTARY_BASE)
     is_rotary = position == "rotary"
-    fields: dict[str, Any] = {} if channels is None else {"head_dim": channels}
+    fields: dict[str, Any] = {
+        "mlp_type": "gated_mlp" if gated else "mlp",
+        "activation": _activation(options, gated=gated),
+        "norm": _norm(options),
+        "position_embedding": position,
+        "parallel_block": options.has("--parallel-attn"),
+    }
+    fields |= {} if channels is None else {"head_dim": channels}
     fields |= {"rotary_fraction": percent if is_rotary else 0.0}
-    fields |= parts_of(options, found, layers, ffn)
+    parts = parts_of(options, found, layers, ffn)
+    if hybrid:
+        _check_hybrid(parts)
+    fields |= parts | hybrid
     return ModelSpec.of(
-        family="llama" if gated and norm == "RMSNorm" and is_rotary else "gpt",
+        family=_family(fields),
         hidden=hidden,
-        layers=layers,
+        layers=fields.pop("layers", layers),
         heads=heads,
-        kv_heads=groups if grouped and groups else heads,
+        kv_heads=_key_heads(options, found, heads),
         ffn=ffn,
-        mlp_type="gated_mlp" if gated else "mlp",
-        activation="silu" if gated else "gelu_tanh",
-        norm=_NORMS[norm or "LayerNorm"],
-        position_embedding=position,
         rotary_base=base if is_rotary else ROTARY_BASE,
         tied_embeddings=not options.has("--untie-embeddings-and-output-weights"),
-        biases=not options.has("--disable-bias-linear"),
+        biases=_has_biases(options, found),
         dropout=_dropout(options, found),
-        vocab=_vocab(options, found),
+        vocab=vocab_of(options, found, vocab),
         **fields,
     )
 
 
+def _layers_of(options: Options, hidden: int, program: str) -> tuple[int, dict[str, Any]]:
+    """The number of blocks, and the fields of a hybrid model; none for any other."""
+    layers = options.whole("--num-layers") or options.whole("--encoder-num-layers")
+    if is_hybrid(options, program):
+        fields = hybrid_parts(options, layers, hidden)
+        return fields["layers"], fields
+    return layers or _needed(options, "--num-layers"), {}
+
+
+def _check_hybrid(parts: dict[str, Any]) -> None:
+    for name in ("latent", "window", "sinks", "further_tokens", "attention_gate"):
+        if parts.get(name):
+            message = f"model.{name}: no hybrid model here has it: give a model by --model"
+            raise InputError(message)
+
+
+def _family(fields: Mapping[str, Any]) -> Family:
+    """The family whose structure a model has; ``gpt`` for a structure that no family has."""
+    for family, structure in _STRUCTURES.items():
+        if all(fields[name] == value for name, value in structure.items()):
+            return family
+    return "gpt"
+
+
+def _is_gated(options: Options, found: Found) -> bool:
+    """Whether the network has a gate; a gate of another kind than SwiGLU's is told."""
+    word = options.choice("--glu-activation", ("swiglu", "geglu", "reglu", "liglu"))
+    if options.has("--swiglu") or word == "swiglu":
+        return True
+    kinds = [name for name in ("--geglu", "--quick-geglu") if options.has(name)]
+    if word is not None:
+        kinds.append(f"--glu-activation {word}")
+    for kind in kinds:
+        text = "the gate is taken as SwiGLU's, which costs as much"
+        found.remark("assumed", kind, text)
+    return bool(kinds)
+
+
+def _activation(options: Options, *, gated: bool) -> str:
+    if options.has("--squared-relu") and not gated:
+        return "relu2"
+    return "silu" if gated else "gelu_tanh"
+
+
+def _norm(options: Options) -> str:
+    known = (*_NORMS, "layernorm1p")
+    said = options.choice("--normalization", known) or "LayerNorm"
+    return "rmsnorm" if options.has("--use-rmsnorm") else _NORMS.get(said, "layernorm")
+
+
+def _key_heads(options: Options, found: Found, heads: int) -> int:
+    """Heads of keys and values."""
+    of_relatives = options.whole("--num-key-heads")
+    if of_relatives is not None:
+        return of_relatives
+    if options.choice("--attention-head-type", ("multihead", "multiquery")) == "multiquery":
+        return 1
+    groups, grouped = options.whole("--num-query-groups"), options.has("--group-query-attention")
+    if grouped:
+        # Megatron-LM's default is a single group.
+        return groups or 1
+    if groups is not None and groups != heads:
+        text = f"--num-query-groups {groups} without --group-query-attention: heads share no keys"
+        found.remark("contradicting", "model.kv_heads", text)
+    return heads
+
+
+def _has_biases(options: Options, found: Found) -> bool:
+    """Whether products have biases."""
+    without = [name for name in _WITHOUT_SOME_BIASES if options.has(name)]
+    if without and not options.has("--disable-bias-linear"):
+        # Pai-Megatron-Patch's switches leave biases to queries, keys and values at least.
+        all_but_those = len(without) == len(_WITHOUT_SOME_BIASES)
+        said = "none" if all_but_those else "all products"
+        text = f"biases are taken in {said}, though some products alone have them"
+        found.remark("assumed", " ".join(without), text)
+        return not all_but_those
+    if is_of_epfl(options):
+        return options.has("--use-bias")
+    if "--add-bias-linear" in options:
+        return options.has("--add-bias-linear")
+    return not options.has("--disable-bias-linear")
+
+
 def _default_ffn(hidden: int, *, gated: bool) -> int:
-    """The width that Megatron-LM takes where none is given: two thirds for a gated network."""
+    """The width that Megatron-LM takes where none is given: two thirds for SwiGLU."""
     return 8 * hidden // 3 // 64 * 64 if gated else 4 * hidden
 
 
 def _needed(options: Options, name: str) -> int:
     number = options.whole(name)
+    if number is None and options.strays:
+        message = f"{name}: is missing, unless it stands in what {options.strays[0].unknown}"
+        raise InputError(message)
     if number is None:
         message = f"{name}: is missing: give it, or the model by --model"
         raise InputError(message)
     return number
 
 
-def _position(options: Options) -> str:
-    said = options.choice("--position-embedding-type", tuple(_POSITIONS))
+def _position(options: Options, found: Found) -> str:
+    said = options.choice("--position-embedding-type", tuple(_READ_POSITIONS))
     if options.has("--use-rotary-position-embeddings"):
         return "rotary"
-    return _POSITIONS[said or "learned_absolute"]
+    if said is None:
+        return "none" if options.has("--no-position-embedding") else "absolute"
+    if said == "mrope":
+        message = (
+            f"{options.where('--position-embedding-type')}: mrope turns the positions of images "
+            "beside text, which no plan says: give a launch line that trains a decoder of text"
+        )
+        raise InputError(message)
+    if said == "alibi":
+        text = "alibi: attention is taken without biases of positions"
+        found.remark("ignored", "--position-embedding-type", text)
+    return _READ_POSITIONS[said]
 
 
 def _dropout(options: Options, found: Found) -> float:
@@ -156,20 +272,3 @@ def _dropout(options: Options, found: Found) -> float:
         text = f"--attention-dropout {attention:g}, --hidden-dropout {hidden:g}: took {hidden:g}"
         found.remark("contradicting", "model.dropout", text)
     return hidden
-
-
-def _vocab(options: Options, found: Found) -> int:
-    """The vocabulary, padded as Megatron-LM does unless plans would pad it so themselves."""
-    vocab = options.whole("--vocab-size")
-    if vocab is None:
-        vocab = GPT2_VOCAB
-        text = f"{vocab} tokens, those of GPT-2: --vocab-size is not given"
-        found.remark("assumed", "model.vocab", text)
-    tensor = options.whole("--tensor-model-parallel-size") or 1
-    divisor = options.whole("--make-vocab-size-divisible-by") or VOCAB_MULTIPLE
-    padded = -(-vocab // (divisor * tensor)) * divisor * tensor
-    by_plans = vocab
-    if vocab % tensor:
-        multiple = VOCAB_MULTIPLE * tensor
-        by_plans = -(-vocab // multiple) * multiple
-    return vocab if padded == by_plans else padded

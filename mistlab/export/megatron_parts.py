@@ -11,13 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from mistlab.export.found import Found, checked_whole
-from mistlab.export.megatron_flags import Options
+from mistlab.export.megatron_flags import Options, is_of_deepspeed
+from mistlab.export.megatron_hybrid import shortest
 from mistlab.values.errors import InputError, refuse, within
 from mistlab.values.model import ModelSpec
-from mistlab.values.model_parts import Experts, LatentAttention, Window
+from mistlab.values.model_parts import Experts, LatentAttention, StateSpace, Window
 
 # Megatron-LM's defaults.
 ACTIVE, KEY_RANK, HEAD_DIM, ROTATED, VALUE_DIM = 2, 32, 128, 64, 128
+DELTA_KEY_HEADS, DELTA_VALUE_HEADS, DELTA_CHANNELS = 16, 32, 128
 # Shares of rotated channels are told with so many digits, as in configurations that are read.
 _DIGITS = 12
 _MOST_BLOCKS = 10_000
@@ -76,19 +78,99 @@ def _expert_options(experts: Experts, layers: int) -> Iterator[str]:
 
 def parts_of(options: Options, found: Found, layers: int, ffn: int) -> dict[str, Any]:
     """The parts that options describe, as fields of a model."""
-    return {
-        "experts": _experts_of(options, found, layers, ffn),
+    experts, blocks = experts_of(options, found, layers, ffn)
+    parts = {
+        "experts": experts,
         "window": _window_of(options, found),
         "sinks": _has_sinks(options, found),
-        "further_tokens": options.whole("--mtp-num-layers", minimum=0) or 0,
+        "further_tokens": _further_tokens(options),
         **_attention_of(options, found),
     }
+    parts |= _turns_of(options, blocks, layers)
+    if parts.get("pattern") and (beside := _beside_pattern(parts)):
+        message = (
+            f"{beside}: no model here has it in blocks of several kinds that take turns: give a "
+            "model of the catalogue by --model"
+        )
+        raise InputError(message)
+    return parts
+
+
+def _further_tokens(options: Options) -> int:
+    number = options.whole("--mtp-num-layers", minimum=0) or 0
+    if number > _MOST_BLOCKS:
+        message = f"{options.where('--mtp-num-layers')}: {number} is too large: give a few"
+        raise InputError(message)
+    return number
+
+
+def _beside_pattern(parts: dict[str, Any]) -> str | None:
+    """The option of a part that no block of a pattern has; None where there is none."""
+    options = {
+        "latent": "--multi-latent-attention",
+        "window": "--window-size",
+        "sinks": "--softmax-type",
+        "further_tokens": "--mtp-num-layers",
+    }
+    return next((option for name, option in options.items() if parts.get(name)), None)
+
+
+def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any]:
+    """The pattern of blocks that take turns: with and without experts, or with delta nets."""
+    if (deltas := _delta_nets(options, layers)) is not None:
+        if 0 in blocks:
+            message = (
+                "--moe-layer-freq: no model here has delta nets beside blocks without experts: "
+                "give experts in every block"
+            )
+            raise InputError(message)
+        return deltas
+    dense = blocks.index(1) if 1 in blocks else layers
+    if 0 not in blocks[dense:]:
+        return {}
+    return {"pattern": shortest("".join("DA"[has_experts] for has_experts in blocks))}
+
+
+def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
+    """Gated delta nets in place of attention in most blocks, as Qwen3-Next has them."""
+    variant = options.text("--experimental-attention-variant")
+    if variant is None:
+        return None
+    if variant not in ("gated_delta_net", "gdn"):
+        message = (
+            f"{options.where('--experimental-attention-variant')}: {variant} is attention that no "
+            "model here has: give a model of the catalogue by --model"
+        )
+        raise InputError(message)
+    every = options.text("--linear-attention-freq") or options.text("--full-attention-interval")
+    if every is None:
+        message = f"--linear-attention-freq: is missing beside {variant}: give one"
+        raise InputError(message)
+    where = options.where("--linear-attention-freq")
+    blocks = [] if "[" in every else _linear_blocks(checked_whole(where, every), layers)
+    linear = blocks or pattern_of(every)
+    space = StateSpace(
+        heads=options.whole("--linear-num-value-heads") or DELTA_VALUE_HEADS,
+        channels=options.whole("--linear-value-head-dim") or DELTA_CHANNELS,
+        groups=options.whole("--linear-num-key-heads") or DELTA_KEY_HEADS,
+        states=options.whole("--linear-key-head-dim") or DELTA_CHANNELS,
+        delta_rule=True,
+    )
+    return {
+        "pattern": shortest("".join("AG"[is_linear] for is_linear in linear)),
+        "state_space": space,
+    }
+
+
+def _linear_blocks(every: int, layers: int) -> list[int]:
+    """Which blocks are linear, where every so many-th one attends."""
+    return [int((block + 1) % every != 0) for block in range(layers)]
 
 
 def _attention_of(options: Options, found: Found) -> dict[str, Any]:
     normalises = options.has("--qk-layernorm")
     if not options.has("--multi-latent-attention"):
-        return {"qk_norm": normalises}
+        return {"qk_norm": normalises, "attention_gate": options.has("--attention-output-gate")}
     if not normalises:
         text = "latent vectors are taken as normalised: --qk-layernorm is not given"
         found.remark("assumed", "model.latent", text)
@@ -107,17 +189,27 @@ def _attention_of(options: Options, found: Found) -> dict[str, Any]:
 
 
 def _window_of(options: Options, found: Found) -> Window | None:
+    if (size := options.whole("--sliding-window")) is not None:
+        _tell_of_window(options, found, f"--sliding-window {size}", size, "in all blocks alike")
+        return None
     text, every = options.text("--window-size"), options.text("--window-attn-skip-freq")
     if text is None:
         return None
-    words = [word for word in " ".join(options.words["--window-size"]).split(",") if word]
-    left = words[0].strip(" ()") if words else ""
-    if every is None or not every.isdigit() or int(every) < 2:
+    words = [word for word in " ".join(options.all_words("--window-size")).split(",") if word]
+    left = checked_whole(options.where("--window-size"), words[0].strip(" ()") if words else "")
+    if every is None or not every.isdecimal() or int(every) < 2:
         said = "in all blocks alike" if every is None else f"--window-attn-skip-freq {every}"
-        told = f"{said}: attention is taken over the whole sequence"
-        found.remark("ignored", f"--window-size {text}", told)
+        _tell_of_window(options, found, f"--window-size {text}", left, said)
         return None
-    return Window(size=checked_whole("--window-size", left), full_every=int(every))
+    return Window(size=left, full_every=int(every))
+
+
+def _tell_of_window(options: Options, found: Found, choice: str, size: int, said: str) -> None:
+    """A remark on a window that plans cannot say, unless it holds the whole sequence."""
+    length = options.whole("--seq-length")
+    if length is None or size < length:
+        told = f"{said}: attention is taken over the whole sequence"
+        found.remark("ignored", choice, told)
 
 
 def _has_sinks(options: Options, found: Found) -> bool:
@@ -128,39 +220,95 @@ def _has_sinks(options: Options, found: Found) -> bool:
     return said == "learnable"
 
 
-def _experts_of(options: Options, found: Found, layers: int, ffn: int) -> Experts | None:
-    count = options.whole("--num-experts", minimum=0)
-    if not count:
-        return None
-    dense = _dense_blocks(options.text("--moe-layer-freq") or "1", found, layers)
+def experts_of(
+    options: Options, found: Found, layers: int, ffn: int
+) -> tuple[Experts | None, list[int]]:
+    """The experts that options describe, and for each block whether it has them."""
+    count = _count_of(options, found)
+    if count is None:
+        return None, []
+    blocks = _expert_blocks(options, layers)
+    dense = blocks.index(1) if 1 in blocks else layers
+    width = options.whole("--moe-ffn-hidden-size")
+    if width is None:
+        text = f"{ffn}, the network's own: --moe-ffn-hidden-size is not given"
+        found.remark("assumed", "model.experts.ffn", text)
+        width = ffn
+    active = options.whole("--moe-router-topk")
+    if active is None:
+        active = 1 if is_of_deepspeed(options) else ACTIVE
+        text = f"{active}, the default (1 up to core 0.4): --moe-router-topk is not given"
+        found.remark("assumed", "model.experts.active", text)
     with within("model.experts"):
-        return Experts(
+        experts = Experts(
             count=count,
-            active=options.whole("--moe-router-topk") or ACTIVE,
-            ffn=options.whole("--moe-ffn-hidden-size") or ffn,
-            shared_ffn=options.whole("--moe-shared-expert-intermediate-size") or 0,
+            active=active,
+            ffn=width,
+            shared_ffn=_shared_of(options, found, width, ffn),
             hidden=options.whole("--moe-latent-size") or 0,
-            dense_blocks=dense,
+            dense_blocks=0 if 0 in blocks[dense:] else dense,
         )
+    return experts, blocks
 
 
-def _dense_blocks(text: str, found: Found, layers: int) -> int:
-    """How many blocks without experts come first, in a frequency of those that have them."""
-    blocks = pattern_of(text) if "[" in text else []
-    if not blocks:
-        every = checked_whole("--moe-layer-freq", text)
-        blocks = [int(block % every == 0) for block in range(layers)]
-    if len(blocks) != layers:
+def _count_of(options: Options, found: Found) -> int | None:
+    """The number of experts of a block that has any; None for a model without experts."""
+    counts = {
+        checked_whole(options.where("--num-experts"), word, minimum=0)
+        for word in options.all_words("--num-experts")
+        if word not in ("None", "null")
+    }
+    if "--num-experts" in options and not options.all_words("--num-experts"):
+        options.text("--num-experts")
+    if len(counts) > 1:
+        words = " ".join(options.words["--num-experts"])
         message = (
-            f"--moe-layer-freq: {text} is of {len(blocks)} blocks, the model has {layers}: give as "
-            "many"
+            f"{options.where('--num-experts')}: {words}: blocks have unlike numbers of experts, "
+            "which no model here has: give one number"
         )
         raise InputError(message)
-    dense = blocks.index(1) if 1 in blocks else layers
-    if 0 in blocks[dense:]:
-        told = f"all blocks after the first {dense} are taken with experts: plans have no turns"
-        found.remark("ignored", f"--moe-layer-freq {text}", told)
-    return dense
+    if 1 in counts and not is_of_deepspeed(options):
+        text = "a single expert is taken as a network without a router"
+        found.remark("assumed", "--num-experts 1", text)
+    return next((count for count in counts if count > 1), None)
+
+
+def _shared_of(options: Options, found: Found, width: int, ffn: int) -> int:
+    """The width of the experts that every token takes."""
+    shared = options.whole("--moe-shared-expert-intermediate-size")
+    number = options.whole("--num-shared-experts")
+    if options.choice("--mlp-type", ("standard", "residual")) == "residual":
+        text = "residual: the network beside the experts is taken as one that every token takes"
+        found.remark("assumed", "--mlp-type", text)
+        return ffn
+    if shared is None and number is not None:
+        return number * width
+    if shared is None and options.has("--enable-shared-expert"):
+        return width
+    return shared or 0
+
+
+def _expert_blocks(options: Options, layers: int) -> list[int]:
+    """For each block whether it has experts."""
+    first = options.whole("--first-k-dense-replace", minimum=0) or 0
+    interval = options.whole("--expert-interval")
+    if interval is None and is_of_deepspeed(options):
+        # Megatron-DeepSpeed's default.
+        interval = 2
+    if interval is not None and "--moe-layer-freq" not in options:
+        return [int((block + 1) % interval == 0) for block in range(layers)]
+    text = options.text("--moe-layer-freq") or "1"
+    blocks = pattern_of(text) if "[" in text else []
+    if not blocks:
+        every = checked_whole(options.where("--moe-layer-freq"), text)
+        blocks = [int(block % every == 0 and block >= first) for block in range(layers)]
+    if len(blocks) != layers:
+        message = (
+            f"{options.where('--moe-layer-freq')}: {text} is of {len(blocks)} blocks, the model "
+            f"has {layers}: give as many"
+        )
+        raise InputError(message)
+    return blocks
 
 
 def pattern_of(text: str) -> list[int]:

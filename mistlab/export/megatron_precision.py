@@ -58,6 +58,9 @@ def read_precision(options: Options, found: Found, hardware: Hardware) -> None:
 
 def _narrow_products(options: Options, found: Found, hardware: Hardware) -> None:
     eight = options.choice("--fp8-format", ("e4m3", "hybrid"))
+    for name in ("e4m3", "hybrid"):
+        # The switches of older versions.
+        eight = name if options.has(f"--fp8-{name}") else eight
     four = options.choice("--fp4-format", ("e2m1",))
     recipe = options.choice("--fp8-recipe", _RECIPES) or _NOT_SAID
     options.choice("--fp4-recipe", ("nvfp4", "custom"))

@@ -1,21 +1,34 @@
-"""Reads Megatron-LM's options: a launch line, or a shell script with one, becomes a job."""
+"""Reads launch lines of Megatron-LM and its relatives: options become a job.
+
+``read_launch`` takes a command that is taken apart already, ``read_options`` options alone, as
+other files of Megatron-LM spell them; ``read`` takes the text of a launch line or a script.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from mistlab.export.found import Found, checked_whole
+from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported
+from mistlab.export.launched_ranks import read_ranks
+from mistlab.export.megatron_deepspeed import ENGINES as ENGINES_OF_DEEPSPEED
+from mistlab.export.megatron_deepspeed import Files, is_by_deepspeed, read_deepspeed, read_ulysses
 from mistlab.export.megatron_experts import read_experts
-from mistlab.export.megatron_flags import HARMLESS, TELLING, UNSAID, Options
+from mistlab.export.megatron_flags import Options, is_of_deepspeed, is_of_epfl
 from mistlab.export.megatron_model import model_of
 from mistlab.export.megatron_precision import read_precision
+from mistlab.export.megatron_remarks import OptionRemarks, check_refused
+from mistlab.export.megatron_stages import read_stages
+from mistlab.export.megatron_states import read_activations, read_optimizer, read_states
+from mistlab.export.megatron_tables.programs import is_decoder, refusal_of
 from mistlab.export.target import is_of_today
-from mistlab.schedule.orders import INTERLEAVED, order_of_chunks
-from mistlab.shell.crude import Launch, launch_of
+from mistlab.shell.launch import Launch, launch_of
+from mistlab.shell.source import Source
+from mistlab.shell.word import Word
 from mistlab.values.context_ways import GATHER, HEADS, RING
-from mistlab.values.errors import InputError, near_matches
+from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Precision
+from mistlab.values.workload import Attention, Precision
 
 # What predictions are made with: Megatron-LM's own engine, or one that takes every plan.
 ENGINES = ("megatron", "mistlab")
@@ -23,32 +36,75 @@ ENGINES = ("megatron", "mistlab")
 ENGINES_OF_TODAY = ("megatron-core", "megatron-fsdp")
 # A plan's engine, where a launch line alone would be taken for another's.
 _ENGINE = re.compile(r"^# predicted under engine ([\w-]+)$", re.MULTILINE)
-# Megatron-FSDP's strategies by ZeRO level.
-STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 # How context-parallel ranks exchange keys, by the word for ``--cp-comm-type``.
 EXCHANGES: Mapping[str, int] = {"p2p": RING, "all_gather": GATHER, "a2a": HEADS}
+# The same by MindSpeed's word for ``--context-parallel-algo``.
+_ALGORITHMS: Mapping[str, int] = {
+    "megatron_cp_algo": RING,
+    "kvallgather_cp_algo": GATHER,
+    "ulysses_cp_algo": HEADS,
+}
+# Options of which a launch line of Megatron-LM or a relative has one at least.
+_SHAPE = (
+    *("--num-layers", "--hidden-size", "--num-attention-heads", "--hybrid-layer-pattern"),
+    *("--use-checkpoint-args", "--encoder-num-layers"),
+)
+# Options whose value a user gives in place of the file's.
+_EXCUSES: Mapping[str, tuple[str, ...]] = {
+    "sequence_length": ("--seq-length", "--encoder-seq-length"),
+    "global_batch": ("--global-batch-size",),
+    "micro_batch": ("--micro-batch-size",),
+    "attention": ("--attention-backend", "--use-flash-attn"),
+    "vocab_size": ("--vocab-size", "--padded-vocab-size", "--tokenizer-type"),
+}
 
 
 def read(text: str, given: Given) -> Imported:
-    """The job of a launch line, and what was assumed."""
-    launch = launch_of(text)
-    options, found = Options.of(launch.arguments), Found()
-    _ranks(launch, options, found)
-    if given.model is None or "--num-layers" in options.words:
-        found.model = model_of(options, found)
-    model = given.model or found.model
-    assert model is not None
-    if said := _ENGINE.search(text):
+    """The job of a launch line or a script, and what was assumed."""
+    source = Source(text=text)
+    return read_launch(launch_of(source), source, given)
+
+
+def read_options(
+    options: Sequence[Word | str],
+    given: Given,
+    *,
+    launch: Launch | None = None,
+    source: Source | None = None,
+) -> Imported:
+    """The job of options that stand alone, as in the YAML of Megatron-LM's tests; ``launch`` tells
+    of the launcher and of files that were written, as far as anything is known of them."""
+    words = tuple(word if isinstance(word, Word) else Word(text=word) for word in options)
+    launch = replace(launch or Launch(), arguments=words)
+    return read_launch(launch, source or Source(text=""), given)
+
+
+def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
+    """The job of a command that starts training, and what was assumed."""
+    options, found = Options.of(launch.arguments, _excused(given)), Found()
+    for note in launch.notes:
+        found.remark("assumed", "script", note)
+    _check_program(launch, found)
+    check_refused(options)
+    _check_shape(launch, options)
+    if said := _ENGINE.search(source.text):
         found.engine = said[1]
+    files = Files(written=launch.written, source=source)
+    read_ranks(launch, source.text, found, given, files.text)
+    _world(options, found)
+    model = _model(options, found, given, launch.program)
     _degrees(options, found)
     read_experts(options, found, has_experts=model.experts is not None)
-    _workload(options, found)
+    _workload(options, found, launch)
     read_precision(options, found, given.hardware)
-    _stages(options, found, model.layers)
-    _states(options, found)
-    _activations(options, found, model.layers)
-    _rest(options, found)
-    return found.job(given, engines_for(model, found.precision))
+    read_activations(options, found, model.layers)
+    _engine_s_states(options, found, files)
+    read_stages(options, found, model.layers)
+    by_deepspeed = is_by_deepspeed(options)
+    engines = ENGINES_OF_DEEPSPEED if by_deepspeed else engines_for(model, found.precision)
+    imported = found.job(given, engines)
+    remarks = OptionRemarks.of(options).around(imported.remarks)
+    return replace(imported, remarks=remarks)
 
 
 def engines_for(model: ModelSpec, precision: Precision | None) -> tuple[str, ...]:
@@ -61,22 +117,65 @@ def engine_line(engine: str) -> str:
     return f"# predicted under engine {engine}\n"
 
 
-def _ranks(launch: Launch, options: Options, found: Found) -> None:
-    started = Options.of(launch.started)
-    names = (("nodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node"))
-    for name, option in names:
-        if option in started.words and (text := started.text(option)):
-            if text.isdigit():
-                setattr(found, name, checked_whole(option, text))
-            else:
-                said = f"{option} {text} is no number: give --{name.replace('_', '-')}"
-                found.remark("assumed", name, f"{said}, unless it is given")
-    world = options.whole("--world-size")
+def _excused(given: Given) -> Iterable[str]:
+    for field, names in _EXCUSES.items():
+        if getattr(given, field) is not None:
+            yield from names
+
+
+def _check_program(launch: Launch, found: Found) -> None:
+    """Refuse programs that train no decoder; tell of those that nobody knows."""
+    program = launch.program
+    if not program:
+        return
+    line = f"line {launch.line}: " if launch.line else ""
+    if (reason := refusal_of(program)) is not None:
+        message = f"{line}{program} {reason}: give a launch line that trains a decoder"
+        raise InputError(message)
+    if not is_decoder(program):
+        text = f"{program} is not known here: taken as a program that trains a decoder"
+        found.remark("assumed", "program", text)
+
+
+def _check_shape(launch: Launch, options: Options) -> None:
+    """Refuse a program of another framework, which has none of the options of a model."""
+    if launch.program and not options.strays and not any(name in options for name in _SHAPE):
+        line = f"line {launch.line}: " if launch.line else ""
+        message = (
+            f"{line}{launch.program} has none of Megatron-LM's options {', '.join(_SHAPE[:3])}: "
+            "give a launch line of Megatron-LM or a relative, or the configuration file that it "
+            "reads"
+        )
+        raise InputError(message)
+
+
+def _world(options: Options, found: Found) -> None:
+    option = options.given.get("--world-size")
+    world = None if option is None or option.unknown else options.whole("--world-size")
     if world and found.nodes and found.gpus_per_node and world != found.nodes * found.gpus_per_node:
         text = (
             f"--world-size {world}, but {found.nodes} x {found.gpus_per_node} processes: took these"
         )
         found.remark("contradicting", "gpus_per_node", text)
+
+
+def _model(options: Options, found: Found, given: Given, program: str) -> ModelSpec:
+    """The given model, or that of the options; of both the first, if the options are whole."""
+    if given.model is None:
+        found.model = model_of(options, found, given.vocab_size, program)
+        if options.has("--use-checkpoint-args"):
+            text = "the model is taken as the options say, whatever the checkpoint holds"
+            found.remark("assumed", "--use-checkpoint-args", text)
+        return found.model
+    if "--num-layers" in options:
+        aside = Found()
+        try:
+            found.model = model_of(options, aside, given.vocab_size, program)
+        except InputError:
+            # What the options leave open is not asked for: the given model counts.
+            return given.model
+        found.remarks += aside.remarks
+    return given.model
 
 
 def _degrees(options: Options, found: Found) -> None:
@@ -85,20 +184,29 @@ def _degrees(options: Options, found: Found) -> None:
     found.values["context_parallel"] = options.whole("--context-parallel-size") or 1
     found.values["sequence_parallel"] = int(options.has("--sequence-parallel"))
     _exchange(options, found)
+    read_ulysses(options, found)
 
 
 def _exchange(options: Options, found: Found) -> None:
     """How context-parallel ranks exchange keys, where layers do it alike."""
-    said = options.text("--cp-comm-type") or "p2p"
-    if said in EXCHANGES:
-        found.values["context_exchange"] = EXCHANGES[said]
+    algorithm = options.text("--context-parallel-algo")
+    said = {*options.all_words("--cp-comm-type")} or {"p2p"}
+    word = said.pop() if len(said) == 1 else " ".join(sorted(said))
+    if algorithm is not None:
+        if algorithm in _ALGORITHMS:
+            found.values["context_exchange"] = _ALGORITHMS[algorithm]
+        else:
+            text = f"--context-parallel-algo {algorithm}: taken as a ring"
+            found.remark("ignored", "context_exchange", text)
+    elif word in EXCHANGES:
+        found.values["context_exchange"] = EXCHANGES[word]
     else:
-        text = f"--cp-comm-type {said}: taken as p2p"
+        text = f"--cp-comm-type {word}: taken as p2p"
         found.remark("ignored", "context_exchange", text)
 
 
-def _workload(options: Options, found: Found) -> None:
-    found.sequence_length = options.whole("--seq-length")
+def _workload(options: Options, found: Found, launch: Launch) -> None:
+    found.sequence_length = _length(options, found)
     found.micro_batch = options.whole("--micro-batch-size")
     found.global_batch = options.whole("--global-batch-size")
     positions = options.whole("--max-position-embeddings")
@@ -107,181 +215,60 @@ def _workload(options: Options, found: Found) -> None:
             f"--max-position-embeddings {positions} is shorter than --seq-length: took --seq-length"
         )
         found.remark("contradicting", "sequence_length", text)
+    _attention(options, found, launch)
+
+
+def _length(options: Options, found: Found) -> int | None:
+    """The length of the decoder's sequences."""
+    length = options.whole("--seq-length") or options.whole("--encoder-seq-length")
+    decoder = options.whole("--decoder-seq-length")
+    if length is not None and decoder is not None and decoder != length:
+        text = (
+            f"--seq-length {length}, but --decoder-seq-length {decoder}, as beside an encoder: "
+            f"took {decoder}"
+        )
+        found.remark("contradicting", "sequence_length", text)
+    return decoder or length
+
+
+def _attention(options: Options, found: Found, launch: Launch) -> None:
+    """Whether attention is one kernel, by options or by Transformer Engine's own variables."""
     backend = options.choice("--attention-backend", ("flash", "fused", "unfused", "local", "auto"))
     is_flash = options.has("--use-flash-attn")
+    implementation = options.text("--transformer-impl")
     if backend in ("unfused", "local"):
         found.attention = "math"
         if is_flash:
             text = f"--use-flash-attn and --attention-backend {backend}: took {backend}"
             found.remark("contradicting", "attention", text)
-    elif is_flash or backend is not None:
+    elif is_flash or backend not in (None, "auto"):
         found.attention = "flash"
+    elif (by_variables := _attention_by_variables(launch)) is not None:
+        found.attention = by_variables
+    elif backend == "auto":
+        found.attention = "flash"
+    elif implementation == "local" or is_of_deepspeed(options) or is_of_epfl(options):
+        found.attention = "math"
+        text = "math, for layers of Megatron-LM's own have no other without --use-flash-attn"
+        found.remark("assumed", "attention", text)
 
 
-def _stages(options: Options, found: Found, layers: int) -> None:
-    layout = options.text("--pipeline-model-parallel-layout")
-    ends = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
-    first, last = (options.whole(name) for name in ends)
-    chunks = _chunks(options, found, layers)
-    if layout is not None:
-        parts = parts_of_layout(layout)
-        if len(parts) % found.num_stages:
-            message = (
-                f"--pipeline-model-parallel-layout: {len(parts)} parts are no multiple of "
-                f"{found.num_stages} stages: give a part for each chunk of each stage"
-            )
-            raise InputError(message)
-        chunks = len(parts) // found.num_stages
-        found.layers = [sum(parts[stage :: found.num_stages]) for stage in range(found.num_stages)]
-    elif first is not None or last is not None:
-        found.layers = _with_ends(found.num_stages, layers, first, last)
-    elif layers % found.num_stages:
-        message = (
-            f"--num-layers {layers}: {found.num_stages} stages do not divide them: Megatron-LM "
-            "refuses this; give --pipeline-model-parallel-layout, or another number of stages"
-        )
-        raise InputError(message)
-    if chunks > 1:
-        order = order_of_chunks(chunks)
-        if order in INTERLEAVED:
-            found.order = order
-        else:
-            text = f"{chunks} chunks a stage: no order is named {order}; taken as 1f1b"
-            found.remark("ignored", "order", text)
+def _attention_by_variables(launch: Launch) -> Attention | None:
+    """What Transformer Engine's variables leave: kernels that are switched on, or off."""
+    words = [launch.environment.get(name) for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")]
+    switches = [word.text for word in words if word is not None and word.unknown is None]
+    if "1" in switches:
+        return "flash"
+    return "math" if switches == ["0", "0"] else None
 
 
-def _chunks(options: Options, found: Found, layers: int) -> int:
-    chunks = options.whole("--num-virtual-stages-per-pipeline-rank")
-    each = options.whole("--num-layers-per-virtual-pipeline-stage")
-    if each is not None and chunks is None:
-        chunks, rest = divmod(layers, found.num_stages * each)
-        if rest:
-            message = (
-                f"--num-layers-per-virtual-pipeline-stage {each}: {layers} blocks on "
-                f"{found.num_stages} stages are no chunks of {each}: Megatron-LM refuses this; "
-                "give a divisor of the blocks of a stage"
-            )
-            raise InputError(message)
-    return chunks or 1
-
-
-def _with_ends(
-    num_stages: int, layers: int, first: int | None, last: int | None
-) -> Sequence[int] | None:
-    """Blocks of stages, of which the first and the last may have numbers of their own."""
-    inner = num_stages - (first is not None) - (last is not None)
-    left = layers - (first or 0) - (last or 0)
-    if inner < 0 or left < 0 or (inner and left % inner) or (not inner and left):
-        message = (
-            f"--num-layers {layers}: {left} blocks are left for {max(inner, 0)} stages between the "
-            "first and the last: give other --decoder-first- and --decoder-last-pipeline-num-layers"
-        )
-        raise InputError(message)
-    middle = [left // inner] * inner if inner else []
-    return [*([first] if first else []), *middle, *([last] if last else [])]
-
-
-def parts_of_layout(layout: str) -> list[int]:
-    """The blocks of each part of a layout such as ``Ett|(tt|)*2tL``.
-
-    >>> parts_of_layout("Ett|(tt|)*2,t*3L")
-    [2, 2, 2, 3]
-    """
-    text = layout.replace(",", "")
-    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
-    if unknown := sorted(set(text) - set("EtmL|")):
-        message = (
-            f"--pipeline-model-parallel-layout: {''.join(unknown)!r} is not known here: give E, t, "
-            "m, L and |, with (...)*N"
-        )
-        raise InputError(message)
-    return [part.count("t") for part in text.split("|")]
-
-
-def _states(options: Options, found: Found) -> None:
-    shards = options.has("--use-distributed-optimizer")
-    level = 1 if shards else 0
-    strategy = options.choice("--data-parallel-sharding-strategy", STRATEGIES)
-    if options.has("--use-megatron-fsdp"):
-        level = STRATEGIES.index(strategy or "no_shard")
-    elif strategy is not None:
-        text = f"--data-parallel-sharding-strategy {strategy} without --use-megatron-fsdp: ignored"
+def _engine_s_states(options: Options, found: Found, files: Files) -> None:
+    """States as DeepSpeed's engine keeps them, or Megatron-LM's own optimizer."""
+    read_optimizer(options, found)
+    if is_by_deepspeed(options):
+        read_deepspeed(options, found, files)
+        return
+    read_states(options, found)
+    if idle := [name for name in ("--deepspeed-config", "--zero-stage") if name in options]:
+        text = f"{' and '.join(idle)} without --deepspeed, which reads them: ignored"
         found.remark("contradicting", "zero", text)
-    found.values["zero"] = level
-    fraction = options.number("--optimizer-offload-fraction", 1.0, maximum=1)
-    if options.has("--optimizer-cpu-offload"):
-        if not level:
-            text = "--optimizer-cpu-offload without --use-distributed-optimizer, which it needs"
-            found.remark("contradicting", "offload.optimizer", f"{text}: taken as it stands")
-        found.values["offload_optimizer"] = fraction
-    reduces, gathers = (
-        options.has(f"--overlap-{name}") for name in ("grad-reduce", "param-gather")
-    )
-    found.overlaps = reduces
-    if gathers and not reduces:
-        text = "--overlap-param-gather needs --overlap-grad-reduce: taken as no overlap at all"
-        found.remark("contradicting", "overlap_communication", text)
-    elif reduces and level and not gathers:
-        text = "--overlap-grad-reduce alone: weights are taken as gathered beside passes too"
-        found.remark("assumed", "overlap_communication", text)
-
-
-def _activations(options: Options, found: Found, layers: int) -> None:
-    granularity = options.choice("--recompute-granularity", ("full", "selective"))
-    method = options.choice("--recompute-method", ("uniform", "block"))
-    count = options.whole("--recompute-num-layers")
-    if options.has("--recompute-activations-of-all-blocks"):
-        granularity, method = "full", "uniform"
-    elif options.has("--recompute-activations") and granularity is None:
-        granularity = "selective"
-    options.taken.add("--recompute-modules")
-    if granularity == "full":
-        if method is None:
-            text = "full without --recompute-method, which Megatron-LM refuses: taken as uniform"
-            found.remark("contradicting", "checkpointed_layers", text)
-        if method == "block":
-            found.values["checkpointed_layers"] = count or layers
-        else:
-            found.values["checkpointed_layers"] = layers
-            if count and count > 1:
-                text = f"--recompute-num-layers {count}: taken as blocks recomputed one by one"
-                found.remark("assumed", "checkpointed_layers", text)
-    elif granularity == "selective":
-        modules = " ".join(options.words.get("--recompute-modules", ())) or "core_attn"
-        _selective(modules, found, layers)
-    elif method or count:
-        text = "--recompute-method or -num-layers without --recompute-granularity: ignored"
-        found.remark("contradicting", "checkpointed_layers", text)
-    offloaded = options.whole("--cpu-offloading-num-layers", minimum=0)
-    if offloaded:
-        found.values["offload_activations"] = min(offloaded / layers, 1.0)
-
-
-def _selective(modules: str, found: Found, layers: int) -> None:
-    others = [name for name in modules.split() if name != "core_attn"]
-    if "core_attn" in modules.split():
-        found.values["core_recomputed_layers"] = layers
-    if others:
-        text = f"--recompute-modules {' '.join(others)}: taken as nothing of them recomputed"
-        found.remark("ignored", "checkpointed_layers", text)
-
-
-def _rest(options: Options, found: Found) -> None:
-    for name, instead in UNSAID.items():
-        if name in options.words:
-            words = " ".join((name, *options.words[name]))
-            found.remark("ignored", words, instead)
-    for name, before in options.repeated.items():
-        last = " ".join(options.words[name]) or "on"
-        if any(value != last for value in before):
-            text = f"is given as {', '.join((*before, last))}: took the last"
-            found.remark("contradicting", name, text)
-    if options.harmless:
-        text = f"{' '.join(options.harmless)}: no effect on a step's cost that plans could tell"
-        found.remark("ignored", "options", text)
-    for name in options.unknown:
-        words = " ".join((name, *options.words[name]))
-        near = near_matches(name, HARMLESS | TELLING | UNSAID.keys())
-        near = near if "did you mean" in near else ": no option that is known here"
-        found.remark("ignored", words, f"is unknown{near}")

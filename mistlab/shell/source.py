@@ -16,8 +16,8 @@ class Source:
     ``name`` is the file's path. ``beside`` gives the text of another file by the path that the file
     writes, or None where there is no such file. ``settings`` are values of variables that the user
     gives (``--set NAME=value``); they win over the file's own. ``arguments`` are those with which a
-    script is started (``$1``, ``$2``, ...); None where the user gives none. ``line`` chooses among
-    several commands that start training: the one that stands on this line.
+    script is started (``$1``, ``$2``, ...); None where the user gives none. ``line`` is a line of
+    the command to take, where a script starts several (``--line``).
     """
 
     text: str

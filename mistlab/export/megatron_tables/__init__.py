@@ -1,0 +1,1 @@
+"""Tables of names: options of Megatron-LM and its relatives, their programs, their tokenizers."""

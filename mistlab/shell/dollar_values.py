@@ -1,0 +1,365 @@
+"""The values of ``$name`` and ``${...}``, with the operators between the braces."""
+
+from collections.abc import Sequence
+
+from mistlab.shell.patterns import matches, spans, without
+from mistlab.shell.pieces import BOUNDARY, Expanding, Piece, separators
+from mistlab.shell.shell_text import LineError, Text, joined, plain
+from mistlab.shell.state import Key
+from mistlab.shell.syntax import Dollar, RawWord
+from mistlab.shell.variables import (
+    Absence,
+    absence_of,
+    argument_of,
+    assign,
+    knows_arguments,
+    taken_as,
+    unset_argument,
+    unset_text,
+    value_of,
+    without_arguments,
+)
+
+Value = Text | Absence
+
+
+def dollar_pieces(words: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
+    """The pieces that a variable's expansion gives."""
+    subscript = dollar.subscript.bare if dollar.subscript else None
+    if dollar.prefix == "!" and dollar.operator != "names" and subscript not in ("@", "*"):
+        return _indirect(words, dollar, splits=splits)
+    is_many = dollar.name in ("@", "*") or subscript in ("@", "*")
+    if is_many:
+        return _many(words, dollar, subscript or dollar.name, splits=splits)
+    if dollar.operator == "names":
+        names = sorted(name for name in words.state.variables if name.startswith(dollar.name))
+        return _spread([plain(name, dollar.line) for name in names], dollar, "@", splits=splits)
+    value = _value(words, dollar)
+    if dollar.prefix == "#":
+        return [Piece(_length(words, dollar, value), dollar.quoted, splits)]
+    if dollar.operator.lstrip(":") in ("-", "=", "?", "+"):
+        return _chosen(words, dollar, value, splits=splits)
+    text = _present(words, dollar, value)
+    return [Piece(_changed(words, dollar, text), dollar.quoted, splits)]
+
+
+def _value(words: Expanding, dollar: Dollar) -> Value:
+    session, state, name = words.session, words.state, dollar.name
+    if name.isdigit():
+        return argument_of(session, state, int(name), dollar.line)
+    if name == "BASH_SOURCE":
+        return argument_of(session, state, 0, dollar.line)
+    if name in "#?$!-":
+        return _special(words, dollar)
+    if dollar.subscript is None:
+        return value_of(session, state, name, dollar.line)
+    variable = state.variables.get(name)
+    if variable is None:
+        return value_of(session, state, name, dollar.line)
+    key = key_of(words, name, dollar.subscript)
+    if isinstance(key, Text):
+        return key
+    text = variable.items.get(key)
+    if text is None and (missing := _unknown_in(words, dollar, variable.values)):
+        return missing
+    return Absence.EMPTY if text is None else text
+
+
+def _unknown_in(words: Expanding, dollar: Dollar, values: Sequence[Text]) -> Text | None:
+    """An unknown value for an index past an array's known length."""
+    return _unknown(words, dollar, *values)
+
+
+def key_of(words: Expanding, name: str, subscript: RawWord) -> Key | Text:
+    """An array's index or key; an unknown text where it is not known."""
+    variable = words.state.variables.get(name)
+    if variable is not None and variable.is_map:
+        text = words.text(subscript)
+        return text.chars if text.is_known else text
+    text = words.text(subscript)
+    if not text.is_known:
+        return text
+    index = words.number_in(text.chars, subscript.line)
+    if index < 0 and variable is not None and variable.items:
+        index += max(int(key) for key in variable.items) + 1
+    return index
+
+
+def _special(words: Expanding, dollar: Dollar) -> Value:
+    session, state = words.session, words.state
+    if dollar.name == "#":
+        return _count(words, dollar)
+    if dollar.name == "?" and isinstance(state.status, int):
+        return plain(str(state.status), dollar.line)
+    reason = "is known only where the script runs"
+    return session.unknown_at(dollar.line, dollar.source, reason)
+
+
+def _count(words: Expanding, dollar: Dollar) -> Text:
+    state = words.state
+    text = plain(str(len(state.arguments)), dollar.line)
+    if unknown := _unknown(words, dollar, *state.arguments):
+        return unknown
+    if knows_arguments(words.session, state):
+        return text
+    return text.assuming(without_arguments(words.session, dollar.line, dollar.source))
+
+
+def _unknown(words: Expanding, dollar: Dollar, *texts: Text) -> Text | None:
+    """The expansion as unknown, where a text that it depends on is."""
+    unknown = words.session.first_unknown(*texts)
+    if unknown is None:
+        return None
+    return words.session.unknown_at(dollar.line, dollar.source, unknown.reason, unknown.remedy)
+
+
+def _present(words: Expanding, dollar: Dollar, value: Value) -> Text:
+    """A value where no operator takes care of its absence."""
+    if isinstance(value, Text):
+        return value
+    if value is Absence.EMPTY:
+        return Text()
+    if dollar.name.isdigit():
+        return unset_argument(words.session, int(dollar.name), dollar.source, dollar.line)
+    if words.session.assigned.get(dollar.name) == dollar.line:
+        # What a variable is assigned from itself at first is what a user may set.
+        return Text(assumed=taken_as(words.session, dollar.name, dollar.line, "not set"))
+    return unset_text(words.session, dollar.name, dollar.source, dollar.line)
+
+
+def _length(words: Expanding, dollar: Dollar, value: Value) -> Text:
+    text = _present(words, dollar, value)
+    unknown = _unknown(words, dollar, text)
+    return unknown or text.with_chars(str(len(text)))
+
+
+def _chosen(words: Expanding, dollar: Dollar, value: Value, *, splits: bool) -> list[Piece]:
+    """The value, or the word that an operator gives for one that is not there."""
+    operator, argument = dollar.operator.lstrip(":"), dollar.argument
+    assert argument is not None
+    is_empty = isinstance(value, Absence) or (dollar.operator[0] == ":" and not value)
+    notes = frozenset[str]()
+    if value is Absence.UNSET:
+        notes = _notes(words, dollar, argument)
+    if operator == "+":
+        if isinstance(value, Text) and value.chars in words.session.absent:
+            is_empty = True
+        return (
+            [Piece(Text(assumed=notes), splits=True)] if is_empty else _word(words, dollar, splits)
+        )
+    if not is_empty:
+        assert isinstance(value, Text)
+        return [Piece(value, dollar.quoted, splits)]
+    if operator == "?":
+        return [Piece(_demanded(words, dollar, value), dollar.quoted, splits)]
+    pieces = [
+        piece._replace(text=piece.text.assuming(notes)) for piece in _word(words, dollar, splits)
+    ]
+    if operator == "=":
+        text = joined(piece.text for piece in pieces)
+        assign(words.session, words.state, dollar.name, text)
+    return pieces or [Piece(Text(assumed=notes), splits=True)]
+
+
+def _word(words: Expanding, dollar: Dollar, splits: bool) -> list[Piece]:
+    assert dollar.argument is not None
+    return words.pieces(dollar.argument, splits=splits and not dollar.quoted)
+
+
+def _notes(words: Expanding, dollar: Dollar, argument: RawWord) -> frozenset[str]:
+    if dollar.name.isdigit():
+        return without_arguments(words.session, dollar.line, dollar.source)
+    if dollar.operator.endswith("+"):
+        return taken_as(words.session, dollar.name, dollar.line, "not set")
+    text = words.session.rendered(words.text(argument)) or "''"
+    return taken_as(words.session, dollar.name, dollar.line, f"{text}, its default")
+
+
+def _demanded(words: Expanding, dollar: Dollar, value: Value) -> Text:
+    """``${x:?message}`` of a variable without a value."""
+    assert dollar.argument is not None
+    message = words.session.rendered(words.text(dollar.argument)) or "must be given"
+    if value is Absence.UNSET:
+        remedy = f"give --set {dollar.name}=VALUE"
+        if dollar.name.isdigit():
+            remedy = "give its arguments after --: -- ARG1 ..."
+        return words.session.unknown_at(dollar.line, dollar.source, f"({message})", remedy)
+    raise LineError(dollar.line, f"{dollar.source}: {message}: give --set {dollar.name}=VALUE")
+
+
+def _changed(words: Expanding, dollar: Dollar, text: Text) -> Text:
+    """A value after an operator that changes it."""
+    operator = dollar.operator
+    if not operator or operator == "@Q":
+        return text
+    if not text.is_known:
+        kept = _known_end(words, dollar, text)
+        return kept or _unknown(words, dollar, text) or text
+    if operator == ":":
+        return _slice(words, dollar, text)
+    pattern = words.pattern(dollar.argument) if dollar.argument else Text()
+    if unknown := _unknown(words, dollar, pattern):
+        return unknown
+    words.session.spend(dollar.line, len(text) * 32)
+    if operator[0] in "#%":
+        return without(text, pattern.chars, operator)
+    if operator[0] == "/":
+        return _replaced(words, dollar, text, pattern.chars)
+    if operator[0] == "@":
+        changes = {"@U": ("?", "^^"), "@L": ("?", ",,"), "@u": ("?", "^")}
+        return text.with_chars(_cased(text.chars, *changes.get(operator, ("[]", "^"))))
+    return text.with_chars(_cased(text.chars, pattern.chars, operator))
+
+
+def _known_end(words: Expanding, dollar: Dollar, text: Text) -> Text | None:
+    """The name of a file in an unknown folder, or the folder of a known name."""
+    argument = dollar.argument.bare if dollar.argument else None
+    cut = text.chars.rfind("/")
+    if cut < 0 or not text.part(cut).is_known:
+        return None
+    if (dollar.operator, argument) == ("##", "*/"):
+        return text.part(cut + 1)
+    return text.part(0, cut) if (dollar.operator, argument) == ("%", "/*") else None
+
+
+def _slice(words: Expanding, dollar: Dollar, text: Text) -> Text:
+    start, stop = _bounds(words, dollar, len(text))
+    return text.part(start, stop) if start < stop else Text(assumed=text.assumed)
+
+
+def _bounds(words: Expanding, dollar: Dollar, length: int) -> tuple[int, int]:
+    assert dollar.argument is not None
+    start = words.number(dollar.argument)
+    if start < -length:
+        return length, length
+    start = start + length if start < 0 else min(start, length)
+    if dollar.second is None:
+        return start, length
+    size = words.number(dollar.second)
+    return start, (length + size if size < 0 else min(start + size, length))
+
+
+def _replaced(words: Expanding, dollar: Dollar, text: Text, pattern: str) -> Text:
+    operator, chars = dollar.operator, text.chars
+    by = words.text(dollar.second) if dollar.second else Text()
+    if not text:
+        return by if matches(pattern, "") else text
+    if not pattern:
+        return text if operator not in ("/#", "/%") else _ended(operator, by, text)
+    if operator in ("/#", "/%"):
+        rest = without(text, pattern, "##" if operator == "/#" else "%%")
+        if len(rest) == len(text):
+            return text
+        return _ended(operator, by, rest)
+    parts, at = list[Text](), 0
+    for start, stop in spans(pattern, chars, every=operator == "//"):
+        parts += [text.part(at, start), by]
+        at = stop
+    return joined([*parts, text.part(at)])
+
+
+def _ended(operator: str, by: Text, rest: Text) -> Text:
+    """A text with another one before it (``/#``) or behind it (``/%``)."""
+    return joined((by, rest) if operator == "/#" else (rest, by))
+
+
+def _cased(chars: str, pattern: str, operator: str) -> str:
+    change = str.upper if operator[0] == "^" else str.lower
+    taken = {start for start, _ in spans(pattern or "?", chars, every=True)}
+    last = len(chars) if len(operator) == 2 else 1
+    return "".join(
+        change(each) if at in taken and at < last else each for at, each in enumerate(chars)
+    )
+
+
+def _indirect(words: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
+    """``${!name}``: the value of the variable that ``name`` names."""
+    target = _present(words, dollar, _value(words, dollar))
+    if unknown := _unknown(words, dollar, target):
+        return [Piece(unknown, dollar.quoted, splits)]
+    name, _, key = target.chars.partition("[")
+    if not name.isidentifier() and not name.isdigit():
+        problem = f"{dollar.source} names no variable but {target.chars!r}: correct it"
+        raise LineError(dollar.line, problem)
+    pointed = Dollar(
+        name=name,
+        line=dollar.line,
+        source=dollar.source,
+        quoted=dollar.quoted,
+        operator=dollar.operator,
+        argument=dollar.argument,
+        second=dollar.second,
+        subscript=words_of_key(key.rstrip("]"), dollar.line) if key else None,
+    )
+    return dollar_pieces(words, pointed, splits=splits)
+
+
+def words_of_key(key: str, line: int) -> RawWord:
+    """A key that is known already as a word."""
+    from mistlab.shell.syntax import Literal  # noqa: PLC0415
+
+    return RawWord(parts=(Literal(text=key, line=line),), line=line, source=key)
+
+
+def _many(words: Expanding, dollar: Dollar, sign: str, *, splits: bool) -> list[Piece]:
+    """All values of an array or all arguments."""
+    values, notes = _values(words, dollar)
+    if dollar.prefix == "#":
+        text = _unknown(words, dollar, *values) or plain(str(len(values)), dollar.line)
+        return [Piece(text.assuming(notes), dollar.quoted, splits)]
+    operator = dollar.operator.lstrip(":")
+    if operator in ("-", "=", "?", "+") and dollar.argument is not None:
+        is_there = bool(values) and (len(values) > 1 or bool(values[0]))
+        if is_there == (operator == "+"):
+            return _word(words, dollar, splits)
+        values = [] if operator == "+" else values
+    elif dollar.operator == ":":
+        values = _sliced(words, dollar, values)
+    elif dollar.operator:
+        values = [_changed(words, dollar, value) for value in values]
+    first = [Piece(Text(assumed=notes), splits=True)] if notes else []
+    return first + _spread(values, dollar, sign, splits=splits, ends=separators(words.state))
+
+
+def _spread(
+    values: Sequence[Text], dollar: Dollar, sign: str, *, splits: bool, ends: str = " "
+) -> list[Piece]:
+    if dollar.quoted and sign == "*":
+        return [Piece(joined(values, ends[:1]), quoted=True)]
+    pieces = list[Piece]()
+    for number, value in enumerate(values):
+        pieces += [BOUNDARY] if number else []
+        pieces.append(Piece(value, dollar.quoted, splits))
+    return pieces
+
+
+def _values(words: Expanding, dollar: Dollar) -> tuple[list[Text], frozenset[str]]:
+    session, state, name = words.session, words.state, dollar.name
+    if name in ("@", "*"):
+        known = knows_arguments(session, state)
+        notes = frozenset() if known else without_arguments(session, dollar.line, dollar.source)
+        return list(state.arguments), notes
+    session.mentioned.add(name)
+    variable = state.variables.get(name)
+    if variable is not None:
+        if dollar.prefix == "!":
+            return [plain(str(key), dollar.line) for key in variable.keys], frozenset()
+        return variable.values, frozenset()
+    absence = absence_of(session, name, dollar.line)
+    if isinstance(absence, Text):
+        return [absence], frozenset()
+    is_asked = dollar.prefix == "#" or dollar.operator
+    if absence is Absence.EMPTY or is_asked:
+        return [], frozenset()
+    return [unset_text(session, name, dollar.source, dollar.line)], frozenset()
+
+
+def _sliced(words: Expanding, dollar: Dollar, values: list[Text]) -> list[Text]:
+    """A slice of an array; arguments count from 1."""
+    if dollar.name in ("@", "*"):
+        name = argument_of(words.session, words.state, 0, dollar.line)
+        values = [name if isinstance(name, Text) else Text(), *values]
+    start, stop = _bounds(words, dollar, len(values))
+    if unknown := _unknown(words, dollar, *values):
+        return [unknown]
+    return values[start:stop]

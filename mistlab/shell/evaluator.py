@@ -1,0 +1,338 @@
+"""Evaluates a script without running a program: the commands that stand in its structures."""
+
+from collections.abc import Callable, Sequence
+
+from mistlab.shell.assigned import assigned_names
+from mistlab.shell.conditions import Maybe, Tester
+from mistlab.shell.expansion import Words
+from mistlab.shell.flows import apart, divided, guarded
+from mistlab.shell.integers import NotKnownError
+from mistlab.shell.loops import run_for_count, run_for_in, run_while
+from mistlab.shell.patterns import matches
+from mistlab.shell.redirects import redirected
+from mistlab.shell.session import Condition, Session
+from mistlab.shell.shell_text import Text
+from mistlab.shell.simple import run_simple
+from mistlab.shell.state import EXIT, State
+from mistlab.shell.syntax import (
+    AndOr,
+    Arm,
+    Background,
+    Bracketed,
+    Case,
+    Command,
+    Count,
+    ForCount,
+    ForIn,
+    Function,
+    Group,
+    If,
+    Pipeline,
+    Redirected,
+    Script,
+    Simple,
+    While,
+)
+from mistlab.shell.word import Unknown
+
+
+class Evaluator:
+    """Evaluates commands in a state; each one changes the state and sets its status."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        session.run = self.run
+
+    def run(self, script: Script, state: State) -> None:
+        """Evaluate commands one after another until one leaves them."""
+        for command in script.commands:
+            if state.flow:
+                return
+            self.command(command, state)
+
+    def command(self, command: Command, state: State) -> None:
+        """Evaluate a command."""
+        self.session.spend(command.line)
+        self._evaluate(command, state)
+        failed = isinstance(state.status, int) and state.status != 0
+        if failed and "errexit" in state.options and not self.session.tests and not state.flow:
+            if not isinstance(command, AndOr | If | While) and not _is_negated(command):
+                self.session.exits.append((command.line, tuple(self.session.conditions)))
+                state.flow = EXIT
+
+    def _evaluate(self, command: Command, state: State) -> None:
+        match command:
+            case Simple():
+                run_simple(self, command, state)
+            case AndOr():
+                self._and_or(command, state)
+            case Pipeline():
+                self._pipeline(command, state)
+            case If():
+                self._if(command, 0, state)
+            case Case():
+                self._case(command, state)
+            case ForIn() | ForCount() | While():
+                self._loop(command, state)
+            case Bracketed() | Count():
+                self._test(command, state)
+            case _:
+                self._wrapped(command, state)
+
+    def _loop(self, command: ForIn | ForCount | While, state: State) -> None:
+        if isinstance(command, ForIn):
+            run_for_in(self, command, state)
+        elif isinstance(command, ForCount):
+            run_for_count(self, command, state)
+        else:
+            run_while(self, command, state)
+
+    def _wrapped(self, command: Command, state: State) -> None:
+        if isinstance(command, Function):
+            state.functions[command.name] = command.body
+            state.status = 0
+        elif isinstance(command, Redirected):
+            inner = command.command
+            redirected(
+                self.session, state, command.redirects, lambda each: self.command(inner, each)
+            )
+        elif isinstance(command, Background):
+            self._subshell(command.command, state)
+            state.status = 0
+        elif isinstance(command, Group):
+            if command.subshell:
+                self._subshell(command, state)
+            else:
+                self.run(command.script, state)
+
+    def _subshell(self, command: Command, state: State) -> None:
+        child = state.copy()
+        if isinstance(command, Group):
+            script = command.script
+            apart(self.session, child, lambda each: self.run(script, each))
+        else:
+            apart(self.session, child, lambda each: self.command(command, each))
+        _return(state, child)
+
+    def _test(self, command: Bracketed | Count, state: State) -> None:
+        words = Words(self.session, state)
+        value: Maybe
+        if isinstance(command, Bracketed):
+            value = Tester(words, command.line).bracketed(command.condition)
+        else:
+            try:
+                value = words.number(command.expression) != 0
+            except NotKnownError as error:
+                value = error.unknown
+        state.status = value if isinstance(value, Unknown) else int(not value)
+        self.session.assumed |= words.assumed
+
+    def test(self, script: Script, state: State) -> tuple[Maybe, frozenset[str]]:
+        """Whether a condition holds, and what this rests on."""
+        before, self.session.assumed = self.session.assumed, frozenset()
+        self.session.tests += 1
+        self.session.asks += 1
+        self.run(script, state)
+        self.session.asks -= 1
+        self.session.tests -= 1
+        assumed, self.session.assumed = self.session.assumed, before
+        return truth(state), assumed
+
+    def condition(
+        self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
+    ) -> Condition:
+        """A condition as others are told of it."""
+        source = " ".join(source.rstrip(";").split())[:80]
+        if not isinstance(cause, Unknown):
+            return Condition(line=line, source=source, assumed=assumed)
+        number, file = self.session.place(line)
+        unknown = Unknown(
+            expression=source, line=number, file=file, reason="is not known", remedy=cause.remedy
+        )
+        return Condition(line=line, source=source, cause=unknown, assumed=assumed)
+
+    def _if(self, command: If, number: int, state: State) -> None:
+        if number == len(command.branches):
+            state.status = 0
+            if command.otherwise is not None:
+                self.run(command.otherwise, state)
+            return
+        test, body = command.branches[number]
+        value, assumed = self.test(test, state)
+        if state.flow:
+            return
+        line = test.commands[0].line if test.commands else command.line
+        condition = self.condition(line, test.source, value, assumed)
+        rest: Callable[[State], None] = lambda each: self._if(command, number + 1, each)  # noqa: E731
+        ways = [lambda each: self._body(body, each), rest]
+        if isinstance(value, Unknown):
+            assert condition.cause is not None
+            divided(self.session, state, condition.cause, ways, condition)
+        else:
+            guarded(self.session, state, ways if value else ways[::-1], condition)
+        self._assume(command, state, assumed)
+
+    def _body(self, body: Script, state: State) -> None:
+        state.status = 0
+        self.run(body, state)
+
+    def _assume(self, command: Command, state: State, assumed: frozenset[str]) -> None:
+        """Let variables rest on what a condition rests on that decides on them."""
+        if not assumed:
+            return
+        for name in assigned_names(command):
+            if variable := state.variables.get(name):
+                state.variables[name] = variable.assuming(assumed)
+
+    def _and_or(self, command: AndOr, state: State) -> None:
+        before, self.session.assumed = self.session.assumed, frozenset()
+        self.session.tests += 1
+        self.command(command.commands[0], state)
+        self.session.tests -= 1
+        self._rest(command, 0, state)
+        self._assume(command, state, self.session.assumed)
+        self.session.assumed |= before
+
+    def _rest(self, command: AndOr, number: int, state: State) -> None:
+        """The commands behind an operator, by the status of those before it."""
+        if state.flow or number == len(command.operators):
+            return
+        value = truth(state)
+        source = command.sources[number]
+        condition = self.condition(command.line, source, value, self.session.assumed)
+        if isinstance(value, Unknown):
+            assert condition.cause is not None
+            ways = [self._as(command, number, status) for status in (0, 1)]
+            divided(self.session, state, condition.cause, ways, condition)
+            return
+        status = 0 if value else 1
+        guarded(
+            self.session,
+            state,
+            [self._next(command, number, status), self._next(command, number, 1 - status)],
+            condition,
+        )
+
+    def _next(self, command: AndOr, number: int, status: int) -> Callable[[State], None]:
+        """The command behind an operator, where its status asks for it, and all behind it."""
+
+        def way(state: State) -> None:
+            if (truth(state) is True) != (status == 0):
+                state.status = status
+            if (status == 0) == (command.operators[number] == "&&"):
+                is_last = number + 1 == len(command.operators)
+                self.session.tests += not is_last
+                self.command(command.commands[number + 1], state)
+                self.session.tests -= not is_last
+            self._rest(command, number + 1, state)
+
+        return way
+
+    def _as(self, command: AndOr, number: int, status: int) -> Callable[[State], None]:
+        def way(state: State) -> None:
+            state.status = status
+            self._rest(command, number, state)
+
+        return way
+
+    def _pipeline(self, command: Pipeline, state: State) -> None:
+        if len(command.commands) == 1:
+            self.session.tests += 1
+            self.command(command.commands[0], state)
+            self.session.tests -= 1
+        else:
+            self._piped(command.commands, state)
+        if command.negated:
+            value = truth(state)
+            state.status = value if isinstance(value, Unknown) else int(value)
+
+    def _piped(self, commands: Sequence[Command], state: State) -> None:
+        given = state.input
+        for number, command in enumerate(commands):
+            child = state.copy()
+            child.input = given
+            if number < len(commands) - 1:
+                child.output = Text()
+            apart(self.session, child, self._way(command))
+            given = child.output
+            state.written.update(child.written)
+        _return(state, child)
+
+    def _way(self, command: Command) -> Callable[[State], None]:
+        return lambda state: self.command(command, state)
+
+    def _case(self, command: Case, state: State) -> None:
+        words = Words(self.session, state)
+        subject = words.text(command.subject)
+        unknown = self.session.first_unknown(subject)
+        for number, arm in enumerate(command.arms):
+            if unknown is not None:
+                break
+            for pattern in arm.patterns:
+                text = words.pattern(pattern)
+                unknown = unknown or self.session.first_unknown(text)
+                if unknown is None and matches(text.chars, subject.chars):
+                    source = f"case {command.subject.source} in {pattern.source})"
+                    condition = self.condition(command.line, source, assumed=words.assumed)
+                    self.session.conditions.append(condition)
+                    self._arms(command.arms, number, state, subject, words)
+                    self.session.conditions.pop()
+                    self._assume(command, state, words.assumed)
+                    return
+        state.status = 0
+        if unknown is not None:
+            self._either_arm(command, state, unknown, words.assumed)
+        else:
+            self._assume(command, state, words.assumed)
+
+    def _arms(
+        self, arms: Sequence[Arm], number: int, state: State, subject: Text, words: Words
+    ) -> None:
+        """An arm's commands and those of the arms that follow by ``;&`` and ``;;&``."""
+        self._body(arms[number].body, state)
+        ending = arms[number].ending
+        for after in range(number + 1, len(arms)):
+            if ending == ";;" or state.flow:
+                return
+            patterns = [words.pattern(pattern).chars for pattern in arms[after].patterns]
+            if ending == ";&" or any(matches(each, subject.chars) for each in patterns):
+                self.run(arms[after].body, state)
+                ending = arms[after].ending
+
+    def _either_arm(
+        self, command: Case, state: State, unknown: Unknown, assumed: frozenset[str]
+    ) -> None:
+        source = f"case {command.subject.source}"
+        condition = self.condition(command.line, source, unknown, assumed)
+        assert condition.cause is not None
+        ways = [self._arm_way(command.arms, number) for number in range(len(command.arms))]
+        is_whole = any(pattern.bare == "*" for arm in command.arms for pattern in arm.patterns)
+        if not is_whole:
+            ways.append(lambda _: None)
+        divided(self.session, state, condition.cause, ways, condition)
+
+    def _arm_way(self, arms: Sequence[Arm], number: int) -> Callable[[State], None]:
+        def way(state: State) -> None:
+            for arm in arms[number:]:
+                self._body(arm.body, state)
+                if arm.ending != ";&" or state.flow:
+                    return
+
+        return way
+
+
+def truth(state: State) -> Maybe:
+    """Whether the last command succeeded."""
+    return state.status == 0 if isinstance(state.status, int) else state.status
+
+
+def _is_negated(command: Command) -> bool:
+    return isinstance(command, Pipeline) and command.negated
+
+
+def _return(state: State, child: State) -> None:
+    """What a subshell leaves behind: its status, its output and files."""
+    state.status = child.status
+    state.written.update(child.written)
+    if state.output is not None:
+        state.output = child.output

@@ -1,0 +1,233 @@
+"""Programs whose output is known without running them: those that only change texts and numbers."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import ROUND_DOWN, Decimal, DivisionByZero, InvalidOperation
+
+from mistlab.shell.shell_text import Text
+
+Program = Callable[[Sequence[str], str], str | None]
+_MOST = 10_000
+
+
+def output_of(program: str, arguments: Sequence[Text], given: Text | None) -> Text | None:
+    """What a program prints, None where only the program itself knows it."""
+    run = PROGRAMS.get(program)
+    texts = [*arguments, *([given] if given is not None else [])]
+    if run is None:
+        return None
+    if not all(text.is_known for text in texts):
+        return _last_part(program, arguments)
+    out = run([text.chars for text in arguments], given.chars if given is not None else "")
+    if out is None:
+        return None
+    line = next((text for text in reversed(texts) if text.line), Text())
+    assumed = frozenset().union(*(text.assumed for text in texts))
+    return line.with_chars(out).assuming(assumed)
+
+
+def _last_part(program: str, arguments: Sequence[Text]) -> Text | None:
+    """A path's last part, which may be known in an unknown folder."""
+    if program != "basename" or len(arguments) != 1:
+        return None
+    text = arguments[0]
+    last = text.part(text.chars.rfind("/") + 1)
+    return last if "/" in text.chars and last and last.is_known else None
+
+
+def _basename(arguments: Sequence[str], _: str) -> str | None:
+    if not arguments or arguments[0].startswith("-"):
+        return None
+    name = arguments[0].rstrip("/").rpartition("/")[2] or "/"
+    suffix = arguments[1] if len(arguments) > 1 else ""
+    return (name.removesuffix(suffix) if name != suffix else name) + "\n"
+
+
+def _dirname(arguments: Sequence[str], _: str) -> str | None:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        return None
+    head, cut, _ = arguments[0].rstrip("/").rpartition("/")
+    return (head.rstrip("/") or "/" if cut else ".") + "\n"
+
+
+def _seq(arguments: Sequence[str], _: str) -> str | None:
+    separator, rest = "\n", list(arguments)
+    if len(rest) > 1 and rest[0] == "-s":
+        separator, rest = rest[1], rest[2:]
+    elif rest and rest[0].startswith("-s"):
+        separator, rest = rest[0][2:], rest[1:]
+    if not 1 <= len(rest) <= 3 or not all(re.fullmatch(r"-?\d{1,9}", each) for each in rest):
+        return None
+    numbers = [int(each) for each in rest]
+    first = numbers[0] if len(numbers) > 1 else 1
+    step = numbers[1] if len(numbers) > 2 else 1
+    if step == 0 or abs(numbers[-1] - first) // abs(step) > _MOST:
+        return None
+    values = range(first, numbers[-1] + (1 if step > 0 else -1), step)
+    return separator.join(map(str, values)) + "\n" if values else ""
+
+
+def _expr(arguments: Sequence[str], _: str) -> str | None:
+    tokens = list(arguments)
+    if not all(re.fullmatch(r"-?\d{1,18}|[-+*/%()]", token) for token in tokens):
+        return None
+    value = _sum(" ".join(tokens), integers=True, scale=0)
+    return None if value is None else f"{value}\n"
+
+
+def _bc(arguments: Sequence[str], given: str) -> str | None:
+    """Sums of decimal numbers; ``scale`` is the number of digits of a quotient."""
+    scale = 20 if "-l" in arguments else 0
+    lines = list[str]()
+    for statement in re.split(r"[;\n]", given):
+        if match := re.fullmatch(r"\s*scale\s*=\s*(\d{1,2})\s*", statement):
+            scale = int(match[1])
+        elif statement.strip():
+            value = _sum(statement, integers=False, scale=scale)
+            if value is None:
+                return None
+            lines.append(_shown(value))
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: Decimal) -> str:
+    text = f"{value:f}"
+    sign = "-" if text.startswith("-") else ""
+    digits = text.lstrip("-")
+    return sign + (digits[1:] if digits.startswith("0.") else digits)
+
+
+def _sum(text: str, *, integers: bool, scale: int) -> Decimal | None:
+    """The value of a sum of numbers, with ``* / % + - ( )`` alone."""
+    tokens = re.findall(r"\d+\.?\d*|\.\d+|[-+*/%()]|\S", text)
+    if len(text) > 400 or any(not re.fullmatch(r"[\d.]+|[-+*/%()]", each) for each in tokens):
+        return None
+    try:
+        value, rest = _added(tokens, integers, scale)
+    except (InvalidOperation, DivisionByZero, IndexError, RecursionError):
+        return None
+    return None if rest or len(str(value)) > 40 else value
+
+
+def _added(tokens: list[str], integers: bool, scale: int) -> tuple[Decimal, list[str]]:
+    value, tokens = _multiplied(tokens, integers, scale)
+    while tokens and tokens[0] in "+-":
+        operator = tokens[0]
+        other, tokens = _multiplied(tokens[1:], integers, scale)
+        value = value + other if operator == "+" else value - other
+    return value, tokens
+
+
+def _multiplied(tokens: list[str], integers: bool, scale: int) -> tuple[Decimal, list[str]]:
+    value, tokens = _factor(tokens, integers, scale)
+    while tokens and tokens[0] in "*/%":
+        operator = tokens[0]
+        other, tokens = _factor(tokens[1:], integers, scale)
+        if operator == "*":
+            value = _product(value, other, scale)
+        else:
+            digits = Decimal(1).scaleb(0 if integers else -scale)
+            quotient = (value / other).quantize(digits, rounding=ROUND_DOWN)
+            value = quotient if operator == "/" else value - quotient * other
+    return value, tokens
+
+
+def _product(first: Decimal, second: Decimal, scale: int) -> Decimal:
+    """A product with as many digits as bc keeps."""
+    digits = [-int(each.as_tuple().exponent) for each in (first, second)]
+    kept = min(sum(digits), max(scale, *digits))
+    return (first * second).quantize(Decimal(1).scaleb(-kept), rounding=ROUND_DOWN)
+
+
+def _factor(tokens: list[str], integers: bool, scale: int) -> tuple[Decimal, list[str]]:
+    if tokens[0] == "-":
+        value, rest = _factor(tokens[1:], integers, scale)
+        return -value, rest
+    if tokens[0] == "(":
+        value, rest = _added(tokens[1:], integers, scale)
+        if rest[0] != ")":
+            raise InvalidOperation
+        return value, rest[1:]
+    return Decimal(tokens[0]), tokens[1:]
+
+
+def _wc(arguments: Sequence[str], given: str) -> str | None:
+    counts = {"-w": len(given.split()), "-l": given.count("\n"), "-c": len(given)}
+    if len(arguments) != 1 or arguments[0] not in counts:
+        return None
+    return f"{counts[arguments[0]]}\n"
+
+
+def _tr(arguments: Sequence[str], given: str) -> str | None:
+    """Single characters or ranges replaced or deleted."""
+    if len(arguments) != 2 or any("[:" in each and each not in _SETS for each in arguments):
+        return None
+    if arguments[0] == "-d":
+        removed = _letters(arguments[1])
+        return "".join(letter for letter in given if letter not in removed)
+    if arguments[0].startswith("-"):
+        return None
+    old, new = (_letters(each) for each in arguments)
+    if not old or not new:
+        return None
+    new += new[-1] * (len(old) - len(new))
+    return given.translate({ord(before): after for before, after in zip(old, new, strict=False)})
+
+
+_SETS = {"[:upper:]": "A-Z", "[:lower:]": "a-z", "[:space:]": r" \t\n", "[:digit:]": "0-9"}
+
+
+def _letters(text: str) -> str:
+    text = _SETS.get(text, text).replace("\\n", "\n").replace("\\t", "\t")
+    return re.sub(
+        r"(\w)-(\w)",
+        lambda match: "".join(map(chr, range(ord(match[1]), ord(match[2]) + 1))),
+        text,
+    )
+
+
+def _cut(arguments: Sequence[str], given: str) -> str | None:
+    """One field by a delimiter: ``cut -d, -f2``."""
+    match = re.fullmatch(r"-d ?(.) -f ?(\d{1,3})|-f ?(\d{1,3}) -d ?(.)", " ".join(arguments))
+    if match is None:
+        return None
+    delimiter, number = match[1] or match[4], int(match[2] or match[3])
+    lines = [line.split(delimiter) for line in given.splitlines()]
+    fields = [line[number - 1 : number] if len(line) > 1 else line for line in lines]
+    return "".join("".join(field) + "\n" for field in fields)
+
+
+def _lines(arguments: Sequence[str], given: str) -> tuple[int, list[str]] | None:
+    match = re.fullmatch(r"(?:-n ?|-)?(\d{1,6})?", " ".join(arguments))
+    return (int(match[1] or 10), given.splitlines(keepends=True)) if match else None
+
+
+def _head(arguments: Sequence[str], given: str) -> str | None:
+    lines = _lines(arguments, given)
+    return "".join(lines[1][: lines[0]]) if lines else None
+
+
+def _tail(arguments: Sequence[str], given: str) -> str | None:
+    lines = _lines(arguments, given)
+    return "".join(lines[1][-lines[0] :]) if lines and lines[0] else None
+
+
+def _xargs(arguments: Sequence[str], given: str) -> str | None:
+    return " ".join(given.split()) + "\n" if not arguments else None
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "basename": _basename,
+    "dirname": _dirname,
+    "seq": _seq,
+    "expr": _expr,
+    "bc": _bc,
+    "wc": _wc,
+    "tr": _tr,
+    "cut": _cut,
+    "head": _head,
+    "tail": _tail,
+    "xargs": _xargs,
+}
+# Those that read what is piped to them, which must be known, too.
+READERS = frozenset(("bc", "wc", "tr", "cut", "head", "tail", "xargs"))

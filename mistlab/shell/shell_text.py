@@ -1,0 +1,118 @@
+"""Texts of an evaluated script: characters with their lines, unknown parts as placeholders."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mistlab.values.errors import InputError
+
+# A part that is not known stands in a text as one character of this private plane, so that texts
+# are joined, split and taken apart like any other; ``Session.unknowns`` tells what it stands for.
+FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0xF0000, 0xFFFFD
+LONGEST = 1 << 18
+
+
+class LineError(InputError):
+    """A script that cannot be followed at a line."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Characters of a script with the lines that wrote them.
+
+    ``marks`` are offsets with the line from there on, in ascending order. ``assumed`` are notes on
+    what was taken for granted on the way to the text.
+    """
+
+    chars: str = ""
+    marks: tuple[tuple[int, int], ...] = ()
+    assumed: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.chars)
+
+    def __len__(self) -> int:
+        return len(self.chars)
+
+    def __add__(self, other: "Text") -> "Text":
+        return joined((self, other))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether no part of the text is unknown."""
+        return self.chars.isascii() or not any(map(is_placeholder, self.chars))
+
+    @property
+    def line(self) -> int:
+        """The line that wrote the text's last part; 0 for none."""
+        return self.marks[-1][1] if self.marks else 0
+
+    def line_at(self, offset: int) -> int:
+        """The line that wrote the character at an offset."""
+        line = self.marks[0][1] if self.marks else 0
+        for start, marked in self.marks:
+            if start > offset:
+                break
+            line = marked
+        return line
+
+    def part(self, start: int, stop: int | None = None) -> "Text":
+        """The text between two offsets."""
+        stop = len(self.chars) if stop is None else stop
+        if start == 0 and stop >= len(self.chars):
+            return self
+        if len(self.marks) <= 1:
+            return Text(self.chars[start:stop], self.marks, self.assumed)
+        inside = [(at - start, line) for at, line in self.marks if start < at < stop]
+        marks = ((0, self.line_at(start)), *inside)
+        return Text(self.chars[start:stop], marks, self.assumed)
+
+    def with_chars(self, chars: str) -> "Text":
+        """Other characters that come from this text."""
+        return Text(chars, ((0, self.line),) if self.line else (), self.assumed)
+
+    def assuming(self, notes: frozenset[str]) -> "Text":
+        """The text, resting on further notes."""
+        if notes <= self.assumed:
+            return self
+        return Text(self.chars, self.marks, self.assumed | notes)
+
+
+def is_placeholder(letter: str) -> bool:
+    """Whether a character stands for an unknown part."""
+    return FIRST_PLACEHOLDER <= ord(letter) <= LAST_PLACEHOLDER
+
+
+def plain(chars: str, line: int = 0) -> Text:
+    """A text of one line."""
+    return Text(chars, ((0, line),) if line else ())
+
+
+def joined(parts: Iterable[Text], separator: str = "") -> Text:
+    """Texts one after another."""
+    chars: list[str] = []
+    marks: list[tuple[int, int]] = []
+    assumed: frozenset[str] = frozenset()
+    length = 0
+    for number, text in enumerate(parts):
+        if number and separator:
+            chars.append(separator)
+            length += len(separator)
+        assumed |= text.assumed
+        if text.chars:
+            marks += [(at + length, line) for at, line in text.marks]
+            chars.append(text.chars)
+            length += len(text.chars)
+        if length > LONGEST:
+            message = f"a text grows beyond {LONGEST} characters: give its value by --set"
+            raise LineError(text.line, message)
+    return Text("".join(chars), _distinct(marks), assumed)
+
+
+def _distinct(marks: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    later = [after for before, after in pairwise(marks) if after[1] != before[1]]
+    return (marks[0], *later) if marks else ()
