@@ -155,7 +155,7 @@ class Tester:
             unknown = self._session.first_unknown(left, right)
             assert unknown is not None
             return unknown
-        self._session.spend(self._line, len(left) * 8)
+        self._session.spend(self._line, len(left) * len(right) * 8)
         return matches(right.chars, left.chars) if is_pattern else left.chars == right.chars
 
     def _binary(self, operator: str, left: Text, right: Text) -> Maybe:

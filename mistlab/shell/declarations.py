@@ -1,4 +1,4 @@
-"""The builtins that declare variables: ``export``, ``declare``, ``local``, ``readonly``, ``unset``."""
+"""The builtins that declare variables: ``export``, ``declare``, ``local``, ``unset`` and others."""
 
 import re
 from collections.abc import Sequence

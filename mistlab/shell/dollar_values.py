@@ -141,12 +141,11 @@ def _chosen(words: Expanding, dollar: Dollar, value: Value, *, splits: bool) -> 
     notes = frozenset[str]()
     if value is Absence.UNSET:
         notes = _notes(words, dollar, argument)
+    nothing = [Piece(Text(assumed=notes), dollar.quoted, splits=True)]
     if operator == "+":
         if isinstance(value, Text) and value.chars in words.session.absent:
             is_empty = True
-        return (
-            [Piece(Text(assumed=notes), splits=True)] if is_empty else _word(words, dollar, splits)
-        )
+        return nothing if is_empty else _word(words, dollar, splits)
     if not is_empty:
         assert isinstance(value, Text)
         return [Piece(value, dollar.quoted, splits)]
@@ -158,7 +157,7 @@ def _chosen(words: Expanding, dollar: Dollar, value: Value, *, splits: bool) -> 
     if operator == "=":
         text = joined(piece.text for piece in pieces)
         assign(words.session, words.state, dollar.name, text)
-    return pieces or [Piece(Text(assumed=notes), splits=True)]
+    return pieces or nothing
 
 
 def _word(words: Expanding, dollar: Dollar, splits: bool) -> list[Piece]:
@@ -200,7 +199,8 @@ def _changed(words: Expanding, dollar: Dollar, text: Text) -> Text:
     pattern = words.pattern(dollar.argument) if dollar.argument else Text()
     if unknown := _unknown(words, dollar, pattern):
         return unknown
-    words.session.spend(dollar.line, len(text) * 32)
+    # Matching takes as many steps as the square of a text's length.
+    words.session.spend(dollar.line, len(text) ** 2 * len(pattern) // 32)
     if operator[0] in "#%":
         return without(text, pattern.chars, operator)
     if operator[0] == "/":

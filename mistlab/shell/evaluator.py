@@ -55,10 +55,11 @@ class Evaluator:
         self.session.spend(command.line)
         self._evaluate(command, state)
         failed = isinstance(state.status, int) and state.status != 0
-        if failed and "errexit" in state.options and not self.session.tests and not state.flow:
-            if not isinstance(command, AndOr | If | While) and not _is_negated(command):
-                self.session.exits.append((command.line, tuple(self.session.conditions)))
-                state.flow = EXIT
+        ends = "errexit" in state.options and not self.session.tests and not state.flow
+        is_asked = isinstance(command, AndOr | If | While) or _is_negated(command)
+        if failed and ends and not is_asked:
+            self.session.exits.append((command.line, tuple(self.session.conditions)))
+            state.flow = EXIT
 
     def _evaluate(self, command: Command, state: State) -> None:
         match command:
@@ -271,6 +272,7 @@ class Evaluator:
             for pattern in arm.patterns:
                 text = words.pattern(pattern)
                 unknown = unknown or self.session.first_unknown(text)
+                self.session.spend(command.line, len(subject) * len(text) * 8)
                 if unknown is None and matches(text.chars, subject.chars):
                     source = f"case {command.subject.source} in {pattern.source})"
                     condition = self.condition(command.line, source, assumed=words.assumed)

@@ -256,20 +256,21 @@ class _Expression:
         return value
 
     def _name(self) -> tuple[str, str | None]:
-        kind, name, end = self._tokens[self._at]
+        kind, name, _ = self._tokens[self._at]
         if kind != "name":
             self._refuse()
         self._at += 1
         if self._peek() != "[":
             return name, None
         level, start = 0, self._tokens[self._at][2]
-        while self._at < len(self._tokens):
+        while True:
             token = self._peek()
             level += (token == "[") - (token == "]")
+            if not token:
+                self._refuse()
             self._at += 1
             if level == 0:
                 return name, self._text[start : self._tokens[self._at - 1][2] - 1]
-        self._refuse()
 
     def _variable(self) -> int:
         name, key = self._name()

@@ -26,8 +26,9 @@ class Launch:
     training program, with those of outer launchers (``srun --nodes 4``); ``arguments`` all words
     after it. ``environment`` are variables that the script exports or sets for the command.
     ``written`` are texts of files that the script writes before (here-documents), by path, and
-    ``unknown_in`` why a part of such a text is not known. ``notes`` tell what was assumed on the way
-    to the command. ``file`` is the script with the command where ``line`` is not of the one given.
+    ``unknown_in`` why a part of such a text is not known. ``notes`` tell what was assumed on the
+    way to the command. ``file`` is the script with the command where ``line`` is of another one
+    than the one given.
     """
 
     program: str = ""

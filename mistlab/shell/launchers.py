@@ -77,7 +77,7 @@ _VERBS = {"accelerate": "launch", "colossalai": "run", "lightning": "run", "fabr
 _VERBS |= {"coverage": "run"}
 # Programs that start others, and whose options are many.
 _WRAPPERS = frozenset(
-    "srun mpirun mpiexec mpiexec.hydra aprun jsrun prun orterun numactl docker singularity".split()
+    ["srun", "mpirun", "mpiexec", "mpiexec.hydra", "aprun", "jsrun", "prun", "orterun", "numactl", "docker", "singularity"]
 )
 # Programs that train by a word of their own: the program and the words that do.
 _TRAINERS: Mapping[str, frozenset[str]] = {

@@ -171,7 +171,9 @@ def _unknown_loop(runner: Runner, state: State, condition: Condition, way: Way) 
     session.parked.pop()
     del session.started[kept[0] :], session.exits[kept[1] :]
     changed = [
-        name for name, variable in trial.variables.items() if not variable.is_same(state.variables.get(name))
+        name
+        for name, variable in trial.variables.items()
+        if not variable.is_same(state.variables.get(name))
     ]
 
     def widened(each: State) -> None:

@@ -1,7 +1,6 @@
 """Merges states of branches: what they agree on stays known, the rest becomes unknown."""
 
 from collections.abc import Sequence
-from os.path import commonprefix
 
 from mistlab.shell.session import Session
 from mistlab.shell.shell_text import Text, joined
@@ -24,18 +23,22 @@ def merge(session: Session, state: State, other: State, cause: Unknown) -> None:
     for frame, hidden in zip(state.frames, other.frames, strict=False):
         for name, variable in hidden.items():
             frame.setdefault(name, variable)
-    for name, body in other.functions.items():
-        state.functions.setdefault(name, body)
+    state.functions = {**other.functions, **state.functions}
+    _merge_streams(session, state, other, cause)
     for path, text in other.written.items():
         state.written[path] = _text(session, path, (state.written.get(path), text), cause)
     if state.arguments != other.arguments:
         state.arguments = _sequence(session, "$@", state.arguments, other.arguments, cause)
+    if state.status != other.status:
+        state.status = cause
+
+
+def _merge_streams(session: Session, state: State, other: State, cause: Unknown) -> None:
+    """Join what was printed and what is left to read."""
     if state.output != other.output and state.output is not None and other.output is not None:
         state.output = _text(session, "the output", (state.output, other.output), cause)
     if state.input != other.input and state.input is not None:
         state.input = _text(session, "the input", (state.input, other.input), cause)
-    if state.status != other.status:
-        state.status = cause
 
 
 def _variable(
@@ -76,9 +79,9 @@ def _text(
         return first
     if first.chars == second.chars:
         return first.assuming(second.assumed)
-    head = len(commonprefix((first.chars, second.chars)))
-    shorter = min(len(first), len(second)) - head
-    tail = len(commonprefix((first.chars[::-1][:shorter], second.chars[::-1][:shorter])))
+    head = _alike(first.chars, second.chars, min(len(first), len(second)))
+    rest = min(len(first), len(second)) - head
+    tail = _alike(first.chars[::-1], second.chars[::-1], rest)
     # The unknown part is whole words.
     while head and not _parts_at(first.chars, second.chars, head):
         head -= 1
@@ -88,6 +91,11 @@ def _text(
     unknown = _either(session, expression, [[each] if each else [] for each in middles], cause)
     pieces = [first.part(0, head), unknown, first.part(len(first) - tail)]
     return joined(_spaced(pieces, middles))
+
+
+def _alike(first: str, second: str, most: int) -> int:
+    """How many characters two texts have in common at their beginning."""
+    return next((at for at in range(most) if first[at] != second[at]), most)
 
 
 def _parts_at(first: str, second: str, offset: int) -> bool:

@@ -5,7 +5,8 @@ import re
 from mistlab.shell.assignments import DECLARATIONS, read_assignment
 from mistlab.shell.braces import unbraced
 from mistlab.shell.bracketed import read_condition
-from mistlab.shell.lexer import BLANK, BLANKS, WORD_ENDS, Lexer, lexer_of, lexer_of_value
+from mistlab.shell.lexer import BLANK, BLANKS, Lexer, lexer_of, lexer_of_value
+from mistlab.shell.redirect_syntax import read_pattern, read_redirect
 from mistlab.shell.shell_text import LineError, Text
 from mistlab.shell.syntax import (
     AndOr,
@@ -21,7 +22,6 @@ from mistlab.shell.syntax import (
     Function,
     Group,
     If,
-    Literal,
     Pipeline,
     RawWord,
     Redirect,
@@ -35,17 +35,14 @@ _RESERVED = re.compile(r"[a-z]+(?=[\s;&|()<>]|$)|[{}!](?=\s|$)|\}(?=[;&|)])|\[\[
 _CLOSING = frozenset(("then", "elif", "else", "fi", "do", "done", "esac", "}"))
 _FUNCTION = re.compile(r"([^\s\"'`$;&|<>(){}=\\]+)[ \t]*\([ \t]*\)\s*")
 _FUNCTION_WORD = re.compile(r"function[ \t]+([^\s\"'`$;&|<>(){}\\]+)[ \t]*(?:\([ \t]*\))?\s*")
-_REDIRECT = re.compile(
-    r"(\d+|\{\w+\})?(&>>|&>|<<<|<<-|<<|<>|<&|<(?!\()|>>|>&|>\||>(?!\())", re.ASCII
-)
 _FOR_NAME = re.compile(r"[ \t]*([A-Za-z_]\w*)", re.ASCII)
-_LONGEST = 1 << 20
+_LONGEST = 1 << 18
 
 
 def parsed(text: str, base: int = 0) -> Script:
     """The commands of a file's text; ``base`` is added to its lines' numbers."""
     if len(text) > _LONGEST:
-        raise LineError(base + 1, "the file is longer than a megabyte: give the launch line alone")
+        raise LineError(base + 1, "the file is longer than 256 KiB: give the launch line alone")
     if any(ord(letter) >= 0xF0000 for letter in text if not letter.isascii()):
         raise LineError(base + 1, "the file has characters of a private plane: take them out")
     return _whole(lexer_of(text.replace("\r\n", "\n"), base, script_until))
@@ -334,7 +331,7 @@ class Parser:
         patterns: list[RawWord] = []
         while True:
             self._lines()
-            patterns.append(self._pattern())
+            patterns.append(read_pattern(lexer))
             self._lines()
             if lexer.peek() != "|":
                 break
@@ -348,27 +345,6 @@ class Parser:
         if not ending and self._reserved() != "esac":
             lexer.fail("an arm of case has no ;;: write it")
         return Arm(patterns=tuple(patterns), body=body, ending=ending or ";;")
-
-    def _pattern(self) -> RawWord:
-        """A pattern of a case; those of ``extglob`` have parentheses."""
-        lexer, parts, start = self._lexer, list[RawWord](), self._lexer.at
-        while True:
-            parts.append(lexer.word(WORD_ENDS))
-            before = lexer.text[lexer.at - 1 : lexer.at]
-            if lexer.peek() != "(" or before not in "?*+@!":
-                break
-            line = lexer.line
-            lexer.at += 1
-            inner = lexer.word(")")
-            if lexer.peek() != ")":
-                lexer.unclosed("(", line)
-            lexer.at += 1
-            parts += [_literal("(", line), inner, _literal(")", line)]
-        if len(parts) == 1:
-            return parts[0]
-        all_parts = tuple(part for word in parts for part in word.parts)
-        source = lexer.text[start : lexer.at]
-        return RawWord(parts=all_parts, line=parts[0].line, source=source)
 
     def _bracketed(self) -> Command:
         lexer, line, start = self._lexer, self._lexer.line, self._lexer.at
@@ -398,22 +374,8 @@ class Parser:
         return tuple(redirects)
 
     def _redirect(self) -> Redirect | None:
-        lexer = self._lexer
         self._blanks()
-        match = _REDIRECT.match(lexer.text, lexer.at, lexer.end)
-        if match is None or BLANK.match(lexer.text, lexer.at, lexer.end):
-            return None
-        line = lexer.line
-        lexer.at = match.end()
-        self._blanks()
-        target = lexer.word()
-        if not target.source:
-            lexer.fail(f"{match[0]} names no file: write it", line)
-        redirect = Redirect(operator=match[2], target=target, line=line, descriptor=match[1] or "")
-        if match[2] in ("<<", "<<-"):
-            plain = re.sub(r"\\(.)|['\"]", r"\1", target.source)
-            lexer.awaited.append((redirect, plain, plain != target.source))
-        return redirect
+        return read_redirect(self._lexer, self._blanks)
 
     def _simple(self) -> Command:
         lexer, line, start = self._lexer, self._lexer.line, self._lexer.at
@@ -447,7 +409,3 @@ class Parser:
         lexer = self._lexer
         is_blank = BLANK.match(lexer.text, lexer.at, lexer.end)
         return lexer.starts("<(") or lexer.starts(">(") or is_blank is not None
-
-
-def _literal(text: str, line: int) -> RawWord:
-    return RawWord(parts=(Literal(text=text, line=line),), line=line, source=text)

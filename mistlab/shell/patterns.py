@@ -1,4 +1,4 @@
-"""Patterns of the shell: ``*``, ``?``, ``[...]`` and the ``extglob`` lists, matched in bounded time."""
+"""Patterns of the shell, ``*``, ``?``, ``[...]`` and ``extglob`` lists, matched in bounded time."""
 
 import re
 from dataclasses import dataclass, field

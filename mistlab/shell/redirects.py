@@ -1,7 +1,6 @@
 """Follows redirections: here-documents and files that the script writes itself."""
 
 from collections.abc import Callable, Sequence
-
 from posixpath import normpath
 
 from mistlab.shell.expansion import Words

@@ -100,9 +100,7 @@ def run_file(call: Call, text: Text, words: Sequence[Text], outer: Sequence[Text
     _run_child(call, script, words, outer)
 
 
-def _run_child(
-    call: Call, script: Script, words: Sequence[Text], outer: Sequence[Text]
-) -> None:
+def _run_child(call: Call, script: Script, words: Sequence[Text], outer: Sequence[Text]) -> None:
     session, state = call.session, call.state
     child = State(
         variables=exported(state.variables, session),

@@ -1,4 +1,4 @@
-"""What the evaluation of a script knows besides its state: what is given, unknown, and left to do."""
+"""What an evaluation knows besides its state: what is given, unknown, and left to do."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,9 +55,11 @@ class Session:
 
     ``run`` evaluates a script in a state. ``parked`` are, for each running function or loop, states
     that left it early under a condition that is not known. ``tests`` counts the conditions that are
-    being evaluated, ``asks`` those of ``if`` and ``while`` among them, ``assumed`` is what the last one rests on. ``facts`` are values that a header
-    for the queue gives, with a note; ``missing`` are files that a script reads and that are not at
-    hand, ``started_scripts`` scripts that it starts.
+    being evaluated, ``asks`` those of ``if`` and ``while`` among them, ``assumed`` is what the last
+    condition rests on. ``facts`` are values that a header for the queue gives, with a note.
+    ``missing`` are files that a script reads and that are not at hand, ``started_scripts`` scripts
+    that it starts. ``absent`` are placeholders of variables that nobody sets, with their names,
+    ``filled`` those of variables that surely have a value.
     """
 
     source: Source

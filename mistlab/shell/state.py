@@ -65,8 +65,9 @@ def scalar(text: Text, *, exported: bool = False) -> Variable:
 class State:
     """All that a command can read and change.
 
-    ``frames`` hold, for each running function, the variables that its local ones hide.
-    ``name`` is the script's own (``$0``). ``output`` is what was printed so far where it is captured, None where nobody reads it.
+    ``name`` is the script's own (``$0``). ``frames`` hold, for each running function, the variables
+    that its local ones hide. ``output`` is what was printed so far where it is captured, None
+    where nobody reads it.
     """
 
     variables: dict[str, Variable] = field(default_factory=dict)

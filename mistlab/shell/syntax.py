@@ -50,7 +50,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipe:
-    """``<(...)`` or ``>(...)``, a path that a running shell knows; or ``<path>``, to be filled in."""
+    """``<(...)`` or ``>(...)``, a path of a running shell; or ``<path>``, to be filled in."""
 
     line: int
     source: str

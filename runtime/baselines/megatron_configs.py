@@ -16,7 +16,8 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from mistlab.export.megatron_flags import Options
-from mistlab.shell.crude import Launch, launch_of
+from mistlab.shell.launch import Launch, launch_of
+from mistlab.shell.source import Source
 from runtime.baselines.megatron_parts import latent_of, parts_of
 
 # As Megatron-LM takes the words for moments.
@@ -43,8 +44,8 @@ class MegatronConfigs:
 
 def configs_of(text: str, **overrides: Any) -> MegatronConfigs:
     """The configurations of a launch line; ``overrides`` are fields of the transformer's."""
-    launch = launch_of(text)
-    options = Options.of(launch.arguments)
+    launch = launch_of(Source(text=text))
+    options = Options.of([word.text for word in launch.arguments])
     dtype = torch.bfloat16 if options.has("--bf16") else torch.float32
     dtype = torch.float16 if options.has("--fp16") else dtype
     shards = options.has("--use-distributed-optimizer")
@@ -128,7 +129,7 @@ def _transformer(
 
 
 def _others(launch: Launch, options: Options) -> dict[str, Any]:
-    started = Options.of(launch.started)
+    started = Options.of([word.text for word in launch.started])
     vocab = options.whole("--vocab-size") or 0
     tensor = options.whole("--tensor-model-parallel-size") or 1
     multiple = (options.whole("--make-vocab-size-divisible-by") or 128) * tensor

@@ -10,7 +10,8 @@ import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from mistlab.shell.crude import launch_of
+from mistlab.shell.launch import launch_of
+from mistlab.shell.source import Source
 
 SWITCHES = """
     --sequence-parallel --use-distributed-optimizer --use-megatron-fsdp --overlap-grad-reduce
@@ -97,7 +98,8 @@ def parser() -> ArgumentParser:
 
 def parsed(line: str) -> Namespace:
     """The options of a launch line; refuses what Megatron-LM would refuse."""
-    arguments: Sequence[str] = launch_of(line).arguments
+    launch = launch_of(Source(text=line))
+    arguments: Sequence[str] = [word.text for word in launch.arguments]
     found = parser().parse_args(arguments)
     for broken, rule in RULES.items():
         if not rule(found):

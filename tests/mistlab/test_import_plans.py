@@ -9,7 +9,8 @@ from mistlab import catalog
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
-from mistlab.shell.crude import launch_of
+from mistlab.shell.launch import launch_of
+from mistlab.shell.source import Source
 from mistlab.values.errors import InputError
 
 LINES = Path(__file__).parents[2] / "examples" / "launch"
@@ -73,11 +74,12 @@ torchrun $LAUNCH pretrain_gpt.py "${MODEL_ARGS[@]}" \\
 
 
 def test_a_script_has_variables_arrays_sums_and_comments() -> None:
-    launch = launch_of(SCRIPT)
-    assert launch.started == ("torchrun", "--nproc_per_node", "4", "--nnodes=2")
-    assert " ".join(launch.arguments) == (
+    launch = launch_of(Source(text=SCRIPT))
+    started = ("torchrun", "--nproc_per_node", "4", "--nnodes=2")
+    assert tuple(word.text for word in launch.started) == started
+    assert " ".join(word.text for word in launch.arguments) == (
         "--num-layers 32 --hidden-size 2560 --num-attention-heads 32 --seq-length 2048 "
-        "--bf16 --micro-batch-size 2 --global-batch-size 32 --data-path $1 2>"
+        "--bf16 --micro-batch-size 2 --global-batch-size 32 --data-path $1"
     )
     job = TARGETS["megatron"].read(SCRIPT, Given(hardware=L4)).job
     assert (job.plan.micro_batches, job.plan.stages[0].data_parallel) == (2, 8)
