@@ -162,6 +162,8 @@ class Found:
     def _global_batch(self, given: Given, data: int, micro_batch: int) -> int:
         together = data * micro_batch
         default = together * (self.micro_batches or 1)
+        if self.micro_batches and self.global_batch is None and given.global_batch is None:
+            self.global_batch = default
         batch = self.settled("global_batch", given.global_batch, default)
         if batch % together:
             message = (
