@@ -123,6 +123,12 @@ class Found:
                 ranks *= self.values[name]
         return ranks
 
+    def check_stages(self, model: ModelSpec) -> None:
+        """Refuse more stages than there are blocks to divide evenly."""
+        if self.layers is None and self.num_stages > model.layers:
+            message = f"{self.num_stages} stages for {model.layers} blocks: give at most as many"
+            raise InputError(message)
+
     def _model(self, given: Given) -> ModelSpec:
         model = given.model or self.model
         if model is None:
@@ -174,6 +180,7 @@ class Found:
         return batch
 
     def _plan(self, model: ModelSpec, data: int, micro_batch: int, batch: int) -> Plan:
+        self.check_stages(model)
         layers = self.layers or even_shares(model.layers, self.num_stages)
         counts = counts_of_blocks()
         stages = []

@@ -76,6 +76,16 @@ class Section:
             raise InputError(message)
         return float(value)
 
+    def words(self, key: str) -> list[str]:
+        """A list of words; empty if it is not there."""
+        value = self.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            message = f"{self.path(key)}: {value!r} is no list: give [NAME, ...]"
+            raise InputError(message)
+        return [str(word) for word in value]
+
     def switch(self, key: str, *, default: bool = False) -> bool:
         """Whether a setting is on; command lines and some files write it as a word."""
         value = self.get(key, default=default)

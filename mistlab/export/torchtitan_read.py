@@ -155,6 +155,7 @@ def _read_degrees(homes: list[Section], found: Found, model: ModelSpec) -> None:
     if replicas > 1 and not whole:
         found.values["state_replicas"] = replicas
     _read_experts(section, found, model)
+    found.check_stages(model)
     read_stages(section if found.num_stages == 1 else _with_pipeline(homes), found, model.layers)
 
 
@@ -255,8 +256,7 @@ def _read_precision(training: Section, found: Found) -> None:
 
 def _read_products(top: Section, found: Found) -> tuple[str, ...]:
     """Compilation and narrow products; the engines that may stand for both."""
-    converters = top.section("model").get("converters") or []
-    words = [str(word).lower() for word in converters]
+    words = [word.lower() for word in top.section("model").words("converters")]
     if any("lora" in word for word in words):
         message = "model.converters: lora trains adapters alone, which is not read here"
         raise InputError(message)
@@ -285,7 +285,7 @@ def _tell_of_scales(words: list[str], found: Found) -> None:
 
 def _engines(top: Section, *, is_rowwise: bool) -> tuple[str, ...]:
     section, older = top.section("compile"), top.section("training")
-    components = section.get("components") or ["model", "loss"]
+    components = section.words("components") or ["model", "loss"]
     is_told = "enable" in section.content or "compile" in older.content
     compiles = section.switch("enable") or older.switch("compile")
     ending = "-rowwise" if is_rowwise else ""

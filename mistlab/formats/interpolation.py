@@ -14,7 +14,9 @@ from mistlab.formats.launched import valued
 from mistlab.values.errors import InputError
 
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
-_DEEPEST = 50
+_DEEPEST = 20
+# How many references are followed in a file: one that doubles itself would take hours.
+_MOST = 10_000
 _OPERATIONS: Mapping[str, Callable[[list[float]], float]] = {
     "multiply": lambda numbers: numbers[0] * numbers[1],
     "divide": lambda numbers: numbers[0] / numbers[1],
@@ -26,19 +28,29 @@ _Path = tuple[str, ...]
 
 def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
     """Settings without references, as far as they can be resolved; variables' values win."""
-    result = _Resolver(settings, variables).value(settings, (), 0)
+    try:
+        result = _Resolver(settings, variables).value(settings, (), 0)
+    except RecursionError:
+        message = "its references go too deep: give values in their place"
+        raise InputError(message) from None
     assert isinstance(result, dict)
     return result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Resolver:
-    """The settings that references look into, and values of variables."""
+    """The settings that references look into, values of variables, and how many references were
+    followed."""
 
     root: Mapping[str, Any]
     variables: Mapping[str, str]
+    followed: int = 0
 
     def value(self, value: Any, path: _Path, depth: int) -> Any:
+        """A value without references, as far as they can be resolved."""
+        if depth > _DEEPEST:
+            message = f"{'.'.join(path)}: refers to itself: give a value"
+            raise InputError(message)
         if isinstance(value, Mapping):
             return {
                 key: self.value(below, (*path, str(key)), depth) for key, below in value.items()
@@ -51,18 +63,21 @@ class _Resolver:
 
     def _text(self, text: str, path: _Path, depth: int) -> Any:
         """A text with its references resolved from the inside out; a number where it is one."""
-        if depth > _DEEPEST:
-            message = f"{'.'.join(path)}: {text} refers to itself: give a value"
-            raise InputError(message)
         for _ in range(_DEEPEST):
             match = _INNERMOST.search(text)
             if match is None:
                 return valued(text)
+            self.followed += 1
+            if self.followed > _MOST:
+                message = f"{'.'.join(path)}: has more than {_MOST} references: give values"
+                raise InputError(message)
             known, meant = self._meant(match[1], path)
             if not known:
                 return text
             if match[0] == text:
                 return self.value(meant, path, depth + 1)
+            if isinstance(meant, Mapping | list):
+                return text
             text = text.replace(match[0], str(meant))
         return text
 

@@ -58,7 +58,8 @@ def read(source: Source, given: Given) -> Imported:
         if value is True or str(value).lower() == "true" or value is None or value == "":
             flags.options[option] = None
         elif value is not False and str(value).lower() != "false":
-            flags.options[option] = value if isinstance(value, str) else str(value)
+            # A shell takes the values: what it would not take as it is stands behind a backslash.
+            flags.options[option] = re.sub(r"\\(.)", r"\1", str(value))
     _take_ranks(settings, flags, source, given)
     if any(str(key).startswith("MODEL_ARGS_") for key in settings):
         flags.assume("options", "MODEL_ARGS, those of the first run; MODEL_ARGS_2 are not read")

@@ -132,6 +132,33 @@ def test_only_the_first_unknown_settings_have_lines_of_their_own() -> None:
     assert "and 6 more settings are not known here: 6 settings (strange_3" in lines[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: ${b}\nb: ${a}\nlanguage_model: {x: 1}\nmodel_parallel: {}\n", "refers to itself"),
+        ("a: &x {b: '${.}'}\nlanguage_model: {x: '${a}'}\nmodel_parallel: {}\n", "is missing"),
+    ],
+)
+def test_references_in_a_circle_are_refused(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        imported(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (RECOGNISED["torchtitan"] + "compile: {enable: true, components: 3}\n", "components: 3 is"),
+        (
+            RECOGNISED["torchtitan"] + "parallelism: {pipeline_parallel_degree: 99999999999}\n",
+            "stages for",
+        ),
+    ],
+)
+def test_values_of_another_kind_or_size_are_refused(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        imported(text.replace("llama3", "llama3, flavor: 8B"), nodes=1, gpus_per_node=8)
+
+
 def _given() -> Given:
     return Given(
         hardware=catalog.hardware("h100-80gb"),

@@ -44,6 +44,11 @@ def test_a_test_of_megatron_is_its_options_on_a_node_of_eight() -> None:
     assert "as Megatron-LM's tests start" in texts(found, "assumed")["gpus_per_node"]
 
 
+def test_a_test_has_values_that_a_shell_takes() -> None:
+    text = TEST.replace("  --bf16", "  --pipeline-model-parallel-layout: Et*7\\|t*5L\n  --bf16")
+    assert [stage.layers for stage in imported(text).job.plan.stages] == [7, 5]
+
+
 def test_a_test_names_its_ranks_in_its_environment_or_folder() -> None:
     more = TEST.replace("CUDA_DEVICE_MAX_CONNECTIONS: 1", "NUM_NODES: 2\n  GPUS_PER_NODE: 4")
     cluster = imported(more).job.cluster
