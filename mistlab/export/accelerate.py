@@ -4,12 +4,11 @@ There are no pipelines. Batch sizes are the training script's, so the file says 
 alone. FSDP2 recomputes all blocks or none, and can take their kept inputs to the host.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from mistlab.export.found import Found, checked_whole
+from mistlab.export.accelerate_read import read
 from mistlab.export.fsdp import ENGINES, STATES, offloads, sharded, states_offloaded
-from mistlab.export.given import Given, Imported
 from mistlab.export.rules import (
     activations_of_recomputed,
     among_orders,
@@ -17,27 +16,11 @@ from mistlab.export.rules import (
     none_or_all_blocks,
     one_stage,
 )
-from mistlab.export.sections import Section
 from mistlab.export.target import Row, Target
 from mistlab.export.with_parts import with_values
-from mistlab.export.words import names_in
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.datafile import format_yaml, parse_yaml
-from mistlab.values.errors import InputError
+from mistlab.values.datafile import format_yaml
 from mistlab.values.job import Job
-from mistlab.values.workload import Precision
-
-HARMLESS = names_in(
-    """
-    compute_environment debug downcast_bf16 enable_cpu_affinity machine_rank main_process_ip
-    main_process_port main_training_function rdzv_backend same_network tpu_env tpu_use_cluster
-    tpu_use_sudo use_cpu gpu_ids fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap
-    fsdp_state_dict_type fsdp_cpu_ram_efficient_loading fsdp_sync_module_states
-    fsdp_use_orig_params fsdp_backward_prefetch fsdp_forward_prefetch fsdp_min_num_params
-    """
-)
-# The precision of a run for each word for mixed precision.
-PRECISIONS: Mapping[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 
 
 def _zero(job: Job) -> Job:
@@ -117,60 +100,6 @@ def write(job: Job) -> str:
         f"# Accelerator(gradient_accumulation_steps={job.plan.micro_batches})\n"
         f"{format_yaml(content)}"
     )
-
-
-def read(text: str, given: Given) -> Imported:
-    """The job of a configuration; model, sequences and batches are given beside it."""
-    found = Found()
-    top = Section(parse_yaml(text, "the configuration"), "", found)
-    kind = top.get("distributed_type", "NO")
-    if kind not in ("FSDP", "MULTI_GPU", "NO"):
-        message = f"distributed_type: {kind!r} is not read here: give FSDP, MULTI_GPU or NO"
-        raise InputError(message)
-    processes, machines = top.whole("num_processes") or 1, top.whole("num_machines") or 1
-    if processes % machines:
-        message = (
-            f"num_processes: {processes} is no multiple of num_machines {machines}: correct one of "
-            "them"
-        )
-        raise InputError(message)
-    found.nodes, found.gpus_per_node = machines, processes // machines
-    found.precision = _precision(top, found)
-    fsdp, degrees = top.section("fsdp_config"), top.section("parallelism_config")
-    found.values["tensor_parallel"] = degrees.whole("parallelism_config_tp_size") or 1
-    for name in ("dp_shard", "dp_replicate", "cp"):
-        size = degrees.whole(f"parallelism_config_{name}_size") or 1
-        if size > 1 and name != "dp_shard":
-            found.remark("ignored", name, f"{size}: taken as sharded replicas")
-    if kind == "FSDP":
-        _read_fsdp(fsdp, found, given.model.layers if given.model else 0)
-    top.tell_of_rest(HARMLESS)
-    return found.job(given, ENGINES)
-
-
-def _precision(section: Section, found: Found) -> Precision:
-    said = section.get("mixed_precision", "no")
-    if said not in PRECISIONS:
-        message = f"mixed_precision: {said!r} is unknown: give {', '.join(PRECISIONS)}"
-        raise InputError(message)
-    if said == "fp8":
-        found.remark("ignored", "mixed_precision", "fp8: products are taken in 16 bits")
-    return PRECISIONS[said]
-
-
-def _read_fsdp(section: Section, found: Found, layers: int) -> None:
-    version = checked_whole("fsdp_config.fsdp_version", section.get("fsdp_version", 1))
-    reshards = section.get("fsdp_reshard_after_forward", default=True)
-    if version == 1:
-        found.remark("assumed", "fsdp_config.fsdp_version", "1: taken as version 2")
-    full = reshards in (True, "true", "FULL_SHARD")
-    found.values["zero"] = 3 if full else 2
-    if section.switch("fsdp_offload_params"):
-        found.values |= dict.fromkeys(STATES, 1.0)
-    if section.switch("fsdp_activation_checkpointing"):
-        found.values["checkpointed_layers"] = layers
-        if section.switch("fsdp_activation_checkpointing_offload"):
-            found.values["offload_activations"] = 1.0
 
 
 def _notes(job: Job) -> Iterator[str]:

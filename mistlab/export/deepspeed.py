@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mistlab.export.found import Found, checked_whole
-from mistlab.export.given import Given, Imported
+from mistlab.export.deepspeed_read import ENGINES, HALVES, read
 from mistlab.export.rules import (
     activations_of_recomputed,
     among_orders,
@@ -22,28 +21,11 @@ from mistlab.export.rules import (
     highest,
     none_or_all_blocks,
 )
-from mistlab.export.sections import Section, content_of
 from mistlab.export.target import Row, Target
 from mistlab.export.with_parts import with_values
-from mistlab.export.words import names_in
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.mesh import ranks_of
-
-ENGINES = ("deepspeed", "mistlab")
-_HALVES = ("fp16", "bf16")
-# Settings without effect on the cost of a step that a plan could tell.
-HARMLESS = names_in(
-    """
-    optimizer scheduler gradient_clipping steps_per_print wall_clock_breakdown dump_state
-    prescale_gradients gradient_predivide_factor tensorboard wandb csv_monitor comet
-    comms_logger flops_profiler checkpoint data_types communication_data_type
-    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
-    seq_parallel_communication_data_type memory_breakdown
-    disable_allgather graceful_exit load_universal_checkpoint use_data_before_expert_parallel
-    """
-)
 
 
 def _meshes(job: Job) -> Job:
@@ -131,7 +113,7 @@ def write(job: Job) -> str:
         "train_micro_batch_size_per_gpu": stage.micro_batch,
         "gradient_accumulation_steps": plan.micro_batches,
     }
-    if workload.precision in _HALVES:
+    if workload.precision in HALVES:
         content[workload.precision] = {"enabled": True}
     content["zero_optimization"] = _zero_section(job)
     if stage.checkpointed_layers:
@@ -169,100 +151,6 @@ def _zero_section(job: Job) -> Mapping[str, Any]:
     if weights:
         section["offload_param"] = {"device": "cpu", "pin_memory": True}
     return section
-
-
-def read(text: str, given: Given) -> Imported:
-    """The job of a configuration; the model and its sequences are given beside it."""
-    found = Found()
-    top = Section(content_of(text), "", found)
-    _batch(top, found)
-    halves = [name for name in _HALVES if top.section(name).switch("enabled")]
-    if len(halves) > 1:
-        found.remark("contradicting", "precision", "fp16 and bf16 are both enabled: took bf16")
-    found.precision = "bf16" if "bf16" in halves else "fp16" if halves else "fp32"
-    found.values["tensor_parallel"] = (
-        top.section("tensor_parallel").whole("autotp_size", minimum=0) or 1
-    )
-    pipeline = top.section("pipeline")
-    stages = pipeline.get("stages")
-    if stages not in (None, "auto"):
-        found.num_stages = checked_whole("pipeline.stages", stages)
-    layers = given.model.layers if given.model else 0
-    _activations(top, pipeline, found, layers)
-    read_states(top.section("zero_optimization"), found)
-    top.tell_of_rest(HARMLESS)
-    return found.job(given, ENGINES)
-
-
-def _batch(top: Section, found: Found) -> None:
-    batch, micro_batch, steps = (
-        top.whole(name)
-        for name in (
-            "train_batch_size",
-            "train_micro_batch_size_per_gpu",
-            "gradient_accumulation_steps",
-        )
-    )
-    found.global_batch, found.micro_batch, found.micro_batches = batch, micro_batch, steps
-    if batch and micro_batch and steps:
-        data, rest = divmod(batch, micro_batch * steps)
-        if rest or not data:
-            message = (
-                f"train_batch_size: {batch} is no multiple of train_micro_batch_size_per_gpu "
-                f"{micro_batch} x gradient_accumulation_steps {steps}: correct one of them"
-            )
-            raise InputError(message)
-        found.data_parallel = data
-
-
-def _activations(top: Section, pipeline: Section, found: Found, layers: int) -> None:
-    section = top.section("activation_checkpointing")
-    interval = pipeline.whole("activation_checkpoint_interval", minimum=0) or 0
-    count = section.whole("number_checkpoints", minimum=0) or 0
-    if interval:
-        count = layers
-    if interval > 1:
-        text = f"activation_checkpoint_interval {interval}: taken as blocks recomputed one by one"
-        found.remark("assumed", "checkpointed_layers", text)
-    if count:
-        found.values["checkpointed_layers"] = count
-    elif section.content:
-        text = "0, for number_checkpoints is not given"
-        found.remark("assumed", "checkpointed_layers", text)
-    if section.switch("cpu_checkpointing"):
-        found.values["offload_activations"] = 1.0
-
-
-def read_states(section: Section, found: Found) -> None:
-    """ZeRO's level, its overlap and what it offloads, as a configuration's section says."""
-    level = section.whole("stage", minimum=0) or 0
-    if level > 3:
-        message = f"zero_optimization.stage: {level} is unknown: give 0 to 3"
-        raise InputError(message)
-    found.values["zero"] = level
-    overlaps = section.get("overlap_comm")
-    found.overlaps = level == 3 if overlaps is None else overlaps is True
-    optimizer, weights = section.section("offload_optimizer"), section.section("offload_param")
-    if _is_offloaded(optimizer, found):
-        ratio = optimizer.number("ratio", 1.0)
-        if ratio < 1 and level < 3:
-            text = f"offload_optimizer.ratio {ratio:g} counts under ZeRO-3 alone: taken as 1"
-            found.remark("contradicting", "offload.optimizer", text)
-            ratio = 1.0
-        found.values["offload_optimizer"] = found.values["offload_gradients"] = ratio
-    if _is_offloaded(weights, found):
-        if level == 3:
-            found.values["offload_weights"] = 1.0
-        else:
-            text = f"offload_param counts under ZeRO-3 alone, stage is {level}: ignored"
-            found.remark("contradicting", "offload.weights", text)
-
-
-def _is_offloaded(section: Section, found: Found) -> bool:
-    device = section.get("device", "none")
-    if device == "nvme":
-        found.remark("assumed", f"{section.name}.device", "nvme: taken as host memory")
-    return device in ("cpu", "nvme")
 
 
 def _notes(job: Job) -> Iterator[str]:

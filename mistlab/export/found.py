@@ -123,6 +123,12 @@ class Found:
                 ranks *= self.values[name]
         return ranks
 
+    def check_stages(self, model: ModelSpec) -> None:
+        """Refuse more stages than there are blocks to divide evenly."""
+        if self.layers is None and self.num_stages > model.layers:
+            message = f"{self.num_stages} stages for {model.layers} blocks: give at most as many"
+            raise InputError(message)
+
     def _model(self, given: Given) -> ModelSpec:
         model = given.model or self.model
         if model is None:
@@ -162,6 +168,8 @@ class Found:
     def _global_batch(self, given: Given, data: int, micro_batch: int) -> int:
         together = data * micro_batch
         default = together * (self.micro_batches or 1)
+        if self.micro_batches and self.global_batch is None and given.global_batch is None:
+            self.global_batch = default
         batch = self.settled("global_batch", given.global_batch, default)
         if batch % together:
             message = (
@@ -172,6 +180,7 @@ class Found:
         return batch
 
     def _plan(self, model: ModelSpec, data: int, micro_batch: int, batch: int) -> Plan:
+        self.check_stages(model)
         layers = self.layers or even_shares(model.layers, self.num_stages)
         counts = counts_of_blocks()
         stages = []

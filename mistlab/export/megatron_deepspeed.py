@@ -7,7 +7,7 @@ are first made (Megatron-DeepSpeed, ``pretrain_gpt.py``). Batches and precision 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mistlab.export.deepspeed import HARMLESS, read_states
+from mistlab.export.deepspeed_read import HARMLESS, read_states
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options
 from mistlab.export.sections import Section, content_of

@@ -104,7 +104,7 @@ def test_an_export_comes_back_by_import(tmp_path: Path, capsys: pytest.CaptureFi
     ("name", "text", "words"),
     [
         ("none.sh", None, "there is no such file: check the path"),
-        ("empty.json", "", "correct the JSON"),
+        ("empty.json", "", "is empty"),
         ("list.json", "[]", "holds no JSON object"),
         ("bad.yaml", "distributed_type: TPU", "distributed_type: 'TPU' is not read here"),
         ("deep.json", "[" * 100_000, "correct the JSON|nested too deeply"),

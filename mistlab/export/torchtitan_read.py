@@ -1,0 +1,323 @@
+"""Reads torchtitan's configurations: TOML of 0.1 and 0.2, and the same sections from elsewhere.
+
+Keys have moved between versions: degrees from ``training`` and ``experimental`` to ``parallelism``,
+``training.batch_size`` to ``local_batch_size``, and then to tokens of a micro-batch. Each is read
+where it stands. Left-out keys take the defaults of 0.2 (torchtitan/config/job_config.py), or those
+of 0.3 for the keys of 0.3 (torchtitan/config/configs.py).
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from mistlab import catalog
+from mistlab.export.found import Found
+from mistlab.export.fsdp import ENGINES, STATES
+from mistlab.export.given import Given, Imported
+from mistlab.export.sections import Section
+from mistlab.export.torchtitan_models import BROUGHT
+from mistlab.export.torchtitan_pipeline import read_stages
+from mistlab.export.words import names_in
+from mistlab.values.errors import InputError
+from mistlab.values.model import ModelSpec
+from mistlab.values.workload import Precision
+
+HARMLESS = names_in(
+    """
+    job profiling profiler metrics lr_scheduler checkpoint comm memory_estimation
+    fault_tolerance validation validator debug dataset dataset_path steps max_norm gc_freq
+    gc_debug dataloader hf_assets_path tokenizer_path print_after_conversion converters
+    disable_loss_parallel enable_loss_parallel early_stop preserve_rng_state determinism_check
+    per_op_sac_force_recompute_mm_shapes_by_fqns visualize_memory_budget_pareto
+    context_parallel_load_balancer context_parallel_rotate_method mixed_precision_reduce
+    pipeline_parallel_expert_parallel_overlap warmup_steps seed shuffle_seed deterministic
+    norm_type data_parallel_type pipeline_parallel_split_mode
+    custom_import custom_args_module enable_fsdp_float8_all_gather filter_fqns
+    precompute_float8_dynamic_scale_for_fsdp force_recompute_fp8_weight_in_bwd lr eps beta1 beta2
+    weight_decay fused implementation backend loss tokenizer override experimental
+    grouped_mm infra job_config_file spmd_backend disable_cuda_graphs dump_folder model_spec
+    """
+)
+# The model of the catalogue for each model and flavour; those that files are written for, and more.
+FLAVOURS: Mapping[tuple[str, str], str] = {
+    **{(kind, flavour.lower()): name for name, (kind, flavour) in BROUGHT.items()},
+    ("llama3", "1b"): "llama3.2-1b",
+    ("llama3", "3b"): "llama3.2-3b",
+    ("llama4", "17bx16e"): "llama4-scout",
+    ("llama4", "17bx128e"): "llama4-maverick",
+    ("qwen3", "0.6b"): "qwen3-0.6b",
+    ("qwen3", "1.7b"): "qwen3-1.7b",
+    ("qwen3", "4b"): "qwen3-4b",
+    ("qwen3", "8b"): "qwen3-8b",
+    ("qwen3", "14b"): "qwen3-14b",
+    ("qwen3", "32b"): "qwen3-32b",
+    ("deepseek_v3", "16b"): "deepseek-v2-lite",
+}
+# Llama's flavour for debugging, which is in no catalogue.
+_DEBUG = ModelSpec.of(
+    family="llama", hidden=256, layers=6, heads=16, ffn=768, vocab=2048, rotary_base=500_000.0
+)
+_KINDS = re.compile(r"llama2|llama3|llama4|qwen3|deepseek_v3|gpt_oss")
+# Endings of flavours that differ in attention's kernels alone.
+_VARIANT = re.compile(r"_(flex|varlen|irope|flex_attn|varlen_attn)$")
+_UNSAID = {
+    "enable_async_tensor_parallel": "tensor communication is taken as the engine overlaps it",
+    "expert_parallel_comm_backend": "experts' tokens are taken as exchanged by all-to-all",
+    "enable_fsdp_symm_mem": "collectives are taken as NCCL's",
+    "enable_compiled_autograd": "passes are taken as autograd runs them",
+}
+# The precision of products for each word for a converter.
+_NARROW: Mapping[str, Precision] = {"float8": "fp8", "mxfp8": "fp8", "mx": "fp8", "nvfp4": "fp4"}
+
+
+def read(text: str, given: Given) -> Imported:
+    """The job of a TOML."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = f"{error}: correct the TOML"
+        raise InputError(message) from None
+    except RecursionError:
+        message = "is nested too deeply: write at most a few levels"
+        raise InputError(message) from None
+    return read_mapping(content, given, Found())
+
+
+def read_mapping(content: Mapping[str, Any], given: Given, found: Found) -> Imported:
+    """The job of a configuration's sections; ``found`` may know the ranks that it starts."""
+    top = Section(content, "", found)
+    found.model = _model(top.section("model"), given)
+    # The sections that had degrees, those of today first.
+    homes = [top.section(name) for name in ("parallelism", "training", "experimental")]
+    engines = _read_products(top, found)
+    _read_degrees(homes, found, given.model or found.model)
+    _read_batch(top.section("training"), homes, found, given)
+    _read_recomputed(top.section("activation_checkpoint"), found, found.model.layers)
+    if top.section("training").switch("enable_cpu_offload"):
+        found.values |= dict.fromkeys(STATES, 1.0)
+    for section in homes:
+        section.unsaid(_UNSAID)
+    _read_optimizer(top.section("optimizer"), found)
+    top.tell_of_rest(HARMLESS)
+    return found.job(given, engines)
+
+
+def _model(section: Section, given: Given) -> ModelSpec:
+    """The given model, else the one of the section's flavour."""
+    kind = section.text("name", "llama3")
+    flavour = section.text("flavor", "debugmodel")
+    if given.model is not None:
+        return given.model
+    known = _KINDS.search(kind.lower())
+    if known and known[0] == "llama3" and _VARIANT.sub("", flavour) == "debugmodel":
+        return _DEBUG
+    size = _VARIANT.sub("", flavour.lower())
+    name = FLAVOURS.get((known[0] if known else kind, size), flavour)
+    if name not in catalog.model_names():
+        message = (
+            f"model.flavor: {flavour!r} is no model of the catalogue (model.name: {kind}): give "
+            "--model"
+        )
+        raise InputError(message)
+    return catalog.model(name)
+
+
+def _degree(homes: list[Section], *names: str, minimum: int = 1) -> int | None:
+    """A whole number under one of some names, in the first section that has it."""
+    numbers = [section.whole(name, minimum=minimum) for name in names for section in homes]
+    return next((number for number in numbers if number is not None), None)
+
+
+def _read_degrees(homes: list[Section], found: Found, model: ModelSpec) -> None:
+    section = homes[0]
+    tensor = _degree(homes, "tensor_parallel_degree") or 1
+    found.values["tensor_parallel"] = tensor
+    divides = section.switch("enable_sequence_parallel", default=True)
+    found.values["sequence_parallel"] = int(tensor > 1 and divides)
+    found.num_stages = _degree(homes, "pipeline_parallel_degree") or 1
+    found.values["context_parallel"] = _degree(homes, "context_parallel_degree") or 1
+    replicas = _degree(homes, "data_parallel_replicate_degree") or 1
+    shards = _degree(homes, "data_parallel_shard_degree", "data_parallel_degree", minimum=-1)
+    shards = -1 if shards is None else shards
+    if shards > 0:
+        found.data_parallel = replicas * shards
+    keeps = section.text("fsdp_reshard_after_forward", "default")
+    if keeps not in ("default", "always", "never"):
+        message = (
+            f"parallelism.fsdp_reshard_after_forward: {keeps!r} is unknown: give default, always "
+            "or never"
+        )
+        raise InputError(message)
+    reshards = keeps == "always" or (keeps == "default" and found.num_stages == 1)
+    whole = shards == 1 and found.values["context_parallel"] == 1
+    found.values["zero"] = 0 if whole else 3 if reshards else 2
+    if replicas > 1 and not whole:
+        found.values["state_replicas"] = replicas
+    _read_experts(section, found, model)
+    found.check_stages(model)
+    read_stages(section if found.num_stages == 1 else _with_pipeline(homes), found, model.layers)
+
+
+def _with_pipeline(homes: list[Section]) -> Section:
+    """The section that tells of the pipeline's schedule."""
+    names = ("pipeline_parallel_schedule", "pipeline_parallel_degree")
+    return next(
+        (section for section in homes if any(name in section.content for name in names)), homes[0]
+    )
+
+
+def _read_experts(section: Section, found: Found, model: ModelSpec) -> None:
+    ranks = section.whole("expert_parallel_degree") or 1
+    parts = section.whole("expert_tensor_parallel_degree") or 1
+    if model.experts is None:
+        return
+    found.values["expert_parallel"] = ranks
+    tensor = found.values["tensor_parallel"]
+    found.values["expert_tensor_parallel"] = parts if ranks > 1 else tensor
+
+
+def _read_batch(training: Section, homes: list[Section], found: Found, given: Given) -> None:
+    if "num_tokens_per_microbatch_per_dp_rank" in training.content:
+        _read_tokens(training, homes[0], found)
+        _read_precision(training, found)
+        return
+    found.sequence_length = training.whole("seq_len") or 2048
+    local = training.whole("local_batch_size") or training.whole("batch_size") or 8
+    total = training.whole("global_batch_size", minimum=-1)
+    steps = training.whole("gradient_accumulation_steps") or 1
+    if found.num_stages > 1:
+        size = _size_in_pipeline(homes, local, found)
+        found.micro_batch, found.micro_batches = size, local // size
+        _tell_of_drained(found, given, local, total)
+    else:
+        found.micro_batch, found.micro_batches = local, steps
+    found.global_batch = total if total and total > 0 else None
+    _read_precision(training, found)
+
+
+def _size_in_pipeline(homes: list[Section], local: int, found: Found) -> int:
+    """The sequences of a micro-batch; 0.1 gave the number of micro-batches instead."""
+    size = homes[0].whole("pipeline_parallel_microbatch_size")
+    count = _degree(homes, "pipeline_parallel_microbatches")
+    is_old = "pipeline_parallel_degree" in homes[2].content
+    if size is None and (count or is_old):
+        size, rest = divmod(local, count or found.num_stages)
+        where = "experimental.pipeline_parallel_microbatches"
+    else:
+        size, where = size or 1, "pipeline_parallel_microbatch_size"
+        rest = local % size
+    if rest or not size:
+        message = (
+            f"training.local_batch_size: {local} is no multiple of {where} "
+            f"{count or size}: correct one of them"
+        )
+        raise InputError(message)
+    return size
+
+
+def _tell_of_drained(found: Found, given: Given, local: int, total: int | None) -> None:
+    data = found.data_parallel
+    if data is None and given.nodes and given.gpus_per_node:
+        data = given.nodes * given.gpus_per_node // found.ranks_of_replica
+    if data and total and total > local * data:
+        text = "the pipeline is taken as filled once a step, not once a local batch"
+        found.remark("assumed", "micro_batches", text)
+
+
+def _read_tokens(training: Section, parallelism: Section, found: Found) -> None:
+    """Batches of 0.3, which are counted in tokens."""
+    length = training.whole("max_context_length") or 2048
+    tokens = training.whole("num_tokens_per_microbatch_per_dp_rank") or 16384
+    found.sequence_length = length
+    found.micro_batch, rest = divmod(tokens, length)
+    if rest or not found.micro_batch:
+        message = (
+            f"training.num_tokens_per_microbatch_per_dp_rank: {tokens} is no multiple of "
+            f"max_context_length {length}: correct one of them"
+        )
+        raise InputError(message)
+    found.micro_batches = 1
+    if found.num_stages > 1:
+        found.micro_batches = parallelism.whole("num_pp_microbatches") or 1
+    step = training.whole("num_tokens_per_train_step", minimum=-1)
+    if step and step > 0:
+        found.global_batch = step // length
+
+
+def _read_precision(training: Section, found: Found) -> None:
+    kind = training.text("mixed_precision_param", "bfloat16")
+    if found.precision is None:
+        found.precision = "fp32" if kind == "float32" else "bf16"
+    if training.text("dtype", "float32") != "float32":
+        text = "training.dtype bfloat16 keeps states in 16 bits: taken with 32-bit states"
+        found.remark("assumed", "precision", text)
+
+
+def _read_products(top: Section, found: Found) -> tuple[str, ...]:
+    """Compilation and narrow products; the engines that may stand for both."""
+    words = [word.lower() for word in top.section("model").words("converters")]
+    if any("lora" in word for word in words):
+        message = "model.converters: lora trains adapters alone, which is not read here"
+        raise InputError(message)
+    quantized = top.section("quantize").section("linear")
+    older = top.section("float8")
+    if older.switch("enable_float8_linear"):
+        words.append("float8")
+    narrow = [_NARROW[key] for word in words for key in _NARROW if key in word.split(".")]
+    recipes = [older.text("recipe_name"), quantized.section("float8").text("recipe_name")]
+    mx = quantized.section("mx").text("recipe_name", "mxfp8")
+    if narrow:
+        found.precision = "fp4" if "mx" in words and "fp4" in mx else narrow[0]
+    _tell_of_scales(words, found)
+    return _engines(top, is_rowwise=bool(narrow) and "rowwise" in recipes)
+
+
+def _tell_of_scales(words: list[str], found: Found) -> None:
+    for word in words:
+        if "mx" in word:
+            found.remark("assumed", "precision", f"{word}: scales are taken as whole tensors'")
+        elif "grouped" in word:
+            found.remark("ignored", word, "experts' products are taken in the precision of others")
+        elif not any(key in word for key in _NARROW):
+            found.remark("ignored", f"model.converters {word}", "the model is taken without it")
+
+
+def _engines(top: Section, *, is_rowwise: bool) -> tuple[str, ...]:
+    section, older = top.section("compile"), top.section("training")
+    components = section.words("components") or ["model", "loss"]
+    is_told = "enable" in section.content or "compile" in older.content
+    compiles = section.switch("enable") or older.switch("compile")
+    ending = "-rowwise" if is_rowwise else ""
+    if not is_told:
+        return (f"fsdp{ending}", *ENGINES)
+    if not compiles or "model" not in components:
+        return (f"fsdp-eager{ending}", *ENGINES)
+    blocks = "" if "loss" in components else "-blocks"
+    return (f"fsdp-compiled{blocks}{ending}", *ENGINES)
+
+
+def _read_recomputed(section: Section, found: Found, layers: int) -> None:
+    mode = section.text("mode", "selective")
+    option = section.text("selective_ac_option", "2")
+    if mode == "full":
+        found.values["checkpointed_layers"] = layers
+    elif mode == "selective" and option.isdigit() and int(option):
+        found.recomputed_every = int(option)
+    elif mode == "selective" and option == "op":
+        found.values["products_recomputed_layers"] = layers
+    elif mode == "memory_budget":
+        budget = section.text("memory_budget", "0.5")
+        text = f"memory_budget {budget}, which the compiler spends: taken as nothing recomputed"
+        found.remark("ignored", "checkpointed_layers", text)
+    elif mode != "none":
+        text = f"{mode} {option if mode == 'selective' else ''}".strip()
+        found.remark("ignored", "checkpointed_layers", f"{text}: taken as nothing recomputed")
+    section.get("memory_budget")
+
+
+def _read_optimizer(section: Section, found: Found) -> None:
+    name = section.text("name", "AdamW")
+    if name.lower() not in ("adam", "adamw"):
+        found.remark("ignored", "optimizer.name", f"{name}: taken as AdamW")
+    section.unsaid({"early_step_in_backward": "the optimizer is taken as stepped at the end"})

@@ -1,0 +1,175 @@
+"""Models by the names of well-known checkpoints, as configurations and scripts write them.
+
+Names are compared word by word: ``meta-llama/Llama-3.1-8B-Instruct`` is the words llama, 3.1 and 8b
+after those are left out that change no shape. A name with any other word is unknown. Sizes that the
+catalogue has not are those of the checkpoints' published ``config.json``.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from mistlab import catalog
+from mistlab.export.given import Given
+from mistlab.export.words import names_in
+from mistlab.shell.source import Source
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.huggingface import KIND, model_of_config
+from mistlab.values.model import ModelSpec
+
+# Words that tell of training, tuning or storage, not of a shape.
+_SHAPELESS = names_in(
+    """
+    meta base instruct hf chat it pt sft dpo bf16 fp16 pretrain pretrained config model v0.1 v0.2
+    2024 1124 0724 2507 0425 1125 thinking preview
+    """
+)
+_BY_WORDS: Mapping[str, str] = {
+    "llama 3 8b": "llama3-8b",
+    "llama 3.1 8b": "llama3-8b",
+    "llama 3 70b": "llama3-70b",
+    "llama 3.1 70b": "llama3-70b",
+    "llama 3.3 70b": "llama3-70b",
+    "llama 3 405b": "llama3-405b",
+    "llama 3.1 405b": "llama3-405b",
+    "llama 3.2 1b": "llama3.2-1b",
+    "llama 3.2 3b": "llama3.2-3b",
+    "llama 4 scout 17b 16e": "llama4-scout",
+    "llama 4 17b16e": "llama4-scout",
+    "llama 4 maverick 17b 128e": "llama4-maverick",
+    "llama 4 17b128e": "llama4-maverick",
+    "qwen 2.5 7b": "qwen2.5-7b",
+    "qwen 2.5 coder 7b": "qwen2.5-7b",
+    "qwen 2.5 math 7b": "qwen2.5-7b",
+    "deepseek r1 distill qwen 7b": "qwen2.5-7b",
+    "openr1 qwen 7b": "qwen2.5-7b",
+    "qwen 2.5 14b": "qwen2.5-14b",
+    "qwen 2.5 coder 14b": "qwen2.5-14b",
+    "deepseek r1 distill qwen 14b": "qwen2.5-14b",
+    "qwen 2.5 32b": "qwen2.5-32b",
+    "qwen 2.5 coder 32b": "qwen2.5-32b",
+    "deepseek r1 distill qwen 32b": "qwen2.5-32b",
+    "qwen 2.5 72b": "qwen2.5-72b",
+    "deepseek r1 distill llama 8b": "llama3-8b",
+    "deepseek r1 distill llama 70b": "llama3-70b",
+    "qwen 3 0.6b": "qwen3-0.6b",
+    "qwen 3 1.7b": "qwen3-1.7b",
+    "qwen 3 4b": "qwen3-4b",
+    "qwen 3 8b": "qwen3-8b",
+    "qwen 3 14b": "qwen3-14b",
+    "qwen 3 32b": "qwen3-32b",
+    "qwen 3 30b a3b": "qwen3-30b-a3b",
+    "qwen 3 235b a22b": "qwen3-235b-a22b",
+    "qwen 3 next 80b a3b": "qwen3-next-80b-a3b",
+    "mixtral 8x7b": "mixtral-8x7b",
+    "mixtral 8x22b": "mixtral-8x22b",
+    "deepseek v2 lite": "deepseek-v2-lite",
+    "deepseek v2": "deepseek-v2",
+    "deepseek v3": "deepseek-v3",
+    "deepseek r1": "deepseek-v3",
+    "moonlight 16b a3b": "moonlight-16b-a3b",
+    "kimi k2": "kimi-k2",
+    "gpt oss 20b": "gpt-oss-20b",
+    "gpt oss 120b": "gpt-oss-120b",
+    "glm 4.5": "glm-4.5",
+    "glm 4.5 air": "glm-4.5-air",
+    "olmo 2 7b": "olmo2-7b",
+    "olmo 2 13b": "olmo2-13b",
+    "olmo 2 32b": "olmo2-32b",
+    "phi 4": "phi-4",
+}
+_LLAMA_2 = {"vocab": 32000}
+# Hidden size, blocks, heads, heads of keys, inner width and further fields.
+_Sizes = tuple[int, int, int, int, int, Mapping[str, object]]
+_SIZES: Mapping[str, _Sizes] = {
+    "llama 7b": (4096, 32, 32, 32, 11008, _LLAMA_2),
+    "llama 13b": (5120, 40, 40, 40, 13824, _LLAMA_2),
+    "llama 30b": (6656, 60, 52, 52, 17920, _LLAMA_2),
+    "llama 65b": (8192, 80, 64, 64, 22016, _LLAMA_2),
+    "llama 2 7b": (4096, 32, 32, 32, 11008, _LLAMA_2),
+    "llama 2 13b": (5120, 40, 40, 40, 13824, _LLAMA_2),
+    "llama 2 70b": (8192, 80, 64, 8, 28672, _LLAMA_2),
+    "mistral 7b": (4096, 32, 32, 8, 14336, {"vocab": 32000}),
+    "mistral 7b v0.3": (4096, 32, 32, 8, 14336, {"vocab": 32768, "rotary_base": 1e6}),
+    "zephyr 7b beta": (4096, 32, 32, 8, 14336, {"vocab": 32000}),
+    "tinyllama 1.1b": (2048, 22, 32, 4, 5632, {"vocab": 32000}),
+    "qwen 2.5 0.5b": (896, 24, 14, 2, 4864, {"vocab": 151936, "tied_embeddings": True}),
+    "qwen 2.5 1.5b": (1536, 28, 12, 2, 8960, {"vocab": 151936, "tied_embeddings": True}),
+    "qwen 2.5 math 1.5b": (1536, 28, 12, 2, 8960, {"vocab": 151936, "tied_embeddings": True}),
+    "qwen 2.5 coder 1.5b": (1536, 28, 12, 2, 8960, {"vocab": 151936, "tied_embeddings": True}),
+    "deepseek r1 distill qwen 1.5b": (1536, 28, 12, 2, 8960, {"vocab": 151936}),
+    "qwen 2.5 3b": (2048, 36, 16, 2, 11008, {"vocab": 151936, "tied_embeddings": True}),
+    "qwen 2 0.5b": (896, 24, 14, 2, 4864, {"vocab": 151936, "tied_embeddings": True}),
+    "qwen 2 1.5b": (1536, 28, 12, 2, 8960, {"vocab": 151936, "tied_embeddings": True}),
+    "qwen 2 7b": (3584, 28, 28, 4, 18944, {"vocab": 152064, "rotary_base": 1e6}),
+    "smollm 135m": (576, 30, 9, 3, 1536, {"vocab": 49152, "tied_embeddings": True}),
+    "smollm2 135m": (576, 30, 9, 3, 1536, {"vocab": 49152, "tied_embeddings": True}),
+    "smollm 360m": (960, 32, 15, 5, 2560, {"vocab": 49152, "tied_embeddings": True}),
+    "smollm2 360m": (960, 32, 15, 5, 2560, {"vocab": 49152, "tied_embeddings": True}),
+    "smollm 1.7b": (2048, 24, 32, 32, 8192, {"vocab": 49152, "tied_embeddings": True}),
+    "smollm2 1.7b": (2048, 24, 32, 32, 8192, {"vocab": 49152, "tied_embeddings": True}),
+}
+_GPT2: Mapping[str, tuple[int, int, int]] = {
+    "gpt2": (768, 12, 12),
+    "gpt2 small": (768, 12, 12),
+    "gpt2 medium": (1024, 24, 16),
+    "gpt2 large": (1280, 36, 20),
+    "gpt2 xl": (1600, 48, 25),
+}
+
+
+def model_named(path: str) -> ModelSpec | None:
+    """The model of a checkpoint's name or path; None if the name is not known."""
+    words = _words(path)
+    if name := _BY_WORDS.get(words):
+        return catalog.model(name)
+    if sizes := _SIZES.get(words):
+        hidden, layers, heads, groups, ffn, more = sizes
+        return ModelSpec.of(
+            family="llama",
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            kv_heads=groups,
+            ffn=ffn,
+            **more,
+        )
+    if small := _GPT2.get(words):
+        hidden, layers, heads = small
+        more = {"tied_embeddings": True, "biases": True, "dropout": 0.1, "vocab": 50257}
+        return ModelSpec.of(family="gpt", hidden=hidden, layers=layers, heads=heads, **more)
+    return None
+
+
+def _words(path: str) -> str:
+    """The words of a name that tell its shape.
+
+    >>> _words("meta-llama/Meta-Llama-3.1-8B-Instruct")
+    'llama 3.1 8b'
+    """
+    name = PurePath(path.strip().rstrip("/")).name.lower()
+    name = re.sub(r"\.(ya?ml|json)$", "", name)
+    name = re.sub(r"^(llama|qwen|deepseek|mistral)(?=v?\d)", r"\1 ", name)
+    # A minor version stands behind a dot, or behind a letter and an underline.
+    words = [word for word in re.split(r"[-_ ]+", name) if word]
+    words = [word for word in words if word not in _SHAPELESS]
+    return " ".join(words)
+
+
+def needed_model(path: str, where: str, source: Source, given: Given) -> ModelSpec:
+    """The given model, else that of a checkpoint: by its configuration beside the file, or by its
+    name."""
+    if given.model is not None:
+        return given.model
+    text = source.beside(f"{path.rstrip('/')}/config.json") if path else None
+    if text is not None:
+        config = parse_yaml(text, f"{path}/config.json")
+        if KIND in config:
+            return model_of_config(config, PurePath(path).name)
+    model = model_named(path) if path else None
+    if model is None:
+        said = f"{path!r} is no model that is known here by its name" if path else "names no model"
+        message = f"{where}: {said}: give --model (a name of the catalogue, or a config.json)"
+        raise InputError(message)
+    return model

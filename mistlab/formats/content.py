@@ -1,0 +1,175 @@
+"""What a text is, before its keys are looked at: settings, a shell script, Python, or none of them.
+
+Settings are YAML, JSON or TOML. The ending of a file's name is a hint for messages alone where the
+content says otherwise: a launch script may be called ``run.txt``, and a YAML ``config.template``.
+"""
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any, Literal
+
+from mistlab.shell.source import Source
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.errors import InputError
+
+Kind = Literal["settings", "shell", "python", "strange"]
+
+_SHEBANG = re.compile(r"#![ \t]*(?P<path>\S+)(?:[ \t]+(?:-S[ \t]+)?(?P<name>[^\s-]\S*))?")
+_SHELLS = ("sh", "bash", "zsh", "dash", "ksh", "slurm", "env")
+# What a log has in line after line: times, ranks, and lines of training.
+_LOG = re.compile(
+    r"^(\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\[rank\s?\d+\]|\s*\d+: |I\d{4} \d\d:)"
+    r"|\biteration\s+\d+/\s*\d+ \||\bstep: +\d+ +loss:",
+    re.MULTILINE,
+)
+_TABLE = re.compile(r"^\s*\[{1,2}[\w.\-\"]+\]{1,2}\s*(#.*)?$", re.MULTILINE)
+_KEY = re.compile(r"^\s*[\"']?[A-Za-z_][\w.\-/ ]*[\"']?\s*:(\s|$)", re.MULTILINE)
+# A name in capitals, without quotes, where a value must stand.
+_BLANK = re.compile(r"^[^#\n]*:\s*([A-Z][A-Z0-9]*_[A-Z0-9_]+)\s*,?\s*$", re.MULTILINE)
+_CODE = re.compile(r"^(import \w|from [\w.]+ import|def \w+\(|class \w+[(:])", re.MULTILINE)
+_COMMAND = re.compile(
+    r"^\s*(export\s+\w+=|[A-Za-z_]\w*\+?=|#SBATCH|#PBS|#BSUB|set -|srun\b|mpirun\b|mpiexec\b|"
+    r"torchrun\b|deepspeed\b|accelerate\b|python3?\b|composer\b|bash\b|sh\b|source\b|cd\b|"
+    r"if\b.*;|for\b.*;|case\b.* in|\w+\s*\(\)\s*\{|.*\s--[a-z][\w-]+)",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a text is: its kind, its settings if it has them, and otherwise what is wrong with it.
+
+    ``problem`` says what the text looks like where it is neither settings nor a program.
+    """
+
+    kind: Kind
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+def content_of(source: Source) -> Content:
+    """What a source's text is."""
+    return _content(source.text, PurePath(source.name).suffix.lower())
+
+
+def settings_of(source: Source) -> Mapping[str, Any]:
+    """The settings of a text; empty for a program, or for a text that is broken."""
+    return content_of(source).settings
+
+
+@lru_cache(maxsize=4)
+def _content(text: str, ending: str) -> Content:
+    # Each format asks again: a text is parsed once.
+    if problem := _strange(text, ending):
+        return Content(kind="strange", problem=problem)
+    if text.startswith("#!"):
+        return _of_shebang(text)
+    if ending in (".json", ".toml", ".yaml", ".yml"):
+        return _settings(text, ending)
+    if ending in (".sh", ".bash", ".slurm", ".sbatch", ".sub", ".pbs", ".zsh"):
+        return Content(kind="shell")
+    if ending == ".py" or (_CODE.search(text) and _is_python(text)):
+        return Content(kind="python")
+    return _by_look(text)
+
+
+def _strange(text: str, ending: str) -> str:
+    """What a text looks like that is no text of a launch at all; empty for any other."""
+    start = text.lstrip()[:200].lower()
+    if not text.strip():
+        return "is empty"
+    if "\0" in text:
+        return "is a binary file"
+    if start.startswith(("<!doctype", "<html")):
+        return "is an HTML page"
+    if ending == ".ipynb" or ('"cells"' in text[:2000] and '"nbformat"' in text):
+        return "is a notebook"
+    lines = text.count("\n") + 1
+    if len(_LOG.findall(text)) > max(3, lines // 4):
+        return "is a log of a run"
+    return ""
+
+
+def _of_shebang(text: str) -> Content:
+    match = _SHEBANG.match(text)
+    names = [] if match is None else [PurePath(part).name for part in match.groups() if part]
+    name = names[-1] if names else ""
+    if any(name.startswith(shell) for shell in _SHELLS):
+        return Content(kind="shell")
+    if name.startswith("python"):
+        return Content(kind="python")
+    return Content(kind="strange", problem=f"is a program for {name or 'no shell'}")
+
+
+def _settings(text: str, ending: str) -> Content:
+    try:
+        if ending == ".json":
+            settings = _json(text)
+        elif ending == ".toml":
+            settings = _toml(text)
+        else:
+            settings = parse_yaml(text, "the file")
+    except InputError as error:
+        problem = str(error).removeprefix("the file: ")
+        if name := _BLANK.search(text):
+            problem = f"is a template: {name[1]} stands for a value ({problem})"
+        return Content(kind="strange", problem=problem)
+    return Content(kind="settings", settings=settings)
+
+
+def _json(text: str) -> Mapping[str, Any]:
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        message = f"line {error.lineno}, column {error.colno}: {error.msg}: correct the JSON"
+        raise InputError(message) from None
+    except RecursionError:
+        message = "is nested too deeply: write at most a few levels"
+        raise InputError(message) from None
+    if not isinstance(content, dict):
+        message = "holds no JSON object: give a configuration file"
+        raise InputError(message)
+    return content
+
+
+def _toml(text: str) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = f"{error}: correct the TOML"
+        raise InputError(message) from None
+    except RecursionError:
+        message = "is nested too deeply: write at most a few levels"
+        raise InputError(message) from None
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _by_look(text: str) -> Content:
+    """What a text is whose name says nothing: the first reading that makes sense."""
+    endings = []
+    if text.lstrip().startswith("{"):
+        endings = [".json", ".yaml"]
+    elif _TABLE.search(text) and "=" in text:
+        endings = [".toml"]
+    elif len(_KEY.findall(text)) > len(_COMMAND.findall(text)):
+        endings = [".yaml"]
+    readings = [_settings(text, ending) for ending in endings]
+    for reading in readings:
+        if reading.kind == "settings":
+            return reading
+    if _COMMAND.search(text):
+        return Content(kind="shell")
+    return readings[-1] if readings else Content(kind="strange", problem="is neither")

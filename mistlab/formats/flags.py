@@ -1,0 +1,136 @@
+"""Megatron-LM's options as settings files spell them, handed to the reader of its options.
+
+Files name options by their key (``tensor_model_parallel_size: 2``), or by the name that the
+value has inside Megatron-LM, which for some is another word or the opposite (``add_bias_linear:
+false`` is ``--disable-bias-linear``).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mistlab.export.given import Given, Imported
+from mistlab.export.megatron_read import read_options
+from mistlab.export.remarks import Remark
+from mistlab.shell.launch import Launch
+from mistlab.shell.source import Source
+from mistlab.shell.word import Word
+from mistlab.values.errors import InputError
+
+# Switches whose option says the opposite of the setting's name, given where the setting is off.
+OPPOSITES: Mapping[str, str] = {
+    "add_bias_linear": "--disable-bias-linear",
+    "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
+    "masked_softmax_fusion": "--no-masked-softmax-fusion",
+    "bias_gelu_fusion": "--no-bias-gelu-fusion",
+    "bias_swiglu_fusion": "--no-bias-swiglu-fusion",
+    "bias_dropout_fusion": "--no-bias-dropout-fusion",
+    "apply_rope_fusion": "--no-rope-fusion",
+    "persist_layer_norm": "--no-persist-layer-norm",
+    "create_attention_mask_in_dataloader": "--no-create-attention-mask-in-dataloader",
+    "mmap_bin_files": "--no-mmap-bin-files",
+    "check_for_nan_in_loss_and_grad": "--no-check-for-nan-in-loss-and-grad",
+    "overlap_p2p_comm": "--no-overlap-p2p-communication",
+    "async_tensor_model_parallel_allreduce": "--no-async-tensor-model-parallel-allreduce",
+    "fp8_wgrad": "--no-fp8-wgrad",
+    "pin_cpu_grads": "--no-pin-cpu-grads",
+    "pin_cpu_params": "--no-pin-cpu-params",
+    "initialization": "--no-initialization",
+    "use_flash_attn_v1": "",
+    "use_mcore_models": "",
+}
+# Settings whose option has another name.
+RENAMED: Mapping[str, str] = {
+    "fp8": "--fp8-format",
+    "fp4": "--fp4-format",
+    "num_moe_experts": "--num-experts",
+    "layernorm_epsilon": "--norm-epsilon",
+    "encoder_seq_length": "--seq-length",
+    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
+    "num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
+    "moe_router_enable_expert_bias": "--moe-router-enable-expert-bias",
+}
+
+
+# How Megatron-LM's reader names an option at the head of a message.
+_OPTION = re.compile(r"^(--[a-z0-9][\w-]*)")
+
+
+@dataclass(slots=True, kw_only=True)
+class Flags:
+    """Options of Megatron-LM that a file names, by option, and remarks made on the way.
+
+    A value of None is a switch that is on. ``places`` are the paths of settings by option, and
+    ``where`` the section that would have a missing one; both are empty for files that name the
+    options themselves. ``nodes`` and ``gpus_per_node`` are the processes that the file starts.
+    """
+
+    where: str = ""
+    options: dict[str, str | None] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    remarks: list[Remark] = field(default_factory=list)
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+
+    def put(self, name: str, value: object, place: str = "") -> None:
+        """Take a setting by the name that its value has inside Megatron-LM."""
+        option = RENAMED.get(name, f"--{name.replace('_', '-')}")
+        if name in OPPOSITES:
+            option = OPPOSITES[name]
+            if value is False and option:
+                self.options[option] = None
+        elif value is True:
+            self.options[option] = None
+        elif value is not None and value is not False:
+            self.options[option] = _text(value)
+        if place:
+            self.places[option] = place
+
+    def remark(self, choice: str, text: str) -> None:
+        """Tell of a setting that costs, and of what is taken instead."""
+        self.remarks.append(Remark(kind="ignored", choice=choice, text=text))
+
+    def assume(self, choice: str, text: str) -> None:
+        """Tell of a choice that the file does not make."""
+        self.remarks.append(Remark(kind="assumed", choice=choice, text=text))
+
+    def read(self, given: Given) -> Imported:
+        """The job of the options."""
+        words = [word for option in self.options for word in self._words(option)]
+        launch = Launch(launcher="torchrun", started=tuple(self._started()))
+        try:
+            imported = read_options(words, given, launch=launch, source=Source(text=""))
+        except InputError as error:
+            raise InputError(self._placed(str(error))) from None
+        told = (replace(remark, choice=self._placed(remark.choice)) for remark in imported.remarks)
+        return Imported(job=imported.job, remarks=(*self.remarks, *told))
+
+    def _placed(self, message: str) -> str:
+        """A message that begins with the setting's path in place of the option's name."""
+        match = _OPTION.match(message)
+        if match is None or not (self.where or self.places):
+            return message
+        missing = f"{self.where}.{match[1].lstrip('-').replace('-', '_')}".lstrip(".")
+        return self.places.get(match[1], missing) + message[match.end() :]
+
+    def _started(self) -> Iterator[Word]:
+        yield Word(text="torchrun")
+        for option, number in (("--nnodes", self.nodes), ("--nproc-per-node", self.gpus_per_node)):
+            if number:
+                yield Word(text=option)
+                yield Word(text=str(number))
+
+    def _words(self, option: str) -> Iterator[Word]:
+        yield Word(text=option)
+        for text in (self.options[option] or "").split():
+            yield Word(text=text)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        if all(isinstance(item, int) for item in value) and len(value) > 1:
+            return str(value).replace(" ", "")
+        return " ".join(map(str, value))
+    return str(value)

@@ -1,0 +1,350 @@
+"""Reads gpt-neox's YAML: one file, or several that a script starts with, merged.
+
+Keys have ``-`` or ``_``. Training runs by DeepSpeed, whose sections stand among gpt-neox's keys;
+tensor parallelism is Megatron-LM's. Left-out keys take the defaults of
+megatron/neox_arguments/neox_args.py (2025).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mistlab.export import deepspeed_read
+from mistlab.export.deepspeed_read import read_configuration
+from mistlab.export.found import Found, checked_whole
+from mistlab.export.given import Given, Imported
+from mistlab.export.sections import Section
+from mistlab.export.words import names_in
+from mistlab.formats.content import settings_of
+from mistlab.formats.launched import Command, command_of, known_text, named_text, take_ranks
+from mistlab.shell.source import Source
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.model import ROTARY_BASE, ModelSpec
+from mistlab.values.model_parts import Window
+
+ENGINES = ("deepspeed", "mistlab")
+HARMLESS = names_in(
+    """
+    tokenizer_type vocab_file merge_file data_path train_data_paths valid_data_paths
+    test_data_paths train_data_weights valid_data_weights test_data_weights data_impl mmap_warmup
+    save load checkpoint_factor checkpoint_scale extra_save_iters keep_last_n_checkpoints
+    checkpoint_validation_with_forward_pass no_save_optim no_save_rng no_load_optim no_load_rng
+    finetune train_iters train_epochs eval_iters eval_interval split num_workers exit_interval
+    log_interval log_dir log_optimizer_states log_grad_norm log_grad_pct_zeros log_param_norm
+    log_gradient_noise_scale gradient_noise_scale_n_batches gradient_noise_scale_cpu_offload
+    use_wandb wandb_group wandb_team wandb_project wandb_host wandb_init_all_ranks wandb_run_name
+    use_comet comet_workspace comet_project comet_experiment_name comet_tags comet_others
+    tensorboard_dir tensorboard_writer profile profile_step_start profile_step_stop
+    memory_profiling memory_profiling_path peak_theoretical_tflops lr min_lr lr_decay_style
+    lr_decay_iters lr_decay_fraction warmup override_lr_scheduler use_checkpoint_lr_scheduler
+    weight_decay clip_grad init_method output_layer_init_method init_method_std layernorm_epsilon
+    rms_norm_epsilon scalenorm_epsilon use_bias_in_norms attention_softmax_in_fp32
+    apply_query_key_layer_scaling scaled_upper_triang_masked_softmax_fusion
+    scaled_masked_softmax_fusion bias_gelu_fusion bias_dropout_fusion rope_fusion layernorm_fusion
+    rmsnorm_fusion fused_kernels_build_path use_cpu_initialization rotary_save_freqs_buffer
+    output_layer_parallelism distributed_backend local_rank rank lazy_mpu_init short_seq_prob
+    eod_mask_loss adlr_autoresume adlr_autoresume_interval seed onnx_safe deepscale
+    deepspeed_mpi deepspeed_slurm launcher hostfile include exclude master_port master_addr
+    no_ssh_check force_multi comment account detect_nvlink_pairs user_script iteration do_train
+    do_valid do_test loss_scale loss_scale_window hysteresis min_scale dynamic_loss_scale
+    fp16_lm_cross_entropy synchronize_each_layer contiguous_checkpointing profile_backward
+    deepspeed_activation_checkpointing char_level_ppl use_shared_fs config_files git_hash
+    text_gen_type temperature top_p top_k return_logits maximum_tokens prompt_end num_samples
+    sample_input_file sample_output_file recompute s3_path s3_chunk_size autotuning
+    weight_by_num_documents weighted_sampler_alpha optimizer_type pipe_partition_method
+    allow_chopped gas te_fp8_wgrad te_fp8_amax_history_len te_fp8_amax_compute_algo
+    te_fp8_margin label_data_paths train_label_data_paths max_position_embeddings
+    zero_reduce_scatter zero_contiguous_gradients zero_reduce_bucket_size
+    zero_allgather_bucket_size attention_config is_pipe_parallel world_size zero_stage
+    eval_results_prefix eval_tasks precompute_model_name coord_check mup_init_scale
+    save_base_shapes base_shapes_file deepspeed_extra_args z_loss global_num_gpus
+    """
+)
+_UNSAID: Mapping[str, str] = {
+    "te_columnparallel": "layers are taken as torch's",
+    "te_rowparallel": "layers are taken as torch's",
+    "te_layernorm_mlp": "layers are taken as torch's",
+    "te_mha": "layers are taken as torch's",
+    "te_fp8_mha": "attention is taken in 16 bits",
+    "te_fp8_format": "products are taken in 16 bits",
+    "gpt_j_tied": "both norms of a block are taken, where one is shared",
+    "partition_activations": "kept inputs are taken whole on every rank",
+    "num_unique_layers": "all blocks are taken with weights of their own",
+    "use_bnb_optimizer": "moments are taken in 32 bits",
+    "use_mup": "taken as trained without",
+    "opt_pos_emb_offset": "positions are taken without an offset",
+    "sparsity_config": "attention is taken as dense",
+}
+_NORMS = {
+    "layernorm": "layernorm",
+    "te_layernorm": "layernorm",
+    "non_parametric_layernorm": "layernorm",
+    "scalenorm": "rmsnorm",
+    "rmsnorm": "rmsnorm",
+    "te_rmsnorm": "rmsnorm",
+}
+_GATED = ("geglu", "reglu", "swiglu", "bilinear", "glu")
+_POSITIONS = {"rotary": "rotary", "none": "none", "alibi": "none"}
+_PRECISIONS = {"fp16": "fp16", "bfloat16": "bf16", "fp32": "fp32"}
+_OWN = {"num_layers", "hidden_size", "num_attention_heads"}
+
+
+def recognises(source: Source) -> bool:
+    """Whether a file has gpt-neox's keys, or a script starts gpt-neox."""
+    if command_of(source) is not None:
+        return _files(source) != ()
+    settings = _plain(settings_of(source))
+    parallel = {"pipe_parallel_size", "model_parallel_size"} & settings.keys()
+    batch = {"train_micro_batch_size_per_gpu", "zero_optimization", "gradient_accumulation_steps"}
+    if "MODEL_ARGS" in settings or "trainer" in settings:
+        return False
+    return bool(parallel and (settings.keys() & (batch | _OWN))) or bool(
+        settings.keys() >= _OWN and settings.keys() & {"pos_emb", "attention_config", "norm"}
+    )
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key).replace("-", "_"): value for key, value in settings.items()}
+
+
+def _files(source: Source) -> tuple[str, ...]:
+    """The YAML files with which a script starts gpt-neox; none for any other script."""
+    command = command_of(source)
+    if command is None:
+        return ()
+    words = [word.text for word in command.launch.arguments]
+    program = command.launch.program
+    is_neox = program.endswith("deepy.py") or "deepy.py" in [w.text for w in command.launch.started]
+    folder = command.options.get("conf_dir") or command.options.get("d")
+    names = [name for name in words if name.endswith((".yml", ".yaml"))]
+    if folder is not None:
+        names = [f"{folder.text}/{name}" for name in names]
+    return tuple(names) if is_neox else ()
+
+
+def read(source: Source, given: Given) -> Imported:
+    """The job of a file, or of the files that a script names."""
+    found = Found()
+    command = command_of(source)
+    settings = _plain(settings_of(source))
+    if command is not None:
+        settings = _merged(source, command)
+        take_ranks(command, source, found, given)
+    top = Section(settings, "", found)
+    _refuse(top)
+    model = given.model or _model(top, found)
+    found.model = None if given.model else model
+    _runners(top, found)
+    read_configuration(top, found, given, model)
+    _precision(top, found)
+    _choices(top, found, model)
+    top.unsaid(_UNSAID)
+    top.tell_of_rest(HARMLESS | deepspeed_read.HARMLESS)
+    return found.job(given, ENGINES)
+
+
+def _merged(source: Source, command: Command) -> dict[str, Any]:
+    """The settings of a script's files; gpt-neox refuses a key that two of them have."""
+    merged: dict[str, Any] = {}
+    for word in command.launch.arguments:
+        if word.text in {path.rpartition("/")[2] for path in _files(source)} | set(_files(source)):
+            known_text(word, "configuration")
+    for path in _files(source):
+        text = named_text(path, command, source, "configures gpt-neox's run")
+        for key, value in _plain(parse_yaml(text, path)).items():
+            if key in merged and merged[key] != value:
+                message = f"{key}: {path} and a file before it give other values: keep one of them"
+                raise InputError(message)
+            merged[key] = value
+    return merged
+
+
+def _refuse(top: Section) -> None:
+    kinds = _attention_kinds(top)
+    if strange := [kind for kind in kinds if kind not in ("global", "flash")]:
+        message = f"attention_config: {strange[0]} is not read here, only global and flash are"
+        raise InputError(message)
+    if top.text("train_impl", "normal") != "normal":
+        message = f"train_impl: {top.get('train_impl')} is not read here, only normal training is"
+        raise InputError(message)
+    for key in ("soft_prompt_tuning", "curriculum_learning"):
+        inner = top.get(key)
+        if isinstance(inner, Mapping) and inner.get("enabled"):
+            message = f"{key}: is not read here: give a configuration without it"
+            raise InputError(message)
+    if (top.whole("moe_num_experts", minimum=0) or 1) > 1:
+        message = "moe_num_experts: experts of gpt-neox are not read here: give a dense model"
+        raise InputError(message)
+    for key in ("moe_expert_interval", "moe_top_k", "moe_router_type", "moe_lbl_in_fp32"):
+        top.get(key)
+
+
+def _attention_kinds(top: Section) -> list[str]:
+    """The kinds of attention that blocks have."""
+    said = top.get("attention_config")
+    if said is None:
+        return ["global"]
+    kinds: list[str] = []
+    for entry in said if isinstance(said, list) else [said]:
+        first = entry[0] if isinstance(entry, list) and entry else entry
+        kinds += [str(kind) for kind in (first if isinstance(first, list) else [first])]
+    return kinds
+
+
+def _model(top: Section, found: Found) -> ModelSpec:
+    hidden, layers = _needed(top, "hidden_size"), _needed(top, "num_layers")
+    heads = _needed(top, "num_attention_heads")
+    activation = top.text("activation", "gelu").lower()
+    older = top.text("mlp_type", "regular") == "llama"
+    gated = activation in _GATED or older
+    norm = top.text("norm", "layernorm").lower()
+    position = _POSITIONS.get(top.text("pos_emb", "learned"), "absolute")
+    if norm not in _NORMS:
+        message = f"norm: {norm!r} is unknown: give {', '.join(_NORMS)}"
+        raise InputError(message)
+    _tell_of_kinds(top, found, activation, gated=gated)
+    fields: dict[str, Any] = {}
+    if position == "rotary":
+        fields["rotary_fraction"] = top.number("rotary_pct", 1.0)
+        fields["rotary_base"] = top.number("rotary_emb_base", ROTARY_BASE, maximum=1e12)
+    window = top.whole("sliding_window_width")
+    sequence = top.whole("seq_length") or 0
+    if window and window < sequence:
+        fields["window"] = Window(size=window)
+        text = f"{window}: every second block is taken with full attention"
+        found.remark("ignored", "sliding_window_width", text)
+    return ModelSpec.of(
+        family="llama" if gated and position == "rotary" else "gpt",
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=top.whole("num_kv_heads") or heads,
+        ffn=_width(top, found, hidden, gated=gated, older=older),
+        mlp_type="gated_mlp" if gated else "mlp",
+        activation="silu" if gated else "gelu_tanh",
+        norm=_NORMS[norm],
+        position_embedding=position,
+        parallel_block=top.switch("gpt_j_residual"),
+        tied_embeddings=not top.switch("no_weight_tying"),
+        biases=_biases(top, older=older),
+        qk_norm=top.switch("use_qk_layernorm"),
+        dropout=top.number("hidden_dropout", 0.0),
+        vocab=_vocab(top, found),
+        **fields,
+    )
+
+
+def _needed(top: Section, key: str) -> int:
+    number = top.whole(key)
+    if number is None:
+        message = (
+            f"{key}: is missing: gpt-neox merges several files; give the one with the model, a "
+            "script that starts with all of them, or --model"
+        )
+        raise InputError(message)
+    return number
+
+
+def _tell_of_kinds(top: Section, found: Found, activation: str, *, gated: bool) -> None:
+    if gated and activation not in ("swiglu", "gelu"):
+        found.remark("ignored", "activation", f"{activation}: taken as swiglu")
+    elif not gated and activation != "gelu":
+        found.remark("ignored", "activation", f"{activation}: taken as gelu")
+    kind = top.text("pos_emb", "learned")
+    if kind in ("alibi", "rpe", "sinusoidal"):
+        taken = "no positions" if kind == "alibi" else "a table of positions"
+        found.remark("ignored", "pos_emb", f"{kind}: taken as {taken}")
+    attention, hidden = top.number("attention_dropout", 0.0), top.number("hidden_dropout", 0.0)
+    if attention != hidden:
+        text = f"attention {attention:g}, hidden {hidden:g}: took {hidden:g}"
+        found.remark("contradicting", "dropout", text)
+
+
+def _width(top: Section, found: Found, hidden: int, *, gated: bool, older: bool) -> int:
+    """The inner width. Where there is a gate, a third of what is said: gpt-neox scales the network
+    so that both halves of its first product have the parameters of one without a gate."""
+    said = top.whole("intermediate_size")
+    factor = top.get("expansion_factor")
+    if older:
+        width, multiple = said or int(8 * hidden / 3), 256
+    else:
+        width = said or (int(float(factor) * hidden) if factor else 4 * hidden)
+        multiple = top.whole("mlp_multiple_of") or 1
+        if gated:
+            width = int(width * 2 / 3) // 2
+    width = -(-width // multiple) * multiple
+    if gated and said and not older:
+        text = f"{said}: an inner width of {width}, as gpt-neox scales gated networks"
+        found.remark("assumed", "intermediate_size", text)
+    return width
+
+
+def _biases(top: Section, *, older: bool) -> bool:
+    switches = [
+        top.switch(f"use_bias_in_{part}", default=not older) for part in ("mlp", "attn_linear")
+    ]
+    return all(switches)
+
+
+def _vocab(top: Section, found: Found) -> int:
+    """The padded vocabulary, or the one of the tokenizer that gpt-neox's models have."""
+    padded = top.whole("padded_vocab_size")
+    if padded:
+        return padded
+    kind = top.text("tokenizer_type", "GPT2BPETokenizer")
+    size = {"GPT2BPETokenizer": 50257, "HFGPT2Tokenizer": 50257, "CharLevelTokenizer": 512}.get(
+        kind, 50277
+    )
+    divisor = (top.whole("make_vocab_size_divisible_by") or 128) * (
+        top.whole("model_parallel_size") or 1
+    )
+    padded = -(-size // divisor) * divisor
+    if kind not in ("GPT2BPETokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer"):
+        text = f"{padded} tokens, those of gpt-neox-20b's file: {kind}'s is not here; --model else"
+        found.remark("assumed", "model.vocab", text)
+    return padded
+
+
+def _runners(top: Section, found: Found) -> None:
+    """The ranks that gpt-neox's own launcher starts."""
+    nodes, gpus = top.get("num_nodes"), top.get("num_gpus")
+    if nodes not in (None, -1):
+        found.nodes = checked_whole("num_nodes", nodes)
+    if gpus is not None:
+        found.gpus_per_node = checked_whole("num_gpus", gpus)
+
+
+def _precision(top: Section, found: Found) -> None:
+    word = top.text("precision")
+    if word:
+        if word not in _PRECISIONS:
+            message = f"precision: {word!r} is unknown: give {', '.join(_PRECISIONS)}"
+            raise InputError(message)
+        found.precision = _PRECISIONS[word]  # type: ignore[assignment]
+    inner = top.section("fp16")
+    inner.get("fp16")
+    if inner.text("type") == "bfloat16":
+        found.precision = "bf16"
+
+
+def _choices(top: Section, found: Found, model: ModelSpec) -> None:
+    found.sequence_length = top.whole("seq_length")
+    found.values["tensor_parallel"] = top.whole("model_parallel_size", minimum=0) or 1
+    found.values["sequence_parallel"] = int(top.switch("sequence_parallel"))
+    found.num_stages = top.whole("pipe_parallel_size", minimum=0) or 1
+    found.micro_batches = found.micro_batches or top.whole("gas") or 1
+    found.attention = "flash" if "flash" in _attention_kinds(top) else "math"
+    level = top.get("zero_optimization")
+    if isinstance(level, Mapping) and "overlap_comm" not in level:
+        found.overlaps = False
+    if top.switch("checkpoint_activations"):
+        every = top.whole("checkpoint_num_layers") or 1
+        found.values["checkpointed_layers"] = model.layers
+        if every > 1:
+            text = f"checkpoint_num_layers {every}: taken as blocks recomputed one by one"
+            found.remark("assumed", "checkpointed_layers", text)
+        if top.switch("checkpoint_in_cpu"):
+            found.values["offload_activations"] = 1.0
+    else:
+        top.get("checkpoint_num_layers")
+        top.get("checkpoint_in_cpu")

@@ -1,0 +1,128 @@
+"""How ranks share the work of Hugging Face's Trainer: by DeepSpeed, FSDP or Accelerate.
+
+Values that a DeepSpeed configuration leaves to the Trainer are those of its arguments.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mistlab.export import accelerate_read, deepspeed_read
+from mistlab.export.accelerate_read import STRATEGIES, read_choices, strategy_of, with_precision
+from mistlab.export.deepspeed_read import read_configuration
+from mistlab.export.fsdp import ENGINES, STATES
+from mistlab.export.given import Given
+from mistlab.export.sections import Section, content_of
+from mistlab.formats.accelerated import accelerate_settings
+from mistlab.formats.launched import Command, named_text
+from mistlab.shell.source import Source
+
+# What stands for no configuration at all.
+_OFF = (None, False, "", "none", "None", "false", "False")
+
+
+def read_sharing(
+    top: Section, title: str, source: Source, given: Given, command: Command | None
+) -> tuple[str, ...]:
+    """Take how ranks share the work; the engines that may stand for it. The source finds files that
+    a script writes, too."""
+    found, precision = top.found, top.found.precision
+    engines: tuple[str, ...] = ENGINES
+    settings = accelerate_settings(command, source)
+    if settings is not None:
+        path, content = settings
+        inner = Section(content, path, found)
+        ranks = found.nodes, found.gpus_per_node
+        engines = read_choices(inner, found, source, given)
+        inner.tell_of_rest(accelerate_read.HARMLESS | deepspeed_read.HARMLESS)
+        found.nodes = ranks[0] or found.nodes
+        found.gpus_per_node = ranks[1] or found.gpus_per_node
+        found.precision = precision or found.precision
+    if top.get("deepspeed") not in _OFF:
+        _deepspeed(top, source, given, command)
+        return deepspeed_read.ENGINES
+    if top.get("fsdp") not in _OFF:
+        _fsdp(top, source, given, command)
+    elif settings is None and command is None:
+        text = (
+            f"0: this file of {title} names no sharding, which its launcher may: import "
+            "the script that starts it, with its configuration"
+        )
+        found.remark("assumed", "zero", text)
+    if found.precision is None:
+        found.precision = "fp32"
+        found.remark("assumed", "precision", f"fp32, for {title} is told of no other")
+    return engines
+
+
+def _deepspeed(top: Section, source: Source, given: Given, command: Command | None) -> None:
+    """DeepSpeed's configuration, whose automatic values are those of the arguments."""
+    found, value, name = top.found, top.get("deepspeed"), "deepspeed"
+    if value is True:
+        value, name = top.text("deepspeed_config"), "deepspeed_config"
+    if isinstance(value, Mapping):
+        content: Mapping[str, Any] = value
+    else:
+        path = str(value)
+        content = content_of(named_text(path, command, source, "is DeepSpeed's configuration"))
+        name = path
+    _tell_of_batches(top, content, name)
+    inner = Section(_without_batches(with_precision(content, found.precision)), name, found)
+    precision = found.precision
+    read_configuration(inner, found, given, given.model)
+    found.precision = precision or found.precision
+    inner.tell_of_rest(deepspeed_read.HARMLESS)
+
+
+def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> None:
+    """Batches in which a configuration and the arguments differ, which the Trainer refuses."""
+    pairs = {
+        "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+        "gradient_accumulation_steps": "",
+    }
+    for key, argument in pairs.items():
+        of_file, of_line = content.get(key), top.get(argument or key)
+        if isinstance(of_file, int) and of_line is not None and str(of_file) != str(of_line):
+            text = f"{of_file}, but {argument or key} is {of_line}: took the argument's"
+            top.found.remark("contradicting", f"{name}.{key}", text)
+
+
+def _without_batches(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without batches, which the Trainer's arguments have."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    return {key: value for key, value in content.items() if key not in names and value != "auto"}
+
+
+def _fsdp(top: Section, source: Source, given: Given, command: Command | None) -> None:
+    """The argument ``fsdp``, words such as full_shard and offload, and ``fsdp_config``."""
+    found, value = top.found, top.get("fsdp")
+    words = value if isinstance(value, list) else str(value).replace(",", " ").split()
+    known = [str(word).lower() for word in words if str(word).lower() not in ("auto_wrap", "")]
+    config = top.get("fsdp_config")
+    if isinstance(config, str):
+        config = content_of(named_text(config, command, source, "configures FSDP"))
+    section = Section(config if isinstance(config, Mapping) else {}, "fsdp_config", found)
+    level = [word for word in known if word not in ("offload", "true", "false")]
+    inner = section.get("sharding_strategy") or section.get("fsdp_sharding_strategy")
+    if not level and inner is not None:
+        level = [str(inner)]
+    for word in level:
+        name = strategy_of(word, "fsdp")
+        found.values["zero"] = STRATEGIES[name]
+        if name.startswith("HYBRID") and (given.nodes or found.nodes or 1) > 1:
+            found.values["state_replicas"] = given.nodes or found.nodes
+    if not level and "false" not in known:
+        reshards = _either(section, "reshard_after_forward", default=True)
+        found.values["zero"] = 3 if reshards else 2
+    if "offload" in known or _either(section, "offload_params", default=False):
+        found.values |= dict.fromkeys(STATES, 1.0)
+    if _either(section, "activation_checkpointing", default=False):
+        found.values["checkpointed_layers"] = given.model.layers if given.model else 0
+    harmless = {str(key) for key in section.content if "checkpointing" not in str(key)}
+    section.tell_of_rest(harmless | accelerate_read.HARMLESS)
+
+
+def _either(section: Section, key: str, *, default: bool) -> bool:
+    """A switch of FSDP, which stands with or without the prefix that Accelerate gives it."""
+    name = key if key in section.content else f"fsdp_{key}"
+    value = section.get(name, default)
+    return section.switch(name, default=default) if isinstance(value, bool | str) else default

@@ -1,0 +1,301 @@
+"""Reads arguments of Hugging Face's Trainer and TRL: YAML recipes, and scripts that start training.
+
+The script's launcher, an Accelerate configuration, a DeepSpeed JSON and the arguments ``fsdp`` and
+``parallelism_config`` say how ranks share the work. Left-out arguments take the defaults of
+transformers' ``TrainingArguments``; what has none is asked for by name.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from mistlab.export import accelerate_read, deepspeed_read
+from mistlab.export.found import Found
+from mistlab.export.given import Given, Imported
+from mistlab.export.megatron_tables.programs import refusal_of
+from mistlab.export.sections import Section
+from mistlab.formats.checkpoints import needed_model
+from mistlab.formats.content import settings_of
+from mistlab.formats.hf_names import CALM, HARMLESS, OTHERS, PROGRAMS, UNSAID
+from mistlab.formats.hf_sharing import read_sharing
+from mistlab.formats.launched import (
+    Command,
+    command_of,
+    known_text,
+    named_text,
+    take_ranks,
+    valued,
+    with_files,
+)
+from mistlab.shell.source import Source
+from mistlab.shell.word import Word
+from mistlab.values.context_ways import HEADS
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.model import ModelSpec
+
+_BATCHES = (
+    "per_device_train_batch_size",
+    "per_gpu_train_batch_size",
+    "per_device_batch_size",
+)
+_LENGTHS = (
+    "max_seq_length",
+    "max_length",
+    "model_max_length",
+    "cutoff_len",
+    "block_size",
+    "max_seq_len",
+    "sequence_length",
+    "seq_length",
+    "max_len",
+)
+_SEQUENCE_RANKS = ("sequence_parallel_size", "sp_ulysses_degree")
+_MODELS = (
+    "model_name_or_path",
+    "model_name",
+    "model_id",
+    "model_path",
+    "pretrained_model_name_or_path",
+    "model",
+)
+_KEYS = {*_BATCHES, "gradient_accumulation_steps"}
+# Arguments whose value has to be known.
+_COSTING = {
+    *_KEYS,
+    *_LENGTHS,
+    *_MODELS,
+    *("deepspeed", "deepspeed_config", "fsdp", "fsdp_config", "bf16", "fp16", "packing"),
+    *("gradient_checkpointing", "optim", "torch_dtype", "dtype", "use_peft", "use_lora"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """What is built on the Trainer: its title, and where it differs from the Trainer's defaults.
+
+    ``names`` are its own words for arguments. ``recomputes`` and ``length`` are its defaults, and
+    ``length`` is None where it has none. ``pads`` tells whether its sequences are padded, not
+    packed, unless they are told.
+    """
+
+    title: str
+    names: Mapping[str, str] = field(default_factory=dict)
+    recomputes: bool = False
+    length: int | None = None
+    pads: bool = True
+
+
+TRAINER = Trainer(title="Hugging Face's Trainer")
+
+
+def recognises(source: Source) -> bool:
+    """Whether a file is a recipe of the Trainer's arguments, or a script starts with them."""
+    command = command_of(source)
+    if command is not None:
+        return _is_trainer(command)
+    keys = settings_of(source).keys()
+    return bool(keys & _KEYS) and bool(keys & {*_MODELS, "learning_rate", "output_dir"})
+
+
+def _is_trainer(command: Command) -> bool:
+    names = command.options.keys()
+    if names & {*_BATCHES, "model_name_or_path"} and "num_layers" not in names:
+        return True
+    # A recipe as the program's first word, or behind --config, as TRL's parser takes it.
+    return _recipe(command) is not None and command.launch.launcher == "accelerate"
+
+
+def _recipe(command: Command) -> str | None:
+    words = [word for word in command.others if word.text.endswith((".yaml", ".yml"))]
+    named = command.options.get("config")
+    if named is not None and named.text.endswith((".yaml", ".yml")):
+        words.append(named)
+    return known_text(words[0], "config") if words else None
+
+
+def read(source: Source, given: Given) -> Imported:
+    """The job of a recipe, or of a script with its arguments."""
+    command = command_of(source)
+    if command is None:
+        return read_arguments(settings_of(source), TRAINER, source, given)
+    return read_arguments(arguments_of(command, source), TRAINER, source, given, command)
+
+
+def arguments_of(command: Command, source: Source) -> Mapping[str, Any]:
+    """The arguments of a script's command over those of the recipe that it names."""
+    recipe = _recipe(command)
+    settings: dict[str, Any] = {}
+    if recipe is not None:
+        settings |= parse_yaml(named_text(recipe, command, source, "is the run's recipe"), recipe)
+    for name, word in command.options.items():
+        if name != "config" or recipe is None:
+            settings[name] = True if word is None else _argument(word)
+    return settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsettled:
+    """A value that cannot be known without running the script, and why."""
+
+    text: str
+    reason: str
+
+
+def _argument(word: Word) -> Any:
+    """A word's value; one that cannot be known counts only where it is asked for."""
+    if word.unknown is not None:
+        return _Unsettled(word.text, str(word.unknown))
+    return valued(word.text)
+
+
+def read_arguments(
+    settings: Mapping[str, Any],
+    trainer: Trainer,
+    source: Source,
+    given: Given,
+    command: Command | None = None,
+) -> Imported:
+    """The job of arguments, and of what the script's launcher and configurations say."""
+    found = Found()
+    top = Section(_known(settings, trainer), "", found)
+    _refuse_others(top, trainer, command)
+    key = next((name for name in _MODELS if top.has(name)), _MODELS[0])
+    where = trainer.names.get(key, key)
+    model = needed_model(top.text(key), where, with_files(source, command), given)
+    given = replace(given, model=model)
+    if command is not None:
+        take_ranks(command, source, found, given)
+    _lengths(top, trainer, found)
+    _precision(top, found)
+    engines = read_sharing(top, trainer.title, with_files(source, command), given, command)
+    for key in _SEQUENCE_RANKS:
+        if (ranks := top.whole(key) or 1) > 1:
+            found.values |= {"context_parallel": ranks, "context_exchange": HEADS}
+    _batch(top, found)
+    _recomputed(top, trainer, found, model)
+    _kernels(top, found)
+    if top.switch("torch_compile"):
+        engines = ("fsdp-compiled", *engines)
+    top.unsaid({key: text for key, text in UNSAID.items() if text})
+    calm = {name for name in map(str, top.content) if name.startswith(tuple(CALM))}
+    top.tell_of_rest(
+        HARMLESS | calm | accelerate_read.HARMLESS | deepspeed_read.HARMLESS | UNSAID.keys()
+    )
+    return found.job(given, engines)
+
+
+def _known(settings: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """Arguments under the Trainer's names. An unknown value of one that costs is refused."""
+    ours = {theirs: name for name, theirs in trainer.names.items()}
+    known: dict[str, Any] = {}
+    for key, value in settings.items():
+        word = str(key).replace("-", "_")
+        name = ours.get(word, word)
+        if isinstance(value, _Unsettled):
+            if name in _COSTING:
+                message = f"{word}: {value.reason}"
+                raise InputError(message)
+            value = value.text  # noqa: PLW2901 (what a calm setting says does not matter)
+        known[name] = value
+    return known
+
+
+def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> None:
+    for key, what in OTHERS.items():
+        value = top.get(key)
+        if value not in (None, False, "", 0, "none", "None", "false", "False"):
+            name = trainer.names.get(key, key)
+            message = f"{name}: this run of {trainer.title} trains {what}: not read here"
+            raise InputError(message)
+    for key in ("finetuning_type", "tuner_type", "train_type"):
+        if top.text(key, "full") not in ("full", "none"):
+            message = f"{key}: {top.get(key)} is not read here, only full is"
+            raise InputError(message)
+    if command is not None:
+        refuse_program(command)
+
+
+def refuse_program(command: Command) -> None:
+    """Refuse a script whose program trains something else than a decoder by the next token."""
+    words = (*command.launch.started, *command.launch.arguments)
+    programs = [word.text for word in words if word.text.endswith(".py")]
+    for program in (command.launch.program, *programs):
+        parts = re.split(r"[_\-.]", PurePosixPath(program.replace(".py", "")).name.lower())
+        reason = next((PROGRAMS[word] for word in parts if word in PROGRAMS), None)
+        if reason is not None:
+            message = f"{program}: trains {reason}: not read here"
+            raise InputError(message)
+        if (reason := refusal_of(program)) is not None:
+            message = f"{program}: {reason}: not read here"
+            raise InputError(message)
+
+
+def _lengths(top: Section, trainer: Trainer, found: Found) -> None:
+    numbers = [top.whole(name) for name in _LENGTHS if top.has(name)]
+    found.sequence_length = next((n for n in numbers if n), trainer.length)
+    if not any(top.has(name) for name in _LENGTHS) and trainer.length:
+        text = f"{trainer.length}, {trainer.title}'s default"
+        found.remark("assumed", "sequence_length", text)
+    packs = top.get("packing")
+    full = trainer.pads is False if packs is None else str(packs).lower() in ("true", "1")
+    if not full and not top.has("block_size"):
+        text = "all are taken as full: a run without packing has shorter ones, padded"
+        found.remark("assumed", "sequences", text)
+
+
+def _precision(top: Section, found: Found) -> None:
+    for name in ("bf16", "fp16"):
+        word = str(top.content.get(name)).lower()
+        top.get(name)
+        if word in ("true", "auto", "full", "1"):
+            found.precision = found.precision or ("bf16" if name == "bf16" else "fp16")
+    dtype = top.text("torch_dtype") or top.text("dtype")
+    if found.precision is None and dtype.removeprefix("torch.") in ("bfloat16", "float16"):
+        found.precision = "bf16" if "b" in dtype.removeprefix("torch.")[:1] else "fp16"
+        text = f"{dtype} keeps states in 16 bits: taken with 32-bit states"
+        found.remark("assumed", "precision", text)
+    elif top.switch("pure_bf16"):
+        found.precision = "bf16"
+        text = "pure_bf16 keeps states in 16 bits: taken with 32-bit states"
+        found.remark("assumed", "precision", text)
+
+
+def _batch(top: Section, found: Found) -> None:
+    key = next((name for name in _BATCHES if top.has(name)), _BATCHES[0])
+    found.micro_batch = top.whole(key) or 8
+    if not top.has(key):
+        found.remark("assumed", "micro_batch", "8, the Trainer's default")
+    found.micro_batches = top.whole("gradient_accumulation_steps") or found.micro_batches or 1
+    found.data_parallel = found.global_batch = None
+
+
+def _recomputed(top: Section, trainer: Trainer, found: Found, model: ModelSpec) -> None:
+    value = top.get("gradient_checkpointing")
+    disabled = top.switch("disable_gradient_checkpointing")
+    default = trainer.recomputes and not disabled
+    word = str(value).lower()
+    if word in ("offload", "offload_disk", "unsloth"):
+        text = f"{word}: kept inputs are taken to stay on the GPU"
+        found.remark("ignored", "gradient_checkpointing", text)
+    if value is None and not trainer.recomputes and "checkpointed_layers" not in found.values:
+        text = "0, for gradient_checkpointing is not given; TRL's trainers turn it on since 0.20"
+        found.remark("assumed", "checkpointed_layers", text)
+    recomputes = default if value is None else word not in ("false", "0", "no")
+    if recomputes:
+        found.values["checkpointed_layers"] = model.layers
+
+
+def _kernels(top: Section, found: Found) -> None:
+    kind = top.text("attn_implementation") or top.text("attn_impl") or top.text("flash_attn")
+    if kind in ("eager", "disabled"):
+        found.attention = "math"
+    elif kind or top.switch("use_flash_attention_2") or top.switch("flash_attention"):
+        found.attention = "flash"
+    name = top.text("optim", "adamw_torch").lower()
+    if "8bit" in name and "adam" in name:
+        found.optimizer = "adamw-8bit"
+    elif not name.startswith(("adamw", "paged_adamw", "ademamix")) or "adam" not in name:
+        found.remark("ignored", "optim", f"{name}: taken as AdamW")

@@ -1,0 +1,225 @@
+"""The command of a script: its options by name, its processes, and the files that it names."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any
+
+import yaml
+
+from mistlab.export.found import Found
+from mistlab.export.given import Given
+from mistlab.export.launched_ranks import read_ranks
+from mistlab.formats.content import content_of
+from mistlab.shell.launch import Launch, launch_of
+from mistlab.shell.source import Source
+from mistlab.shell.word import Word
+from mistlab.values.errors import InputError
+
+# Launchers that a program may start.
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+# How many folders above a file are looked into for files that it names.
+_HIGHEST = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A launch with its options by name, ``-`` in names as ``_``, and its other words."""
+
+    launch: Launch
+    options: Mapping[str, Word | None]
+    others: tuple[Word, ...]
+    started: Mapping[str, Word | None]
+
+    def text(self, *names: str) -> str | None:
+        """The value of the first of some options that is given; refuses one that is unknown."""
+        for name in names:
+            word = self.options.get(name)
+            if word is not None:
+                return known_text(word, name)
+        return None
+
+
+def command_of(source: Source) -> Command | None:
+    """The command of a shell script; None for a text that is no script, or starts nothing."""
+    if content_of(source).kind != "shell":
+        return None
+    settings = tuple(sorted(source.settings.items()))
+    key = (source.text, source.name, source.beside, settings, source.arguments, source.line)
+    return _command(*key)
+
+
+@lru_cache(maxsize=4)
+def _command(
+    text: str,
+    name: str,
+    beside: Callable[[str], str | None],
+    settings: tuple[tuple[str, str], ...],
+    arguments: tuple[str, ...] | None,
+    line: int | None,
+) -> Command | None:
+    # Each format asks again: a script is evaluated once.
+    source = Source(
+        text=text,
+        name=name,
+        beside=beside,
+        settings=dict(settings),
+        arguments=arguments,
+        line=line,
+    )
+    try:
+        launch = _innermost(launch_of(source))
+    except InputError:
+        return None
+    options, others = _by_name(launch.arguments)
+    started, _ = _by_name(launch.started)
+    return Command(launch=launch, options=options, others=others, started=started)
+
+
+def _innermost(launch: Launch) -> Launch:
+    """The launch of a program that another program starts: one that submits jobs has the command
+    among its arguments, as ``submit.py --nodes 2 -- torchrun train.py`` does."""
+    names = [PurePath(word.text).name for word in launch.arguments]
+    starts = [place for place, name in enumerate(names) if name in _LAUNCHERS]
+    if not starts:
+        return launch
+    after = starts[-1] + 1
+    ends = [
+        place
+        for place in range(after, len(names))
+        if names[place].endswith(".py") or names[place - 1] in ("-m", "--module")
+    ]
+    if not ends:
+        return launch
+    started = launch.arguments[starts[-1] : ends[0]]
+    return replace(
+        launch,
+        program=launch.arguments[ends[0]].text,
+        launcher=names[starts[-1]],
+        started=(*launch.started, *started),
+        arguments=launch.arguments[ends[0] + 1 :],
+    )
+
+
+def _by_name(words: Sequence[Word]) -> tuple[dict[str, Word | None], tuple[Word, ...]]:
+    """Options by name with their first value, and words that belong to none."""
+    options: dict[str, Word | None] = {}
+    others: list[Word] = []
+    name = ""
+    for word in words:
+        if word.text.startswith("-") and not _is_number(word.text):
+            name, equals, value = word.text.lstrip("-").partition("=")
+            name = name.replace("-", "_")
+            options[name] = _part(word, value) if equals else None
+            name = "" if equals else name
+        elif name:
+            options[name] = word
+            name = ""
+        else:
+            others.append(word)
+    return options, tuple(others)
+
+
+def _is_number(text: str) -> bool:
+    return text[1:2].isdigit()
+
+
+def _part(word: Word, text: str) -> Word:
+    return Word(text=text, line=word.line, unknown=word.unknown)
+
+
+def known_text(word: Word, name: str) -> str:
+    """A word's text; refuses one that cannot be known without running the script."""
+    if word.unknown is not None:
+        message = f"{name}: {word.unknown}"
+        raise InputError(message)
+    return word.text
+
+
+def take_ranks(command: Command, source: Source, found: Found, given: Given) -> None:
+    """Take the numbers of nodes and of processes that launchers are told to start."""
+
+    def beside(path: str) -> str | None:
+        return _at_hand(path, command, source)
+
+    read_ranks(command.launch, source.text, found, given, beside)
+    word = command.launch.environment.get("CUDA_VISIBLE_DEVICES")
+    if found.gpus_per_node is None and word is not None and word.unknown is None:
+        devices = [device for device in word.text.split(",") if device.strip().isdigit()]
+        found.gpus_per_node = len(devices) or None
+
+
+def with_files(source: Source, command: Command | None) -> Source:
+    """A source that finds files that its script writes, and files near it, too."""
+    return replace(source, beside=lambda path: _at_hand(path, command, source))
+
+
+def near_text(path: str, source: Source) -> str | None:
+    """The text of a file that a file names: beside it, or below one of the folders above it."""
+    for ups in range(_HIGHEST + 1):
+        text = source.beside(str(PurePath(*[".."] * ups, path)))
+        if text is not None:
+            return text
+    return None
+
+
+def _at_hand(path: str, command: Command | None, source: Source) -> str | None:
+    """The text of a file that a script writes, or of one near it."""
+    written = command.launch.written if command else {}
+    text = next((body for name, body in written.items() if _same(name, path)), None)
+    return near_text(path, source) if text is None else text
+
+
+def named_text(path: str, command: Command | None, source: Source, role: str) -> str:
+    """The text of a file that a script names: one that the script writes, or one beside it."""
+    text = _at_hand(path, command, source)
+    if text is None:
+        message = f"{path}: {role}, and is not beside it: import that file, or put it there"
+        raise InputError(message)
+    return text
+
+
+def _same(name: str, path: str) -> bool:
+    return PurePath(name) == PurePath(path)
+
+
+def valued(text: str) -> Any:
+    """A word of a command line as YAML reads it: a number, a truth value, a list, or text."""
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+    return text if value is None and text else value
+
+
+def with_dotted(settings: Mapping[str, Any], pairs: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with others put over them, whose keys are paths such as ``training.seq_len``."""
+    merged: dict[str, Any] = dict(settings)
+    for path, value in pairs.items():
+        inner = merged
+        *parents, last = path.split(".")
+        for parent in parents:
+            below = inner.get(parent)
+            inner[parent] = dict(below) if isinstance(below, Mapping) else {}
+            inner = inner[parent]
+        inner[last] = value
+    return merged
+
+
+def dotted_options(command: Command, calm: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Options whose names are paths, with their values; a bare one is on. An unknown value of a
+    calm one is left out."""
+    for name, word in command.options.items():
+        parts = name.split(".")
+        if len(parts) > 1 and not (word and word.unknown and {parts[0], parts[-1]} & set(calm)):
+            yield name, True if word is None else valued(known_text(word, name))
+
+
+def assignments(command: Command) -> Iterator[tuple[str, Any]]:
+    """Words such as ``model.d_model=64``, as Hydra and OmegaConf read them."""
+    for word in command.others:
+        name, equals, value = word.text.partition("=")
+        if equals and name.lstrip("+").replace(".", "").replace("_", "").isalnum():
+            known_text(word, name)
+            yield name.lstrip("+"), valued(value)

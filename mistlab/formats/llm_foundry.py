@@ -1,0 +1,302 @@
+"""Reads llm-foundry's YAML, which Composer trains by FSDP.
+
+Values may stand under ``variables``, and refer to one another. A model is an MPT
+(``mpt_causal_lm``) with sizes in the file, or a checkpoint of Hugging Face. Left-out keys take the
+defaults of llmfoundry/models/mpt/configuration_mpt.py and llmfoundry/utils/config_utils.py (0.22).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mistlab.export.accelerate_read import STRATEGIES, strategy_of
+from mistlab.export.found import Found
+from mistlab.export.fsdp import ENGINES, STATES
+from mistlab.export.given import Given, Imported
+from mistlab.export.sections import Section
+from mistlab.export.words import names_in
+from mistlab.formats.checkpoints import needed_model
+from mistlab.formats.content import settings_of
+from mistlab.formats.interpolation import resolved
+from mistlab.formats.launched import assignments, command_of, named_text, take_ranks, with_dotted
+from mistlab.shell.source import Source
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.model import ROTARY_BASE, ModelSpec
+from mistlab.values.workload import Precision
+
+HARMLESS = names_in(
+    """
+    variables run_name seed global_seed tokenizer tokenizer_name train_loader eval_loader
+    eval_loaders scheduler algorithms max_duration eval_interval eval_first
+    eval_subset_num_batches train_subset_num_batches device_eval_batch_size progress_bar
+    log_to_console console_log_interval callbacks loggers save_interval
+    save_num_checkpoints_to_keep save_folder save_overwrite save_latest_filename save_filename
+    save_weights_only save_ignore_keys load_path load_weights_only load_ignore_keys
+    load_strict_model_weights python_log_level log_config dist_timeout icl_tasks icl_tasks_str
+    icl_seq_len icl_subset_num_batches eval_gauntlet eval_gauntlet_str autoresume metadata
+    flatten_metadata profiler code_paths expandable_segments cuda_load_lazy max_split_size_mb
+    only_hf_checkpoint only_composer_checkpoint spin_dataloaders data_local data_remote image
+    accumulate_train_batch_on_tokens max_seq_len init_device init_config logit_scale
+    norm_eps clip_qkv softmax_scale attn_pdrop emb_pdrop fused_qkv alibi_bias_max rope_impl
+    rope_dail_config rope_hf_config loss_fn use_cache verbose limit_all_gathers
+    activation_checkpointing_reentrant sync_module_states forward_prefetch backward_prefetch
+    state_dict_type load_monolith_rank0_only use_orig_params flatten_parameters keep_low_precision
+    process_group moe_world_size min_params mixed_precision lr betas eps weight_decay foreach
+    init_fn init_std emb_init_std attn_uses_sequence_id pretrained use_auth_token use_pad_tok_in_ffn
+    ffn_type kv_dim trust_remote_code model_name load_in_8bit
+    use_train_metrics additional_train_metrics
+    save_planner load_planner te_checkpoint_wrapper te_shard_fp8_weight embedding_fraction fc_type
+    ignored_modules models project integrations command resumption_index compute cluster gpu_type
+    n_gpus
+    """
+)
+_PRECISIONS: Mapping[str, Precision] = {
+    "amp_bf16": "bf16",
+    "bf16": "bf16",
+    "amp_fp16": "fp16",
+    "fp32": "fp32",
+    "amp_fp8": "fp8",
+}
+_KEYS = {
+    "device_train_microbatch_size",
+    "device_train_batch_size",
+    "global_train_batch_size",
+    "max_duration",
+    "device_train_grad_accum",
+}
+
+
+def recognises(source: Source) -> bool:
+    """Whether a file has Composer's batches beside a model, or a script starts Composer."""
+    settings = _inner(settings_of(source))
+    if isinstance(settings.get("model"), Mapping) and "base_model" not in settings:
+        return len(_KEYS & settings.keys()) > 1
+    return _file(source) is not None
+
+
+def _inner(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings themselves, or those inside a job for MosaicML's clusters."""
+    parameters = settings.get("parameters")
+    return parameters if isinstance(parameters, Mapping) and "compute" in settings else settings
+
+
+def _file(source: Source) -> str | None:
+    command = command_of(source)
+    if command is None:
+        return None
+    started = {word.text.rpartition("/")[2] for word in command.launch.started}
+    if command.launch.launcher != "composer" and "composer" not in started:
+        return None
+    words = (word.text for word in command.launch.arguments)
+    return next((text for text in words if text.endswith((".yaml", ".yml"))), None)
+
+
+def read(source: Source, given: Given) -> Imported:
+    """The job of a file, or of the file that a script names, with the script's changes."""
+    found = Found()
+    path, command = _file(source), command_of(source)
+    settings = settings_of(source)
+    _of_cluster(settings, found)
+    settings = _inner(settings)
+    if path is not None and command is not None:
+        text = named_text(path, command, source, "configures llm-foundry's run")
+        settings = with_dotted(parse_yaml(text, path), dict(assignments(command)))
+        take_ranks(command, source, found, given)
+    plain = resolved({**_variables(settings), **settings}, source.settings)
+    top = Section(plain, "", found)
+    model = given.model or _model(top.section("model"), source, given, found)
+    found.model = None if given.model else model
+    found.sequence_length = top.whole("max_seq_len") or top.section("model").whole("max_seq_len")
+    _precision(top, found)
+    _sharding(top.section("fsdp_config"), found, given, model)
+    _tensor(top.section("tp_config"), found)
+    _optimizer(top.section("optimizer"), found)
+    _loader(top.section("train_loader"), found)
+    _batch(top, found, given)
+    compiled = top.get("compile_config") is not None
+    for key in ("model", "fsdp_config"):
+        top.section(key)
+    top.tell_of_rest(HARMLESS)
+    return found.job(given, ("fsdp-compiled", *ENGINES) if compiled else ENGINES)
+
+
+def _variables(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables, to which older files refer without their section's name."""
+    variables = settings.get("variables")
+    return dict(variables) if isinstance(variables, Mapping) else {}
+
+
+def _of_cluster(settings: Mapping[str, Any], found: Found) -> None:
+    """The GPUs that a job for MosaicML's clusters asks for."""
+    compute = settings.get("compute")
+    gpus = compute.get("gpus") if isinstance(compute, Mapping) else settings.get("gpu_num")
+    if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 0:
+        nodes = -(-gpus // 8)
+        if gpus % nodes == 0:
+            found.nodes, found.gpus_per_node = nodes, gpus // nodes
+
+
+def _model(section: Section, source: Source, given: Given, found: Found) -> ModelSpec:
+    kind = section.text("name", "mpt_causal_lm")
+    if section.get("peft_config") is not None:
+        message = "model.peft_config: trains adapters alone, which is not read here"
+        raise InputError(message)
+    if kind in ("hf_causal_lm", "hf_prefix_lm"):
+        path = section.text("pretrained_model_name_or_path")
+        overrides = section.get("config_overrides")
+        if overrides:
+            text = "the model is taken as the checkpoint's"
+            found.remark("ignored", section.path("config_overrides"), text)
+        if section.switch("use_flash_attention_2") or section.get("attention_patch_type"):
+            found.attention = "flash"
+        return needed_model(path, section.path("pretrained_model_name_or_path"), source, given)
+    if kind != "mpt_causal_lm":
+        message = (
+            f"model.name: {kind} is not read here, only mpt_causal_lm and hf_causal_lm are: give "
+            "--model"
+        )
+        raise InputError(message)
+    return _mpt(section, found)
+
+
+def _mpt(section: Section, found: Found) -> ModelSpec:
+    attention, network = section.section("attn_config"), section.section("ffn_config")
+    hidden, heads = section.whole("d_model") or 2048, section.whole("n_heads") or 16
+    kind = network.text("ffn_type", "mptmlp")
+    if kind not in ("mptmlp", "mptglu", "te_ln_mlp"):
+        message = f"model.ffn_config.ffn_type: {kind} is not read here: give --model"
+        raise InputError(message)
+    ratio = section.number("expansion_ratio", 4, maximum=1000)
+    width = network.whole("ffn_hidden_size") or int(ratio * hidden)
+    found.attention = "math" if attention.text("attn_impl", "flash") == "torch" else "flash"
+    position = _position(section, attention, found)
+    window = attention.get("sliding_window_size")
+    if window not in (None, -1):
+        found.remark("ignored", attention.path("sliding_window_size"), "attention is taken as full")
+    section.unsaid(
+        {"block_overrides": "all blocks are taken alike", "final_logit_softcapping": "left out"}
+    )
+    norm = section.text("norm_type", "low_precision_layernorm")
+    gated = kind == "mptglu"
+    return ModelSpec.of(
+        family="llama" if gated and position == "rotary" else "gpt",
+        hidden=hidden,
+        heads=heads,
+        layers=section.whole("n_layers") or 24,
+        kv_heads=_groups(attention, heads),
+        ffn=width,
+        mlp_type="gated_mlp" if gated else "mlp",
+        activation="silu" if gated else "gelu_tanh",
+        norm="rmsnorm" if "rms" in norm else "layernorm",
+        position_embedding=position,
+        rotary_base=attention.number("rope_theta", ROTARY_BASE, maximum=1e12)
+        if position == "rotary"
+        else ROTARY_BASE,
+        qk_norm=attention.switch("qk_ln") or attention.switch("qk_gn"),
+        vocab=section.whole("vocab_size") or 50368,
+        tied_embeddings=section.switch("tie_word_embeddings", default=True),
+        biases=not section.switch("no_bias"),
+        dropout=section.number("resid_pdrop", 0.0),
+    )
+
+
+def _groups(attention: Section, heads: int) -> int:
+    kind = attention.text("attn_type", "multihead_attention")
+    groups = attention.whole("kv_n_heads")
+    return {"multihead_attention": heads, "multiquery_attention": 1}.get(kind, groups or heads)
+
+
+def _position(section: Section, attention: Section, found: Found) -> str:
+    if attention.switch("rope"):
+        return "rotary"
+    if attention.switch("alibi"):
+        found.remark("ignored", attention.path("alibi"), "linear biases: taken as no positions")
+        return "none"
+    learned = section.switch("learned_pos_emb", default=True)
+    return "absolute" if learned else "none"
+
+
+def _precision(top: Section, found: Found) -> None:
+    word = top.text("precision", "amp_bf16").lower()
+    if word not in _PRECISIONS:
+        message = f"precision: {word!r} is unknown: give {', '.join(_PRECISIONS)}"
+        raise InputError(message)
+    found.precision = _PRECISIONS[word]
+
+
+def _sharding(section: Section, found: Found, given: Given, model: ModelSpec) -> None:
+    """FSDP as its section says; without one, replicas reduce whole gradients."""
+    if not section.content:
+        found.values["zero"] = 0
+        return
+    where = section.path("sharding_strategy")
+    name = strategy_of(section.text("sharding_strategy", "FULL_SHARD"), where)
+    found.values["zero"] = STRATEGIES[name]
+    nodes = given.nodes or found.nodes or 1
+    replicas = section.whole("data_parallel_replicate_degree")
+    section.get("data_parallel_shard_degree")
+    if replicas and replicas > 1:
+        found.values["state_replicas"] = replicas
+    elif name.startswith("HYBRID") and nodes > 1:
+        found.values["state_replicas"] = nodes
+    if section.switch("activation_checkpointing"):
+        found.values["checkpointed_layers"] = model.layers
+    if section.switch("activation_cpu_offload"):
+        found.values["offload_activations"] = 1.0
+    if section.switch("cpu_offload"):
+        found.values |= dict.fromkeys(STATES, 1.0)
+    if section.text("mixed_precision").upper() == "FULL":
+        text = "FULL: gradients and gathered weights are taken in the engine's own width"
+        found.remark("ignored", section.path("mixed_precision"), text)
+
+
+def _tensor(section: Section, found: Found) -> None:
+    degree = section.whole("tensor_parallel_degree") or 1
+    found.values["tensor_parallel"] = degree
+    section.get("strategy")
+    replicas = section.whole("tensor_parallel_replicate_degree") or 1
+    if replicas > 1:
+        found.values["state_replicas"] = replicas
+
+
+def _optimizer(section: Section, found: Found) -> None:
+    name = section.text("name", "decoupled_adamw")
+    if "adam" not in name:
+        found.remark("ignored", "optimizer.name", f"{name}: taken as AdamW")
+    if "8bit" in name:
+        found.optimizer = "adamw-8bit"
+
+
+def _loader(section: Section, found: Found) -> None:
+    """Sequences of fine-tuning are padded, unless several share one."""
+    dataset = section.get("dataset")
+    packs = isinstance(dataset, Mapping) and dataset.get("packing_ratio")
+    if section.text("name") == "finetuning" and not packs:
+        text = "all are taken as full: without packing_ratio there are shorter ones, padded"
+        found.remark("assumed", "sequences", text)
+    section.take_all()
+
+
+def _batch(top: Section, found: Found, given: Given) -> None:
+    found.global_batch = top.whole("global_train_batch_size")
+    device = top.whole("device_train_batch_size")
+    accumulated = top.get("device_train_grad_accum")
+    if top.get("device_train_microbatch_size") is not None:
+        found.micro_batch = top.whole("device_train_microbatch_size")
+    ranks = (given.nodes or found.nodes or 1) * (given.gpus_per_node or found.gpus_per_node or 0)
+    if found.micro_batch is None and isinstance(accumulated, int) and ranks and found.global_batch:
+        found.micro_batch = max(found.global_batch // ranks // accumulated, 1)
+    if found.global_batch is None and device:
+        found.micro_batches = max(device // (found.micro_batch or device), 1)
+    _cap(found, given, ranks)
+
+
+def _cap(found: Found, given: Given, ranks: int) -> None:
+    """A micro-batch no larger than what a device has of the batch, as Composer takes it."""
+    micro_batch = given.micro_batch or found.micro_batch
+    if found.global_batch and ranks and micro_batch and found.micro_batch:
+        share = found.global_batch // (ranks // found.values.get("tensor_parallel", 1))
+        if share and found.micro_batch > share:
+            text = f"{found.micro_batch} of a device's {share} sequences: taken as {share}"
+            found.remark("contradicting", "device_train_microbatch_size", text)
+            found.micro_batch = share

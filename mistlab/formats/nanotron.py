@@ -1,0 +1,222 @@
+"""Reads nanotron's YAML: the model, the mesh and the batch are all in the file.
+
+Left-out keys take the defaults of nanotron/config/*.py (2025-08): passes in the order all forward,
+all backward; tensor parallelism without dividing sequences; a Llama of 7 billion parameters.
+"""
+
+from collections.abc import Mapping
+
+from mistlab.export.found import Found
+from mistlab.export.given import Given, Imported
+from mistlab.export.sections import Section
+from mistlab.export.words import names_in
+from mistlab.formats.content import settings_of
+from mistlab.formats.launched import command_of, named_text, take_ranks
+from mistlab.shell.source import Source
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.model import ModelSpec
+from mistlab.values.workload import Precision
+
+ENGINES = ("nanotron", "mistlab")
+HARMLESS = names_in(
+    """
+    checkpoints data_stages data general lighteval logging metrics_logging profiler s3_upload
+    tokenizer s3 experiment_logger kill_switch_path wandb doremi
+    ddp_bucket_cap_mb init_method learning_rate_scheduler weight_decay clip_grad adam_eps
+    adam_beta1 adam_beta2 torch_adam_is_fused weight_decay_exclude_named_params name
+    bos_token_id eos_token_id pad_token_id pretraining_tp rms_norm_eps rope_scaling use_cache
+    initializer_range max_position_embeddings is_llama_config is_qwen2_config is_starcoder2_config
+    is_mistral_config rope_interleaved z_loss_enabled z_loss_coefficient train_steps
+    val_check_interval limit_val_batches limit_test_batches tp_recompute_allgather log_attn_probs
+    ring_attn_heads_k_stride router_aux_loss_coef rope_seq_len_interpolation_factor
+    layer_norm_epsilon norm_epsilon optimizer_name scale_embeddings
+    learning_rate attention_softmax_in_fp32 scale_attn_weights attn_pdrop embd_pdrop
+    _fused_rotary_emb _fused_rms_norm _use_qkv_packed _attn_implementation
+    interleave_qkv rope_use_interleaved position_embedding_offset global_attn_layers
+    """
+)
+_UNSAID_MODEL: Mapping[str, str] = {
+    "no_rope_layer": "all blocks are taken with rotary embedding",
+    "flex_attention_mask": "attention is taken as causal over whole sequences",
+    "_use_doc_masking": "attention is taken over whole sequences",
+}
+_FLASH = (
+    "flash_attention_2",
+    "flex_attention",
+    "sdpa",
+    "ring_flash_triton",
+    "llama3_ring_attention",
+)
+_ORDERS = {"1f1b": "1f1b", "afab": "gpipe"}
+_DTYPES: Mapping[str, Precision] = {
+    "bfloat16": "bf16",
+    "torch.bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "float32": "fp32",
+    "fp32": "fp32",
+}
+_CONFIGS = ("is_llama_config", "is_qwen2_config", "is_mistral_config")
+_OTHER_CONFIGS = {
+    "is_starcoder2_config": "StarCoder 2",
+    "is_mamba_config": "Mamba",
+    "is_llamoe_config": "LlaMoE",
+    "is_gpt2_config": "GPT-2",
+}
+
+
+def recognises(source: Source) -> bool:
+    """Whether a file has nanotron's sections, or a script starts nanotron with a file."""
+    settings = settings_of(source)
+    parallelism, model = settings.get("parallelism"), settings.get("model")
+    if isinstance(parallelism, Mapping) and isinstance(model, Mapping):
+        return {"dp", "tp", "pp"} <= parallelism.keys()
+    return _file(source) is not None
+
+
+def _file(source: Source) -> str | None:
+    command = command_of(source)
+    if command is None or not command.launch.program.endswith("run_train.py"):
+        return None
+    return command.text("config_file")
+
+
+def read(source: Source, given: Given) -> Imported:
+    """The job of a file, or of the file that a script names."""
+    found = Found()
+    path, settings = _file(source), settings_of(source)
+    command = command_of(source)
+    if path is not None and command is not None:
+        settings = parse_yaml(named_text(path, command, source, "configures nanotron's run"), path)
+    top = Section(settings, "", found)
+    section = top.section("model")
+    _precision(section, found)
+    model = given.model or _model(section, found)
+    if given.model is not None:
+        section.take_all()
+    found.model = None if given.model else model
+    _mesh(top.section("parallelism"), found, given, model)
+    if command is not None and path is not None:
+        _check_ranks(found, command_ranks(source, given))
+    tokens = top.section("tokens")
+    found.sequence_length = tokens.whole("sequence_length")
+    found.micro_batch = tokens.whole("micro_batch_size")
+    found.micro_batches = tokens.whole("batch_accumulation_per_replica")
+    _optimizer(top.section("optimizer"), found)
+    top.tell_of_rest(HARMLESS)
+    return found.job(given, ENGINES)
+
+
+def command_ranks(source: Source, given: Given) -> Found:
+    """The ranks that a script's launcher starts."""
+    ranks = Found()
+    command = command_of(source)
+    if command is not None:
+        take_ranks(command, source, ranks, given)
+    return ranks
+
+
+def _check_ranks(found: Found, launched: Found) -> None:
+    found.nodes, found.gpus_per_node = launched.nodes, launched.gpus_per_node
+    if found.nodes and found.gpus_per_node and found.data_parallel:
+        ranks, needed = (
+            found.nodes * found.gpus_per_node,
+            found.data_parallel * found.ranks_of_replica,
+        )
+        if ranks != needed:
+            message = (
+                f"parallelism: dp x pp x tp x cp is {needed}, the script starts {ranks} processes: "
+                "nanotron refuses this; correct one of them"
+            )
+            raise InputError(message)
+
+
+def _precision(section: Section, found: Found) -> None:
+    dtype = section.text("dtype", "bfloat16")
+    if dtype not in _DTYPES:
+        message = f"model.dtype: {dtype!r} is unknown: give bfloat16, float16 or float32"
+        raise InputError(message)
+    found.precision = _DTYPES[dtype]
+
+
+def _model(section: Section, found: Found) -> ModelSpec:
+    config = section.section("model_config")
+    if "hidden_size" not in config.content:
+        message = "model.model_config.hidden_size: is missing: give --model, or a file that has it"
+        raise InputError(message)
+    if kind := next((name for key, name in _OTHER_CONFIGS.items() if config.get(key)), ""):
+        message = f"model.model_config: {kind} of nanotron is not read here: give --model"
+        raise InputError(message)
+    activation = config.text("hidden_act", "silu")
+    if activation != "silu":
+        message = (
+            f"model.model_config.hidden_act: {activation} is not read here, only silu is: give "
+            "--model"
+        )
+        raise InputError(message)
+    if config.get("moe_config"):
+        message = "model.model_config.moe_config: experts are not read here: give --model"
+        raise InputError(message)
+    for key in _CONFIGS:
+        config.get(key)
+    heads = config.whole("num_attention_heads") or 32
+    window = config.whole("sliding_window_size")
+    config.unsaid(_UNSAID_MODEL)
+    if window:
+        found.remark("ignored", config.path("sliding_window_size"), "attention is taken as full")
+    kind = config.text("_attn_implementation", "flash_attention_2")
+    found.attention = "flash" if kind in _FLASH else "math"
+    vocab = config.whole("vocab_size") or 32000
+    multiple = section.whole("make_vocab_size_divisible_by") or 1
+    return ModelSpec.of(
+        family="llama",
+        hidden=config.whole("hidden_size") or 4096,
+        layers=config.whole("num_hidden_layers") or 32,
+        heads=heads,
+        kv_heads=config.whole("num_key_value_heads") or heads,
+        ffn=config.whole("intermediate_size") or 11008,
+        vocab=-(-vocab // multiple) * multiple,
+        rotary_base=config.number("rope_theta", 10000.0, maximum=1e12),
+        tied_embeddings=config.switch("tie_word_embeddings"),
+        biases=config.switch("attention_bias"),
+    )
+
+
+def _mesh(section: Section, found: Found, given: Given, model: ModelSpec) -> None:
+    found.data_parallel = section.whole("dp")
+    tensor = section.whole("tp") or 1
+    found.num_stages = section.whole("pp") or 1
+    found.values["tensor_parallel"] = tensor
+    found.values["context_parallel"] = section.whole("context_parallel_size") or 1
+    experts = section.whole("expert_parallel_size") or 1
+    if experts > 1 and model.experts is not None:
+        found.values["expert_parallel"] = experts
+    divides = section.choice("tp_mode", ("all_reduce", "reduce_scatter"), "all_reduce")
+    found.values["sequence_parallel"] = int(divides == "reduce_scatter" and tensor > 1)
+    word = section.choice("pp_engine", tuple(_ORDERS), "afab")
+    if found.num_stages > 1:
+        found.order = _ORDERS[word]
+    if section.switch("recompute_layer"):
+        found.values["checkpointed_layers"] = model.layers
+    section.unsaid(
+        {"tp_linear_async_communication": "tensor communication is taken as nanotron overlaps it"}
+        if tensor > 1
+        else {}
+    )
+    section.get("tp_linear_async_communication")
+
+
+def _optimizer(section: Section, found: Found) -> None:
+    level = section.whole("zero_stage", minimum=0) or 0
+    if level > 1:
+        message = f"optimizer.zero_stage: {level}: nanotron has 0 and 1: give one of them"
+        raise InputError(message)
+    found.values["zero"] = level
+    if not section.switch("accumulate_grad_in_fp32", default=True):
+        text = "gradients are taken as summed in 32 bits"
+        found.remark("ignored", "optimizer.accumulate_grad_in_fp32", text)
+    kind = section.section("optimizer_factory").text("name", "adamW")
+    if kind.lower() != "adamw":
+        found.remark("ignored", "optimizer.optimizer_factory.name", f"{kind}: taken as AdamW")

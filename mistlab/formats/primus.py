@@ -1,0 +1,244 @@
+"""Primus's experiments: YAML whose ``modules`` name a framework, a model's preset, and settings.
+
+Settings of Megatron-LM are its options under the names that their values have, those of torchtitan
+its sections. Presets stand in folders of Primus; they are read where they lie beside the file.
+Otherwise a preset's name tells the model, and the trainer's defaults are those of
+primus/configs/modules (2026-07).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from mistlab.export.found import Found
+from mistlab.export.given import Given, Imported
+from mistlab.export.torchtitan_read import read_mapping
+from mistlab.export.words import names_in
+from mistlab.formats.checkpoints import model_named
+from mistlab.formats.content import settings_of
+from mistlab.formats.flags import Flags
+from mistlab.formats.interpolation import resolved
+from mistlab.shell.source import Source
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.model import ModelSpec
+
+GPUS_PER_NODE = 8
+TRAINERS = ("pre_trainer", "sft_trainer", "post_trainer", "trainer")
+# What trainers set that no override says, as far as it costs.
+_MEGATRON: Mapping[str, Any] = {
+    "micro_batch_size": 2,
+    "global_batch_size": 16,
+    "seq_length": 1024,
+    "bf16": True,
+    "use_flash_attn": True,
+    "use_distributed_optimizer": True,
+}
+_TORCHTITAN: Mapping[str, Any] = {
+    "compile": {"enable": True},
+    "activation_checkpoint": {"mode": "none"},
+}
+# Settings of a model's preset. Where the preset is not beside the file, one of them is not enough.
+_SHAPE = names_in(
+    """
+    hidden_size ffn_hidden_size num_attention_heads num_query_groups num_experts
+    kv_channels moe_ffn_hidden_size moe_router_topk moe_shared_expert_intermediate_size
+    moe_layer_freq q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
+    mtp_num_layers
+    """
+)
+_ALL_SHAPE = _SHAPE | {"num_layers", "activation_func", "position_embedding_type", "rotary_base"}
+# Primus's own settings that change cost, and what is taken instead.
+_OWN_UNSAID: Mapping[str, str] = {
+    "use_turbo_attention": "attention is taken as Transformer Engine's",
+    "use_turbo_gemm": "products are taken as the vendor's",
+    "use_turbo_grouped_gemm": "experts' products are taken as the vendor's",
+    "use_turbo_deepep": "experts' tokens are taken as exchanged by all-to-all",
+    "use_turbo_mega_moe": "experts are taken as Transformer Engine's",
+    "use_turbo_rms_norm": "norms are taken as Transformer Engine's",
+    "enable_turbo_attention_float8": "attention is taken in 16 bits",
+    "moe_use_legacy_grouped_gemm": "experts' products are taken as one grouped product",
+    "patch_zero_bubble": "pipelines are taken as 1F1B",
+    "patch_primus_pipeline": "pipelines are taken as 1F1B",
+    "use_torch_fsdp2": "states are taken as sharded by Megatron-LM",
+    "overlap_moe_expert_parallel_comm": "exchanges of tokens are taken as waited for",
+    "num_distributed_optimizer_instances": "states are taken as sharded over all replicas",
+}
+# Primus's own settings without cost, by how they begin.
+_OWN_CALM = names_in(
+    """
+    turbo_ use_rocm_ stderr_ file_sink_ log_avg_ disable_ mlflow_ auto_continue
+    torch_profiler_ trainable sink_ enable_primus_turbo profile wandb_
+    use_pytorch_profiler zero_bubble_ pp_ dump_pp disable_last dataset train_data_path hf_
+    moe_use_fused_router memory_ train_iters enable_zb enable_zero enable_1f1b
+    enable_exactly enable_optimizer_post pre_communication debug_ interleave_group
+    offload_ auto_offload allow_padding communication_method num_seq_
+    multi_latent_attention_ final_ use_sink window_ no_fp8_weight_transpose is_ env_ exit_
+    torch_compile deprecated_ generate_tracelens yaml_cfg model_type spec
+    """
+)
+_KEPT = ("profile_step_start", "memory_budget")
+
+
+def recognises(source: Source) -> bool:
+    """Whether a file is an experiment of Primus."""
+    settings = settings_of(source)
+    modules = settings.get("modules")
+    if isinstance(modules, Mapping):
+        return any(
+            isinstance(module, Mapping) and "framework" in module for module in modules.values()
+        )
+    return False
+
+
+def read(source: Source, given: Given) -> Imported:
+    """The job of an experiment's trainer."""
+    settings = resolved(settings_of(source), source.settings)
+    modules = settings["modules"]
+    name = next((name for name in TRAINERS if name in modules), next(iter(modules)))
+    module, where = modules[name], f"modules.{name}"
+    framework = str(module.get("framework"))
+    overrides = module.get("overrides") or {}
+    if not isinstance(overrides, Mapping):
+        message = f"{where}.overrides: {overrides!r} is no section: give settings"
+        raise InputError(message)
+    if "sft" in name or "post" in name:
+        message = f"{where}: tunes a trained model, by other sequences: only pre-training is read"
+        raise InputError(message)
+    if framework == "megatron":
+        return _of_megatron(module, overrides, where, source, given)
+    if framework in ("torchtitan", "light-megatron"):
+        return _of_torchtitan(module, overrides, where, source, given)
+    message = f"{where}.framework: {framework} is not read here, only megatron and torchtitan are"
+    raise InputError(message)
+
+
+def _of_torchtitan(
+    module: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    where: str,
+    source: Source,
+    given: Given,
+) -> Imported:
+    preset = _preset(str(module.get("model", "")), "models/torchtitan", source)
+    model = given.model or (None if preset else _named(module, where))
+    sections = _merged(_merged(_TORCHTITAN, preset or {}), overrides)
+    converters = (sections.get("model") or {}).get("converters") or []
+    kept = [word for word in converters if word != "primus_turbo"]
+    found = Found()
+    if kept != converters or "primus_turbo" in sections:
+        text = "kernels of Primus-Turbo are taken as the vendor's"
+        found.remark("ignored", f"{where}.overrides.primus_turbo", text)
+        sections.pop("primus_turbo", None)
+    sections["model"] = {**(sections.get("model") or {}), "converters": kept}
+    _take_ranks(found, given)
+    return read_mapping(sections, replace(given, model=model), found)
+
+
+def _of_megatron(
+    module: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    where: str,
+    source: Source,
+    given: Given,
+) -> Imported:
+    preset = _preset(str(module.get("model", "")), "models/megatron", source)
+    trainer = _preset(str(module.get("config", "")), "modules/megatron", source) or _MEGATRON
+    flags = Flags(where=f"{where}.overrides")
+    model = given.model
+    if preset is None and model is None:
+        model = _changed(_named(module, where), overrides, where)
+        text = f"{model.name or 'by its name'}: {module.get('model')} is not beside this file"
+        flags.assume("model", f"{text}: --model for another")
+    if preset is None:
+        overrides = {name: value for name, value in overrides.items() if name not in _ALL_SHAPE}
+    settings = {**trainer, **(preset or {}), **overrides}
+    _put(settings, flags, f"{where}.overrides")
+    found = Found()
+    _take_ranks(found, given)
+    flags.nodes, flags.gpus_per_node = found.nodes, found.gpus_per_node
+    flags.remarks += found.remarks
+    return flags.read(replace(given, model=model))
+
+
+def _put(settings: Mapping[str, Any], flags: Flags, where: str) -> None:
+    own = 0
+    for name, value in settings.items():
+        if name in _OWN_UNSAID:
+            if value is True or value not in (None, False, 0, 1):
+                flags.remark(f"{where}.{name}", _OWN_UNSAID[name])
+        elif isinstance(value, Mapping) or _is_own(name):
+            own += 1
+        else:
+            flags.put(name, value, f"{where}.{name}")
+    if own:
+        text = f"{own} settings of Primus's own: no effect on a step's cost that plans could tell"
+        flags.remark("settings", text)
+
+
+def _is_own(name: str) -> bool:
+    """Whether a setting is Primus's own, without cost."""
+    return name not in _KEPT and name.startswith(tuple(_OWN_CALM))
+
+
+def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
+    """The model of a preset's name."""
+    name = str(module.get("model", ""))
+    model = model_named(name)
+    if model is None:
+        message = (
+            f"{where}.model: {name} is not beside this file (primus/configs/models), and is no "
+            "model that is known here by its name: give --model, or put the preset there"
+        )
+        raise InputError(message)
+    return model
+
+
+def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> ModelSpec:
+    """A preset's model with the blocks that overrides give it; refuses other changes of shape."""
+    if others := [name for name in sorted(_SHAPE) if overrides.get(name) is not None]:
+        message = (
+            f"{where}.overrides.{others[0]}: changes the preset's model, which is not beside this "
+            "file: put it there, or give --model"
+        )
+        raise InputError(message)
+    layers = overrides.get("num_layers")
+    return model if not isinstance(layers, int) else replace(model, layers=layers, name="")
+
+
+def _take_ranks(found: Found, given: Given) -> None:
+    """One node of eight GPUs, as Primus's launcher starts, unless options say otherwise."""
+    found.nodes, found.gpus_per_node = given.nodes or 1, given.gpus_per_node or GPUS_PER_NODE
+    if given.gpus_per_node is None:
+        text = f"{found.nodes} x {GPUS_PER_NODE} GPUs, as Primus starts: --nodes and"
+        found.remark("assumed", "gpus_per_node", f"{text} --gpus-per-node for others")
+
+
+def _preset(name: str, folder: str, source: Source, depth: int = 0) -> dict[str, Any] | None:
+    """The settings of a preset with those that it extends; None if it is not beside the file."""
+    text = next(filter(None, map(source.beside, _places(name, folder))), None) if name else None
+    if text is None or depth > 10:
+        return None
+    content = parse_yaml(text, name)
+    merged: dict[str, Any] = {}
+    for base in content.get("extends") or []:
+        merged = _merged(merged, _preset(str(base), folder, source, depth + 1) or {})
+    return resolved(_merged(merged, {k: v for k, v in content.items() if k != "extends"}), {})
+
+
+def _places(name: str, folder: str) -> Iterator[str]:
+    """Where a preset may lie: beside the file, or in Primus's own folders above it."""
+    yield name
+    for ups in range(7):
+        yield str(PurePosixPath(*[".."] * ups, "primus", "configs", folder, name))
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two mappings as one; sections are merged, of other values the second's win."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merged(old, value) if both and old is not None else value
+    return merged

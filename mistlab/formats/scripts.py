@@ -1,0 +1,121 @@
+"""Launch scripts of other programs than Megatron-LM's whose sharding is a configuration's.
+
+A script may start any program by ``accelerate launch`` or ``deepspeed`` with a configuration. The
+configuration is read; the model, its sequences and its batch are asked for by name.
+"""
+
+import re
+from dataclasses import replace
+
+from mistlab.export import accelerate_read, deepspeed_read
+from mistlab.export.accelerate_read import read_choices
+from mistlab.export.deepspeed_read import read_configuration
+from mistlab.export.found import Found
+from mistlab.export.given import Given, Imported
+from mistlab.export.sections import Section, content_of, listed
+from mistlab.formats.accelerated import accelerate_settings
+from mistlab.formats.checkpoints import model_named
+from mistlab.formats.hf_trainer import refuse_program
+from mistlab.formats.launched import Command, command_of, named_text, take_ranks, with_files
+from mistlab.shell.source import Source
+from mistlab.values.errors import InputError
+
+# Options of a program that name DeepSpeed's configuration.
+_NAMES = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file")
+# Options that only Megatron-LM and its relatives have.
+_MEGATRON = {"num_layers", "hidden_size", "tensor_model_parallel_size", "micro_batch_size"}
+
+
+def starts_deepspeed(source: Source) -> bool:
+    """Whether a script starts a program that is no Megatron with DeepSpeed's configuration."""
+    command = command_of(source)
+    if command is None or len(_MEGATRON & command.options.keys()) > 1:
+        return False
+    return _path(command) is not None
+
+
+def _path(command: Command) -> str | None:
+    for name in _NAMES:
+        word = command.options.get(name)
+        if word is not None and word.text.endswith(".json"):
+            return word.text
+    return None
+
+
+def starts_accelerate(source: Source) -> bool:
+    """Whether a script starts a program by ``accelerate launch``."""
+    command = command_of(source)
+    if command is None or len(_MEGATRON & command.options.keys()) > 1:
+        return False
+    return command.launch.launcher == "accelerate"
+
+
+def read_deepspeed(source: Source, given: Given) -> Imported:
+    """The job of DeepSpeed's JSON, or of a script that names one."""
+    command = command_of(source)
+    if command is None:
+        return deepspeed_read.read(source.text, given)
+    found, path = Found(), command.text(*_NAMES) or ""
+    _check_program(command, path)
+    given = _with_model(command, given)
+    take_ranks(command, source, found, given)
+    content = content_of(named_text(path, command, source, "is DeepSpeed's configuration"))
+    top = Section(content, path, found)
+    read_configuration(top, found, given, given.model)
+    _tell_of_options(command, found)
+    top.tell_of_rest(deepspeed_read.HARMLESS)
+    return found.job(given, deepspeed_read.ENGINES)
+
+
+def read_accelerate(source: Source, given: Given) -> Imported:
+    """The job of Accelerate's YAML, or of a script that it starts."""
+    command = command_of(source)
+    settings = accelerate_settings(command, source)
+    near = with_files(source, command)
+    if command is None or settings is None:
+        return accelerate_read.read_source(near, given)
+    found = Found()
+    _check_program(command, settings[0])
+    given = _with_model(command, given)
+    if given.model is None:
+        message = (
+            f"{command.launch.program or 'the program'}: is not known here, so its model, "
+            "sequences and batch are not: give --model, --sequence-length, --global-batch and "
+            "--micro-batch"
+        )
+        raise InputError(message)
+    top = Section(settings[1], settings[0], found)
+    take_ranks(command, source, found, given)
+    engines = read_choices(top, found, near, given)
+    _tell_of_options(command, found)
+    top.tell_of_rest(accelerate_read.HARMLESS | deepspeed_read.HARMLESS)
+    return found.job(given, engines)
+
+
+def _check_program(command: Command, path: str) -> None:
+    """Refuse what trains no decoder, or adapters alone, as far as names tell."""
+    refuse_program(command)
+    if re.search(r"(^|[_\-./])(q?lora|peft)([_\-./]|$)", path.lower()):
+        message = f"{path}: is named after adapters, which are not read here"
+        raise InputError(message)
+
+
+def _tell_of_options(command: Command, found: Found) -> None:
+    """The program's own options may say anything, degrees and batches among it."""
+    names = [f"--{name}" for name in command.options if name not in _NAMES]
+    if names:
+        program = command.launch.program or "the program"
+        text = f"the options of {program} are not known here: sizes and degrees are taken without"
+        found.remark("ignored", listed(names), text)
+
+
+def _with_model(command: Command, given: Given) -> Given:
+    """The options with the model that a script's arguments name, where no option gives one."""
+    if given.model is not None:
+        return given
+    for name in ("model_name_or_path", "model_name", "pretrained_model_name_or_path", "model"):
+        word = command.options.get(name)
+        model = None if word is None or "$" in word.text else model_named(word.text)
+        if model is not None:
+            return replace(given, model=model)
+    return given

@@ -1,0 +1,313 @@
+"""Arguments of Hugging Face's Trainer: recipes, scripts, LLaMA-Factory and axolotl."""
+
+from typing import Any
+
+import pytest
+
+from mistlab import catalog
+from mistlab.export.given import Imported
+from mistlab.formats.checkpoints import model_named
+from mistlab.formats.table import format_of
+from mistlab.values.context_ways import HEADS
+from mistlab.values.errors import InputError
+from tests.mistlab.launch_files import imported, imported_from, source_of, texts
+
+RECIPE = """
+model_name_or_path: Qwen/Qwen2.5-7B-Instruct
+torch_dtype: bfloat16
+attn_implementation: flash_attention_2
+bf16: true
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+max_seq_length: 4096
+packing: true
+learning_rate: 1.0e-5
+output_dir: out
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "vocab"),
+    [
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", 32, 128256),
+        ("meta-llama/Llama-2-7b-hf", 32, 32000),
+        ("mistralai/Mistral-7B-v0.1", 32, 32000),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 28, 151936),
+        ("Qwen/Qwen3-30B-A3B", 48, 151936),
+        ("allenai/OLMo-2-1124-13B", 40, 100352),
+        ("gpt2-medium", 24, 50257),
+        ("llama4_17B16E.yaml", 48, 202048),
+    ],
+)
+def test_checkpoints_are_known_by_the_words_of_their_names(
+    name: str, layers: int, vocab: int
+) -> None:
+    model = model_named(name)
+    assert model is not None
+    assert (model.layers, model.vocab) == (layers, vocab)
+
+
+@pytest.mark.parametrize(
+    "name", ["me/llama-8b-mine", "llama-3.1-8B-Vision", "Qwen2.5-VL-7B", "Llama-3.1-80B", ""]
+)
+def test_a_name_with_any_other_word_is_not_known(name: str) -> None:
+    assert model_named(name) is None
+
+
+def test_a_recipe_is_a_plan() -> None:
+    found = imported(RECIPE, nodes=2, gpus_per_node=8)
+    job, (stage,) = found.job, found.job.plan.stages
+    assert job.workload.model == catalog.model("qwen2.5-7b")
+    assert (job.workload.sequence_length, job.workload.global_batch) == (4096, 128)
+    assert (stage.micro_batch, job.plan.micro_batches, stage.data_parallel) == (4, 2, 16)
+    assert (stage.checkpointed_layers, job.workload.precision, stage.zero) == (28, "bf16", 0)
+    assert "names no sharding, which its launcher may" in texts(found, "assumed")["zero"]
+
+
+def test_defaults_of_the_trainer_are_told() -> None:
+    text = "model_name_or_path: gpt2\noutput_dir: x\ngradient_accumulation_steps: 1\n"
+    found = imported(text, gpus_per_node=4, sequence_length=1024)
+    (stage,) = found.job.plan.stages
+    assert (stage.micro_batch, found.job.workload.precision) == (8, "fp32")
+    assumed = texts(found, "assumed")
+    assert assumed["micro_batch"] == "8, the Trainer's default"
+    assert assumed["precision"].startswith("fp32, for Hugging Face's Trainer")
+    assert "all are taken as full" in assumed["sequences"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("use_peft: true", "use_peft: this run .* trains adapters"),
+        ("lora_r: 16", "lora_r: this run .* trains adapters"),
+        ("load_in_4bit: true", "load_in_4bit: this run"),
+        ("beta: 0.1", "beta: this run .* trains by preferences"),
+        ("num_generations: 8", "num_generations: this run .* by reinforcement learning"),
+        ("vision_tower: clip", "vision_tower: this run .* a vision-language model"),
+        ("per_device_train_batch_size: four", "per_device_train_batch_size: 'four' is not a whole"),
+        ("model_name_or_path: me/mine", "model_name_or_path: 'me/mine' is no model that is known"),
+        ("max_seq_length: null", "sequence_length: the file does not say it"),
+        ("deepspeed: ds.json", "ds.json: is DeepSpeed's configuration, and is not beside it"),
+        ("fsdp: all_of_it", "fsdp: 'all_of_it' is unknown"),
+    ],
+)
+def test_what_trains_something_else_is_refused_by_name(more: str, words: str) -> None:
+    key = more.partition(":")[0]
+    kept = [line for line in RECIPE.splitlines() if not line.startswith(f"{key}:")]
+    with pytest.raises(InputError, match=words):
+        imported("\n".join([*kept, more]), gpus_per_node=8)
+
+
+@pytest.mark.parametrize(
+    ("more", "level", "replicas", "offload"),
+    [
+        ('fsdp: "full_shard auto_wrap"', 3, 1, 0),
+        ('fsdp: "shard_grad_op offload auto_wrap"', 2, 1, 1),
+        ("fsdp: [hybrid_shard, auto_wrap]", 3, 2, 0),
+        ("fsdp: true\nfsdp_config: {reshard_after_forward: false}", 2, 1, 0),
+        ("fsdp: true\nfsdp_config: {fsdp_reshard_after_forward: true}", 3, 1, 0),
+    ],
+)
+def test_the_argument_fsdp_is_read(more: str, level: int, replicas: int, offload: int) -> None:
+    (stage,) = imported(f"{RECIPE}\n{more}\n", nodes=2, gpus_per_node=8).job.plan.stages
+    assert (stage.zero, stage.state_replicas, stage.offload.optimizer) == (level, replicas, offload)
+
+
+def test_an_empty_argument_is_none_and_batches_that_differ_are_told() -> None:
+    text = f'{RECIPE}\nfsdp: ""\nfsdp_config: {{reshard_after_forward: true}}\n'
+    assert imported(text, gpus_per_node=8).job.plan.stages[0].zero == 0
+    content = '{"train_micro_batch_size_per_gpu": 16, "zero_optimization": {"stage": 1}}'
+    found = imported(f"{RECIPE}\ndeepspeed: ds.json", gpus_per_node=8, files={"ds__json": content})
+    assert found.job.plan.stages[0].micro_batch == 4
+    told = texts(found, "contradicting")["ds.json.train_micro_batch_size_per_gpu"]
+    assert told == "16, but per_device_train_batch_size is 4: took the argument's"
+
+
+DEEPSPEED = """
+{"bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto",
+ "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+"""
+SCRIPT = """
+#!/bin/bash
+GPUS=8
+LENGTH=${LENGTH:-2048}
+deepspeed --num_gpus $GPUS --num_nodes 2 train_sft.py \\
+    --model_name_or_path meta-llama/Llama-2-13b-hf \\
+    --per_device_train_batch_size 2 --gradient_accumulation_steps 4 \\
+    --model_max_length $LENGTH --bf16 True --gradient_checkpointing True \\
+    --optim paged_adamw_8bit --sequence_parallel_size 2 --seed $RANDOM \\
+    --deepspeed configs/ds_z3.json
+"""
+
+
+def started(text: str, files: dict[str, str], **given: Any) -> Imported:
+    source = source_of(text.lstrip(), "scripts/run.sh")
+    object.__setattr__(source, "beside", files.get)
+    return imported_from(source, **given)
+
+
+def test_a_script_s_arguments_and_its_json_make_a_plan() -> None:
+    # The file lies above the script's folder, from where the script is started.
+    found = started(SCRIPT, {"../configs/ds_z3.json": DEEPSPEED})
+    job, (stage,) = found.job, found.job.plan.stages
+    assert (job.workload.model.layers, job.workload.model.vocab) == (40, 32000)
+    assert (job.cluster.nodes, job.cluster.gpus_per_node) == (2, 8)
+    assert (stage.context_parallel, stage.degree("context_exchange")) == (2, HEADS)
+    assert (stage.data_parallel, stage.micro_batch, job.plan.micro_batches) == (8, 2, 4)
+    assert (stage.zero, stage.offload.optimizer, stage.checkpointed_layers) == (3, 1, 40)
+    assert (job.workload.precision, job.workload.optimizer) == ("bf16", "adamw-8bit")
+    with pytest.raises(InputError, match=r"configs/ds_z3.json: is DeepSpeed's configuration"):
+        started(SCRIPT, {})
+
+
+def test_an_unknown_argument_counts_only_where_it_costs() -> None:
+    text = SCRIPT.replace("--model_max_length $LENGTH", "--model_max_length $UNSET")
+    with pytest.raises(InputError, match=r"model_max_length: line 7: \$UNSET"):
+        started(text, {"configs/ds_z3.json": DEEPSPEED})
+
+
+ACCELERATED = """
+accelerate launch --config_file fsdp.yaml --num_processes 16 --num_machines 2 \\
+    scripts/run_sft.py recipes/sft.yaml --gradient_accumulation_steps=8
+"""
+FSDP = (
+    "distributed_type: FSDP\nnum_processes: 8\n"
+    "fsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}\n"
+)
+
+
+def test_accelerate_launch_has_a_configuration_a_recipe_and_options_that_win() -> None:
+    found = started(ACCELERATED, {"fsdp.yaml": FSDP, "recipes/sft.yaml": RECIPE})
+    job, (stage,) = found.job, found.job.plan.stages
+    assert job.workload.model == catalog.model("qwen2.5-7b")
+    assert (job.cluster.nodes, job.cluster.gpus_per_node, stage.data_parallel) == (2, 8, 16)
+    assert (stage.zero, stage.micro_batch, job.plan.micro_batches) == (2, 4, 8)
+    with pytest.raises(InputError, match=r"fsdp.yaml: is Accelerate's configuration"):
+        started(ACCELERATED, {"recipes/sft.yaml": RECIPE})
+    with pytest.raises(InputError, match=r"recipes/sft.yaml: is the run's recipe"):
+        started(ACCELERATED, {"fsdp.yaml": FSDP})
+
+
+def test_a_configuration_that_the_script_writes_is_read() -> None:
+    text = f"#!/bin/bash\ncat > fsdp.yaml <<EOF\n{FSDP}EOF\n{ACCELERATED}"
+    job = started(text, {"recipes/sft.yaml": RECIPE}).job
+    assert job.plan.stages[0].zero == 2
+
+
+def test_options_of_accelerate_make_a_configuration_by_themselves() -> None:
+    options = "--use_deepspeed --zero_stage 3 --mixed_precision fp16 --num_processes 4"
+    text = f"accelerate launch {options} run_clm.py --model_name_or_path gpt2 --block_size 512 \\\n"
+    job = started(text + "  --per_device_train_batch_size 2\n", {}).job
+    assert (job.plan.stages[0].zero, job.workload.precision) == (3, "fp16")
+    assert (job.plan.engine, job.cluster.num_gpus) == ("deepspeed", 4)
+
+
+def test_a_command_inside_a_submitting_program_is_the_one_that_counts() -> None:
+    inner = ACCELERATED.strip().replace("\\\n", "")
+    text = f"python submit.py --cluster a --num_nodes 9 -- {inner}\n"
+    job = started(text, {"fsdp.yaml": FSDP, "recipes/sft.yaml": RECIPE}).job
+    assert (job.cluster.nodes, job.plan.stages[0].zero) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "program", ["run_dpo.py", "train_lora.py", "grpo.py", "run_mlm.py", "train_llava.py"]
+)
+def test_programs_that_train_something_else_are_refused(program: str) -> None:
+    with pytest.raises(InputError, match=f"{program}: .*not read here"):
+        started(SCRIPT.replace("train_sft.py", program), {"configs/ds_z3.json": DEEPSPEED})
+
+
+def test_a_program_of_its_own_needs_the_rest_and_its_options_are_named() -> None:
+    text = "accelerate launch --num_processes 8 mine.py --my_batch 4\n"
+    with pytest.raises(InputError, match=r"mine.py: is not known here, .* give --model"):
+        started(text, {})
+    given = {"model": catalog.model("llama3-8b"), "sequence_length": 4096, "micro_batch": 1}
+    found = started(text, {}, **given)
+    assert "options of mine.py are not known" in texts(found, "ignored")["--my_batch"]
+
+
+FACTORY = """
+stage: sft
+finetuning_type: full
+model_name_or_path: Qwen/Qwen3-8B
+template: qwen3
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 4
+bf16: true
+deepspeed: examples/deepspeed/ds_z3.json
+"""
+
+
+def test_full_training_of_llama_factory_is_read_with_its_defaults() -> None:
+    files = {"../../examples/deepspeed/ds_z3.json": DEEPSPEED}
+    source = source_of(FACTORY, "examples/train_full/a.yaml")
+    object.__setattr__(source, "beside", files.get)
+    found = imported_from(source, gpus_per_node=8)
+    job, (stage,) = found.job, found.job.plan.stages
+    assert (job.workload.model.name, job.workload.sequence_length) == ("qwen3-8b", 2048)
+    assert (stage.zero, stage.checkpointed_layers, stage.offload.optimizer) == (3, 36, 1)
+    assert texts(found, "assumed")["sequence_length"] == "2048, LLaMA-Factory's default"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "finetuning_type: full",
+            "finetuning_type: lora",
+            "LLaMA-Factory file with lora: not read",
+        ),
+        ("finetuning_type: full\n", "", "LLaMA-Factory file with lora: not read here"),
+        ("stage: sft", "stage: dpo", "LLaMA-Factory file that trains by preferences"),
+    ],
+)
+def test_other_ways_of_llama_factory_are_refused(old: str, new: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        imported(FACTORY.replace(old, new), gpus_per_node=8)
+
+
+AXOLOTL = """
+base_model: NousResearch/Meta-Llama-3.1-8B
+sequence_len: 8192
+sample_packing: true
+micro_batch_size: 2
+gradient_accumulation_steps: 8
+optimizer: adamw_torch_fused
+bf16: auto
+gradient_checkpointing: true
+fsdp: [full_shard, auto_wrap]
+"""
+
+
+def test_full_training_of_axolotl_is_read_and_errors_have_its_own_names() -> None:
+    found = imported(AXOLOTL, gpus_per_node=8)
+    job, (stage,) = found.job, found.job.plan.stages
+    assert job.workload.model == catalog.model("llama3-8b")
+    assert (job.workload.sequence_length, job.workload.precision) == (8192, "bf16")
+    assert (stage.micro_batch, job.plan.micro_batches, stage.zero) == (2, 8, 3)
+    assert "sequences" not in texts(found, "assumed")
+    with pytest.raises(InputError, match="base_model: 'me/x' is no model that is known here"):
+        imported(AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "me/x"), gpus_per_node=8)
+    newer = AXOLOTL.replace("fsdp: [full_shard, auto_wrap]", "fsdp_config: {fsdp_version: 2}")
+    assert imported(newer, gpus_per_node=8).job.plan.stages[0].zero == 3
+    with pytest.raises(InputError, match=r"adapter: this is an axolotl file with qlora"):
+        imported(AXOLOTL + "adapter: qlora\n")
+    with pytest.raises(InputError, match=r"tensor_parallel_size: .* not read here"):
+        imported(AXOLOTL + "tensor_parallel_size: 2\n")
+
+
+def test_scripts_of_other_frameworks_start_their_files() -> None:
+    launches = {
+        "llamafactory-cli train a.yaml\n": "llama-factory",
+        "composer train.py a.yaml\n": "llm-foundry",
+        "torchrun --nproc_per_node 8 run_train.py --config-file a.yaml\n": "nanotron",
+        "torchrun --nproc_per_node 8 torchtitan/train.py --job.config_file a.toml\n": "torchtitan",
+        "python deepy.py train.py a.yml\n": "gpt-neox",
+        "accelerate launch -m axolotl.cli.train a.yaml\n": "axolotl",
+    }
+    for text, name in launches.items():
+        source = source_of(f"#!/bin/bash\n{text}", "run.sh")
+        assert format_of(source).name == name
+        with pytest.raises(InputError, match=r"a\.\w+: .* is not beside it"):
+            imported_from(source, gpus_per_node=8)
