@@ -14,6 +14,7 @@ from typing import Any
 
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given, Imported
+from mistlab.export.nearest import canonical
 from mistlab.export.rules import (
     activations_of_recomputed,
     among_orders,
@@ -63,7 +64,7 @@ def _zero(job: Job) -> Job:
     level = min(highest(job, "zero"), 1 if job.plan.num_stages > 1 else 3)
     if highest(job, "offload_optimizer"):
         level = max(level, 1)
-    return with_values(job, {"zero": int(level)})
+    return canonical(with_values(job, {"zero": int(level)}), shares_experts=False)
 
 
 def _states_offloaded(job: Job) -> Job:

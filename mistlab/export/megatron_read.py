@@ -32,7 +32,7 @@ EXCHANGES: Mapping[str, int] = {"p2p": RING, "all_gather": GATHER, "a2a": HEADS}
 def read(text: str, given: Given) -> Imported:
     """The job of a launch line, and what was assumed."""
     launch = launch_of(text)
-    options, found = Options.of(launch.arguments), Found()
+    options, found = Options.of(launch.arguments), Found(shares_experts=True)
     _ranks(launch, options, found)
     if given.model is None or "--num-layers" in options.words:
         found.model = model_of(options, found)

@@ -8,10 +8,11 @@ from mistlab.export.remarks import Remark, changes, changes_of_workloads
 from mistlab.export.target import NARROW, Target
 from mistlab.export.with_parts import with_plan
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
-from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.dimensions import DIMENSIONS, Dimension
 from mistlab.values.errors import FieldError
 from mistlab.values.job import Job
 from mistlab.values.mesh import ranks_of
+from mistlab.values.plan import StagePlan
 from mistlab.values.workload import Precision, Workload
 
 # The engine that takes every plan. Jobs change under it, and get the target's engine at the end.
@@ -102,18 +103,31 @@ def with_engine(
     return under_any_engine(job)
 
 
-def canonical(job: Job) -> Job:
+def canonical(job: Job, *, shares_experts: bool = True) -> Job:
     """A job in which a choice that ranks share, such as a ZeRO level, has its default wherever a
-    single rank has nobody to share with."""
+    single rank has nobody to share with.
+
+    Experts' states are shared by other ranks than all else: on one replica, by those that divide
+    layers. Frameworks for which that is not so (``shares_experts``) share with replicas alone.
+    """
+    has_experts = shares_experts and job.workload.model.experts is not None
     stages = []
     for stage in job.plan.stages:
         idle = {
             name: row.default
             for name, row in DIMENSIONS.items()
-            if row.shared_by and ranks_of(row.shared_by, stage.degree) == 1
+            if row.shared_by and _is_alone(row, stage, has_experts=has_experts)
         }
         stages.append(stage.with_values(idle) if idle else stage)
     return replace(job, plan=replace(job.plan, stages=tuple(stages)))
+
+
+def _is_alone(row: Dimension, stage: StagePlan, *, has_experts: bool) -> bool:
+    """Whether every rank of a stage has nobody to share a choice with, nor that of its experts."""
+    groups = [row.shared_by]
+    if has_experts and row.experts_shared_by:
+        groups.append(row.experts_shared_by)
+    return all(ranks_of(group, stage.degree) == 1 for group in groups)
 
 
 def without(job: Job, names: Sequence[str]) -> Job:
