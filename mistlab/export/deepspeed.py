@@ -15,10 +15,12 @@ from typing import Any
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import canonical
+from mistlab.export.rank_rules import without_tensor_parallel
 from mistlab.export.rules import (
     activations_of_recomputed,
     among_orders,
     equal_meshes,
+    equal_nodes,
     even_layers,
     highest,
     none_or_all_blocks,
@@ -48,16 +50,10 @@ HARMLESS = names_in(
 
 
 def _meshes(job: Job) -> Job:
-    """Equal degrees, and in a pipeline replicas in place of tensor-parallel ranks."""
+    """Equal degrees, and in a pipeline stages or replicas in place of tensor-parallel ranks."""
     job = equal_meshes(job)
-    first = job.plan.stages[0]
-    if job.plan.num_stages == 1 or first.tensor_parallel == 1:
-        return job
-    sequences = first.data_parallel * first.micro_batch
-    most = first.data_parallel * first.tensor_parallel
-    data = max(degree for degree in range(1, most + 1) if sequences % degree == 0)
-    values = {"data_parallel": data, "tensor_parallel": 1, "micro_batch": sequences // data}
-    return with_values(job, values)
+    is_plain = job.plan.num_stages == 1 or job.plan.stages[0].tensor_parallel == 1
+    return job if is_plain else without_tensor_parallel(job)
 
 
 def _zero(job: Job) -> Job:
@@ -98,8 +94,9 @@ ROWS = (
         choices=("data_parallel", "tensor_parallel", "micro_batch"),
         nearest=_meshes,
         because="gives all stages the same degrees, and leaves tensor parallelism in a pipeline to "
-        "the model",
+        "the model: such ranks become stages, or replicas",
     ),
+    Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
     Row(
         choices=("layers", "checkpointed_layers"),
         nearest=lambda job: none_or_all_blocks("checkpointed_layers")(even_layers(job)),
@@ -267,7 +264,16 @@ def _is_offloaded(section: Section, found: Found) -> bool:
 
 def _notes(job: Job) -> Iterator[str]:
     yield "the model, its sequences and fused attention are the training script's"
-    stage = job.plan.stages[0]
+    cluster, stage = job.cluster, job.plan.stages[0]
+    yield (
+        f"the file does not say how many processes: start {cluster.gpus_per_node} on each of "
+        f"{cluster.nodes} nodes, or train_batch_size does not come out"
+    )
+    if stage.tensor_parallel > 1:
+        yield (
+            "the script gives deepspeed.initialize an mpu with the groups of tensor parallelism: "
+            "without one DeepSpeed counts these ranks as replicas and refuses train_batch_size"
+        )
     if job.plan.num_stages > 1:
         yield "the script makes a PipelineModule of as many stages, with checkpoint interval 1 or 0"
     elif stage.checkpointed_layers:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mistlab.engines.table import names_for_plans
+from mistlab.export.rank_rules import as_replicas
 from mistlab.export.remarks import Remark, changes, changes_of_workloads
 from mistlab.export.target import NARROW, Target
 from mistlab.export.with_parts import with_plan
@@ -11,7 +12,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.values.dimensions import DIMENSIONS, Dimension
 from mistlab.values.errors import FieldError
 from mistlab.values.job import Job
-from mistlab.values.mesh import ranks_of
+from mistlab.values.mesh import dimensions_of_axes, ranks_of
 from mistlab.values.plan import StagePlan
 from mistlab.values.workload import Precision, Workload
 
@@ -42,8 +43,15 @@ def nearest(job: Job, target: Target) -> Nearest:
     job = canonical(said)
     named = with_plan(job, order=DEFAULT_ORDER) if is_order_path(job.plan.order) else job
     remarks += changes(job, named, f"{target.title} takes no order from a file")
-    job = without(named, [name for name in DIMENSIONS if name not in target.said])
-    remarks += changes(named, job, f"the export to {target.title} has no row for it")
+    job = named
+    for name in axes_without_row(target):
+        spread = canonical(as_replicas(job, name))
+        because = f"{target.title} has no {DIMENSIONS[name].noun} ranks here: they become replicas"
+        remarks += changes(job, spread, because)
+        job = spread
+    kept = job
+    job = without(kept, [name for name in DIMENSIONS if name not in target.said])
+    remarks += changes(kept, job, f"the export to {target.title} has no row for it")
     for row in target.rows:
         changed = canonical(row.nearest(job))
         remarks += changes(job, changed, f"{target.title} {row.because}")
@@ -53,9 +61,15 @@ def nearest(job: Job, target: Target) -> Nearest:
     job = with_engine(job, engines, overlaps=overlaps, precision=workload.precision)
     remarks += _precision_remark(workload.precision, job)
     remarks += _overlap_remark(wanted, job, target)
+    remarks += _idle_remark(wanted, job, target)
     remarks += _engine_remark(wanted, job, target)
     remarks += [Remark(kind="noted", choice=target.name, text=note) for note in target.notes(job)]
     return Nearest(job=job, remarks=tuple(remarks))
+
+
+def axes_without_row(target: Target) -> list[str]:
+    """The degrees of axes that a target cannot say."""
+    return [name for name in dimensions_of_axes() if name not in target.said]
 
 
 def under_any_engine(job: Job) -> Job:
@@ -159,6 +173,14 @@ def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
             choice="overlap_communication",
             text=f"{was} -> {now}: {always} always overlaps",
         )
+
+
+def _idle_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
+    """GPUs that the wanted plan uses, and the nearest one leaves idle."""
+    was, now = wanted.plan.num_gpus, job.plan.num_gpus
+    if now < was:
+        text = f"{was} -> {now} GPUs: no degrees that {target.title} can say use all of them"
+        yield Remark(kind="approximated", choice="cluster", text=text)
 
 
 def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:

@@ -36,6 +36,8 @@ def check_accepted(target: str, text: str, job: Job) -> None:
 
 
 def _megatron(text: str, job: Job) -> None:
+    from megatron.core.transformer.enums import LayerType  # noqa: PLC0415 (its package)
+
     from runtime.baselines.megatron_configs import configs_of  # noqa: PLC0415 (its package)
 
     with _with_transformer_engine():
@@ -46,13 +48,8 @@ def _megatron(text: str, job: Job) -> None:
     if layout is None:
         blocks = [made.num_layers // made.pipeline_model_parallel_size] * plan.num_stages
     else:
-        parts = (
-            made.virtual_pipeline_model_parallel_size or layout.virtual_pipeline_model_parallel_size
-        )
         blocks = [
-            sum(
-                layout.get_num_layers_to_build(vp_stage=part, pp_rank=rank) for part in range(parts)
-            )
+            sum(part.count(LayerType.decoder) for part in layout.layout[rank])
             for rank in range(plan.num_stages)
         ]
     _same("blocks of stages", blocks, [stage.layers for stage in plan.stages])
@@ -115,11 +112,15 @@ class _FusedAdam:
 def _deepspeed(text: str, job: Job) -> None:
     from deepspeed.runtime.config import DeepSpeedConfig  # noqa: PLC0415 (its package)
 
-    stage = job.plan.stages[0]
-    # Without processes DeepSpeed takes a single replica's share of the batch.
-    content = json.loads(text)
-    content["train_batch_size"] //= stage.data_parallel
-    config = DeepSpeedConfig(content)
+    stage, content = job.plan.stages[0], json.loads(text)
+    ranks = content.get("tensor_parallel", {}).get("autotp_size", 1)
+    ranks *= content.get("pipeline", {}).get("stages", 1)
+    replicas, rest = divmod(job.cluster.num_gpus, ranks)
+    _same("processes beyond whole replicas", rest, 0)
+    # As if that many processes had been started: DeepSpeed then holds the batch against them.
+    with patch("deepspeed.runtime.config.dist.get_rank", return_value=0):
+        config = DeepSpeedConfig(content, mpu=_Ranks(replicas))
+    _same("batch", config.train_batch_size, job.workload.global_batch)
     if not (stage.offload.optimizer or stage.offload.weights):
         # What offloads states is sharded, also on a single rank.
         _same("ZeRO level", int(config.zero_config.stage), stage.zero)
@@ -132,6 +133,16 @@ def _deepspeed(text: str, job: Job) -> None:
         bool(config.activation_checkpointing_config.number_checkpoints),
         bool(stage.checkpointed_layers),
     )
+
+
+class _Ranks:
+    """What DeepSpeed wants to know of a script's groups of ranks: how many replicas there are."""
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._replicas
 
 
 def _torchtitan(text: str, job: Job) -> None:
