@@ -190,5 +190,6 @@ ACCELERATE = Target(
     write=write,
     read=read,
     notes=_notes,
+    beside=("model", "sequence_length", "attention", "global_batch", "micro_batch"),
     always_overlaps=True,
 )

@@ -291,4 +291,5 @@ DEEPSPEED = Target(
     write=write,
     read=read,
     notes=_notes,
+    beside=("model", "nodes", "gpus_per_node", "sequence_length", "attention"),
 )

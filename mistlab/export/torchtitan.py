@@ -375,5 +375,6 @@ TORCHTITAN = Target(
     write=write,
     read=read,
     notes=_notes,
+    beside=("model", "nodes", "gpus_per_node"),
     always_overlaps=True,
 )
