@@ -14,7 +14,7 @@ from experiments.cli.commandline import PLANS, parser_of, run
 
 EXAMPLE = PLANS / "gpt3-2.7b-4xl4.yaml"
 # As in mistlab.export.table, which is imported once it is needed.
-TARGETS = ("megatron", "deepspeed", "torchtitan", "accelerate")
+TARGETS = ("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from experiments.exporting.refitting import fitting_form, predicted
-from experiments.reports.fullest import fullest_words
+from experiments.frame.fullest import fullest_words
 from mistlab.export.back import read_back
 from mistlab.export.nearest import Nearest, canonical, nearest
 from mistlab.export.remarks import Remark, changes

@@ -1,7 +1,9 @@
 """Checks an export with the framework's own classes: they build its configuration, or refuse it."""
 
+import importlib
 import json
 import logging
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from mistlab.export.table import TARGETS
+from mistlab.export.torchtitan_models import BROUGHT_TODAY
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from runtime.baselines.installed import check_installed
@@ -147,6 +150,63 @@ class _Ranks:
 
 def _torchtitan(text: str, job: Job) -> None:
     from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
+    from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: PLC0415
+
+    # It warns of a tokenizer that is not there.
+    logging.getLogger().setLevel(logging.ERROR)
+    with _as_module(text) as name:
+        _with_flavour(text)
+        config = ConfigManager().parse_args(["--module", name, "--config", "plan"])
+    shape = config.model_spec.model
+    shape.update_from_config(config=config)
+    said, training = config.parallelism, config.training
+    dims = ParallelDims.from_config(said, job.cluster.num_gpus)
+    _same("replicas", dims.dp_replicate * dims.dp_shard, job.plan.stages[0].data_parallel)
+    _same("batch", training.global_batch_size, job.workload.global_batch)
+    per_step = training.local_batch_size * job.plan.stages[0].data_parallel
+    _same("sequences beyond whole steps", training.global_batch_size % per_step, 0)
+    _same_blocks(said.module_fqns_per_model_part, job, "lm_head")
+    model = job.workload.model
+    if model.name in BROUGHT_TODAY:
+        shapes = (shape.dim, len(shape.layers), shape.vocab_size)
+        _same("shape", shapes, (model.hidden, model.layers, model.vocab))
+
+
+@contextmanager
+def _as_module(text: str) -> Iterator[str]:
+    """A module of a text, by name, where Python finds it."""
+    name = "exported_plan"
+    with tempfile.TemporaryDirectory() as folder, patch.object(sys, "path", [folder, *sys.path]):
+        (Path(folder) / f"{name}.py").write_text(text, encoding="utf-8")
+        sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        yield name
+        sys.modules.pop(name, None)
+
+
+def _with_flavour(text: str) -> None:
+    """Let torchtitan know the flavour of a text that a user would have to add."""
+    from torchtitan.models.llama3 import llama3_configs  # noqa: PLC0415 (its package)
+
+    (flavour,) = re.findall(r"model_registry\('([^']+)'\)", text)
+    if ".llama3 import model_registry" in text:
+        llama3_configs.setdefault(flavour, llama3_configs["8B"])
+
+
+def _same_blocks(parts: list[list[str]] | None, job: Job, head: str) -> None:
+    """Refuse parts of a model that are not the stages' blocks, or lack embedding or head."""
+    if parts is None:
+        _same("stages", job.plan.num_stages, 1)
+        return
+    blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
+    _same("blocks", sum(blocks), job.plan.layers)
+    _same("ends", (parts[0][0], parts[-1][-1]), ("tok_embeddings", head))
+    if len(parts) == job.plan.num_stages:
+        _same("blocks of stages", blocks, [stage.layers for stage in job.plan.stages])
+
+
+def _torchtitan_toml(text: str, job: Job) -> None:
+    from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
     from torchtitan.distributed import ParallelDims  # noqa: PLC0415
 
     # It warns of a tokenizer that is not there.
@@ -164,14 +224,11 @@ def _torchtitan(text: str, job: Job) -> None:
         pp=said.pipeline_parallel_degree,
         ep=said.expert_parallel_degree,
         etp=said.expert_tensor_parallel_degree,
-        world_size=job.plan.num_gpus,
+        world_size=job.cluster.num_gpus,
     )
     _same("replicas", dims.dp_replicate * dims.dp_shard, stage.data_parallel)
-    parts = said.module_fqns_per_model_part or [
-        [f"layers.{block}" for block in range(stage.layers)]
-    ]
-    blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
-    _same("blocks of stages", blocks, [one.layers for one in job.plan.stages])
+    _same("batch", config.training.global_batch_size, job.workload.global_batch)
+    _same_blocks(said.module_fqns_per_model_part, job, "output")
 
 
 def _accelerate(text: str, job: Job) -> None:
@@ -201,5 +258,6 @@ _CHECKS: Mapping[str, Callable[[str, Job], None]] = {
     "megatron": _megatron,
     "deepspeed": _deepspeed,
     "torchtitan": _torchtitan,
+    "torchtitan-toml": _torchtitan_toml,
     "accelerate": _accelerate,
 }

@@ -67,7 +67,7 @@ def test_an_export_as_json_has_remarks_and_predictions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = plan_file(tmp_path, "plan.yaml")
-    assert run(export.main, [path, "--to", "torchtitan", "--json"]) == 0
+    assert run(export.main, [path, "--to", "torchtitan-toml", "--json"]) == 0
     out, err = capsys.readouterr()
     answer = json.loads(out)
     assert err == ""
