@@ -39,23 +39,14 @@ def check_accepted(target: str, text: str, job: Job) -> None:
 
 
 def _megatron(text: str, job: Job) -> None:
-    from megatron.core.transformer.enums import LayerType  # noqa: PLC0415 (its package)
-
     from runtime.baselines.megatron_configs import configs_of  # noqa: PLC0415 (its package)
 
     with _with_transformer_engine():
         configs = configs_of(text)
     made, others, plan = configs.transformer, configs.others, job.plan
-    layout = made.pipeline_model_parallel_layout
     _same("ranks", others["world_size"], plan.num_gpus)
-    if layout is None:
-        blocks = [made.num_layers // made.pipeline_model_parallel_size] * plan.num_stages
-    else:
-        blocks = [
-            sum(part.count(LayerType.decoder) for part in layout.layout[rank])
-            for rank in range(plan.num_stages)
-        ]
-    _same("blocks of stages", blocks, [stage.layers for stage in plan.stages])
+    _same("batch", others["global_batch"], job.workload.global_batch)
+    _same("blocks of stages", _blocks_of(made, text), [stage.layers for stage in plan.stages])
     _same("ffn", made.ffn_hidden_size, job.workload.model.ffn)
     _same("head_dim", _channels(made), job.workload.model.head_dim)
     _same_experts(made, job)
@@ -64,6 +55,29 @@ def _megatron(text: str, job: Job) -> None:
         others["vocab"],
         job.workload.model.padded_vocab(made.tensor_model_parallel_size),
     )
+
+
+def _blocks_of(made: Any, text: str) -> list[int]:
+    """The blocks of each stage in a configuration of Megatron-core, or in a hybrid's pattern."""
+    from megatron.core.transformer.enums import LayerType  # noqa: PLC0415 (its package)
+
+    stages, layout = made.pipeline_model_parallel_size, made.pipeline_model_parallel_layout
+    if layout is not None:
+        return [
+            sum(part.count(LayerType.decoder) for part in layout.layout[rank])
+            for rank in range(stages)
+        ]
+    segments = re.findall(r'--hybrid-layer-pattern "([^"]+)"', text)
+    if segments:
+        sizes = [len(segment) for segment in segments[0].split("|")]
+        return [sum(sizes[stage::stages]) for stage in range(stages)]
+    first = made.num_layers_in_first_pipeline_stage
+    if first is None:
+        return [made.num_layers // stages] * stages
+    last = made.num_layers_in_last_pipeline_stage
+    inner = stages - 2
+    middle = [(made.num_layers - first - last) // inner] * inner if inner else []
+    return [first, *middle, last]
 
 
 def _channels(made: Any) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mistlab import catalog
 from mistlab.export.back import read_back
 from mistlab.export.nearest import Nearest, canonical, nearest
 from mistlab.export.table import TARGETS
@@ -291,18 +290,6 @@ def test_products_of_few_bits_become_16_bit_ones(name: str, precision: str) -> N
     found = nearest(of_engine("megatron-core", precision), TARGETS[name])
     assert found.job.workload.precision == "bf16"
     assert not found.is_exact
-
-
-def test_a_hybrid_model_is_no_model_of_megatron() -> None:
-    job = replace(PLAIN, workload=replace(PLAIN.workload, model=catalog.model("llama-7b")))
-    hybrid = replace(
-        job.workload.model,
-        pattern="M-M*" * 8,
-        state_space=catalog.model("nemotron-h-56b").state_space,
-    )
-    job = replace(job, workload=replace(job.workload, model=hybrid))
-    with pytest.raises(InputError, match=r"workload\.model\.pattern: has no row in this export"):
-        nearest(job, TARGETS["megatron"])
 
 
 def test_torchtitan_says_that_a_model_with_parts_of_its_own_is_no_llama() -> None:
