@@ -20,12 +20,15 @@ from mistlab.values.job import Job
 from runtime.baselines.installed import check_installed
 
 
-def check_accepted(target: str, text: str, job: Job) -> None:
-    """Refuse a text that its framework, at the version that is known here, does not take."""
+def check_accepted(target: str, text: str, job: Job, *, checkout: Path | None = None) -> None:
+    """Refuse a text that its framework, at the version that is known here, does not take; with a
+    ``checkout`` of Megatron-LM its parser of options has to take a launch line, too."""
     row = TARGETS[target]
     check_installed(row.package)
     try:
         _CHECKS[target](text, job)
+        if checkout is not None and target == "megatron":
+            _parsed(text, job, checkout)
     except InputError:
         raise
     except ImportError as error:
@@ -55,6 +58,14 @@ def _megatron(text: str, job: Job) -> None:
         others["vocab"],
         job.workload.model.padded_vocab(made.tensor_model_parallel_size),
     )
+
+
+def _parsed(text: str, job: Job, checkout: Path) -> None:
+    from runtime.baselines.megatron_arguments import arguments_of  # noqa: PLC0415 (its package)
+
+    with _with_transformer_engine():
+        made = arguments_of(text, job, checkout)
+    _same("replicas", made.data_parallel_size, job.plan.stages[0].data_parallel)
 
 
 def _blocks_of(made: Any, text: str) -> list[int]:
