@@ -27,8 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--python",
         metavar="TARGET=PATH",
-        action="append",
-        default=[],
+        nargs="+",
         help="the Python in which a target's framework is installed (default: this one)",
     )
     parser.add_argument(
@@ -38,11 +37,10 @@ def main(arguments: Sequence[str]) -> int:
         help="a checkout of Megatron-LM at core 0.16.1, whose parser takes launch lines, too",
     )
     options = parser.parse_args(arguments)
-    options.pythons = dict(map(_named, options.python))
-    del options.python
+    pythons = dict(map(_named, options.python or ()))
     from experiments.exporting.export_check import check_exports  # noqa: PLC0415 (not for --help)
 
-    return check_exports(options)
+    return check_exports(options, pythons)
 
 
 if __name__ == "__main__":

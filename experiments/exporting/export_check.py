@@ -25,7 +25,7 @@ _COLUMNS = (
 )
 _LEGEND = (
     "`batch` and `world`: exports whose batch and processes come out. `exact`: said exactly; "
-    "`exact, same`: of these, the prediction of the text equals the plan's in every figure to 1e-9. "
+    "`exact, same`: of these, the text's prediction equals the plan's in every figure to 1e-9. "
     "`fitted`: plans that fit; `fit still`: of these, exports that fit; `told`: exports with exit "
     "status 3; `not predicted`: of these, exports that no engine predicts. `taken`: texts that the "
     "framework's own code takes; `not asked`: it is not installed."
@@ -34,11 +34,11 @@ _LEGEND = (
 Accept = Callable[[str, Sequence[tuple[str, Job]]], Sequence[str]]
 
 
-def check_exports(options: argparse.Namespace) -> int:
+def check_exports(options: argparse.Namespace, pythons: Mapping[str, str]) -> int:
     """Export plans, hold the exports against claims, and write what came of it."""
     study = Study.begin("check_exports", options)
     jobs = [*drawn_exports(_QUICK if options.quick else _ALL, options.seed)]
-    accept = accepting(options.pythons, options.megatron_lm)
+    accept = accepting(pythons, options.megatron_lm)
     for name in study.counted([*TARGETS], "targets"):
         for row in rows_of(name, jobs, accept):
             study.add(row)
