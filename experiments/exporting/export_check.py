@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.exporting.drawn_exports import drawn_exports
-from experiments.exporting.fidelity import Export, exported, fits, same_figures
-from experiments.exporting.refitting import predicted
+from experiments.exporting.fidelity import Export, costs_as, exported, fits
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab.export.back import read_back
 from mistlab.export.table import TARGETS
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, job_to_mapping
-from mistlab.values.prediction import Prediction
 
 _QUICK, _ALL = 8, 60
 _COLUMNS = (
@@ -25,7 +23,8 @@ _COLUMNS = (
 )
 _LEGEND = (
     "`batch` and `world`: exports whose batch and processes come out. `exact`: said exactly; "
-    "`exact, same`: of these, the text's prediction equals the plan's in every figure to 1e-9. "
+    "`exact, same`: of these, the text's prediction equals the plan's in every figure to 1e-9 "
+    "(a plan that no engine predicts has to come back as it was). "
     "`fitted`: plans that fit; `fit still`: of these, exports that fit; `told`: exports with exit "
     "status 3; `not predicted`: of these, exports that no engine predicts. `taken`: texts that the "
     "framework's own code takes; `not asked`: it is not installed."
@@ -88,13 +87,12 @@ def _claims(job: Job, made: Export) -> Row:
 
 
 def _is_same(made: Export) -> bool:
-    """Whether the text, read again, is predicted as the plan is."""
+    """Whether the text, read again, is predicted as the plan is; the same plan if none can be."""
     try:
-        back = predicted(read_back(made.target, made.text, made.found.job))
+        back = read_back(made.target, made.text, made.found.job)
     except InputError:
         return False
-    both = isinstance(back, Prediction) and isinstance(made.given, Prediction)
-    return both and same_figures(made.given, back)  # type: ignore[arg-type]
+    return costs_as(made.wanted, back, made.given)
 
 
 def accepting(pythons: Mapping[str, str], checkout: object) -> Accept:

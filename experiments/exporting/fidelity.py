@@ -60,7 +60,7 @@ def exported(job: Job, target: Target) -> Export:
     back = _back(target, text, found.job)
     if isinstance(back, InputError) or back != found.job:
         found = replace(found, remarks=(*found.remarks, _misread(found.job, back)))
-    is_exact = found.is_exact and not isinstance(back, InputError) and _costs_as(job, back, given)
+    is_exact = found.is_exact and not isinstance(back, InputError) and costs_as(job, back, given)
     return Export(
         wanted=job,
         target=target,
@@ -100,7 +100,7 @@ def _figures(value: object, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, float(value)
 
 
-def _costs_as(job: Job, back: Job, given: Prediction | InputError) -> bool:
+def costs_as(job: Job, back: Job, given: Prediction | InputError) -> bool:
     """Whether the text's job costs what a job costs; where that cannot be predicted, whether it is
     the same job."""
     if isinstance(given, InputError):
