@@ -1,6 +1,6 @@
 """What every command has in common: its options, its exit status, and errors without tracebacks.
 
-Exit status 0 is done, 1 no answer, 2 wrong usage.
+Exit status 0 is done, 1 no answer, 2 wrong usage; ``export`` has one more.
 """
 
 import argparse

@@ -8,7 +8,10 @@ FOLDER = Path(__file__).parents[1]
 
 # A new command is a file, and its name in one of these.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Plans": ("predict", "analyse", "survey", "export", "import_plan", "check_imports"),
+    "Plans": (
+        *("predict", "analyse", "survey", "export", "import_plan"),
+        *("check_exports", "check_imports"),
+    ),
     "Searches": ("tune", "sweep", "compare_searchers", "speedups", "search_growth"),
     "Figures of the evaluation": (
         *("end_to_end", "speedup_breakdown", "overlap", "tuning_time", "motivation"),

@@ -5,15 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, progress
+from experiments.exporting.fidelity import Export, exported, fits
 from experiments.frame.rates import brief_words
-from mistlab.export.nearest import Nearest, nearest
 from mistlab.export.table import TARGETS, target_for
-from mistlab.export.target import Target
 from mistlab.values.errors import InputError
-from mistlab.values.job import Job, load_job
-from mistlab.values.prediction import Prediction, compared
+from mistlab.values.job import load_job
+from mistlab.values.prediction import compared
 from mistlab.values.value import to_mapping
-from simulators.symbolic import SymbolicPredictor
+
+# The exit status of an export whose plan fits, and whose text says one that does not.
+NO_LONGER_FITS = 3
 
 
 def export(options: argparse.Namespace) -> int:
@@ -21,33 +22,24 @@ def export(options: argparse.Namespace) -> int:
     job = load_job(options.plan)
     target = TARGETS[options.to] if options.to else target_for(job.plan.engine)
     with about(options.plan):
-        found = nearest(job, target)
-        text = target.write(found.job)
+        made = exported(job, target)
     if options.check:
         from runtime.baselines.accepted import check_accepted  # noqa: PLC0415 (needs frameworks)
 
-        check_accepted(target.name, text, found.job)
-    predictions = [_predicted(one) for one in (job, found.job)]
+        check_accepted(target.name, made.text, made.found.job)
     if options.json:
-        _print_json(options.plan, target, found, text, predictions)
+        _print_json(options.plan, made)
     else:
-        print(text, end="")
-        for line in (*map(str, found.remarks), *_cost_words(found, predictions)):
+        print(made.text, end="")
+        for line in (*map(str, made.found.remarks), *_cost_words(made), *_memory_words(made)):
             progress(line)
-    return NO_ANSWER if options.strict and not found.is_exact else DONE
+    if made.no_longer_fits:
+        return NO_LONGER_FITS
+    return NO_ANSWER if options.strict and not made.is_exact else DONE
 
 
-def _predicted(job: Job) -> Prediction | InputError:
-    """The prediction of a job, or why there is none."""
-    predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
-    try:
-        return predictor.predict(job.plan)
-    except InputError as error:
-        return error
-
-
-def _cost_words(found: Nearest, predictions: list[Prediction | InputError]) -> Iterator[str]:
-    given, near = predictions
+def _cost_words(made: Export) -> Iterator[str]:
+    given, near = made.given, made.near
     if isinstance(given, InputError) or isinstance(near, InputError):
         problem = given if isinstance(given, InputError) else near
         yield f"cost: not predicted: {problem}"
@@ -57,31 +49,43 @@ def _cost_words(found: Nearest, predictions: list[Prediction | InputError]) -> I
     longer = comparison.ratio - 1
     by = f"{abs(longer):.1%} {'longer' if longer >= 0 else 'shorter'}"
     sure = "beyond" if comparison.exceeds_bounds else "within"
-    form = "said exactly" if found.is_exact else "its nearest form"
     yield (
-        f"cost: {form} under engine {found.job.plan.engine} {brief_words(near)}; {by}, "
-        f"{sure} what the bounds leave open"
+        f"cost: {_form_words(made)} under engine {made.found.job.plan.engine} {brief_words(near)}; "
+        f"{by}, {sure} what the bounds leave open"
     )
 
 
-def _print_json(
-    path: Path,
-    target: Target,
-    found: Nearest,
-    text: str,
-    predictions: list[Prediction | InputError],
-) -> None:
+def _form_words(made: Export) -> str:
+    if made.is_exact:
+        return "said exactly"
+    return "every choice said, but" if made.found.is_exact else "its nearest form"
+
+
+def _memory_words(made: Export) -> Iterator[str]:
+    """What to know of a plan that fits and does not fit any more as it was written."""
+    if not made.no_longer_fits:
+        return
+    yield (
+        f"does not fit any more: {'; '.join(made.lacking)}; no few changes that "
+        f"{made.target.title} can say make it fit: exit status {NO_LONGER_FITS}"
+    )
+
+
+def _print_json(path: Path, made: Export) -> None:
     costs = {
-        name: {"error": str(one)} if isinstance(one, InputError) else to_mapping(one)
-        for name, one in zip(("given", "nearest"), predictions, strict=True)
+        name: {"error": str(each)} if isinstance(each, InputError) else to_mapping(each)
+        for name, each in (("given", made.given), ("nearest", made.near))
     }
     print_json(
         {
             "plan": str(path),
-            "to": target.name,
-            "exact": found.is_exact,
-            "text": text,
-            "remarks": [to_mapping(remark) for remark in found.remarks],
+            "to": made.target.name,
+            "exact": made.is_exact,
+            "fits": {"given": fits(made.given), "nearest": fits(made.near)},
+            "no_longer_fits": made.no_longer_fits,
+            "lacks": list(made.lacking),
+            "text": made.text,
+            "remarks": [to_mapping(remark) for remark in made.found.remarks],
             **costs,
         }
     )

@@ -17,9 +17,9 @@ from experiments.cli.commandline import (
     writable,
 )
 from experiments.cli.problem import numbers_of, on_cluster_with, room_words
+from experiments.frame.fullest import fullest_words
 from experiments.frame.rates import rate_words
 from experiments.reports.breakdown import lines as breakdown_lines
-from experiments.reports.fullest import fullest_words
 from mistlab.cost.breakdown import breakdown_of
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER

@@ -9,6 +9,7 @@ from typing import Any
 
 from mistlab.export.accelerate_read import read
 from mistlab.export.fsdp import ENGINES, STATES, offloads, sharded, states_offloaded
+from mistlab.export.nearest import canonical
 from mistlab.export.rules import (
     activations_of_recomputed,
     among_orders,
@@ -28,7 +29,8 @@ def _zero(job: Job) -> Job:
     job = sharded(job)
     first = job.plan.stages[0]
     needs = first.checkpointed_layers > 0 or first.tensor_parallel > 1
-    return with_values(job, {"zero": 2}) if needs and first.zero == 0 else job
+    job = with_values(job, {"zero": 2}) if needs and first.zero == 0 else job
+    return canonical(job, shares_experts=False)
 
 
 ROWS = (
@@ -117,5 +119,6 @@ ACCELERATE = Target(
     write=write,
     read=read,
     notes=_notes,
+    beside=("model", "sequence_length", "attention", "global_batch", "micro_batch"),
     always_overlaps=True,
 )

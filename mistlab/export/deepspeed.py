@@ -13,10 +13,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mistlab.export.deepspeed_read import ENGINES, HALVES, read
+from mistlab.export.nearest import canonical
+from mistlab.export.rank_rules import without_tensor_parallel
 from mistlab.export.rules import (
     activations_of_recomputed,
     among_orders,
     equal_meshes,
+    equal_nodes,
     even_layers,
     highest,
     none_or_all_blocks,
@@ -29,23 +32,17 @@ from mistlab.values.mesh import ranks_of
 
 
 def _meshes(job: Job) -> Job:
-    """Equal degrees, and in a pipeline replicas in place of tensor-parallel ranks."""
+    """Equal degrees, and in a pipeline stages or replicas in place of tensor-parallel ranks."""
     job = equal_meshes(job)
-    first = job.plan.stages[0]
-    if job.plan.num_stages == 1 or first.tensor_parallel == 1:
-        return job
-    sequences = first.data_parallel * first.micro_batch
-    most = first.data_parallel * first.tensor_parallel
-    data = max(degree for degree in range(1, most + 1) if sequences % degree == 0)
-    values = {"data_parallel": data, "tensor_parallel": 1, "micro_batch": sequences // data}
-    return with_values(job, values)
+    is_plain = job.plan.num_stages == 1 or job.plan.stages[0].tensor_parallel == 1
+    return job if is_plain else without_tensor_parallel(job)
 
 
 def _zero(job: Job) -> Job:
     level = min(highest(job, "zero"), 1 if job.plan.num_stages > 1 else 3)
     if highest(job, "offload_optimizer"):
         level = max(level, 1)
-    return with_values(job, {"zero": int(level)})
+    return canonical(with_values(job, {"zero": int(level)}), shares_experts=False)
 
 
 def _states_offloaded(job: Job) -> Job:
@@ -79,8 +76,9 @@ ROWS = (
         choices=("data_parallel", "tensor_parallel", "micro_batch"),
         nearest=_meshes,
         because="gives all stages the same degrees, and leaves tensor parallelism in a pipeline to "
-        "the model",
+        "the model: such ranks become stages, or replicas",
     ),
+    Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
     Row(
         choices=("layers", "checkpointed_layers"),
         nearest=lambda job: none_or_all_blocks("checkpointed_layers")(even_layers(job)),
@@ -155,7 +153,16 @@ def _zero_section(job: Job) -> Mapping[str, Any]:
 
 def _notes(job: Job) -> Iterator[str]:
     yield "the model, its sequences and fused attention are the training script's"
-    stage = job.plan.stages[0]
+    cluster, stage = job.cluster, job.plan.stages[0]
+    yield (
+        f"the file does not say how many processes: start {cluster.gpus_per_node} on each of "
+        f"{cluster.nodes} nodes, or train_batch_size does not come out"
+    )
+    if stage.tensor_parallel > 1:
+        yield (
+            "the script gives deepspeed.initialize an mpu with the groups of tensor parallelism: "
+            "without one DeepSpeed counts these ranks as replicas and refuses train_batch_size"
+        )
     if job.plan.num_stages > 1:
         yield "the script makes a PipelineModule of as many stages, with checkpoint interval 1 or 0"
     elif stage.checkpointed_layers:
@@ -173,4 +180,5 @@ DEEPSPEED = Target(
     write=write,
     read=read,
     notes=_notes,
+    beside=("model", "nodes", "gpus_per_node", "sequence_length", "attention"),
 )

@@ -33,7 +33,8 @@ class Found:
     ``layers`` are the blocks of each stage, if the file divides them itself. ``values`` hold
     dimensions that all stages have in common, by name; a number of treated blocks may exceed the
     blocks of a stage. With ``recomputed_every`` n, every n-th block of a stage is recomputed.
-    ``engine`` is the one under which a file says that its plan was predicted.
+    ``engine`` is the one under which a file says that its plan was predicted. With
+    ``shares_experts`` ranks of one replica, which divide layers, share the states of its experts.
     ``remarks`` grow while the file is read.
     """
 
@@ -57,6 +58,7 @@ class Found:
     recomputed_every: int = 0
     order: str = DEFAULT_ORDER
     overlaps: bool = True
+    shares_experts: bool = False
     remarks: list[Remark] = field(default_factory=list)
 
     def remark(self, kind: Kind, choice: str, text: str) -> None:
@@ -104,7 +106,8 @@ class Found:
         precision: Precision = self.settled("precision", given.precision, "bf16")
         if precision not in NARROW:
             workload = replace(workload, precision=precision)
-        job = canonical(Job(workload=workload, cluster=cluster, plan=plan))
+        job = Job(workload=workload, cluster=cluster, plan=plan)
+        job = canonical(job, shares_experts=self.shares_experts)
         job = with_engine(job, engines, overlaps=self.overlaps, precision=precision)
         known = [name for name in engines if name in names_for_plans()]
         self._tell_of_engine(job, known[0])

@@ -8,6 +8,7 @@ them.
 
 import math
 
+from mistlab.export.nearest import canonical
 from mistlab.export.rules import highest
 from mistlab.export.with_parts import with_values
 from mistlab.values.job import Job
@@ -19,11 +20,11 @@ ENGINES = ("fsdp", "mistlab")
 
 def sharded(job: Job) -> Job:
     """ZeRO-0, 2 or 3, alike on all stages: ZeRO-1 becomes 2, and 0 too where states are
-    offloaded."""
+    offloaded. A single replica shards nothing, its experts neither."""
     level = int(highest(job, "zero"))
     if level == 1 or (level == 0 and offloads(job)):
         level = 2
-    return with_values(job, {"zero": level})
+    return canonical(with_values(job, {"zero": level}), shares_experts=False)
 
 
 def states_offloaded(job: Job) -> Job:

@@ -12,6 +12,12 @@ from typing import get_args
 
 from mistlab.export.expert_rules import same_experts, split_sequences, whole_experts
 from mistlab.export.megatron_experts import expert_options
+from mistlab.export.megatron_hybrid_write import (
+    hybrid_notes,
+    hybrid_options,
+    program_of,
+    segment_sizes,
+)
 from mistlab.export.megatron_model import model_options, sayable_model
 from mistlab.export.megatron_precision import PRECISION_AWARE, moment_options, precision_options
 from mistlab.export.megatron_read import (
@@ -39,7 +45,6 @@ from mistlab.export.with_parts import with_values
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
 from mistlab.values.job import Job
 from mistlab.values.optimizers import Optimizer
-from mistlab.values.shares import even_shares
 from mistlab.values.workload import Precision, Workload
 
 _OF_BRIDGE = tuple(f"megatron-bridge{variant}" for variant in ("", "-alltoall", "-eager", "-graph"))
@@ -83,8 +88,8 @@ ROWS = (
     Row(
         choices=("model",),
         nearest=sayable_model,
-        because="builds blocks one part after the other, with GELU or SwiGLU, and rotates by whole "
-        "numbers",
+        because="builds blocks one part after the other, with GELU, squared ReLU or SwiGLU, and "
+        "rotates by whole numbers",
     ),
     Row(
         choices=("data_parallel", "tensor_parallel", "micro_batch", "context_parallel"),
@@ -151,13 +156,14 @@ def write(job: Job) -> str:
     cluster = job.cluster
     started = f"--nnodes {cluster.nodes} --nproc-per-node {cluster.gpus_per_node}"
     lines = [
-        f"torchrun {started} pretrain_gpt.py",
+        f"torchrun {started} {program_of(job.workload.model)}",
         *_degrees(job),
         *_batch(job),
         *_states(job),
         *_activations(job),
         *expert_options(job),
         *model_options(job.workload.model, job.plan.stages[0].tensor_parallel),
+        *hybrid_options(job),
     ]
     return " \\\n  ".join(lines) + "\n" + _engine(job)
 
@@ -186,9 +192,9 @@ def _degrees(job: Job) -> Iterator[str]:
         yield f"--cp-comm-type {words[first.context_exchange]}"
     if first.sequence_parallel:
         yield "--sequence-parallel"
-    chunks = INTERLEAVED.get(plan.order, 1)
-    parts = [even_shares(stage.layers, chunks) for stage in plan.stages]
-    sizes = [parts[stage][chunk] for chunk in range(chunks) for stage in range(plan.num_stages)]
+    if job.workload.model.pattern:
+        return
+    chunks, sizes = INTERLEAVED.get(plan.order, 1), segment_sizes(plan)
     if len(set(sizes)) > 1:
         blocks, further = "|".join("t" * size for size in sizes), job.workload.model.further_tokens
         yield f'--pipeline-model-parallel-layout "E{blocks}{"m" * further}L"'
@@ -223,6 +229,7 @@ def _states(job: Job) -> Iterator[str]:
         yield "--use-distributed-optimizer"
     if level > 1:
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {STRATEGIES[level]}"
+        yield "--ckpt-format fsdp_dtensor"
     if overlaps:
         yield "--overlap-grad-reduce --overlap-param-gather" if level else "--overlap-grad-reduce"
     if fraction:
@@ -259,6 +266,10 @@ def _notes(job: Job) -> Iterator[str]:
         yield "experts' products take 4 bits too; the prediction has them in 8"
     if stage.zero > 1:
         yield "Megatron-FSDP needs --no-gradient-accumulation-fusion where it is not supported"
+        yield "Megatron-FSDP refuses to start where CUDA_DEVICE_MAX_CONNECTIONS is 1"
+    elif stage.tensor_parallel > 1 or stage.context_parallel > 1:
+        yield "set CUDA_DEVICE_MAX_CONNECTIONS to 1: before Blackwell Megatron-LM refuses others"
+    yield from hybrid_notes(job)
 
 
 MEGATRON = Target(

@@ -11,7 +11,8 @@ from typing import Any
 
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options, is_of_epfl
-from mistlab.export.megatron_hybrid import hybrid_parts, is_hybrid
+from mistlab.export.megatron_hybrid_read import hybrid_parts, is_hybrid
+from mistlab.export.megatron_hybrid_write import check_hybrid
 from mistlab.export.megatron_parts import part_options, parts_of, sayable_parts
 from mistlab.export.megatron_vocab import vocab_of
 from mistlab.export.with_parts import with_workload
@@ -50,18 +51,15 @@ def sayable_model(job: Job) -> Job:
             "the catalogue, or of a mapping"
         )
         refuse("workload.model", problem)
-    if model.pattern:
-        refuse("workload.model.pattern", "has no row in this export: leave it out")
-    if model.attention_gate:
-        refuse("workload.model.attention_gate", "has no row in this export: leave it out")
     if model.post_norms:
         refuse("workload.model.post_norms", "has no row in this export: leave it out")
+    check_hybrid(model)
     model = sayable_parts(model)
     if not model.rotary_base.is_integer():
         model = replace(model, name="", rotary_base=float(round(model.rotary_base)))
     if model.parallel_block:
         model = replace(model, name="", family="gpt", parallel_block=False)
-    if model.mlp_type == "mlp" and model.activation != "gelu_tanh":
+    if model.mlp_type == "mlp" and model.activation not in ("gelu_tanh", "relu2"):
         model = replace(model, name="", activation="gelu_tanh")
     return with_workload(job, model=model)
 
@@ -94,6 +92,8 @@ def _kinds(model: ModelSpec) -> Iterator[str]:
         yield "--normalization RMSNorm"
     if model.mlp_type == "gated_mlp":
         yield "--swiglu"
+    elif model.activation == "relu2":
+        yield "--squared-relu"
     words = {position: word for word, position in _POSITIONS.items()}
     yield f"--position-embedding-type {words[model.position_embedding]}"
     if model.position_embedding == "rotary":

@@ -12,7 +12,7 @@ from typing import Any
 
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron_flags import Options, is_of_deepspeed
-from mistlab.export.megatron_hybrid import shortest
+from mistlab.export.megatron_hybrid_read import shortest
 from mistlab.values.errors import InputError, refuse, within
 from mistlab.values.model import ModelSpec
 from mistlab.values.model_parts import Experts, LatentAttention, StateSpace, Window

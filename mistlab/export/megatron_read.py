@@ -86,7 +86,8 @@ def read_options(
 
 def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
     """The job of a command that starts training, and what was assumed."""
-    options, found = Options.of(launch.arguments, _excused(given)), Found()
+    options = Options.of(launch.arguments, _excused(given))
+    found = Found(shares_experts=not is_by_deepspeed(options))
     for note in launch.notes:
         if not _IDLE_NOTE.search(note):
             found.remark("assumed", "script", note)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron_flags import Options, is_of_deepspeed
-from mistlab.export.megatron_hybrid import PATTERN, segments_of
+from mistlab.export.megatron_hybrid_read import PATTERN, segments_of
 from mistlab.schedule.orders import INTERLEAVED, order_of_chunks
 from mistlab.values.errors import InputError
 from mistlab.values.shares import even_shares

@@ -4,14 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mistlab.engines.table import names_for_plans
+from mistlab.export.rank_rules import as_replicas
 from mistlab.export.remarks import Remark, changes, changes_of_workloads
 from mistlab.export.target import NARROW, Target
 from mistlab.export.with_parts import with_plan
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
-from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.dimensions import DIMENSIONS, Dimension
 from mistlab.values.errors import FieldError
 from mistlab.values.job import Job
-from mistlab.values.mesh import ranks_of
+from mistlab.values.mesh import dimensions_of_axes, ranks_of
+from mistlab.values.plan import StagePlan
 from mistlab.values.workload import Precision, Workload
 
 # The engine that takes every plan. Jobs change under it, and get the target's engine at the end.
@@ -41,8 +43,15 @@ def nearest(job: Job, target: Target) -> Nearest:
     job = canonical(said)
     named = with_plan(job, order=DEFAULT_ORDER) if is_order_path(job.plan.order) else job
     remarks += changes(job, named, f"{target.title} takes no order from a file")
-    job = without(named, [name for name in DIMENSIONS if name not in target.said])
-    remarks += changes(named, job, f"the export to {target.title} has no row for it")
+    job = named
+    for name in axes_without_row(target):
+        spread = canonical(as_replicas(job, name))
+        because = f"{target.title} has no {DIMENSIONS[name].noun} ranks here: they become replicas"
+        remarks += changes(job, spread, because)
+        job = spread
+    kept = job
+    job = without(kept, [name for name in DIMENSIONS if name not in target.said])
+    remarks += changes(kept, job, f"the export to {target.title} has no row for it")
     for row in target.rows:
         changed = canonical(row.nearest(job))
         remarks += changes(job, changed, f"{target.title} {row.because}")
@@ -52,9 +61,15 @@ def nearest(job: Job, target: Target) -> Nearest:
     job = with_engine(job, engines, overlaps=overlaps, precision=workload.precision)
     remarks += _precision_remark(workload.precision, job)
     remarks += _overlap_remark(wanted, job, target)
+    remarks += _idle_remark(wanted, job, target)
     remarks += _engine_remark(wanted, job, target)
     remarks += [Remark(kind="noted", choice=target.name, text=note) for note in target.notes(job)]
     return Nearest(job=job, remarks=tuple(remarks))
+
+
+def axes_without_row(target: Target) -> list[str]:
+    """The degrees of axes that a target cannot say."""
+    return [name for name in dimensions_of_axes() if name not in target.said]
 
 
 def under_any_engine(job: Job) -> Job:
@@ -102,18 +117,31 @@ def with_engine(
     return under_any_engine(job)
 
 
-def canonical(job: Job) -> Job:
+def canonical(job: Job, *, shares_experts: bool = True) -> Job:
     """A job in which a choice that ranks share, such as a ZeRO level, has its default wherever a
-    single rank has nobody to share with."""
+    single rank has nobody to share with.
+
+    Experts' states are shared by other ranks than all else: on one replica, by those that divide
+    layers. Frameworks for which that is not so (``shares_experts``) share with replicas alone.
+    """
+    has_experts = shares_experts and job.workload.model.experts is not None
     stages = []
     for stage in job.plan.stages:
         idle = {
             name: row.default
             for name, row in DIMENSIONS.items()
-            if row.shared_by and ranks_of(row.shared_by, stage.degree) == 1
+            if row.shared_by and _is_alone(row, stage, has_experts=has_experts)
         }
         stages.append(stage.with_values(idle) if idle else stage)
     return replace(job, plan=replace(job.plan, stages=tuple(stages)))
+
+
+def _is_alone(row: Dimension, stage: StagePlan, *, has_experts: bool) -> bool:
+    """Whether every rank of a stage has nobody to share a choice with, nor that of its experts."""
+    groups = [row.shared_by]
+    if has_experts and row.experts_shared_by:
+        groups.append(row.experts_shared_by)
+    return all(ranks_of(group, stage.degree) == 1 for group in groups)
 
 
 def without(job: Job, names: Sequence[str]) -> Job:
@@ -145,6 +173,14 @@ def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
             choice="overlap_communication",
             text=f"{was} -> {now}: {always} always overlaps",
         )
+
+
+def _idle_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
+    """GPUs that the wanted plan uses, and the nearest one leaves idle."""
+    was, now = wanted.plan.num_gpus, job.plan.num_gpus
+    if now < was:
+        text = f"{was} -> {now} GPUs: no degrees that {target.title} can say use all of them"
+        yield Remark(kind="approximated", choice="cluster", text=text)
 
 
 def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:

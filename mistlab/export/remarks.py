@@ -86,5 +86,8 @@ def choice_of(name: str) -> str:
 
 def values_words(name: str, values: Sequence[float]) -> str:
     """The values of a dimension on all stages: once if they are equal, else stage by stage."""
-    words = [amount_words(name, DIMENSIONS[name].number(value)) for value in values]
+    words = [
+        amount_words(name, DIMENSIONS[name].number(value)) or ("on" if value else "off")
+        for value in values
+    ]
     return words[0] if len(set(words)) == 1 else " ".join(words)

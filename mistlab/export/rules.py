@@ -103,16 +103,35 @@ def _within(counts: Mapping[str, float], layers: int) -> dict[str, int]:
 
 def equal_meshes(job: Job) -> Job:
     """All stages have the degrees and the micro-batch of one of them, or the nearest degrees of
-    equally many GPUs."""
+    equally many GPUs; there are more or fewer stages where only these would use all GPUs."""
     stages = job.plan.stages
     axes = dimensions_of_axes()
     if len({tuple(stage.value(name) for name in (*axes, "micro_batch")) for stage in stages}) == 1:
         return job
-    gpus = job.plan.num_gpus // job.plan.num_stages
+    wanted = job.plan.num_stages
+    ways = [
+        (_equal_mesh(job, number), abs(number - wanted), number)
+        for number in range(1, job.plan.layers + 1)
+        if number == wanted or job.plan.num_gpus % number == 0
+    ]
+    # GPUs left idle count first, then stages more or fewer.
+    _, number, values = min(
+        ((job.plan.num_gpus - used, away), number, values)
+        for (used, values), away, number in ways
+        if values
+    )
+    return _of_stages(job, number, dict(values))
+
+
+def _equal_mesh(job: Job, num_stages: int) -> tuple[int, tuple[tuple[str, int], ...]]:
+    """The nearest degrees and micro-batch that so many stages can have alike, and the GPUs that
+    they use; none if there are none."""
+    stages = job.plan.stages
     sequences = job.workload.global_batch // job.plan.micro_batches
+    axes = dimensions_of_axes()
     others = [name for name in axes if name not in ("data_parallel", "tensor_parallel")]
     fixed = {name: min(stage.degree(name) for stage in stages) for name in others}
-    gpus //= math.prod(fixed.values())
+    gpus = job.plan.num_gpus // num_stages // math.prod(fixed.values())
     meshes = [
         (data, tensor)
         for tensor in range(1, gpus + 1)
@@ -120,9 +139,12 @@ def equal_meshes(job: Job) -> Job:
         for data in range(1, gpus // tensor + 1)
         if sequences % data == 0
     ]
+    if not meshes:
+        return 0, ()
     data, tensor = min(meshes, key=lambda mesh: _distance(mesh, gpus, stages))
     values = {"data_parallel": data, "tensor_parallel": tensor, "micro_batch": sequences // data}
-    return _on_mesh(job, {**fixed, **values})
+    used = num_stages * data * tensor * math.prod(fixed.values())
+    return used, tuple({**fixed, **values}.items())
 
 
 def _tensor_problem(job: Job, degree: int) -> str:
@@ -133,14 +155,17 @@ def _tensor_problem(job: Job, degree: int) -> str:
 
 
 def _on_mesh(job: Job, values: Mapping[str, Any]) -> Job:
-    """The job with other degrees, and as many of its replicas of states, and of its parts of
+    """The job with other degrees on all stages."""
+    return with_stages(job, [_with_degrees(stage, values) for stage in job.plan.stages])
+
+
+def _with_degrees(stage: StagePlan, values: Mapping[str, Any]) -> StagePlan:
+    """The stage with other degrees, and as many of its replicas of states, and of its parts of
     experts, as divide them."""
-    stages = []
-    for stage in job.plan.stages:
-        replicas = math.gcd(stage.state_replicas, values["data_parallel"])
-        changed = stage.with_values({**values, "state_replicas": replicas})
-        stages.append(changed.with_values(dividing_experts(changed)))
-    return with_stages(job, stages)
+    data = values.get("data_parallel", stage.data_parallel)
+    replicas = math.gcd(stage.state_replicas, data)
+    changed = stage.with_values({**values, "state_replicas": replicas})
+    return changed.with_values(dividing_experts(changed))
 
 
 def equal_nodes(job: Job) -> Job:
@@ -158,7 +183,7 @@ def equal_nodes(job: Job) -> Job:
             if data != first.data_parallel:
                 values = {"data_parallel": data, "micro_batch": sequences // data}
                 job = _on_mesh(job, values)
-            job = _of_fewer_stages(job, stages)
+            job = _of_stages(job, stages, {})
             in_node = job.plan.num_gpus // nodes
             return replace(job, cluster=replace(cluster, nodes=nodes, gpus_per_node=in_node))
     return refuse(
@@ -177,15 +202,17 @@ def _nodes_for(ranks: int, job: Job) -> int:
     return 0
 
 
-def _of_fewer_stages(job: Job, num_stages: int) -> Job:
+def _of_stages(job: Job, num_stages: int, degrees: Mapping[str, Any]) -> Job:
+    """The job with another number of stages, whose blocks are divided evenly, and of whose choices
+    the highest counts; with other degrees on all of them."""
     if num_stages == job.plan.num_stages:
-        return job
+        return _on_mesh(job, degrees)
     values = {name: highest(job, name) for name in DIMENSIONS}
     first, layers = job.plan.stages[0], even_shares(job.plan.layers, num_stages)
-    return with_stages(
-        job,
-        [first.with_values({**values, "layers": own, **_within(values, own)}) for own in layers],
-    )
+    stages = [
+        first.with_values({**values, "layers": own, **_within(values, own)}) for own in layers
+    ]
+    return with_stages(job, [_with_degrees(stage, degrees) for stage in stages])
 
 
 def _distance(
@@ -206,10 +233,8 @@ def one_stage(job: Job) -> Job:
     plan, first = job.plan, job.plan.stages[0]
     if plan.num_stages == 1:
         return job
-    in_replica = first.num_gpus // first.data_parallel
-    batch, gpus = job.workload.global_batch, plan.num_gpus // in_replica
-    data = max(degree for degree in range(1, gpus + 1) if batch % degree == 0)
-    sequences = batch // data
+    data, tensor = _whole_mesh(job)
+    sequences = job.workload.global_batch // data
     most = max(stage.micro_batch for stage in plan.stages)
     micro_batch = max(size for size in range(1, most + 1) if sequences % size == 0)
     values: dict[str, Any] = {
@@ -219,12 +244,27 @@ def one_stage(job: Job) -> Job:
         name: sum(stage.degree(name) for stage in plan.stages)
         for name in ("layers", *counts_of_blocks())
     }
-    values |= {"data_parallel": data, "micro_batch": micro_batch}
-    values["state_replicas"] = math.gcd(first.state_replicas, data)
-    stage = first.with_values(values)
-    stage = stage.with_values(dividing_experts(stage))
-    one = replace(plan, micro_batches=sequences // micro_batch, stages=(stage,))
-    return replace(job, plan=one)
+    values |= {"data_parallel": data, "tensor_parallel": tensor, "micro_batch": micro_batch}
+    stage = _with_degrees(first, values)
+    plan = replace(plan, micro_batches=sequences // micro_batch, stages=(stage,))
+    return replace(job, plan=plan)
+
+
+def _whole_mesh(job: Job) -> tuple[int, int]:
+    """The degrees of data and tensor parallelism on all GPUs: the nearest tensor degree with which
+    fewest GPUs are left idle, for replicas have to divide the batch."""
+    first, batch = job.plan.stages[0], job.workload.global_batch
+    others = first.num_gpus // (first.data_parallel * first.tensor_parallel)
+    gpus = job.plan.num_gpus // others
+    ways = []
+    for tensor in range(1, gpus + 1):
+        if tensor == first.tensor_parallel or not _tensor_problem(job, tensor):
+            most = gpus // tensor
+            data = max(degree for degree in range(1, most + 1) if batch % degree == 0)
+            far = abs(math.log2(tensor / first.tensor_parallel))
+            ways.append((gpus - data * tensor, far, data, tensor))
+    _, _, data, tensor = min(ways)
+    return data, tensor
 
 
 def among_orders(known: Collection[str]) -> Rule:

@@ -4,10 +4,11 @@ from mistlab.export.accelerate import ACCELERATE
 from mistlab.export.deepspeed import DEEPSPEED
 from mistlab.export.megatron import MEGATRON
 from mistlab.export.target import Target
-from mistlab.export.torchtitan import TORCHTITAN
+from mistlab.export.torchtitan import TORCHTITAN_TOML
+from mistlab.export.torchtitan_registry import TORCHTITAN
 
 TARGETS: dict[str, Target] = {
-    row.name: row for row in (MEGATRON, DEEPSPEED, TORCHTITAN, ACCELERATE)
+    row.name: row for row in (MEGATRON, DEEPSPEED, TORCHTITAN, TORCHTITAN_TOML, ACCELERATE)
 }
 
 

@@ -1,112 +1,43 @@
-"""Plans as the TOML configuration of torchtitan 0.2.
+"""Plans as the TOML configuration of torchtitan up to 0.2.2.
 
 Any division of blocks can be said, by module names. States are sharded by FSDP2. Recomputed are
 all blocks of a stage, or every n-th, or every second product of all. Models are chosen by a
 flavour; one that torchtitan does not bring has to be added to its table under the plan's name.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
 from mistlab.export.fsdp import (
     ENGINES,
     STATES,
     fewest_replicas,
     offloads,
-    sharded,
-    states_offloaded,
 )
 from mistlab.export.rules import among_orders, dropped, equal_meshes, equal_nodes
 from mistlab.export.target import Row, Target
 from mistlab.export.torchtitan_models import (
     BROUGHT,
-    check_brought,
     divided_experts,
-    has_to_shard,
     without_pipeline,
     words_of,
 )
 from mistlab.export.torchtitan_pipeline import SCHEDULES, pipeline_settings
 from mistlab.export.torchtitan_read import read
-from mistlab.export.with_parts import with_stages, with_values, with_workload
-from mistlab.values.errors import refuse
+from mistlab.export.torchtitan_rules import (
+    blocks_apart,
+    offloaded_states,
+    recomputed,
+    recomputes_products,
+    sayable_workload,
+    sharded_states,
+    with_sequences_split,
+)
 from mistlab.values.job import Job
-from mistlab.values.mesh import ranks_of
-
-
-def _workload(job: Job) -> Job:
-    model = job.workload.model
-    if model.graph_file is not None:
-        problem = "is traced from code of its own: export a plan of a model of the catalogue"
-        refuse("workload.model", problem)
-    check_brought(model)
-    precision = "bf16" if job.workload.precision == "fp16" else job.workload.precision
-    return with_workload(job, precision=precision, attention="flash")
-
-
-def _recomputed(job: Job) -> Job:
-    """All blocks, none, or every n-th: the rarest that recomputes as many as every stage wants. Or
-    every second product of all blocks, if a stage recomputes products."""
-    stages = job.plan.stages
-    if _second_products(job):
-        return with_stages(
-            job,
-            [
-                replace(stage, checkpointed_layers=0, products_recomputed_layers=stage.layers)
-                for stage in stages
-            ],
-        )
-    every = _every(job)
-    if not every:
-        return job
-    return with_stages(
-        job,
-        [stage.with_values({"checkpointed_layers": stage.layers // every}) for stage in stages],
-    )
-
-
-def _second_products(job: Job) -> bool:
-    """Whether blocks recompute every second product."""
-    return any(stage.products_recomputed_layers for stage in job.plan.stages)
-
-
-def _every(job: Job) -> int:
-    """How many blocks apart recomputed blocks are; none for 0."""
-    pairs = [(stage.layers, stage.checkpointed_layers) for stage in job.plan.stages]
-    if not any(count for _, count in pairs):
-        return 0
-    most = max(layers for layers, _ in pairs)
-    return max(
-        every
-        for every in range(1, most + 1)
-        if all(layers // every >= count for layers, count in pairs)
-    )
-
-
-def _sequence_parallel(job: Job) -> Job:
-    """Sequence parallelism comes with tensor parallelism."""
-    shares = job.plan.stages[0].tensor_parallel > 1
-    return with_values(job, {"sequence_parallel": int(shares)})
-
-
-def _zero(job: Job) -> Job:
-    """FSDP2 also shards along the ranks that share sequences, whether replicas shard or not."""
-    job = sharded(job)
-    first = job.plan.stages[0]
-    has_to = first.context_parallel > 1 or has_to_shard(first)
-    return with_values(job, {"zero": 2}) if has_to and not first.zero else job
-
-
-def _states(job: Job) -> Job:
-    """FSDP2 offloads where it shards: with several ranks."""
-    alone = ranks_of("gather", job.plan.stages[0].degree) == 1
-    return dropped(*STATES)(job) if alone else states_offloaded(job)
-
 
 ROWS = (
     Row(
         choices=("attention", "precision"),
-        nearest=_workload,
+        nearest=sayable_workload,
         because="trains in bf16 or fp32, with fused attention",
     ),
     Row(
@@ -132,12 +63,12 @@ ROWS = (
     ),
     Row(
         choices=("sequence_parallel",),
-        nearest=_sequence_parallel,
+        nearest=with_sequences_split,
         because="splits sequences wherever it splits layers",
     ),
     Row(
         choices=("zero",),
-        nearest=_zero,
+        nearest=sharded_states,
         because="shards by FSDP2, ZeRO-2 or 3, alike on all stages, and always along sequences or "
         "where experts lie on several replicas",
     ),
@@ -148,12 +79,12 @@ ROWS = (
     ),
     Row(
         choices=("layers", "checkpointed_layers", "products_recomputed_layers"),
-        nearest=_recomputed,
+        nearest=recomputed,
         because="recomputes all blocks, or every n-th, or every second product of all",
     ),
     Row(
         choices=STATES,
-        nearest=_states,
+        nearest=offloaded_states,
         because="offloads all states where FSDP2 shards them, or none",
     ),
     Row(
@@ -163,6 +94,8 @@ ROWS = (
     ),
 )
 
+_VERSION = "# For torchtitan up to 0.2.2 (later: --to torchtitan), on {} nodes of {} processes.\n"
+
 
 def write(job: Job) -> str:
     """The configuration as TOML."""
@@ -170,8 +103,8 @@ def write(job: Job) -> str:
     name, flavour = words_of(workload.model)
     dtype = "float32" if workload.precision == "fp32" else "bfloat16"
     batches = plan.micro_batches if plan.num_stages > 1 else 1
-    every = _every(job)
-    option = "op" if _second_products(job) else str(every) if every > 1 else ""
+    every = blocks_apart(job)
+    option = "op" if recomputes_products(job) else str(every) if every > 1 else ""
     sections: dict[str, dict[str, object]] = {
         "model": {"name": name, "flavor": flavour},
         "training": {
@@ -187,6 +120,12 @@ def write(job: Job) -> str:
             **({"selective_ac_option": option} if option else {}),
         },
     }
+    cluster = job.cluster
+    return _VERSION.format(cluster.nodes, cluster.gpus_per_node) + toml_of(sections)
+
+
+def toml_of(sections: Mapping[str, Mapping[str, object]]) -> str:
+    """Sections of settings as TOML."""
     return "\n".join(
         f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in section.items())
         for name, section in sections.items()
@@ -240,8 +179,8 @@ def _notes(job: Job) -> Iterator[str]:
         yield f"its models are Llama's; {kind} needs a specification of its own"
 
 
-TORCHTITAN = Target(
-    name="torchtitan",
+TORCHTITAN_TOML = Target(
+    name="torchtitan-toml",
     title="torchtitan",
     package="torchtitan==0.2.2",
     engines=ENGINES,
@@ -249,5 +188,6 @@ TORCHTITAN = Target(
     write=write,
     read=read,
     notes=_notes,
+    beside=("model", "nodes", "gpus_per_node"),
     always_overlaps=True,
 )

@@ -1,8 +1,9 @@
-"""The models that torchtitan 0.2 brings, and what it can do with each.
+"""The models that torchtitan brings, up to 0.2 and from 0.3 on, and what it can do with each.
 
-Its Qwen and gpt-oss models have no pipelines; the attention of its DeepSeek and gpt-oss models
-(FlexAttention) has no context parallelism. Experts are divided among data-parallel ranks, each
-whole or in as many parts as there are tensor-parallel ranks; undivided, they have those parts too.
+Up to 0.2 Qwen and gpt-oss models have no pipelines, and the attention of DeepSeek and gpt-oss
+models (FlexAttention) has no context parallelism. Experts are divided among data-parallel ranks,
+each whole or, up to 0.2, in as many parts as there are tensor-parallel ranks; undivided, they have
+those parts in all versions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,44 +31,83 @@ BROUGHT: Mapping[str, tuple[str, str]] = {
     "gpt-oss-20b": ("gpt_oss", "20b"),
     "gpt-oss-120b": ("gpt_oss", "120b"),
 }
+BROUGHT_TODAY: Mapping[str, tuple[str, str]] = {
+    **BROUGHT,
+    "llama3.2-1b": ("llama3", "1B"),
+    "llama3.2-3b": ("llama3", "3B"),
+    "qwen3-0.6b": ("qwen3", "0.6B"),
+    "qwen3-1.7b": ("qwen3", "1.7B"),
+    "qwen3-4b": ("qwen3", "4B"),
+    "qwen3-8b": ("qwen3", "8B"),
+    "qwen3-14b": ("qwen3", "14B"),
+    "qwen3-32b": ("qwen3", "32B"),
+    "deepseek-v2-lite": ("deepseek_v3", "16B"),
+}
 _WITHOUT_PIPELINES = ("qwen3", "gpt_oss")
 _WITHOUT_CONTEXT = ("deepseek_v3", "gpt_oss")
+# Their attention is of variable length, which has no context parallelism.
+_WITHOUT_CONTEXT_TODAY = ("gpt_oss",)
+
+Brought = Mapping[str, tuple[str, str]]
 
 
-def words_of(model: ModelSpec) -> tuple[str, str]:
+def words_of(model: ModelSpec, brought: Brought = BROUGHT) -> tuple[str, str]:
     """The name and the flavour of a model; one that is not brought is a Llama's flavour."""
-    return BROUGHT.get(model.name, ("llama3", model.name or "mine"))
+    return brought.get(model.name, ("llama3", model.name or "mine"))
 
 
-def check_brought(model: ModelSpec) -> None:
+def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
     """Refuse a model with parts that are only those of brought models."""
-    parts = (model.experts, model.latent, model.further_tokens, model.window, model.post_norms)
-    if any(parts) and (model.name not in BROUGHT or catalog.model(model.name) != model):
+    parts = (model.experts, model.latent, model.further_tokens, model.window, model.pattern)
+    has_parts = any(parts) or model.post_norms
+    if has_parts and (model.name not in brought or catalog.model(model.name) != model):
         problem = (
-            "has experts, latent attention, windows, post_norms or further tokens, and torchtitan"
+            "has experts, latent attention, windows, post_norms, further tokens or a pattern of "
+            "blocks, and torchtitan brings"
         )
-        refuse(
-            "workload.model", f"{problem} brings no such model: give one of {', '.join(BROUGHT)}"
-        )
+        refuse("workload.model", f"{problem} no such model: give one of {', '.join(brought)}")
 
 
 def without_pipeline(job: Job) -> Job:
     """A single stage for models that torchtitan does not cut."""
     name, _ = words_of(job.workload.model)
-    if name in _WITHOUT_CONTEXT and job.plan.stages[0].context_parallel > 1:
-        problem = f"{job.plan.stages[0].context_parallel}, which torchtitan has not for this model"
-        refuse("plan.stages[0].context_parallel", f"{problem}: give 1")
+    _check_context(job, is_lacking=name in _WITHOUT_CONTEXT)
     return one_stage(job) if name in _WITHOUT_PIPELINES else job
 
 
-def divided_experts(job: Job) -> Job:
-    """Experts divided in the nearest way that torchtitan knows, alike on all stages."""
+def without_pipeline_today(job: Job) -> Job:
+    """A single stage for models that torchtitan does not cut from 0.3 on: those whose head is their
+    embedding."""
+    name, _ = words_of(job.workload.model, BROUGHT_TODAY)
+    _check_context(job, is_lacking=name in _WITHOUT_CONTEXT_TODAY)
+    return one_stage(job) if job.workload.model.tied_embeddings else job
+
+
+def _check_context(job: Job, *, is_lacking: bool) -> None:
+    if is_lacking and job.plan.stages[0].context_parallel > 1:
+        problem = f"{job.plan.stages[0].context_parallel}, which torchtitan has not for this model"
+        refuse("plan.stages[0].context_parallel", f"{problem}: give 1")
+
+
+def whole_experts_divided(job: Job) -> Job:
+    """Experts divided in the nearest way that torchtitan knows from 0.3 on: whole, or undivided
+    among ranks and in as many parts as layers."""
+    return divided_experts(job, in_parts=False)
+
+
+def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
+    """Experts divided in the nearest way that torchtitan knows, alike on all stages: whole, or
+    ``in_parts`` too."""
     experts = job.workload.model.experts
     if experts is None:
         return job
     job = same_experts(job)
     stage = job.plan.stages[0]
-    ways = list(_ways(stage, experts))
+    ways = [
+        (ranks, parts)
+        for ranks, parts in _ways(stage, experts)
+        if in_parts or ranks == 1 or parts == 1
+    ]
     if not ways:
         problem = f"{stage.tensor_parallel} does not divide experts' ffn {experts.ffn}: give 1"
         refuse("plan.stages[0].tensor_parallel", problem)

@@ -20,8 +20,9 @@ SCHEDULES: Mapping[str, str] = {
 }
 
 
-def pipeline_settings(job: Job) -> dict[str, object]:
-    """The settings of a job's pipeline; empty if there is none."""
+def pipeline_settings(job: Job, head: str = "output") -> dict[str, object]:
+    """The settings of a job's pipeline, in whose model the head has this name; empty if there is
+    none."""
     plan = job.plan
     if plan.num_stages == 1:
         return {}
@@ -30,7 +31,7 @@ def pipeline_settings(job: Job) -> dict[str, object]:
         for part in parts_of_plan(plan, _placement(plan.order, plan.num_stages))
     ]
     parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "output"]
+    parts[-1] += ["norm", head]
     return {
         "pipeline_parallel_schedule": SCHEDULES[plan.order],
         "pipeline_parallel_microbatch_size": plan.stages[0].micro_batch,

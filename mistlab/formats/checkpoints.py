@@ -12,10 +12,10 @@ from pathlib import PurePath
 from mistlab import catalog
 from mistlab.export.given import Given
 from mistlab.export.words import names_in
+from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.shell.source import Source
 from mistlab.values.datafile import parse_yaml
 from mistlab.values.errors import InputError
-from mistlab.values.huggingface import KIND, model_of_config
 from mistlab.values.model import ModelSpec
 
 # Words that tell of training, tuning or storage, not of a shape.

@@ -7,9 +7,9 @@ from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.format import Format
 from mistlab.formats.launched import command_of
+from mistlab.huggingface.configurations import KIND
 from mistlab.shell.source import Source
 from mistlab.values.errors import InputError
-from mistlab.values.huggingface import KIND
 
 _Test = Callable[[Mapping[str, Any]], bool]
 

@@ -35,7 +35,8 @@ class Dimension:
     stage with the value 1 runs other graphs of its layers. A stage without a value has the
     ``default``; if there is none, every stage must have a value. With ``is_ratio`` it is a
     share of a whole, otherwise a whole number. A choice ``shared_by`` the ranks of a group has no
-    effect if the group has one rank.
+    effect if the group has one rank; where blocks have experts, whose states other ranks share, the
+    group ``experts_shared_by`` has to have one rank, too.
 
     ``amount`` and ``noun`` put a value into words: "ZeRO-2", or "3" and "blocks recomputed"; or
     each value has its ``words``.
@@ -56,6 +57,7 @@ class Dimension:
     maximum: float | None = None
     default: float | None = None
     shared_by: str = ""
+    experts_shared_by: str = ""
     label: str = ""
     amount: str = "{}"
     noun: str = ""
@@ -145,10 +147,17 @@ DIMENSIONS: dict[str, Dimension] = {
         minimum=1,
         default=1,
         shared_by="gather",
+        experts_shared_by="gather experts",
         noun="replicas of the states",
     ),
     "zero": Dimension(
-        part="savings", symbol="z", maximum=3, default=0, shared_by="gather", amount="ZeRO-{}"
+        part="savings",
+        symbol="z",
+        maximum=3,
+        default=0,
+        shared_by="gather",
+        experts_shared_by="gather experts",
+        amount="ZeRO-{}",
     ),
     "checkpointed_layers": Dimension(
         part="layers", symbol="c", default=0, label="checkpointed", noun="blocks recomputed"

@@ -1,7 +1,9 @@
 """Checks an export with the framework's own classes: they build its configuration, or refuse it."""
 
+import importlib
 import json
 import logging
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -12,17 +14,21 @@ from typing import Any
 from unittest.mock import patch
 
 from mistlab.export.table import TARGETS
+from mistlab.export.torchtitan_models import BROUGHT_TODAY
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from runtime.baselines.installed import check_installed
 
 
-def check_accepted(target: str, text: str, job: Job) -> None:
-    """Refuse a text that its framework, at the version that is known here, does not take."""
+def check_accepted(target: str, text: str, job: Job, *, checkout: Path | None = None) -> None:
+    """Refuse a text that its framework, at the version that is known here, does not take; with a
+    ``checkout`` of Megatron-LM its parser of options has to take a launch line, too."""
     row = TARGETS[target]
     check_installed(row.package)
     try:
         _CHECKS[target](text, job)
+        if checkout is not None and target == "megatron":
+            _parsed(text, job, checkout)
     except InputError:
         raise
     except ImportError as error:
@@ -41,21 +47,9 @@ def _megatron(text: str, job: Job) -> None:
     with _with_transformer_engine():
         configs = configs_of(text)
     made, others, plan = configs.transformer, configs.others, job.plan
-    layout = made.pipeline_model_parallel_layout
     _same("ranks", others["world_size"], plan.num_gpus)
-    if layout is None:
-        blocks = [made.num_layers // made.pipeline_model_parallel_size] * plan.num_stages
-    else:
-        parts = (
-            made.virtual_pipeline_model_parallel_size or layout.virtual_pipeline_model_parallel_size
-        )
-        blocks = [
-            sum(
-                layout.get_num_layers_to_build(vp_stage=part, pp_rank=rank) for part in range(parts)
-            )
-            for rank in range(plan.num_stages)
-        ]
-    _same("blocks of stages", blocks, [stage.layers for stage in plan.stages])
+    _same("batch", others["global_batch"], job.workload.global_batch)
+    _same("blocks of stages", _blocks_of(made, text), [stage.layers for stage in plan.stages])
     _same("ffn", made.ffn_hidden_size, job.workload.model.ffn)
     _same("head_dim", _channels(made), job.workload.model.head_dim)
     _same_experts(made, job)
@@ -64,6 +58,37 @@ def _megatron(text: str, job: Job) -> None:
         others["vocab"],
         job.workload.model.padded_vocab(made.tensor_model_parallel_size),
     )
+
+
+def _parsed(text: str, job: Job, checkout: Path) -> None:
+    from runtime.baselines.megatron_arguments import arguments_of  # noqa: PLC0415 (its package)
+
+    with _with_transformer_engine():
+        made = arguments_of(text, job, checkout)
+    _same("replicas", made.data_parallel_size, job.plan.stages[0].data_parallel)
+
+
+def _blocks_of(made: Any, text: str) -> list[int]:
+    """The blocks of each stage in a configuration of Megatron-core, or in a hybrid's pattern."""
+    from megatron.core.transformer.enums import LayerType  # noqa: PLC0415 (its package)
+
+    stages, layout = made.pipeline_model_parallel_size, made.pipeline_model_parallel_layout
+    if layout is not None:
+        return [
+            sum(part.count(LayerType.decoder) for part in layout.layout[rank])
+            for rank in range(stages)
+        ]
+    segments = re.findall(r'--hybrid-layer-pattern "([^"]+)"', text)
+    if segments:
+        sizes = [len(segment) for segment in segments[0].split("|")]
+        return [sum(sizes[stage::stages]) for stage in range(stages)]
+    first = made.num_layers_in_first_pipeline_stage
+    if first is None:
+        return [made.num_layers // stages] * stages
+    last = made.num_layers_in_last_pipeline_stage
+    inner = stages - 2
+    middle = [(made.num_layers - first - last) // inner] * inner if inner else []
+    return [first, *middle, last]
 
 
 def _channels(made: Any) -> int:
@@ -115,11 +140,15 @@ class _FusedAdam:
 def _deepspeed(text: str, job: Job) -> None:
     from deepspeed.runtime.config import DeepSpeedConfig  # noqa: PLC0415 (its package)
 
-    stage = job.plan.stages[0]
-    # Without processes DeepSpeed takes a single replica's share of the batch.
-    content = json.loads(text)
-    content["train_batch_size"] //= stage.data_parallel
-    config = DeepSpeedConfig(content)
+    stage, content = job.plan.stages[0], json.loads(text)
+    ranks = content.get("tensor_parallel", {}).get("autotp_size", 1)
+    ranks *= content.get("pipeline", {}).get("stages", 1)
+    replicas, rest = divmod(job.cluster.num_gpus, ranks)
+    _same("processes beyond whole replicas", rest, 0)
+    # As if that many processes had been started: DeepSpeed then holds the batch against them.
+    with patch("deepspeed.runtime.config.dist.get_rank", return_value=0):
+        config = DeepSpeedConfig(content, mpu=_Ranks(replicas))
+    _same("batch", config.train_batch_size, job.workload.global_batch)
     if not (stage.offload.optimizer or stage.offload.weights):
         # What offloads states is sharded, also on a single rank.
         _same("ZeRO level", int(config.zero_config.stage), stage.zero)
@@ -134,7 +163,74 @@ def _deepspeed(text: str, job: Job) -> None:
     )
 
 
+class _Ranks:
+    """What DeepSpeed wants to know of a script's groups of ranks: how many replicas there are."""
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._replicas
+
+
 def _torchtitan(text: str, job: Job) -> None:
+    from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
+    from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: PLC0415
+
+    # It warns of a tokenizer that is not there.
+    logging.getLogger().setLevel(logging.ERROR)
+    with _as_module(text) as name:
+        _with_flavour(text)
+        config = ConfigManager().parse_args(["--module", name, "--config", "plan"])
+    shape = config.model_spec.model
+    shape.update_from_config(config=config)
+    said, training = config.parallelism, config.training
+    dims = ParallelDims.from_config(said, job.cluster.num_gpus)
+    _same("replicas", dims.dp_replicate * dims.dp_shard, job.plan.stages[0].data_parallel)
+    _same("batch", training.global_batch_size, job.workload.global_batch)
+    per_step = training.local_batch_size * job.plan.stages[0].data_parallel
+    _same("sequences beyond whole steps", training.global_batch_size % per_step, 0)
+    _same_blocks(said.module_fqns_per_model_part, job, "lm_head")
+    model = job.workload.model
+    if model.name in BROUGHT_TODAY:
+        shapes = (shape.dim, len(shape.layers), shape.vocab_size)
+        _same("shape", shapes, (model.hidden, model.layers, model.vocab))
+
+
+@contextmanager
+def _as_module(text: str) -> Iterator[str]:
+    """A module of a text, by name, where Python finds it."""
+    name = "exported_plan"
+    with tempfile.TemporaryDirectory() as folder, patch.object(sys, "path", [folder, *sys.path]):
+        (Path(folder) / f"{name}.py").write_text(text, encoding="utf-8")
+        sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        yield name
+        sys.modules.pop(name, None)
+
+
+def _with_flavour(text: str) -> None:
+    """Let torchtitan know the flavour of a text that a user would have to add."""
+    from torchtitan.models.llama3 import llama3_configs  # noqa: PLC0415 (its package)
+
+    (flavour,) = re.findall(r"model_registry\('([^']+)'\)", text)
+    if ".llama3 import model_registry" in text:
+        llama3_configs.setdefault(flavour, llama3_configs["8B"])
+
+
+def _same_blocks(parts: list[list[str]] | None, job: Job, head: str) -> None:
+    """Refuse parts of a model that are not the stages' blocks, or lack embedding or head."""
+    if parts is None:
+        _same("stages", job.plan.num_stages, 1)
+        return
+    blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
+    _same("blocks", sum(blocks), job.plan.layers)
+    _same("ends", (parts[0][0], parts[-1][-1]), ("tok_embeddings", head))
+    if len(parts) == job.plan.num_stages:
+        _same("blocks of stages", blocks, [stage.layers for stage in job.plan.stages])
+
+
+def _torchtitan_toml(text: str, job: Job) -> None:
     from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
     from torchtitan.distributed import ParallelDims  # noqa: PLC0415
 
@@ -153,14 +249,11 @@ def _torchtitan(text: str, job: Job) -> None:
         pp=said.pipeline_parallel_degree,
         ep=said.expert_parallel_degree,
         etp=said.expert_tensor_parallel_degree,
-        world_size=job.plan.num_gpus,
+        world_size=job.cluster.num_gpus,
     )
     _same("replicas", dims.dp_replicate * dims.dp_shard, stage.data_parallel)
-    parts = said.module_fqns_per_model_part or [
-        [f"layers.{block}" for block in range(stage.layers)]
-    ]
-    blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
-    _same("blocks of stages", blocks, [one.layers for one in job.plan.stages])
+    _same("batch", config.training.global_batch_size, job.workload.global_batch)
+    _same_blocks(said.module_fqns_per_model_part, job, "output")
 
 
 def _accelerate(text: str, job: Job) -> None:
@@ -190,5 +283,6 @@ _CHECKS: Mapping[str, Callable[[str, Job], None]] = {
     "megatron": _megatron,
     "deepspeed": _deepspeed,
     "torchtitan": _torchtitan,
+    "torchtitan-toml": _torchtitan_toml,
     "accelerate": _accelerate,
 }

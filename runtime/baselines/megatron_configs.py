@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
+from megatron.core.activations import squared_relu
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
@@ -82,6 +83,7 @@ def _transformer(
     options: Options, dtype: torch.dtype, overrides: dict[str, Any]
 ) -> TransformerConfig:
     gated = options.has("--swiglu")
+    activation = squared_relu if options.has("--squared-relu") else F.silu if gated else F.gelu
     layout = options.text("--pipeline-model-parallel-layout")
     stages = options.whole("--pipeline-model-parallel-size") or 1
     hidden = options.whole("--hidden-size") or 0
@@ -94,7 +96,7 @@ def _transformer(
         "kv_channels": options.whole("--kv-channels"),
         "normalization": options.text("--normalization") or "LayerNorm",
         "gated_linear_unit": gated,
-        "activation_func": F.silu if gated else F.gelu,
+        "activation_func": activation,
         "bias_activation_fusion": False,
         "add_bias_linear": not options.has("--disable-bias-linear"),
         "attention_dropout": options.number("--attention-dropout", 0.1),

@@ -19,6 +19,12 @@ _WHOLE: Mapping[str, str] = {
     "--expert-tensor-parallel-size": "expert_tensor_parallel_size",
     "--window-attn-skip-freq": "window_attn_skip_freq",
     "--mtp-num-layers": "mtp_num_layers",
+    "--mamba-num-heads": "mamba_num_heads",
+    "--mamba-head-dim": "mamba_head_dim",
+    "--mamba-num-groups": "mamba_num_groups",
+    "--mamba-state-dim": "mamba_state_dim",
+    "--decoder-first-pipeline-num-layers": "num_layers_in_first_pipeline_stage",
+    "--decoder-last-pipeline-num-layers": "num_layers_in_last_pipeline_stage",
 }
 _TEXT: Mapping[str, str] = {
     "--moe-token-dispatcher-type": "moe_token_dispatcher_type",
@@ -34,6 +40,7 @@ _SWITCHES: Mapping[str, str] = {
     "--moe-router-pre-softmax": "moe_router_pre_softmax",
     "--moe-pad-expert-input-to-capacity": "moe_pad_expert_input_to_capacity",
     "--qk-layernorm": "qk_layernorm",
+    "--is-hybrid-model": "is_hybrid_model",
 }
 _NUMBERS: Mapping[str, str] = {
     "--moe-aux-loss-coeff": "moe_aux_loss_coeff",

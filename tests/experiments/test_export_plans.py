@@ -52,7 +52,12 @@ def test_strictly_what_is_lost_is_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lossy = plan_file(tmp_path, "lossy.yaml")
-    exact = plan_file(tmp_path, "exact.yaml", ("checkpointed_layers: 4, ", ""))
+    exact = plan_file(
+        tmp_path,
+        "exact.yaml",
+        ("checkpointed_layers: 4, ", ""),
+        ("plan:\n", "plan:\n  engine: megatron\n"),
+    )
     assert run(export.main, [lossy, "--strict"]) == 1
     assert run(export.main, [exact, "--strict"]) == 0
     assert "cost: said exactly under engine megatron" in capsys.readouterr().err
@@ -62,7 +67,7 @@ def test_an_export_as_json_has_remarks_and_predictions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = plan_file(tmp_path, "plan.yaml")
-    assert run(export.main, [path, "--to", "torchtitan", "--json"]) == 0
+    assert run(export.main, [path, "--to", "torchtitan-toml", "--json"]) == 0
     out, err = capsys.readouterr()
     answer = json.loads(out)
     assert err == ""

@@ -10,15 +10,23 @@ import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
+from mistlab.export.words import names_in
 from mistlab.shell.launch import launch_of
 from mistlab.shell.source import Source
 
+# Options of hybrids: ``import_plan`` reads launch lines of ``pretrain_gpt.py``.
+OF_HYBRIDS = names_in(
+    """
+    --spec --is-hybrid-model --squared-relu --hybrid-override-pattern --hybrid-layer-pattern
+    --mamba-num-heads --mamba-head-dim --mamba-num-groups --mamba-state-dim
+    """
+)
 SWITCHES = """
     --sequence-parallel --use-distributed-optimizer --use-megatron-fsdp --overlap-grad-reduce
     --overlap-param-gather --optimizer-cpu-offload --use-precision-aware-optimizer --bf16 --fp16
     --group-query-attention --swiglu --untie-embeddings-and-output-weights --disable-bias-linear
     --qk-layernorm --multi-latent-attention --moe-grouped-gemm --moe-router-pre-softmax
-    --moe-pad-expert-input-to-capacity
+    --moe-pad-expert-input-to-capacity --squared-relu --is-hybrid-model
 """
 WHOLE_NUMBERS = """
     --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
@@ -29,7 +37,10 @@ WHOLE_NUMBERS = """
     --vocab-size --make-vocab-size-divisible-by --rotary-base --num-experts --moe-router-topk
     --moe-ffn-hidden-size --moe-shared-expert-intermediate-size --moe-latent-size --q-lora-rank
     --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --mtp-num-layers
+    --mamba-num-heads --mamba-head-dim --mamba-num-groups --mamba-state-dim
+    --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers
 """
+TEXTS = "--pipeline-model-parallel-layout --hybrid-override-pattern --hybrid-layer-pattern"
 NUMBERS = """
     --optimizer-offload-fraction --attention-dropout --hidden-dropout --rotary-percent
     --moe-aux-loss-coeff --moe-expert-capacity-factor
@@ -45,6 +56,7 @@ CHOICES = {
     "--recompute-modules": (
         *("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"),
     ),
+    "--ckpt-format": ("torch", "torch_dist", "zarr", "torch_dcp", "fsdp_dtensor"),
     "--normalization": ("LayerNorm", "RMSNorm"),
     "--position-embedding-type": ("learned_absolute", "rope", "mrope", "relative", "none"),
     "--softmax-type": ("vanilla", "off-by-one", "learnable"),
@@ -89,7 +101,9 @@ def parser() -> ArgumentParser:
         made.add_argument(name, type=float)
     for name, choices in CHOICES.items():
         made.add_argument(name, choices=choices)
-    made.add_argument("--pipeline-model-parallel-layout")
+    for name in TEXTS.split():
+        made.add_argument(name)
+    made.add_argument("--spec", nargs="*")
     made.add_argument("--moe-layer-freq", type=_pattern)
     made.add_argument("--window-attn-skip-freq", type=_pattern)
     made.add_argument("--window-size", type=_pair)
@@ -112,7 +126,35 @@ def _splits_sequences(found: argparse.Namespace) -> bool:
     return alone or found.sequence_parallel
 
 
+def _letters(found: argparse.Namespace) -> str:
+    """The letters of a hybrid's blocks, without the marks between its segments."""
+    pattern = found.hybrid_override_pattern or found.hybrid_layer_pattern or ""
+    return str(pattern).replace("|", "")
+
+
+def _segments(found: argparse.Namespace) -> int:
+    return str(found.hybrid_layer_pattern or "").count("|") + 1
+
+
 RULES = {
+    "Megatron-FSDP saves in a format of its own": lambda found: (
+        not found.use_megatron_fsdp or found.ckpt_format == "fsdp_dtensor"
+    ),
+    "a hybrid has a letter for each block": lambda found: (
+        len(_letters(found)) in (0, found.num_layers)
+    ),
+    "a hybrid's letters are known": lambda found: set(_letters(found)) <= set("M*-E"),
+    "a hybrid has one pattern": lambda found: (
+        not (found.hybrid_override_pattern and found.hybrid_layer_pattern)
+    ),
+    "segments are as many as stages, or a multiple": lambda found: (
+        not found.hybrid_layer_pattern or _segments(found) % found.pipeline_model_parallel_size == 0
+    ),
+    "a pattern has no layout": lambda found: (
+        not _letters(found)
+        or not (found.pipeline_model_parallel_layout or found.num_virtual_stages_per_pipeline_rank)
+    ),
+    "a hybrid has a specification": lambda found: not _letters(found) or len(found.spec or ()) == 2,
     "latent attention shares no keys": lambda found: (
         not (found.multi_latent_attention and found.group_query_attention)
     ),

@@ -22,7 +22,7 @@ def recomputing(*counts: int) -> Job:
 
 @pytest.mark.parametrize(("counts", "is_lost"), [((32,), False), ((5,), True), ((16, 0), True)])
 def test_torchtitan_does_so_in_all_blocks_or_none(counts: tuple[int, ...], is_lost: bool) -> None:
-    target = TARGETS["torchtitan"]
+    target = TARGETS["torchtitan-toml"]
     found = nearest(recomputing(*counts), target)
     assert all(one.products_recomputed_layers == one.layers for one in found.job.plan.stages)
     choices = [one.choice for one in found.remarks if one.kind == "approximated"]
@@ -35,6 +35,6 @@ def test_torchtitan_does_so_in_all_blocks_or_none(counts: tuple[int, ...], is_lo
 def test_a_configuration_s_op_is_read() -> None:
     cluster = PLAIN.cluster
     given = Given(hardware=cluster.hardware, nodes=2, gpus_per_node=8)
-    found = TARGETS["torchtitan"].read(TOML.replace('"4"', '"op"'), given)
+    found = TARGETS["torchtitan-toml"].read(TOML.replace('"4"', '"op"'), given)
     assert [one.products_recomputed_layers for one in found.job.plan.stages] == [16, 16]
     assert [one.checkpointed_layers for one in found.job.plan.stages] == [0, 0]

@@ -4,7 +4,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.export.given import Given
-from mistlab.export.megatron_hybrid import segments_of, shortest
+from mistlab.export.megatron_hybrid_read import segments_of, shortest
 from mistlab.export.megatron_read import read_options
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec

@@ -298,7 +298,8 @@ def test_replicas_of_a_torchtitan_configuration_are_read_and_written() -> None:
     )
     job = TARGETS["torchtitan"].read(text, given).job
     assert {(one.data_parallel, one.state_replicas) for one in job.plan.stages} == {(4, 2)}
-    written = TARGETS["torchtitan"].write(nearest(job, TARGETS["torchtitan"]).job)
+    toml = TARGETS["torchtitan-toml"]
+    written = toml.write(nearest(job, toml).job)
     assert "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 2\n" in str(written)
 
 

@@ -13,7 +13,7 @@ from mistlab.values.job import Job
 from tests.mistlab.plans_of_today import job_of, jobs_of_today
 from tests.mistlab.test_export import what_is_trained
 
-TORCHTITAN = TARGETS["torchtitan"]
+TORCHTITAN = TARGETS["torchtitan-toml"]
 
 
 def back_from_torchtitan(job: Job) -> Job:

@@ -46,6 +46,7 @@ FAULTS: dict[str, Callable[[str], str]] = {
     "megatron": lambda text: text.replace("--num-attention-heads 32", "--num-attention-heads 31"),
     "deepspeed": lambda text: text.replace('"stage": ', '"stage": 1'),
     "torchtitan": lambda text: text.replace("seq_len", "sequence_length"),
+    "torchtitan-toml": lambda text: text.replace("seq_len", "sequence_length"),
     "accelerate": lambda text: text.replace("num_processes", "number_of_processes"),
 }
 

@@ -1,0 +1,55 @@
+"""Lets a framework's own code take exported texts: a process of its own, in the framework's Python.
+
+On standard input is a JSON list of ``target``, ``text`` and ``job`` (a plan file's content); with
+``checkout`` of Megatron-LM its parser is asked, too. On standard output is a JSON list of problems,
+empty where the text was taken.
+"""
+
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from mistlab.export.table import TARGETS
+from mistlab.values.errors import InputError
+from mistlab.values.job import job_from_mapping
+from runtime.baselines.accepted import check_accepted
+from runtime.baselines.installed import check_installed
+
+
+def problem_of(entry: dict[str, Any]) -> str:
+    """Why a framework refuses a text; empty if it takes it."""
+    try:
+        job = job_from_mapping(entry["job"])
+        check_accepted(entry["target"], entry["text"], job, checkout=_checkout(entry))
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _checkout(entry: dict[str, Any]) -> Path | None:
+    """The checkout that knows all options of a text: patterns in segments are of later versions."""
+    is_later = "--hybrid-layer-pattern" in entry["text"]
+    return Path(entry["checkout"]) if entry.get("checkout") and not is_later else None
+
+
+def main() -> int:
+    """Answer for all texts; frameworks write to standard output themselves, so that is moved."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.CRITICAL)
+    answers, sys.stdout = sys.stdout, sys.stderr
+    entries = json.load(sys.stdin)
+    try:
+        for target in {entry["target"] for entry in entries}:
+            check_installed(TARGETS[target].package)
+    except InputError as error:
+        json.dump({"missing": str(error)}, answers)
+        return 0
+    json.dump({"problems": [problem_of(entry) for entry in entries]}, answers)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
