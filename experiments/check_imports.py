@@ -23,6 +23,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--facts", type=Path, metavar="YAML", help="facts of files (default: the package's own)"
     )
+    parser.add_argument(
+        "--answers", type=Path, metavar="YAML", help="arguments of scripts (default: the package's)"
+    )
     parser.set_defaults(arguments=["folder"])
     options = parser.parse_args(arguments)
     from experiments.exporting.check_imports import check_imports  # noqa: PLC0415 (not for --help)

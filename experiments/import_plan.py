@@ -15,7 +15,12 @@ from experiments.cli.commandline import PLANS, parser_of, run
 from mistlab.engines.table import names_for_plans
 
 EXAMPLE = PLANS / "pretrain-gpt3-2.7b.sh"
-FORMATS = ("megatron", "deepspeed", "torchtitan", "accelerate")
+# As in mistlab.formats.table, which is imported once it is needed.
+FORMATS = (
+    *("megatron", "megatron-test", "megatron-yaml", "megatron-bridge", "nemo", "primus"),
+    *("flagscale", "deepspeed", "accelerate", "hf-trainer", "torchtitan", "nanotron"),
+    *("gpt-neox", "llm-foundry", "llama-factory", "axolotl"),
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         "--strict", action="store_true", help="exit status 1 if anything was assumed or ignored"
     )
     parser.add_argument("--micro-batch", type=int, help="sequences of a replica in a micro-batch")
+    parser.add_argument("--vocab-size", type=int, help="tokens of a tokenizer that is not known")
     parser.add_argument(
         "--engine",
         choices=names_for_plans(),

@@ -17,17 +17,22 @@ from mistlab.values.errors import InputError
 from mistlab.values.references import hardware_from
 
 OWN = Path(__file__).parent / "real_files"
-ENDS = ("imported", "imported with options", "imported with --set", "refused", "crashed", "missing")
+ENDS = ("as it is", "with options", "started as its words say", "refused", "crashed", "missing")
+_MODEL = frozenset(
+    ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "experts_active")
+)
 
 
 def check_imports(options: argparse.Namespace) -> int:
     """Import each listed file and write what came of it."""
     study = Study.begin("check_imports", options)
     files = _listed(options.list or OWN / "list.csv")
-    facts = _facts(options.facts or OWN / "facts.yaml")
+    facts = _entries(options.facts or OWN / "facts.yaml")
+    answers = _entries(options.answers or OWN / "answers.yaml")
     given = Given(hardware=hardware_from(options.hardware, Path()))
     for entry in study.counted(files[:20] if options.quick else files, "files"):
-        study.add(_row(options.folder, entry, facts.get(entry["file"]), given))
+        name = entry["file"]
+        study.add(_row(options.folder, entry, facts.get(name), answers.get(name, {}), given))
     return study.end(_report(study.rows))
 
 
@@ -42,7 +47,7 @@ def _listed(path: Path) -> list[dict[str, str]]:
     ]
 
 
-def _facts(path: Path) -> Mapping[str, Mapping[str, Any]]:
+def _entries(path: Path) -> Mapping[str, Mapping[str, Any]]:
     if not path.is_file():
         return {}
     content = parse_yaml(f"files:\n{text_in(path)}", str(path))
@@ -50,30 +55,36 @@ def _facts(path: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _row(
-    folder: Path, entry: Mapping[str, str], known: Mapping[str, Any] | None, given: Given
+    folder: Path,
+    entry: Mapping[str, str],
+    judged: Mapping[str, Any] | None,
+    answers: Mapping[str, Any],
+    given: Given,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
         **{name: entry[name] for name in ("repo", "path", "kind")},
         **dict.fromkeys(("end", "format", "options", "reason", "told", "silent"), ""),
-        "facts": "" if known is None else len(known.get("facts") or {}),
+        "facts": "" if judged is None else len(judged.get("facts") or {}),
     }
     path = folder / entry["file"]
     if not path.is_file():
         return row | {"end": "missing"}
-    attempt = Attempt(path=path, given=given)
-    facts = (known or {}).get("facts") or {}
+    facts = (judged or {}).get("facts") or {}
+    attempt = Attempt(path=path, given=given, known={**answers, "facts": facts})
     try:
-        attempt.run(facts)
+        attempt.run()
     except Exception as error:
         return row | {"end": "crashed", "reason": f"{type(error).__name__}: {error}"}
-    row |= {"format": attempt.format, "options": " ".join(attempt.options)}
+    row |= {"format": attempt.format, "options": " ".join(attempt.answered)}
     if attempt.imported is None:
         return row | {"end": "refused", "reason": attempt.refusal}
+    if attempt.gave_model:
+        facts = {name: value for name, value in facts.items() if name not in _MODEL}
     wrong = list(wrong_facts(facts, attempt.imported))
-    sets = any(option.startswith("--set") for option in attempt.options)
-    end = "imported with --set" if sets else "imported with options"
+    starts = any(word == "--" or word.startswith("--set") for word in attempt.answered)
+    end = "started as its words say" if starts else "with options"
     return row | {
-        "end": end if attempt.options else "imported",
+        "end": end if attempt.answered else "as it is",
         "told": "; ".join(f"{name}: {words}" for name, words, is_told in wrong if is_told),
         "silent": "; ".join(f"{name}: {words}" for name, words, is_told in wrong if not is_told),
     }
@@ -82,12 +93,12 @@ def _row(
 def _report(rows: Sequence[Mapping[str, Any]]) -> Report:
     ends = Counter(row["end"] for row in rows)
     kinds = sorted({row["kind"] for row in rows})
-    imported = sum(count for end, count in ends.items() if end.startswith("imported"))
+    imported = sum(ends[end] for end in ENDS[:3])
     judged = [row for row in rows if row["facts"] != ""]
     silent = [row for row in judged if row["silent"]]
     sentence = (
-        f"{imported} of {len(rows)} files import, {ends['imported']} of them without a further "
-        f"option; of {len(judged)} files whose facts were read, {len(silent)} have a fact wrong "
+        f"{imported} of {len(rows)} files import, {ends['as it is']} of them without a further "
+        f"word; of {len(judged)} files whose facts were read, {len(silent)} have a fact wrong "
         "in silence."
     )
     return Report(

@@ -61,12 +61,19 @@ def _ffn(model: ModelSpec) -> tuple[int, ...]:
     return (model.ffn,) if model.experts is None else (model.ffn, model.experts.ffn)
 
 
-def _recomputation(job: Job) -> str:
+def _recomputation(job: Job) -> tuple[str, ...]:
+    """Words for the recomputation of the first stage; some recomputed blocks have two."""
     stage = _first(job)
     if stage.checkpointed_layers:
-        return "full"
+        return ("full", "selective") if stage.checkpointed_layers < stage.layers else ("full",)
     names = ("core_recomputed_layers", "products_recomputed_layers")
-    return "selective" if any(stage.value(name) for name in names) else "none"
+    return ("selective",) if any(stage.value(name) for name in names) else ("none",)
+
+
+def _zero(job: Job) -> tuple[int, ...]:
+    """ZeRO's level; a single replica has nobody to shard with at any level."""
+    first = _first(job)
+    return (0, 1, 2, 3) if first.data_parallel == 1 and not first.zero else (first.zero,)
 
 
 _READ: Mapping[str, Callable[[Job], Any]] = {
@@ -89,7 +96,7 @@ _READ: Mapping[str, Callable[[Job], Any]] = {
     "context_parallel": lambda job: _first(job).degree("context_parallel"),
     "expert_parallel": lambda job: _first(job).degree("expert_parallel"),
     "sequence_parallel": lambda job: bool(_first(job).value("sequence_parallel")),
-    "zero": lambda job: _first(job).zero,
+    "zero": _zero,
     "recomputation": _recomputation,
     "offload_optimizer": lambda job: _first(job).offload.optimizer > 0,
 }

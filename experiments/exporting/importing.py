@@ -96,6 +96,7 @@ def _given(options: argparse.Namespace) -> Given:
             sequence_length=options.sequence_length,
             global_batch=options.global_batch,
             micro_batch=options.micro_batch,
+            vocab_size=options.vocab_size,
             attention=options.attention,
             precision=options.precision,
             engine=options.engine,

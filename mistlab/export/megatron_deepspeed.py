@@ -157,7 +157,7 @@ def _tell_of_rest(top: Section, name: str, found: Found) -> None:
     calm = sum(len(one.text.partition(":")[0].split()) for one in told if one.choice == "settings")
     if calm:
         text = f"{calm} of {name} without effect on a step's cost"
-        found.remark("ignored", "settings", text)
+        found.remark("noted", "settings", text)
 
 
 def _batches(top: Section, name: str, found: Found) -> None:

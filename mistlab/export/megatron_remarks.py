@@ -120,7 +120,7 @@ def _unknown(options: Options) -> Iterator[Remark]:
 def _count(options: Options) -> Iterator[Remark]:
     if number := len(options.harmless):
         text = f"{number} option{'s' * (number > 1)} {_CALM}"
-        yield Remark(kind="ignored", choice="options", text=text)
+        yield Remark(kind="noted", choice="options", text=text)
 
 
 def nearest_name(name: str) -> str | None:

@@ -12,8 +12,9 @@ from mistlab.values.job import Job
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 
-# An export loses a choice, approximates it, or notes what comes with it; an import assumes what a
-# file does not say, ignores what has no effect, and finds what contradicts itself.
+# An export loses a choice, approximates it, or notes what comes with it. An import assumes what a
+# file does not say, ignores what plans cannot say, finds what contradicts itself, and notes what
+# changes no cost.
 Kind = Literal["lost", "approximated", "noted", "assumed", "ignored", "contradicting"]
 
 

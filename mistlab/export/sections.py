@@ -151,7 +151,7 @@ class Section:
             self.found.remark("ignored", "settings", text)
         if calm:
             text = f"{listed(calm)}: no effect on a step's cost that plans could tell"
-            self.found.remark("ignored", "settings", text)
+            self.found.remark("noted", "settings", text)
 
     def _left(self) -> Iterator[tuple[str, str]]:
         """Keys and paths of settings that nobody asked for and that say something."""

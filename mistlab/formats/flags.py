@@ -92,6 +92,10 @@ class Flags:
         """Tell of a setting that costs, and of what is taken instead."""
         self.remarks.append(Remark(kind="ignored", choice=choice, text=text))
 
+    def note(self, choice: str, text: str) -> None:
+        """Tell of settings that cost nothing."""
+        self.remarks.append(Remark(kind="noted", choice=choice, text=text))
+
     def assume(self, choice: str, text: str) -> None:
         """Tell of a choice that the file does not make."""
         self.remarks.append(Remark(kind="assumed", choice=choice, text=text))

@@ -174,7 +174,7 @@ def _put(settings: Mapping[str, Any], flags: Flags, where: str) -> None:
             flags.put(name, value, f"{where}.{name}")
     if own:
         text = f"{own} settings of Primus's own: no effect on a step's cost that plans could tell"
-        flags.remark("settings", text)
+        flags.note("settings", text)
 
 
 def _is_own(name: str) -> bool:

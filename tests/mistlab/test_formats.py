@@ -118,7 +118,7 @@ def test_remarks_on_cost_come_first_and_equal_ones_are_joint() -> None:
     lines = [str(remark) for remark in found.remarks]
     assert "gradients are taken as reduced in 16 bits" in lines[0]
     assert any("strange_a, strange_b: is not known here" in line for line in lines)
-    assert lines[-1].startswith("ignored: settings: steps_per_print")
+    assert lines[-1].startswith("noted: settings: steps_per_print")
 
 
 def test_only_the_first_unknown_settings_have_lines_of_their_own() -> None:

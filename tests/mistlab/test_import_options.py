@@ -107,7 +107,7 @@ def test_a_number_that_is_none_is_refused_with_its_line() -> None:
 def test_options_without_effect_are_one_count() -> None:
     found = imported("--lr 1 --min-lr 0 --save x --log-interval 1 --inference-max-requests 2")
     assert [str(one) for one in found.remarks] == [
-        "ignored: options: 5 options without effect on a step's cost"
+        "noted: options: 5 options without effect on a step's cost"
     ]
 
 
