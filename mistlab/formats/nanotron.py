@@ -191,7 +191,13 @@ def _mesh(section: Section, found: Found, given: Given, model: ModelSpec) -> Non
     found.values["tensor_parallel"] = tensor
     found.values["context_parallel"] = section.whole("context_parallel_size") or 1
     experts = section.whole("expert_parallel_size") or 1
-    if experts > 1 and model.experts is not None:
+    if experts > 1:
+        if model.experts is None:
+            message = (
+                f"parallelism.expert_parallel_size: {experts}, and the model has no experts: give "
+                "a --model with experts, or 1"
+            )
+            raise InputError(message)
         found.values["expert_parallel"] = experts
     divides = section.choice("tp_mode", ("all_reduce", "reduce_scatter"), "all_reduce")
     found.values["sequence_parallel"] = int(divides == "reduce_scatter" and tensor > 1)

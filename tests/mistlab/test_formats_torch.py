@@ -186,6 +186,11 @@ def test_nanotron_s_file_is_a_plan() -> None:
         ("zero_stage: 1", "zero_stage: 3", "optimizer.zero_stage: 3: nanotron has 0 and 1"),
         ("dtype: bfloat16", "dtype: int8", "model.dtype: 'int8' is unknown"),
         ("pp_engine: 1f1b", "pp_engine: zb", "parallelism.pp_engine: 'zb' is unknown"),
+        (
+            "dp: 2",
+            "dp: 2, expert_parallel_size: 2",
+            "expert_parallel_size: 2, and the model has no",
+        ),
     ],
 )
 def test_what_nanotron_cannot_be_is_refused(old: str, new: str, words: str) -> None:
