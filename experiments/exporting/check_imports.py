@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.exporting.import_answers import Attempt
 from experiments.exporting.import_facts import wrong_facts
+from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table
 from mistlab.export.given import Given
@@ -117,7 +118,20 @@ def _report(rows: Sequence[Mapping[str, Any]]) -> Report:
             "wrong_and_told": sum(1 for row in judged if row["told"]),
             **{end.replace(" ", "_"): ends[end] for end in ENDS},
         },
+        pictures=[_picture(rows, kinds)],
         beside=["## Refusals", table(["file", "reason"], list(_refusals(rows)))],
+    )
+
+
+def _picture(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> Bars:
+    counts = _by_kind(rows, kinds)
+    return Bars(
+        name="imports",
+        caption="How imports of real files end, by kind of file.",
+        groups=kinds,
+        series={end: [line[1 + place] for line in counts] for place, end in enumerate(ENDS)},
+        y="files",
+        stacked=True,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.exporting.drawn_exports import drawn_exports
 from experiments.exporting.fidelity import Export, costs_as, exported, fits
+from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab.export.back import read_back
@@ -136,7 +137,19 @@ def _report(rows: Sequence[Row], plans: int) -> Report:
         *_problems(rows),
     ]
     title = f"{plans} random plans exported to all targets"
-    return Report(title=title, words=words, summary=counts)
+    outcomes: dict[str, list[float | None]] = {
+        "written": [counts[name]["written"] for name in names],
+        "refused": [counts[name]["refused"] for name in names],
+    }
+    picture = Bars(
+        name="exports",
+        caption="Plans that each target has a form for, and plans refused by name.",
+        groups=names,
+        series=outcomes,
+        y="plans",
+        stacked=True,
+    )
+    return Report(title=title, words=words, summary=counts, pictures=[picture])
 
 
 def _counts(rows: Sequence[Row]) -> dict[str, int]:

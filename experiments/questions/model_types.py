@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.commandline import DONE, NO_ANSWER, writable
+from experiments.frame.charts import Lines
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab.economy.parameters import model_parameters
@@ -111,7 +112,20 @@ def _report(rows: Sequence[Row]) -> Report:
         title="Model types of Hugging Face",
         words=[sentence, _read_table(read)],
         summary=summary,
+        pictures=[_picture(read)],
         beside=["## Refused by name", _refused_table(refused), _COMPLETED_WORDS],
+    )
+
+
+def _picture(rows: Sequence[Row]) -> Lines:
+    """Parameters here over those of the library, type by type."""
+    ratios = [(float(number), 1 + row["off"]) for number, row in enumerate(rows)]
+    return Lines(
+        name="model-types",
+        caption="Parameters as read, over those of the library's model, type by type.",
+        curves={"": ratios},
+        x="types that are read, in alphabetical order",
+        y="parameters here / of the library",
     )
 
 

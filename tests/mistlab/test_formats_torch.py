@@ -189,7 +189,7 @@ def test_nanotron_s_file_is_a_plan() -> None:
         (
             "dp: 2",
             "dp: 2, expert_parallel_size: 2",
-            "expert_parallel_size: 2, and the model has no",
+            "the model has no experts: give a --model",
         ),
     ],
 )
