@@ -15,7 +15,7 @@ import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -213,8 +213,10 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     atexit.register(gc.freeze)
     os.environ.setdefault(NUMPY_THREADS, "1")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Names of files may have bytes that are no text.
-        sys.stdout.reconfigure(errors="backslashreplace")
+        # Names of files may have bytes that are no text. A stream made for a file that leads to a
+        # pipe now is changed, too, and then asked in vain where it stands.
+        with suppress(OSError):
+            sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _warnings_in_lines():
             status = main(arguments)

@@ -26,10 +26,15 @@ EQUAL_NODES = (
 def load_equal(path: Path) -> Job:
     """The job of a plan file, for a command that takes equal nodes alone."""
     job = load_job(path)
+    check_equal(job, path)
+    return job
+
+
+def check_equal(job: Job, path: Path) -> None:
+    """Refuse a plan on unlike nodes, for a command that takes equal nodes alone."""
     if job.cluster.others:
         message = f"{path}: cluster.hardware: {job.cluster.name}: {EQUAL_NODES}"
         raise InputError(message)
-    return job
 
 
 def numbers_of(options: argparse.Namespace) -> Mapping[str, float]:

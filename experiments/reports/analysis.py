@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from experiments.cli.commandline import about, batch_status, print_json, progress
-from experiments.cli.problem import load_equal
+from experiments.cli.problem import check_equal
 from mistlab.cost.memory import host_bytes_of_fullest_node
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.errors import InputError
-from mistlab.values.job import Job
+from mistlab.values.job import Job, load_job
 from mistlab.values.stages import StageBatch, StageFigures
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.workload import Workload
@@ -48,7 +48,8 @@ def analyse(options: argparse.Namespace) -> int:
     for path in options.plans:
         job = None
         try:
-            job = load_equal(path)
+            job = load_job(path)
+            check_equal(job, path)
             with about(path):
                 analysis = analysis_of(job, models)
         except InputError as error:

@@ -46,11 +46,13 @@ class Content:
     """What a text is: its kind, its settings if it has them, and otherwise what is wrong with it.
 
     ``problem`` says what the text looks like where it is neither settings nor a program.
+    ``repeated`` are keys of a YAML that stand twice in a mapping, of which the last counts.
     """
 
     kind: Kind
     settings: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
+    repeated: tuple[str, ...] = ()
 
 
 def content_of(source: Source) -> Content:
@@ -108,19 +110,20 @@ def _of_shebang(text: str) -> Content:
 
 
 def _settings(text: str, ending: str) -> Content:
+    repeated: list[str] = []
     try:
         if ending == ".json":
             settings = _json(text)
         elif ending == ".toml":
             settings = _toml(text)
         else:
-            settings = parse_yaml(text, "the file")
+            settings = parse_yaml(text, "the file", repeated)
     except InputError as error:
         problem = str(error).removeprefix("the file: ")
         if name := _BLANK.search(text):
             problem = f"is a template: {name[1]} stands for a value ({problem})"
         return Content(kind="strange", problem=problem)
-    return Content(kind="settings", settings=settings)
+    return Content(kind="settings", settings=settings, repeated=tuple(repeated))
 
 
 def _json(text: str) -> Mapping[str, Any]:

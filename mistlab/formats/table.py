@@ -89,15 +89,18 @@ def _row(name: str, title: str, tests: Sequence[_Recognises], read: _Read, targe
         name=name,
         title=title,
         recognises=lambda source: any(test(source) for test in tests),
-        read=lambda source, given: _in_order(read(source, given)),
+        read=lambda source, given: _in_order(read(source, given), content_of(source).repeated),
         target=target,
     )
 
 
-def _in_order(imported: Imported) -> Imported:
-    """Remarks on what costs before those on what does not, and equal texts in one remark."""
+def _in_order(imported: Imported, repeated: Sequence[str]) -> Imported:
+    """Remarks on what costs before those on what does not, and equal texts in one remark;
+    ``repeated`` are keys that a file has twice."""
     joint: dict[tuple[str, str], list[Remark]] = {}
-    for remark in imported.remarks:
+    text = "stands twice in one mapping: took the last"
+    twice = (Remark(kind="contradicting", choice=key, text=text) for key in repeated)
+    for remark in (*twice, *imported.remarks):
         joint.setdefault((remark.kind, remark.text), []).append(remark)
     remarks = [
         replace(same[0], choice=listed(list(dict.fromkeys(each.choice for each in same)), ", "))

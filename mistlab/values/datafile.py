@@ -34,9 +34,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return parse_yaml(_read_text(path), str(path))
 
 
-def parse_yaml(text: str, name: str) -> dict[str, Any]:
-    """The mapping in a YAML text; messages name the file ``name``."""
-    return _parsed(_load_yaml, text, name)
+def parse_yaml(text: str, name: str, repeated: list[str] | None = None) -> dict[str, Any]:
+    """The mapping in a YAML text; messages name the file ``name``.
+
+    A key that stands twice in a mapping is refused. A caller that gives a list gets such keys in
+    it, each with its line, and the last value counts, as in most programs that read YAML.
+    """
+    return _parsed(lambda text: _load_yaml(text, repeated), text, name)
 
 
 def format_yaml(mapping: Mapping[str, Any]) -> str:
@@ -130,14 +134,20 @@ def _not_a_mapping(content: object) -> str:
 
 
 class _Loader(SafeLoader):
-    """Refuses a key that stands twice in one mapping; YAML's own loader would take the last."""
+    """Refuses a key that stands twice in one mapping, or collects such keys in ``repeated``; YAML's
+    own loader would take the last."""
+
+    repeated: list[str] | None = None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                place = f"line {key.start_mark.line + 1}, column {key.start_mark.column + 1}"
-                refuse(place, f"key {key.value!r} stands twice in one mapping: remove one of them")
+                line, column = key.start_mark.line + 1, key.start_mark.column + 1
+                if self.repeated is None:
+                    problem = f"key {key.value!r} stands twice in one mapping: remove one of them"
+                    refuse(f"line {line}, column {column}", problem)
+                self.repeated.append(f"{key.value} (line {line})")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
@@ -157,9 +167,14 @@ class _Dumper(yaml.SafeDumper):
         return super().represent_sequence(tag, items, flow_style=is_plain or flow_style)
 
 
-def _load_yaml(text: str) -> Any:
+def _load_yaml(text: str, repeated: list[str] | None = None) -> Any:
     check_nesting(text)
-    return yaml.load(text, Loader=_Loader)
+    loader = _Loader(text)
+    loader.repeated = repeated
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _load_json(text: str) -> Any:

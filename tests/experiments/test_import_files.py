@@ -8,6 +8,8 @@ import pytest
 from experiments import check_imports, import_plan
 from experiments.cli.commandline import run
 from experiments.exporting.source_files import source_of
+from mistlab.formats.refused import REFUSED
+from mistlab.formats.table import FORMATS
 from mistlab.values.errors import InputError
 
 SCRIPT = """\
@@ -38,6 +40,11 @@ def test_the_sizes_that_were_read_are_told(
     )
     assert told[1] == "read: 1 x 4 GPUs, batch 16 x 2048 tokens, bf16"
     assert told[-1].startswith("cost: on a100-80gb ")
+
+
+def test_the_formats_to_choose_from_are_those_that_are_read() -> None:
+    read = {name for name, row in FORMATS.items() if row not in REFUSED}
+    assert set(import_plan.FORMATS) == read
 
 
 def test_the_only_launch_file_of_a_folder_is_imported(

@@ -196,3 +196,12 @@ def test_nanotron_s_file_is_a_plan() -> None:
 def test_what_nanotron_cannot_be_is_refused(old: str, new: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         imported(NANOTRON.replace(old, new))
+
+
+def test_a_key_that_stands_twice_is_told_and_the_last_counts() -> None:
+    twice = "micro_batch_size: 4, micro_batch_size: 2"
+    found = imported(NANOTRON.replace("micro_batch_size: 4", twice))
+    assert found.job.plan.stages[0].micro_batch == 2
+    assert [str(remark) for remark in found.remarks if remark.kind == "contradicting"] == [
+        "contradicting: micro_batch_size (line 13): stands twice in one mapping: took the last"
+    ]

@@ -181,7 +181,7 @@ def test_torchtitan_says_both_and_is_read(order: str) -> None:
     stage = replace(STAGE, layers=8, tensor_parallel=1, data_parallel=2, zero=2)
     unlike = (replace(stage, layers=15), replace(stage, layers=17))
     plan = Plan(engine="fsdp", micro_batches=4, stages=unlike, order=order)
-    target = TARGETS["torchtitan"]
+    target = TARGETS["torchtitan-toml"]
     found = nearest(Job(workload=work, cluster=ONE_NODE, plan=plan), target)
     assert found.is_exact
     assert found.job.plan.engine == "fsdp"
