@@ -203,5 +203,5 @@ def test_a_key_that_stands_twice_is_told_and_the_last_counts() -> None:
     found = imported(NANOTRON.replace("micro_batch_size: 4", twice))
     assert found.job.plan.stages[0].micro_batch == 2
     assert [str(remark) for remark in found.remarks if remark.kind == "contradicting"] == [
-        "contradicting: micro_batch_size (line 13): stands twice in one mapping: took the last"
+        "contradicting: micro_batch_size (line 14): stands twice in one mapping: took the last"
     ]
