@@ -173,6 +173,7 @@ class Found:
         default = together * (self.micro_batches or 1)
         if self.micro_batches and self.global_batch is None and given.global_batch is None:
             self.global_batch = default
+        self._check_steps(default, (self.micro_batches, micro_batch, data))
         batch = self.settled("global_batch", given.global_batch, default)
         if batch % together:
             message = (
@@ -181,6 +182,16 @@ class Found:
             )
             raise InputError(message)
         return batch
+
+    def _check_steps(self, product: int, factors: tuple[int | None, int, int]) -> None:
+        """Tell where a file's steps of accumulation make another batch than the file says."""
+        steps, micro_batch, data = factors
+        if steps and self.global_batch not in (None, product):
+            text = (
+                f"{self.global_batch}, but {steps} gradient_accumulation_steps x micro_batch "
+                f"{micro_batch} x data_parallel {data} are {product}: took {self.global_batch}"
+            )
+            self.remark("contradicting", "global_batch", text)
 
     def _plan(self, model: ModelSpec, data: int, micro_batch: int, batch: int) -> Plan:
         self.check_stages(model)

@@ -247,3 +247,23 @@ def test_variables_of_transformer_engine_choose_attention(
     command = launch(f"{SHAPE} {run}", environment=environment)
     found = read_launch(command, Source(text=""), Given(hardware=H100))
     assert found.job.workload.attention == attention
+
+
+@pytest.mark.parametrize(
+    ("more", "attention"),
+    [
+        ("", "math"),
+        ("--transformer-impl transformer_engine --attention-backend auto", "math"),
+        ("--transformer-impl local", "flash"),
+        ("--use-legacy-models", "flash"),
+    ],
+)
+def test_variables_of_transformer_engine_decide_over_its_relative_s_switch(
+    more: str, attention: str
+) -> None:
+    off = {name: word("0") for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")}
+    command = launch(f"{SHAPE} {RUN} {more}", environment=off)
+    found = read_launch(command, Source(text=""), Given(hardware=H100))
+    assert found.job.workload.attention == attention
+    told = texts(found, "contradicting").get("attention", "")
+    assert ("took math" in told) == (attention == "math")
