@@ -62,6 +62,15 @@ _MODELS = (
     "model",
 )
 _KEYS = {*_BATCHES, "gradient_accumulation_steps"}
+# Arguments that by two tell of a recipe without a batch, which then has the default.
+_OTHER_KEYS = {
+    *("num_train_epochs", "per_device_eval_batch_size", "lr_scheduler_type", "warmup_ratio"),
+    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "save_strategy", "ddp_timeout"),
+    *("save_total_limit", "eval_strategy", "evaluation_strategy", "logging_strategy", "max_steps"),
+    *("logging_steps", "save_steps", "eval_steps", "warmup_steps", "remove_unused_columns"),
+    *("overwrite_output_dir", "report_to", "push_to_hub", "max_grad_norm", "learning_rate"),
+    *("dataloader_num_workers", "optim", "bf16", "fp16"),
+}
 # Arguments whose value has to be known.
 _COSTING = {
     *_KEYS,
@@ -97,7 +106,9 @@ def recognises(source: Source) -> bool:
     if command is not None:
         return _is_trainer(command)
     keys = settings_of(source).keys()
-    return bool(keys & _KEYS) and bool(keys & {*_MODELS, "learning_rate", "output_dir"})
+    if keys & _KEYS and keys & {*_MODELS, "learning_rate", "output_dir"}:
+        return True
+    return bool(keys & {"model_name_or_path", "output_dir"}) and len(keys & _OTHER_KEYS) > 1
 
 
 def _is_trainer(command: Command) -> bool:

@@ -64,13 +64,16 @@ _KEYS = {
     "max_duration",
     "device_train_grad_accum",
 }
+# Keys that tell of a file beside its loader of sequences, where batches are left out.
+_OTHER_KEYS = {*_KEYS, "max_seq_len", "fsdp_config", "eval_first", "eval_interval", "algorithms"}
 
 
 def recognises(source: Source) -> bool:
-    """Whether a file has Composer's batches beside a model, or a script starts Composer."""
+    """Whether a file has Composer's batches or loader beside a model, or a script starts it."""
     settings = _inner(settings_of(source))
     if isinstance(settings.get("model"), Mapping) and "base_model" not in settings:
-        return len(_KEYS & settings.keys()) > 1
+        is_loaded = "train_loader" in settings and bool(_OTHER_KEYS & settings.keys())
+        return len(_KEYS & settings.keys()) > 1 or is_loaded
     return _file(source) is not None
 
 

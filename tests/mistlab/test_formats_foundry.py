@@ -2,6 +2,7 @@
 
 import pytest
 
+from mistlab.formats.table import format_of
 from mistlab.values.errors import InputError
 from tests.mistlab.launch_files import imported, imported_from, source_of, texts
 
@@ -124,3 +125,16 @@ def test_a_micro_batch_of_llm_foundry_is_no_larger_than_a_device_s_batch() -> No
 def test_what_llm_foundry_does_not_say_is_refused(old: str, new: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         imported(FOUNDRY.replace(old, new), nodes=1, gpus_per_node=8)
+
+
+def test_llm_foundry_s_file_without_micro_batches_is_known_and_asks_for_them() -> None:
+    lines = FOUNDRY.splitlines(keepends=True)
+    batches = ("device_train_microbatch_size", "global_train_batch_size", "max_duration")
+    text = "".join(line for line in lines if not line.startswith(batches))
+    if "train_loader" not in text:
+        text += "train_loader: {name: text}\n"
+    assert format_of(source_of(text, "run.yaml")).name == "llm-foundry"
+    with pytest.raises(InputError, match=r"micro_batch: .*: give --micro-batch"):
+        imported(text, nodes=1, gpus_per_node=8)
+    job = imported(text, nodes=1, gpus_per_node=8, micro_batch=2, global_batch=32).job
+    assert (job.workload.global_batch, job.plan.micro_batches) == (32, 2)

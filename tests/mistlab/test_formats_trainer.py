@@ -311,3 +311,14 @@ def test_scripts_of_other_frameworks_start_their_files() -> None:
         assert format_of(source).name == name
         with pytest.raises(InputError, match=r"a\.\w+: .* is not beside it"):
             imported_from(source, gpus_per_node=8)
+
+
+def test_a_recipe_without_a_batch_has_the_trainer_s_default() -> None:
+    dropped = ("per_device_train_batch_size: 4\n", "gradient_accumulation_steps: 2\n")
+    text = RECIPE
+    for line in dropped:
+        text = text.replace(line, "")
+    assert format_of(source_of(text, "run.yaml")).name == "hf-trainer"
+    found = imported(text, nodes=1, gpus_per_node=8)
+    assert (found.job.plan.stages[0].micro_batch, found.job.plan.micro_batches) == (8, 1)
+    assert texts(found, "assumed")["micro_batch"] == "8, the Trainer's default"
