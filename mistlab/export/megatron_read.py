@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported
+from mistlab.export.launch_hints import with_hints
 from mistlab.export.launched_ranks import read_ranks
 from mistlab.export.megatron_deepspeed import ENGINES as ENGINES_OF_DEEPSPEED
 from mistlab.export.megatron_deepspeed import Files, is_by_deepspeed, read_deepspeed, read_ulysses
@@ -86,6 +87,13 @@ def read_options(
 
 def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
     """The job of a command that starts training, and what was assumed."""
+    try:
+        return _read_launch(launch, source, given)
+    except InputError as error:
+        raise with_hints(error, launch, source, given) from None
+
+
+def _read_launch(launch: Launch, source: Source, given: Given) -> Imported:
     options = Options.of(launch.arguments, _excused(given))
     found = Found(shares_experts=not is_by_deepspeed(options))
     for note in launch.notes:

@@ -2,9 +2,12 @@
 
 import pytest
 
+from mistlab.export.given import Given
+from mistlab.export.megatron_read import read_launch
+from mistlab.shell.launch import launch_of
 from mistlab.shell.source import Source
 from mistlab.values.errors import InputError
-from tests.mistlab.launched import RUN, imported, texts
+from tests.mistlab.launched import H100, RUN, SHAPE, imported, texts
 
 WIDE = RUN.replace("--global-batch-size 16", "--global-batch-size 32")
 BATCH = "#!/bin/bash\n#SBATCH --nodes=2 --gres=gpu:8  # two nodes\n#SBATCH --ntasks-per-node=1\n"
@@ -129,3 +132,45 @@ def test_lines_behind_the_first_command_are_none_of_the_batch_system_s() -> None
     inner = "X=1\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=4\nsrun python\nEOF\n"
     found = imported(run=WIDE, started="srun --ntasks-per-node=8 python", source=Source(text=inner))
     assert found.job.cluster.nodes == 4
+
+
+def refusal(text: str, **given: int) -> str:
+    source = Source(text=text)
+    with pytest.raises(InputError) as raised:
+        read_launch(launch_of(source), source, Given(hardware=H100, **given))
+    return str(raised.value)
+
+
+def test_a_refusal_of_gpus_tells_of_counts_that_are_a_default() -> None:
+    start = "torchrun --nnodes $NNODES --nproc-per-node ${GPUS:-8} pretrain_gpt.py"
+    options = "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 2"
+    text = f"NNODES=${{SLURM_NNODES:-1}}\n{start} {SHAPE} {RUN} {options}\n"
+    hint = "SLURM_NNODES is taken as 1, its default (line 1): give --nodes N or --set SLURM_NNODES="
+    assert "8 GPUs: a copy of the model takes 16" in refusal(text)
+    assert hint in refusal(text)
+    assert "GPUS is taken as 8, its default (line 2): give --gpus-per-node N" in refusal(text)
+    assert "SLURM_NNODES" not in refusal(text, nodes=1)
+    experts = text.replace(options, "--num-experts 16 --expert-model-parallel-size 16")
+    assert hint in refusal(experts)
+    batch = text.replace(options, "").replace("--global-batch-size 16", "--global-batch-size 12")
+    assert hint in refusal(batch)
+    # What is wrong in itself has nothing to do with nodes.
+    assert "SLURM_NNODES" not in refusal(text.replace("--num-layers 8", "--num-layers 0"))
+
+
+@pytest.mark.parametrize(
+    ("head", "hint"),
+    [
+        ("while getopts n: o; do N=$OPTARG; done", "reads arguments (line 1), and none are given"),
+        ("N=0\nif [ $# -gt 0 ]; then N=$1; fi", "reads arguments (line 2), and none are given"),
+        ("N=${1:-0}", "line 1: ${1:-0}: the script is taken as started without arguments: --"),
+        ("N=0", ""),
+    ],
+)
+def test_a_refusal_of_no_size_tells_of_arguments_that_a_script_reads(head: str, hint: str) -> None:
+    shape = SHAPE.replace("--num-layers 8", "--num-layers $N")
+    text = f"{head}\ntorchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py {shape} {RUN}\n"
+    refused = refusal(text)
+    assert refused.startswith("--num-layers: line ")
+    assert hint in refused
+    assert ("ARG" in refused) == bool(hint)
