@@ -1,6 +1,6 @@
 """What an imported file says, and the job that it makes together with what is given beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -131,6 +131,22 @@ class Found:
         if self.layers is None and self.num_stages > model.layers:
             message = f"{self.num_stages} stages for {model.layers} blocks: give at most as many"
             raise InputError(message)
+
+    def settled_model(self, given: Given, read: Callable[[], ModelSpec]) -> ModelSpec:
+        """The given model, else the file's own, which ``read`` gives; a remark tells where a given
+        model differs from the file's, or where the file's cannot be read."""
+        if given.model is None:
+            self.model = read()
+            return self.model
+        before = len(self.remarks)
+        try:
+            self.model = read()
+        except InputError as error:
+            text = f"the file's own model is not read ({error}): took the option's"
+            self.remarks[before:] = [Remark(kind="assumed", choice="model", text=text)]
+        else:
+            del self.remarks[before:]
+        return given.model
 
     def _model(self, given: Given) -> ModelSpec:
         model = given.model or self.model

@@ -164,7 +164,8 @@ def read_arguments(
     _refuse_others(top, trainer, command)
     key = next((name for name in _MODELS if top.has(name)), _MODELS[0])
     where = trainer.names.get(key, key)
-    model = needed_model(top.text(key), where, with_files(source, command), given)
+    path, files = top.text(key), with_files(source, command)
+    model = found.settled_model(given, lambda: needed_model(path, where, files))
     given = replace(given, model=model)
     if command is not None:
         take_ranks(command, source, found, given)

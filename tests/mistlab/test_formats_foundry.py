@@ -2,6 +2,7 @@
 
 import pytest
 
+from mistlab import catalog
 from mistlab.values.errors import InputError
 from tests.mistlab.launch_files import imported, imported_from, source_of, texts
 
@@ -124,3 +125,9 @@ def test_a_micro_batch_of_llm_foundry_is_no_larger_than_a_device_s_batch() -> No
 def test_what_llm_foundry_does_not_say_is_refused(old: str, new: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         imported(FOUNDRY.replace(old, new), nodes=1, gpus_per_node=8)
+
+
+def test_adapters_are_refused_beside_a_given_model_too() -> None:
+    text = FOUNDRY.replace("n_heads: 16", "n_heads: 16\n  peft_config: {r: 8}")
+    with pytest.raises(InputError, match=r"model.peft_config: trains adapters alone"):
+        imported(text, nodes=1, gpus_per_node=8, model=catalog.model("llama-7b"))
