@@ -36,6 +36,14 @@ _ASKED = frozenset(
     ]
 )
 _PREFIXES = frozenset(("env", "nohup", "exec", "sudo", "nice", "time", "stdbuf", "setsid"))
+# They take a script as a file, and do not start it.
+_FILERS = frozenset(
+    [
+        *("chgrp", "chmod", "chown", "cp", "dos2unix", "file", "grep", "head", "install", "less"),
+        *("ln", "ls", "md5sum", "more", "mv", "rm", "rsync", "scp", "sed", "sha256sum", "stat"),
+        *("tail", "tar", "touch", "vi", "vim", "wc", "zip"),
+    ]
+)
 _MOST_PREFIXES = 10
 _SCRIPT = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|pbs|sub)$")
 _ENVIRONMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL | re.ASCII)
@@ -111,6 +119,8 @@ def _tee(call: Call) -> None:
 def _inner(call: Call) -> bool:
     """Follow the shell, the script or the function that a program starts; whether it starts one."""
     words = call.fields
+    if name_of(call.program) in _FILERS:
+        return False
     for number, word in enumerate(words):
         if is_launcher(word.chars) or word.chars.endswith(".py"):
             return False

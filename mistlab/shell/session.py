@@ -84,6 +84,7 @@ class Session:
     tests: int = 0
     asks: int = 0
     started_scripts: list[tuple[int, str]] = field(default_factory=list)
+    running: list[tuple[str, ...]] = field(default_factory=list)
     steps: int = 0
 
     def spend(self, line: int, size: int = 0) -> None:
