@@ -38,6 +38,7 @@ VARIABLES: Mapping[str, str] = {
 _ASKED_OPTION = re.compile(r"(?:give|or) (?:another |other )?--([a-z][a-z-]+)")
 _ASKED_VARIABLE = re.compile(r"--set (\w+)=(\S*)")
 _REPLICA = re.compile(r"(\d+) GPUs: a copy of the model takes (\d+)")
+_NODE = re.compile(r"gpus_per_node: (\d+) is more than a node")
 _TOGETHER = re.compile(r"no multiple of micro_batch (\d+) x data_parallel (\d+)")
 _PLACEHOLDER = re.compile(r"[A-Z]*")
 _MOST_NODES = 2048
@@ -107,6 +108,14 @@ class Attempt:
 
     def _give_more_gpus(self) -> bool:
         """Give more nodes, where the given ones hold no copy of the model."""
+        if match := _NODE.search(self.refusal):
+            self.given = replace(self.given, nodes=-(-int(match[1]) // 8), gpus_per_node=8)
+            self.answered += ["--nodes", "--gpus-per-node"]
+            return True
+        if "does not divide the stage's" in self.refusal and self.given.nodes is None:
+            self.given = replace(self.given, nodes=2)
+            self.answered.append("--nodes")
+            return True
         nodes = self.given.nodes
         if "--nodes" not in self.answered or nodes is None or nodes >= _MOST_NODES:
             return False

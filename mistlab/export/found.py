@@ -35,7 +35,8 @@ class Found:
     blocks of a stage. With ``recomputed_every`` n, every n-th block of a stage is recomputed.
     ``engine`` is the one under which a file says that its plan was predicted. With
     ``shares_experts`` ranks of one replica, which divide layers, share the states of its experts.
-    ``remarks`` grow while the file is read.
+    ``steps`` are micro-batches that an engine runs whatever the batch is. ``remarks`` grow while
+    the file is read.
     """
 
     model: ModelSpec | None = None
@@ -59,6 +60,7 @@ class Found:
     order: str = DEFAULT_ORDER
     overlaps: bool = True
     shares_experts: bool = False
+    steps: int | None = None
     remarks: list[Remark] = field(default_factory=list)
 
     def remark(self, kind: Kind, choice: str, text: str) -> None:
@@ -93,6 +95,12 @@ class Found:
         micro_batch = self.settled("micro_batch", given.micro_batch)
         global_batch = self._global_batch(given, data, micro_batch)
         plan = self._plan(model, data, micro_batch, global_batch)
+        if self.steps not in (None, plan.micro_batches):
+            text = (
+                f"the file says {self.steps}, and a batch of {global_batch} over {data} replicas "
+                f"of micro-batch {micro_batch} is {plan.micro_batches}: took the batch"
+            )
+            self.remark("contradicting", "micro_batches", text)
         workload = Workload(
             model=_named(model),
             sequence_length=self.settled("sequence_length", given.sequence_length),

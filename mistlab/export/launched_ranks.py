@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given
+from mistlab.shell.headers import header_of
 from mistlab.shell.launch import Launch
 from mistlab.shell.word import Word
 from mistlab.values.errors import InputError
@@ -54,6 +55,8 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 _ALIASES = {"mpiexec": "mpirun", "mpirun_rsh": "mpirun", "sbatch": "srun", "salloc": "srun"}
+# A short option with its number: -N4.
+_ATTACHED = re.compile(r"(-[A-Za-z])(\d+)")
 _BATCH = re.compile(r"^\s*#SBATCH\s+(?P<words>.*?)\s*(?:#.*)?$", re.MULTILINE)
 _DIRECT = ("nodes", "gpus_per_node")
 
@@ -123,6 +126,7 @@ def _launchers(started: Iterable[Word]) -> list[tuple[str, list[Word]]]:
 
 
 def _batch_words(text: str) -> list[Word]:
+    text = header_of(text)
     return [
         Word(text=part, line=text.count("\n", 0, match.start()) + 1)
         for match in _BATCH.finditer(text)
@@ -146,6 +150,9 @@ def _options_of(words: Iterable[Word], known: Mapping[str, str]) -> list[tuple[s
             counted.append((known[name], _Said(name, number)))
         elif name in known:
             waiting = name
+        elif (short := _ATTACHED.fullmatch(word.text)) and short[1] in known:
+            number = Word(text=short[2], line=word.line, unknown=word.unknown)
+            counted.append((known[short[1]], _Said(short[1], number)))
     return counted
 
 

@@ -17,7 +17,9 @@ _PARTS, _RANKS = "--expert-tensor-parallel-size", "--expert-model-parallel-size"
 _BALANCE = "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01"
 _CAPACITY = "--moe-expert-capacity-factor"
 # MindSpeed's switches for tensor-parallel ranks that divide experts, not each expert.
-_EXTENDED = ("--moe-tp-extend-ep", "--moe-extended-tp")
+# Of MindSpeed: tensor-parallel ranks have experts of their own. Of Megatron-core up to 0.8: every
+# rank has a part of each expert.
+_EXTENDED, _SPLIT = "--moe-tp-extend-ep", "--moe-extended-tp"
 _EXCHANGES = ("allgather", "alltoall", "alltoall_seq", "flex")
 
 
@@ -52,7 +54,10 @@ def read_experts(options: Options, found: Found, *, has_experts: bool) -> None:
         found.remark("contradicting", "expert_padding", text)
     of_deepspeed = is_of_deepspeed(options)
     if found.values["tensor_parallel"] > 1 and not options.has("--sequence-parallel"):
-        if not of_deepspeed:
+        if of_deepspeed:
+            text = "off: taken on, as plans have it beside experts with tensor parallelism"
+            found.remark("ignored", "sequence_parallel", text)
+        else:
             text = "off, but Megatron-LM trains experts with tensor parallelism only with it"
             found.remark("contradicting", "sequence_parallel", f"{text}: taken on")
         found.values["sequence_parallel"] = 1
@@ -66,7 +71,15 @@ def _divisions(options: Options, found: Found) -> tuple[int, int]:
     """Ranks that divide the experts, and ranks that divide each expert."""
     tensor = found.values["tensor_parallel"]
     ranks = options.whole(_RANKS) or 1
-    if any(options.has(name) for name in _EXTENDED):
+    if options.has(_SPLIT):
+        message = (
+            f"{options.where(_SPLIT)}: divides each expert among tensor- and expert-parallel "
+            "ranks, which no plan says: leave it out"
+        )
+        raise InputError(message)
+    if options.has(_EXTENDED):
+        text = f"{ranks * tensor}, for {_EXTENDED} gives all {tensor} tensor-parallel ranks experts"
+        found.remark("noted", "expert_parallel", text)
         return ranks * tensor, 1
     if is_of_deepspeed(options):
         return ranks, tensor if options.has("--enable-expert-tensor-parallelism") else 1

@@ -129,7 +129,9 @@ def arguments_of(command: Command, source: Source) -> Mapping[str, Any]:
     recipe = _recipe(command)
     settings: dict[str, Any] = {}
     if recipe is not None:
-        settings |= parse_yaml(named_text(recipe, command, source, "is the run's recipe"), recipe)
+        text = named_text(recipe, command, source, "is the run's recipe")
+        # As in PyYAML, the last of keys that stand twice counts.
+        settings |= parse_yaml(text, recipe, [])
     for name, word in command.options.items():
         if name != "config" or recipe is None:
             settings[name] = True if word is None else _argument(word)

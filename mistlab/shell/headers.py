@@ -22,8 +22,18 @@ _SHORT |= {"-p": "--partition"}
 Fact = tuple[str, str]
 
 
+def header_of(text: str) -> str:
+    """The comments before a script's first command, where a queue reads its options."""
+    lines = text.splitlines(keepends=True)
+    empty = (
+        number for number, line in enumerate(lines) if line.strip() and line.lstrip()[0] != "#"
+    )
+    return "".join(lines[: next(empty, len(lines))])
+
+
 def facts_of(text: str, session: Session, base: int) -> dict[str, Fact]:
     """Values of Slurm's variables by a script's header, each with a note."""
+    text = header_of(text)
     facts: dict[str, Fact] = {}
     for match in _SBATCH.finditer(text):
         line = session.at(base + text.count("\n", 0, match.start()) + 1)

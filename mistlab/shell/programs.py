@@ -10,6 +10,7 @@ from mistlab.shell.launchers import is_launcher, name_of
 from mistlab.shell.outside import READERS, output_of
 from mistlab.shell.redirects import text_of_file
 from mistlab.shell.scripts import evaluated, exported, run_file, run_text
+from mistlab.shell.sed import run_sed
 from mistlab.shell.session import Started
 from mistlab.shell.shell_text import LineError, Text, joined
 from mistlab.shell.state import EXIT
@@ -59,6 +60,8 @@ def run_program(call: Call) -> None:
         _cat(call)
     elif name == "tee":
         _tee(call)
+    elif name == "sed" and run_sed(call):
+        pass
     elif not _known_output(call, name) and not _inner(call):
         _outside(call, name)
     if name == "exec":

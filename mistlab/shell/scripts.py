@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from posixpath import normpath
 
 from mistlab.shell.assigned import assigned_names
 from mistlab.shell.call import Call
@@ -73,7 +74,9 @@ def sourced(call: Call) -> int | None:
 def _file(session: Session, text: Text, path: Text) -> Script:
     """The commands of a file at hand, or of one that the script wrote itself."""
     if text.is_known and len(text.marks) <= 1:
-        return parsed_file(session, text.chars, known_path(path) or session.rendered(path))
+        return parsed_file(
+            session, text.chars, normpath(known_path(path) or session.rendered(path))
+        )
     script = parsed_value(text)
     _know(session, script)
     return script

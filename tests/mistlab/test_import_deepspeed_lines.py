@@ -198,3 +198,18 @@ def test_students_are_refused() -> None:
 def test_a_shape_is_needed_all_the_same() -> None:
     with pytest.raises(InputError, match="--num-attention-heads: is missing"):
         with_config(shape=SHAPE.replace("--num-attention-heads 16", ""))
+
+
+def test_steps_of_the_file_that_the_batch_does_not_have_are_told() -> None:
+    config = {"train_batch_size": None, "gradient_accumulation_steps": 8}
+    found = with_config(config=config)
+    steps = found.job.plan.micro_batches
+    assert steps != 8
+    assert texts(found, "contradicting")["micro_batches"].startswith("the file says 8, and a batch")
+    assert f"is {steps}: took the batch" in texts(found, "contradicting")["micro_batches"]
+
+
+def test_sequence_parallelism_that_only_plans_have_is_told() -> None:
+    found = with_config("--num-experts 16 --tensor-model-parallel-size 2")
+    assert found.job.plan.stages[0].sequence_parallel == 1
+    assert texts(found, "ignored")["sequence_parallel"].startswith("off: taken on")

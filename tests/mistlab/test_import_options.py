@@ -247,3 +247,14 @@ def test_variables_of_transformer_engine_choose_attention(
     command = launch(f"{SHAPE} {run}", environment=environment)
     found = read_launch(command, Source(text=""), Given(hardware=H100))
     assert found.job.workload.attention == attention
+
+
+@pytest.mark.parametrize("name", ["--data-parallel-size", "--train-foo", "--moe-router-xyz"])
+def test_unknown_options_are_not_counted_as_harmless_by_their_beginning(name: str) -> None:
+    (told,) = [one for one in imported(f"{name} 4").remarks if one.choice != "options"]
+    assert (told.kind, told.choice.split()[0]) == ("ignored", name)
+
+
+def test_experts_that_all_ranks_divide_are_refused() -> None:
+    with pytest.raises(InputError, match=r"--moe-extended-tp: .*: divides each expert among"):
+        imported("--num-experts 8 --expert-model-parallel-size 2 --moe-extended-tp")

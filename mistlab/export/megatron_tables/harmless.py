@@ -16,9 +16,13 @@ FAMILIES = tuple(
             --flight-recorder- --straggler- --otel- --ft- --save- --load- --lr- --muon- --async-
             --non-persistent- --adlr- --object-storage- --text-generate- --eval- --adam- --export-
             --hf- --retro- --dino- --dsa- --index- --mup- --tiktoken- --tokenizer- --bert-
-            --train- --retriever- --sft- --lu-lora- --kd- --megatron-fsdp- --mhc- --zero-
-            --moe-router- --moe-routing- --rope-scaling- --yarn- --fp8- --tp-comm- --no-tp-comm-
-            --disable-tp-comm- --weight-decay --aml- --rerun- --data-
+            --train-data- --train-weighted- --retriever- --sft- --lu-lora- --kd- --mhc- --zero-
+            --megatron-fsdp-
+            --moe-router-bias- --moe-router-score- --moe-router-topk-scaling- --moe-router-num-
+            --moe-router-group- --moe-router-pre- --moe-router-padding- --rope-scaling-
+            --yarn- --fp8- --tp-comm- --no-tp-comm-
+            --disable-tp-comm- --weight-decay --aml- --rerun- --data-cache- --data-args-
+            --data-impl --data-efficiency- --data-file --data-index- --data-prefix --data-weights
             """
         )
     )

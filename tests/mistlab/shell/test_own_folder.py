@@ -37,7 +37,7 @@ HERE={folder}
 source $HERE/../sizes.sh
 torchrun pretrain_gpt.py --num-layers $LAYERS --config $HERE/a.yaml
 """
-    launch = launched(text, {"scripts/../sizes.sh": "LAYERS=24\n"})
+    launch = launched(text, {"sizes.sh": "LAYERS=24\n"})
     assert argv(launch) == ["--num-layers", "24", "--config", "/home/me/runs/scripts/a.yaml"]
 
 
