@@ -38,6 +38,12 @@ def test_an_unknown_replacement_leaves_an_unknown_part() -> None:
     assert "GLOBAL" in launch.unknown_in["ds.json"].expression
 
 
+def test_an_unknown_part_does_not_end_a_text_of_the_file() -> None:
+    command = 'sed "s|OUT|$(date "+%H:%M")|" template.json | sed "s/BATCH/8/;" > ds.json'
+    launch = launched(command.replace(";", ""))
+    assert '"dir": "$(date +%H:%M)"' in launch.written["ds.json"]
+
+
 @pytest.mark.parametrize("pattern", ["s/B.*H/8/", "s/^BATCH/8/", "s/BATCH/&0/", "y/AB/CD/"])
 def test_patterns_that_mean_more_are_not_guessed(pattern: str) -> None:
     assert "ds.json" not in launched(f"sed '{pattern}' template.json > ds.json").written
