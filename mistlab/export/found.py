@@ -95,12 +95,6 @@ class Found:
         micro_batch = self.settled("micro_batch", given.micro_batch)
         global_batch = self._global_batch(given, data, micro_batch)
         plan = self._plan(model, data, micro_batch, global_batch)
-        if self.steps not in (None, plan.micro_batches):
-            text = (
-                f"the file says {self.steps}, and a batch of {global_batch} over {data} replicas "
-                f"of micro-batch {micro_batch} is {plan.micro_batches}: took the batch"
-            )
-            self.remark("contradicting", "micro_batches", text)
         workload = Workload(
             model=_named(model),
             sequence_length=self.settled("sequence_length", given.sequence_length),
@@ -197,6 +191,7 @@ class Found:
         default = together * (self.micro_batches or 1)
         if self.micro_batches and self.global_batch is None and given.global_batch is None:
             self.global_batch = default
+        self._check_steps(micro_batch, data)
         batch = self.settled("global_batch", given.global_batch, default)
         if batch % together:
             message = (
@@ -205,6 +200,16 @@ class Found:
             )
             raise InputError(message)
         return batch
+
+    def _check_steps(self, micro_batch: int, data: int) -> None:
+        """Tell where a file's steps of accumulation make another batch than the file says."""
+        product = (self.steps or 0) * micro_batch * data
+        if product and self.global_batch not in (None, product):
+            text = (
+                f"{self.global_batch}, but {self.steps} gradient_accumulation_steps x micro_batch "
+                f"{micro_batch} x data_parallel {data} are {product}: took {self.global_batch}"
+            )
+            self.remark("contradicting", "global_batch", text)
 
     def _plan(self, model: ModelSpec, data: int, micro_batch: int, batch: int) -> Plan:
         self.check_stages(model)

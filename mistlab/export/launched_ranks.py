@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given
-from mistlab.shell.headers import header_of
+from mistlab.shell.headers import directives
 from mistlab.shell.launch import Launch
 from mistlab.shell.word import Word
 from mistlab.values.errors import InputError
@@ -55,36 +55,66 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 _ALIASES = {"mpiexec": "mpirun", "mpirun_rsh": "mpirun", "sbatch": "srun", "salloc": "srun"}
-# A short option with its number: -N4.
-_ATTACHED = re.compile(r"(-[A-Za-z])(\d+)")
-_BATCH = re.compile(r"^\s*#SBATCH\s+(?P<words>.*?)\s*(?:#.*)?$", re.MULTILINE)
+# Options of one letter, with their value attached.
+_ATTACHED = re.compile(r"(-[A-Za-z])([\d$].*)", re.DOTALL)
 _DIRECT = ("nodes", "gpus_per_node")
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A number that a launcher says: the word, and the option before it."""
+    """A number that a launcher says: the word, and the option before it; Slurm's if it is
+    ``by_slurm``."""
 
     option: str
     word: Word
+    by_slurm: bool = False
 
 
 def read_ranks(
     launch: Launch, text: str, found: Found, given: Given, beside: Callable[[str], str | None]
 ) -> None:
     """Set the nodes and the GPUs of a node, as far as launchers say them."""
+    _tell_of_unread(text, found)
     counts = _counts(launch, text)
     _places(counts, found, beside)
+    is_placed = found.gpus_per_node is not None or given.gpus_per_node is not None
     for name in _DIRECT:
         if name in counts:
             _settle(name, counts[name], found, getattr(given, name))
     if found.gpus_per_node is None and "gpus" in counts:
         _settle("gpus_per_node", counts["gpus"], found, given.gpus_per_node)
+    divides = _ALL in counts and found.gpus_per_node is None
     if _ALL in counts:
         _divide(counts[_ALL], found, given)
+    if not is_placed:
+        _tell_of_tasks(counts, found, _ALL if divides else _IN_NODE)
     if found.nodes is None and not counts.keys() & {_NODES, _ALL} and _by_torch(launch.started):
         # torchrun's default.
         found.nodes = 1
+
+
+def _tell_of_unread(text: str, found: Found) -> None:
+    """Tell of numbers on lines of a batch system that stand where it does not read them."""
+    for directive in directives(text):
+        words = [Word(text=part) for part in directive.words.split()]
+        if not directive.read and _options_of(words, _OPTIONS["srun"]):
+            reason = "stands behind the first command, where Slurm does not read it"
+            where = f"#SBATCH {directive.words} (line {directive.line})"
+            found.remark("contradicting", "nodes", f"{where}: {reason}")
+
+
+def _tell_of_tasks(counts: Mapping[str, _Said], found: Found, kind: str) -> None:
+    """Tell where a batch system's tasks are taken as GPUs, unless it says as many GPUs."""
+    said, gpus = counts.get(kind), counts.get("gpus")
+    if said is None or not said.by_slurm:
+        return
+    number = str(found.gpus_per_node)
+    if gpus is None:
+        text = f"{number}, one for each task of {_where(said)}: Slurm is asked for no GPUs"
+        found.remark("assumed", "gpus_per_node", text)
+    elif gpus.word.text.isdecimal() and gpus.word.text != number:
+        text = f"{number} tasks a node by {_where(said)}, but {_where(gpus)} {gpus.word.text}"
+        found.remark("contradicting", "gpus_per_node", f"{text}: took the tasks, one for each GPU")
 
 
 def _by_torch(started: Iterable[Word]) -> bool:
@@ -126,34 +156,38 @@ def _launchers(started: Iterable[Word]) -> list[tuple[str, list[Word]]]:
 
 
 def _batch_words(text: str) -> list[Word]:
-    text = header_of(text)
     return [
-        Word(text=part, line=text.count("\n", 0, match.start()) + 1)
-        for match in _BATCH.finditer(text)
-        for part in match["words"].split()
+        Word(text=part, line=directive.line)
+        for directive in directives(text)
+        if directive.read
+        for part in directive.words.split()
     ]
 
 
 def _options_of(words: Iterable[Word], known: Mapping[str, str]) -> list[tuple[str, _Said]]:
     """What a launcher's options count, with their words."""
     counted: list[tuple[str, _Said]] = []
-    waiting = ""
+    waiting, by_slurm = "", known is _OPTIONS["srun"]
     for word in words:
         if waiting:
-            counted.append((known[waiting], _Said(waiting, word)))
+            counted.append((known[waiting], _Said(waiting, word, by_slurm)))
             waiting = ""
             continue
-        name, equals, value = word.text.partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name
-        if name in known and equals:
+        name, value = _parts_of(word.text)
+        if name in known and value is not None:
             number = Word(text=value, line=word.line, unknown=word.unknown)
-            counted.append((known[name], _Said(name, number)))
+            counted.append((known[name], _Said(name, number, by_slurm)))
         elif name in known:
             waiting = name
-        elif (short := _ATTACHED.fullmatch(word.text)) and short[1] in known:
-            number = Word(text=short[2], line=word.line, unknown=word.unknown)
-            counted.append((known[short[1]], _Said(short[1], number)))
     return counted
+
+
+def _parts_of(text: str) -> tuple[str, str | None]:
+    """An option's name, and the value that stands in the same word; None for none."""
+    if (attached := _ATTACHED.fullmatch(text)) is not None:
+        return attached[1], attached[2]
+    name, equals, value = text.partition("=")
+    return name.replace("_", "-") if name.startswith("--") else name, value if equals else None
 
 
 def _places(counts: dict[str, _Said], found: Found, beside: Callable[[str], str | None]) -> None:

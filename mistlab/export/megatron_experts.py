@@ -16,10 +16,11 @@ _PARTS, _RANKS = "--expert-tensor-parallel-size", "--expert-model-parallel-size"
 # The strength of the loss for balance that Megatron-LM recommends to begin with.
 _BALANCE = "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01"
 _CAPACITY = "--moe-expert-capacity-factor"
-# MindSpeed's switches for tensor-parallel ranks that divide experts, not each expert.
-# Of MindSpeed: tensor-parallel ranks have experts of their own. Of Megatron-core up to 0.8: every
-# rank has a part of each expert.
-_EXTENDED, _SPLIT = "--moe-tp-extend-ep", "--moe-extended-tp"
+# MindSpeed's switch for tensor-parallel ranks that divide experts, not each expert.
+_EXPERTS_DIVIDED = "--moe-tp-extend-ep"
+# Megatron-core's (0.8 to 0.9) for ranks of both degrees that divide each expert
+# (megatron/core/transformer/moe/moe_layer.py and experts.py).
+_EXPERT_DIVIDED = "--moe-extended-tp"
 _EXCHANGES = ("allgather", "alltoall", "alltoall_seq", "flex")
 
 
@@ -53,13 +54,10 @@ def read_experts(options: Options, found: Found, *, has_experts: bool) -> None:
         text = "--moe-pad-expert-input-to-capacity without --moe-expert-capacity-factor: ignored"
         found.remark("contradicting", "expert_padding", text)
     of_deepspeed = is_of_deepspeed(options)
-    if found.values["tensor_parallel"] > 1 and not options.has("--sequence-parallel"):
-        if of_deepspeed:
-            text = "off: taken on, as plans have it beside experts with tensor parallelism"
-            found.remark("ignored", "sequence_parallel", text)
-        else:
-            text = "off, but Megatron-LM trains experts with tensor parallelism only with it"
-            found.remark("contradicting", "sequence_parallel", f"{text}: taken on")
+    is_whole = found.values["tensor_parallel"] > 1 and not options.has("--sequence-parallel")
+    if is_whole and not of_deepspeed:
+        text = "off, but Megatron-LM trains experts with tensor parallelism only with it"
+        found.remark("contradicting", "sequence_parallel", f"{text}: taken on")
         found.values["sequence_parallel"] = 1
     if not of_deepspeed:
         # DeepSpeed has one exchange, and balances by a loss of its own.
@@ -71,16 +69,12 @@ def _divisions(options: Options, found: Found) -> tuple[int, int]:
     """Ranks that divide the experts, and ranks that divide each expert."""
     tensor = found.values["tensor_parallel"]
     ranks = options.whole(_RANKS) or 1
-    if options.has(_SPLIT):
-        message = (
-            f"{options.where(_SPLIT)}: divides each expert among tensor- and expert-parallel "
-            "ranks, which no plan says: leave it out"
-        )
-        raise InputError(message)
-    if options.has(_EXTENDED):
-        text = f"{ranks * tensor}, for {_EXTENDED} gives all {tensor} tensor-parallel ranks experts"
+    if options.has(_EXPERTS_DIVIDED):
+        text = f"{ranks * tensor}, as {_EXPERTS_DIVIDED} gives tensor-parallel ranks experts too"
         found.remark("noted", "expert_parallel", text)
         return ranks * tensor, 1
+    if options.has(_EXPERT_DIVIDED):
+        return 1, ranks * tensor
     if is_of_deepspeed(options):
         return ranks, tensor if options.has("--enable-expert-tensor-parallelism") else 1
     return ranks, options.whole(_PARTS) or tensor

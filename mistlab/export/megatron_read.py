@@ -261,6 +261,13 @@ def _attention(options: Options, found: Found, launch: Launch) -> None:
         if is_flash:
             text = f"--use-flash-attn and --attention-backend {backend}: took {backend}"
             found.remark("contradicting", "attention", text)
+    elif is_flash and backend in (None, "auto") and _is_written_out(options, launch):
+        found.attention = "math"
+        text = (
+            "--use-flash-attn, but NVTE_FLASH_ATTN and NVTE_FUSED_ATTN are 0, which decide under "
+            "Transformer Engine: took math"
+        )
+        found.remark("contradicting", "attention", text)
     elif is_flash or backend not in (None, "auto"):
         found.attention = "flash"
     elif (by_variables := _attention_by_variables(launch)) is not None:
@@ -271,6 +278,13 @@ def _attention(options: Options, found: Found, launch: Launch) -> None:
         found.attention = "math"
         text = "math, for layers of Megatron-LM's own have no other without --use-flash-attn"
         found.remark("assumed", "attention", text)
+
+
+def _is_written_out(options: Options, launch: Launch) -> bool:
+    """Whether Transformer Engine runs attention, and its variables switch all its kernels off."""
+    is_local = options.text("--transformer-impl") == "local" or options.has("--use-legacy-models")
+    is_other = is_of_deepspeed(options) or is_of_epfl(options)
+    return not (is_local or is_other) and _attention_by_variables(launch) == "math"
 
 
 def _attention_by_variables(launch: Launch) -> Attention | None:

@@ -1,12 +1,17 @@
 """What the header of a script for a queue says: ``#SBATCH`` lines become Slurm's variables."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from mistlab.shell.session import Session
 
-_SBATCH = re.compile(r"^[ \t]*#SBATCH[ \t]+(.*)$", re.MULTILINE)
-_OPTION = re.compile(r"(--[\w-]+|-[A-Za-z])(?:[= \t]*)([^\s#]*)")
+_SBATCH = re.compile(r"[ \t]*#SBATCH[ \t]+(?P<words>.*?)[ \t]*(?:[ \t]#.*)?$")
+# A header ends with the first command; a text inside a script (a here-document) has one of its own.
+_COMMAND = re.compile(r"[ \t]*[^#\s]")
+_BEGINNING = re.compile(r"#!|[^#]*<<")
+# A value that stands behind a space begins with no dash.
+_OPTION = re.compile(r"(?<!\S)(?:(--[\w-]+)(?:=|[ \t]+(?!-)|(?!\S))|(-[A-Za-z])[= \t]*)([^\s#]*)")
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
     "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
@@ -22,25 +27,40 @@ _SHORT |= {"-p": "--partition"}
 Fact = tuple[str, str]
 
 
-def header_of(text: str) -> str:
-    """The comments before a script's first command, where a queue reads its options."""
-    lines = text.splitlines(keepends=True)
-    empty = (
-        number for number, line in enumerate(lines) if line.strip() and line.lstrip()[0] != "#"
-    )
-    return "".join(lines[: next(empty, len(lines))])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directive:
+    """The options of an ``#SBATCH`` line. Slurm passes over a line behind the first command, which
+    is not ``read``."""
+
+    line: int
+    words: str
+    read: bool
+
+
+def directives(text: str) -> Iterator[Directive]:
+    """All ``#SBATCH`` lines of a script, in order."""
+    read = True
+    for number, line in enumerate(text.split("\n"), 1):
+        if (match := _SBATCH.match(line.rstrip("\r"))) is not None:
+            yield Directive(line=number, words=match["words"], read=read)
+        elif _BEGINNING.match(line):
+            read = True
+        elif _COMMAND.match(line):
+            read = False
 
 
 def facts_of(text: str, session: Session, base: int) -> dict[str, Fact]:
     """Values of Slurm's variables by a script's header, each with a note."""
-    text = header_of(text)
     facts: dict[str, Fact] = {}
-    for match in _SBATCH.finditer(text):
-        line = session.at(base + text.count("\n", 0, match.start()) + 1)
+    for directive in directives(text):
+        if not directive.read:
+            continue
+        line = session.at(base + directive.line)
         facts.setdefault("SLURM_JOB_ID", ("", f"{line}: the script is a job of Slurm"))
-        for option in _OPTION.finditer(match[1]):
-            name = _SHORT.get(option[1], option[1])
-            value = _value(name, option[2])
+        for option in _OPTION.finditer(directive.words):
+            spelt = option[1] or option[2]
+            name = _SHORT.get(spelt, spelt)
+            value = _value(name, option[3])
             for variable in _NAMES.get(name, ()) if value else ():
                 note = f"{line}: {variable} is taken as {value}, by #SBATCH {option[0].strip()}"
                 facts[variable] = (value, f"{note}: --set {variable}=VALUE")

@@ -123,6 +123,18 @@ def test_batches_and_precision_of_the_file_fill_the_line_or_contradict_it() -> N
     assert "enables fp16: took the file's" in texts(halves, "contradicting")["precision"]
 
 
+def test_steps_of_accumulation_that_make_another_batch_are_told() -> None:
+    steps = {"train_batch_size": None, "gradient_accumulation_steps": 4}
+    told = texts(with_config(config=steps), "contradicting")["global_batch"]
+    assert told == (
+        "16, but 4 gradient_accumulation_steps x micro_batch 1 x data_parallel 8 are 32: took 16"
+    )
+    fitting = with_config(config={**steps, "gradient_accumulation_steps": 2})
+    assert not texts(fitting, "contradicting")
+    filled = with_config(config=steps, run="--bf16 --use-flash-attn")
+    assert (filled.job.workload.global_batch, texts(filled, "contradicting")) == (32, {})
+
+
 def test_without_deepspeed_s_engine_the_file_says_nothing() -> None:
     found = imported("--deepspeed_config ds.json --zero-stage 3")
     assert (found.job.plan.engine, found.job.plan.stages[0].zero) == ("megatron", 0)
@@ -171,6 +183,8 @@ def test_experts_of_deepspeed_have_options_of_their_own() -> None:
     assert workload.model.pattern == ""
     assert workload.model.experts == Experts(count=16, active=2, ffn=5440, shared_ffn=5440)
     assert (workload.expert_capacity, stage.expert_tensor_parallel) == (None, 2)
+    # Unlike Megatron-LM, DeepSpeed does not need split sequences for it.
+    assert (stage.tensor_parallel, stage.sequence_parallel) == (2, 0)
 
 
 def test_a_single_expert_is_a_dense_model() -> None:
@@ -198,18 +212,3 @@ def test_students_are_refused() -> None:
 def test_a_shape_is_needed_all_the_same() -> None:
     with pytest.raises(InputError, match="--num-attention-heads: is missing"):
         with_config(shape=SHAPE.replace("--num-attention-heads 16", ""))
-
-
-def test_steps_of_the_file_that_the_batch_does_not_have_are_told() -> None:
-    config = {"train_batch_size": None, "gradient_accumulation_steps": 8}
-    found = with_config(config=config)
-    steps = found.job.plan.micro_batches
-    assert steps != 8
-    assert texts(found, "contradicting")["micro_batches"].startswith("the file says 8, and a batch")
-    assert f"is {steps}: took the batch" in texts(found, "contradicting")["micro_batches"]
-
-
-def test_sequence_parallelism_that_only_plans_have_is_told() -> None:
-    found = with_config("--num-experts 16 --tensor-model-parallel-size 2")
-    assert found.job.plan.stages[0].sequence_parallel == 1
-    assert texts(found, "ignored")["sequence_parallel"].startswith("off: taken on")

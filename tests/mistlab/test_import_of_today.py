@@ -91,6 +91,21 @@ def test_experts_have_the_defaults_of_megatron() -> None:
     assert "taken on" in said(found, "contradicting")["sequence_parallel"]
 
 
+@pytest.mark.parametrize(
+    ("switch", "degrees"),
+    [("", (4, 2)), ("--moe-tp-extend-ep", (8, 1)), ("--moe-extended-tp", (1, 8))],
+)
+def test_tensor_parallel_ranks_divide_experts_as_two_switches_say(
+    switch: str, degrees: tuple[int, int]
+) -> None:
+    found = imported(
+        f"{EXPERTS} --moe-ffn-hidden-size 512 --tensor-model-parallel-size 2 --sequence-parallel "
+        f"--expert-model-parallel-size 4 {switch}"
+    )
+    (stage,) = found.job.plan.stages
+    assert (stage.expert_parallel, stage.expert_tensor_parallel) == degrees
+
+
 def test_experts_degrees_sizes_and_capacity_are_read() -> None:
     found = imported(
         f"{EXPERTS} --moe-router-topk 4 --moe-ffn-hidden-size 512 --moe-latent-size 1024 "

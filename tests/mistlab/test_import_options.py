@@ -255,6 +255,21 @@ def test_unknown_options_are_not_counted_as_harmless_by_their_beginning(name: st
     assert (told.kind, told.choice.split()[0]) == ("ignored", name)
 
 
-def test_experts_that_all_ranks_divide_are_refused() -> None:
-    with pytest.raises(InputError, match=r"--moe-extended-tp: .*: divides each expert among"):
-        imported("--num-experts 8 --expert-model-parallel-size 2 --moe-extended-tp")
+@pytest.mark.parametrize(
+    ("more", "attention"),
+    [
+        ("", "math"),
+        ("--transformer-impl transformer_engine --attention-backend auto", "math"),
+        ("--transformer-impl local", "flash"),
+        ("--use-legacy-models", "flash"),
+    ],
+)
+def test_variables_of_transformer_engine_decide_over_its_relative_s_switch(
+    more: str, attention: str
+) -> None:
+    off = {name: word("0") for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")}
+    command = launch(f"{SHAPE} {RUN} {more}", environment=off)
+    found = read_launch(command, Source(text=""), Given(hardware=H100))
+    assert found.job.workload.attention == attention
+    told = texts(found, "contradicting").get("attention", "")
+    assert ("took math" in told) == (attention == "math")

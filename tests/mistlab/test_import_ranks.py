@@ -4,8 +4,9 @@ import pytest
 
 from mistlab.shell.source import Source
 from mistlab.values.errors import InputError
-from tests.mistlab.launched import imported, texts
+from tests.mistlab.launched import RUN, imported, texts
 
+WIDE = RUN.replace("--global-batch-size 16", "--global-batch-size 32")
 BATCH = "#!/bin/bash\n#SBATCH --nodes=2 --gres=gpu:8  # two nodes\n#SBATCH --ntasks-per-node=1\n"
 
 
@@ -84,3 +85,54 @@ def test_torchrun_starts_one_node_unless_it_is_told() -> None:
     found = imported(started="torchrun --nproc-per-node 8")
     assert (found.job.cluster.nodes, found.remarks) == (1, ())
     assert "nodes" in texts(imported(started="deepspeed --num_gpus 8"), "assumed")
+
+
+@pytest.mark.parametrize(
+    ("started", "text", "ranks"),
+    [
+        ("srun -N4 --ntasks-per-node=8 python", "", (4, 8)),
+        ("srun -N4 -n16 python", "", (4, 4)),
+        ("srun python", "#SBATCH -N4\n#SBATCH -n16\n", (4, 4)),
+        ("srun python", "#SBATCH --exclusive -N4 --gres=gpu:4\n", (4, 4)),
+        ("srun -n16 python", "", (2, 8)),
+    ],
+)
+def test_short_options_may_have_their_value_attached(
+    started: str, text: str, ranks: tuple[int, int]
+) -> None:
+    cluster = imported(run=WIDE, started=started, source=Source(text=text)).job.cluster
+    assert (cluster.nodes, cluster.gpus_per_node) == ranks
+    with pytest.raises(InputError, match=r"-N: line 40: \$N is set nowhere"):
+        imported(run=WIDE, started="srun -N$N --ntasks-per-node=8 python")
+
+
+def test_tasks_of_slurm_are_told_where_they_stand_for_gpus() -> None:
+    header = "#SBATCH -N 4\n#SBATCH --ntasks-per-node=8\n"
+    found = imported(run=WIDE, started="srun python", source=Source(text=header))
+    assert found.job.cluster.num_gpus == 32
+    assert "8, one for each task of --ntasks-per-node: line 2" in texts(found)["gpus_per_node"]
+    asked = imported(
+        run=WIDE, started="srun python", source=Source(text=f"{header}#SBATCH --gres=gpu:8\n")
+    )
+    assert "gpus_per_node" not in texts(asked)
+    other = imported(
+        run=WIDE, started="srun python", source=Source(text=f"{header}#SBATCH --gres=gpu:4\n")
+    )
+    assert "took the tasks" in texts(other, "contradicting")["gpus_per_node"]
+    # What torchrun starts on a node counts.
+    inner = imported(
+        run=WIDE, started="srun torchrun --nproc-per-node 4", source=Source(text=header)
+    )
+    assert (inner.job.cluster.num_gpus, "gpus_per_node" in texts(inner)) == (16, False)
+
+
+def test_lines_behind_the_first_command_are_none_of_the_batch_system_s() -> None:
+    text = "#!/bin/bash\n\n#SBATCH --nodes=2\nexport A=1\n#SBATCH --nodes=4\n"
+    found = imported(run=WIDE, started="srun --ntasks-per-node=8 python", source=Source(text=text))
+    assert found.job.cluster.nodes == 2
+    told = texts(found, "contradicting")["nodes"]
+    assert told.startswith("#SBATCH --nodes=4 (line 5): stands behind the first command")
+    # A script inside of the script has a header, too.
+    inner = "X=1\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=4\nsrun python\nEOF\n"
+    found = imported(run=WIDE, started="srun --ntasks-per-node=8 python", source=Source(text=inner))
+    assert found.job.cluster.nodes == 4

@@ -329,3 +329,11 @@ def test_what_is_left_to_be_filled_in_is_unknown() -> None:
 def test_what_cannot_be_followed_is_refused_at_its_line(text: str, match: str) -> None:
     with pytest.raises(InputError, match=match):
         launched(text)
+
+
+def test_a_header_of_slurm_ends_with_the_first_command() -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH --exclusive -N4 -n16 # all\n# text\nset -e\n#SBATCH -N8\n"
+        "torchrun train.py $SLURM_NNODES $SLURM_NTASKS"
+    )
+    assert words(launched(text)) == ["4", "16"]
