@@ -111,6 +111,19 @@ def test_options_without_effect_are_one_count() -> None:
     ]
 
 
+def test_an_unknown_option_is_no_relative_s_by_its_beginning_alone() -> None:
+    found = imported(
+        "--data-parallel-size 4 --train-foo 3 --moe-router-xyz 4 --zero-hpz 2 --fp8-all "
+        "--train-data-exact-num-epochs 1 --moe-router-score-function sigmoid --log-foo 1"
+    )
+    assert [one.choice for one in found.remarks] == [
+        "--data-parallel-size 4 --moe-router-xyz 4 --zero-hpz 2 --fp8-all",
+        "--train-foo 3",
+        "options",
+    ]
+    assert texts(found)["options"].startswith("3 options")
+
+
 def test_what_costs_comes_before_what_is_unknown_and_the_count_is_last() -> None:
     found = imported(
         "--foo 1 --bar --llm-ep 2 --mega-expert-groups 4 --micro-bath-size 3 --lr 1 "

@@ -6,23 +6,18 @@ not have. ``mistlab.export.megatron_tables.telling`` names the sources.
 
 from mistlab.export.words import names_in
 
-# Beginnings of names: every option that begins so, and stands in no other table.
+# Beginnings of names whose options cost nothing, whatever follows: they tell of logs, checkpoints,
+# learning rates, positions and inference, or of what is refused as a whole (retrieval, rewards).
+# An option of a family that also has costs is in a table by its whole name.
 FAMILIES = tuple(
     sorted(
         names_in(
             """
             --inference- --rl- --grpo- --langrl- --wandb- --tensorboard- --log- --profile- --ckpt-
-            --dist-ckpt- --fim- --inprocess- --fault-injector- --logits- --one-logger-
-            --flight-recorder- --straggler- --otel- --ft- --save- --load- --lr- --muon- --async-
-            --non-persistent- --adlr- --object-storage- --text-generate- --eval- --adam- --export-
-            --hf- --retro- --dino- --dsa- --index- --mup- --tiktoken- --tokenizer- --bert-
-            --train-data- --train-weighted- --retriever- --sft- --lu-lora- --kd- --mhc- --zero-
-            --megatron-fsdp-
-            --moe-router-bias- --moe-router-score- --moe-router-topk-scaling- --moe-router-num-
-            --moe-router-group- --moe-router-pre- --moe-router-padding- --rope-scaling-
-            --yarn- --fp8- --tp-comm- --no-tp-comm-
-            --disable-tp-comm- --weight-decay --aml- --rerun- --data-cache- --data-args-
-            --data-impl --data-efficiency- --data-file --data-index- --data-prefix --data-weights
+            --dist-ckpt- --fim- --inprocess- --fault-injector- --one-logger- --flight-recorder-
+            --straggler- --otel- --save- --lr- --non-persistent- --adlr- --object-storage-
+            --text-generate- --eval- --adam- --retro- --mup- --tiktoken- --tokenizer-
+            --rope-scaling- --yarn- --weight-decay- --aml- --rerun-
             """
         )
     )
@@ -51,8 +46,8 @@ HARMLESS_SWITCHES = names_in(
     --cpu-offloading-double-buffering --cpu-offloading-retain-pinned-cpu-buffers
     --create-all-gather-group --create-moe-param-group --cuda-graph-retain-backward-graph
     --cuda-graph-use-single-mempool --cut-max-seqlen --cvcuda-image-processing
-    --data-parallel-random-init --dataloader-defer-npy-index-mmap --dataloader-fast-cache-load
-    --ddp-average-in-collective --ddp-pad-buckets-for-high-nccl-busbw
+    --data-parallel-random-init --data-shared-file-system --dataloader-defer-npy-index-mmap
+    --dataloader-fast-cache-load --ddp-average-in-collective --ddp-pad-buckets-for-high-nccl-busbw
     --ddp-reduce-scatter-with-fp32-accumulation --deallocate-pipeline-outputs
     --decode-only-cuda-graphs --decrease-batch-size-if-needed --deepscale --deepspeed-mpi
     --delay-offload-until-cuda-graph --delay-param-gather --delay-wgrad-compute --deterministic-mode
@@ -72,7 +67,9 @@ HARMLESS_SWITCHES = names_in(
     --disable-parameter-transpose-cache --disable-save-optim --disable-save-rng
     --disable-save-tokenizer-assets --disable-straggler-on-startup
     --disable-strict-fsdp-dtensor-load --disable-symmetric-registration --disable-te-fused-rope
-    --disable-tokenizer-sentencepiece-ignore-extra-whitespaces
+    --disable-tokenizer-sentencepiece-ignore-extra-whitespaces --disable-tp-comm-bulk-dgrad
+    --disable-tp-comm-bulk-wgrad --disable-tp-comm-overlap-ag --disable-tp-comm-overlap-rs
+    --disable-tp-comm-split-ag --disable-tp-comm-split-rs
     --disable-use-tokenizer-model-from-checkpoint-args --disable-vision-class-token
     --dist-ckpt-optim-fully-reshardable --dist-ckpt-save-pre-mcore-014
     --distrib-optim-fully-reshardable-mem-efficient --distributed-optimizer-no-replica
@@ -131,12 +128,12 @@ HARMLESS_SWITCHES = names_in(
     --moe-routing-trace-capture-logits --moe-routing-trace-dump-weights --moe-single-grouped-bias
     --moe-single-grouped-weight --moe-token-dropping --moe-use-grouped-tensor --moe-use-upcycling
     --mtp-detach-heads --mtp-hsm --mtp-mem-efficient-logits --mtp-standalone
-    --multiple-validation-sets --muon-nesterov --muon-no-split-qkv --muon-use-nesterov
-    --muon-use-syrk --nccl-all-reduce-for-prefill --no-align-grad-reduce --no-align-param-gather
-    --no-async-tensor-model-parallel-allreduce --no-attention-softmax-in-fp32
-    --no-barrier-with-level-1-timing --no-batch-p2p-comm --no-batch-p2p-sync
-    --no-bias-dropout-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-chat-template
-    --no-check-for-nan-in-loss --no-check-for-nan-in-loss-and-grad --no-checking
+    --multiple-validation-sets --muon-nesterov --muon-no-split-qkv --muon-split-qkv
+    --muon-use-nesterov --muon-use-syrk --nccl-all-reduce-for-prefill --no-align-grad-reduce
+    --no-align-param-gather --no-async-tensor-model-parallel-allreduce
+    --no-attention-softmax-in-fp32 --no-barrier-with-level-1-timing --no-batch-p2p-comm
+    --no-batch-p2p-sync --no-bias-dropout-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion
+    --no-chat-template --no-check-for-nan-in-loss --no-check-for-nan-in-loss-and-grad --no-checking
     --no-ckpt-fully-parallel-save --no-ckpt-load-validate-sharding-integrity
     --no-clone-scatter-output-in-embedding --no-contiguous-buffers-in-local-ddp
     --no-cpu-offloading-activations --no-create-attention-mask-in-dataloader --no-cut-token
@@ -183,14 +180,15 @@ HARMLESS_SWITCHES = names_in(
     --topk-softmax-in-fp32 --tp-comm-atomic-ag --tp-comm-atomic-rs --tp-comm-bulk-dgrad
     --tp-comm-bulk-wgrad --tp-comm-overlap-ag --tp-comm-overlap-disable-fc1
     --tp-comm-overlap-disable-qkv --tp-comm-overlap-rs --tp-comm-overlap-rs-dgrad --tp-comm-split-ag
-    --tp-comm-split-rs --tp-only-amax-red --transformer-timers --trust-remote-code
-    --tune-mm-mlp-adapter --universal-checkpoint --use-checkpoint-lr-scheduler
-    --use-checkpoint-opt-param-scheduler --use-contiguous-buffers-in-ddp --use-cp-send-recv-overlap
-    --use-cpu-initialization --use-deter-comp --use-dist-ckpt --use-distributed-backend
-    --use-fused-lightning-indexer --use-fused-lightning-indexer-loss --use-fused-mhc
-    --use-fused-ring-attention-update --use-fused-rmsnorm --use-fused-rotary-pos-emb
-    --use-fused-swiglu --use-fused-weighted-squared-relu --use-glm-rope --use-global-aux-loss
-    --use-gloo-process-groups --use-grouped-gemm-for-dense-mlp --use-grouped-gemm-for-shared-expert
+    --tp-comm-split-rs --tp-only-amax-red --train-from-scratch --train-on-prompt
+    --transformer-timers --trust-remote-code --tune-mm-mlp-adapter --universal-checkpoint
+    --use-checkpoint-lr-scheduler --use-checkpoint-opt-param-scheduler
+    --use-contiguous-buffers-in-ddp --use-cp-send-recv-overlap --use-cpu-initialization
+    --use-deter-comp --use-dist-ckpt --use-distributed-backend --use-fused-lightning-indexer
+    --use-fused-lightning-indexer-loss --use-fused-mhc --use-fused-ring-attention-update
+    --use-fused-rmsnorm --use-fused-rotary-pos-emb --use-fused-swiglu
+    --use-fused-weighted-squared-relu --use-glm-rope --use-global-aux-loss --use-gloo-process-groups
+    --use-grouped-gemm-for-dense-mlp --use-grouped-gemm-for-shared-expert
     --use-inference-optimized-layers --use-kitchen-attention --use-kv-cache
     --use-legacy-static-engine --use-mamba-mem-eff-path --use-mp-args-from-checkpoint-args --use-mup
     --use-nccl-ub --use-nd-matmul --use-normhead --use-nsys-profiler --use-one-sent-docs
@@ -209,64 +207,84 @@ HARMLESS_VALUES = names_in(
     """
     --DDP-impl --activation-func-clamp-value --adam-beta1 --adam-beta2 --adam-eps --add-eos-token
     --ai-framework --alibi-fusion-attn-type --align-param-gather --app-tag-run-name
-    --app-tag-run-version --attention-mask-type --autocast-dtype --batch-invariant-backend
-    --beta-fast --beta-slow --block-data-path --cache-dir --chat-template
-    --check-for-nan-in-loss-and-grad --check-weight-hash-across-dp-replicas-interval --ckpt-format
-    --classes-fraction --clip-grad --codecarbon-dir --compress-rope-theta --config-logger-dir
-    --cp-attention-mask-type --cp-window-size --cross-entropy-fusion-impl --cuda-graph-warmup-steps
-    --data-cache-path --data-path --dataloader-save --dataloader-seq-length --dataloader-type
-    --dataset --dataset-additional-keys --dataset-config --dataset-dir --dataset-impl --datasets
-    --ddp-bucket-size --ddp-num-buckets --ddp-param-name-patterns-for-fp32-local-accumulation
-    --decoupled-lr --decoupled-min-lr --deepscale-config --delta-offload-bytes-across-pp-ranks
-    --dim-model-base --dist-ckpt-format --distributed-backend --distributed-timeout-minutes
-    --distributed-timeout-seconds --distributed-timeout-seconds-after-init --dpo-beta
-    --dpo-label-smoothing --drop-thinking --ds-sequence-parallel-fpdt-chunk-size
-    --dump-param-to-param-group-map --dynamic-factor --embedding-init-method
-    --embedding-init-method-std --embedding-multiplier-scale --embedding-path
-    --empty-unused-memory-level --enable-a2avc --enable-thinking --end-weight-decay --epochs
-    --error-injection-rate --error-injection-type --eval-interval --eval-iters
+    --app-tag-run-version --async-ckpt-cpu-priority --async-ckpt-io-priority --async-sched-mode
+    --async-strategy --attention-mask-type --autocast-dtype --batch-invariant-backend
+    --bert-embedder-type --bert-model --beta-fast --beta-slow --block-data-path --cache-dir
+    --chat-template --check-for-nan-in-loss-and-grad --check-weight-hash-across-dp-replicas-interval
+    --ckpt-format --classes-fraction --clip-grad --codecarbon-dir --compress-rope-theta
+    --config-logger-dir --cp-attention-mask-type --cp-window-size --cross-entropy-fusion-impl
+    --cuda-graph-warmup-steps --data-args-path --data-cache-path --data-dir --data-file-list
+    --data-file-list-p --data-file-list-u --data-files --data-folder --data-impl --data-manager-type
+    --data-mixture --data-path --data-per-class-fraction --dataloader-save --dataloader-seq-length
+    --dataloader-type --dataset --dataset-additional-keys --dataset-config --dataset-dir
+    --dataset-impl --datasets --ddp-bucket-size --ddp-num-buckets
+    --ddp-param-name-patterns-for-fp32-local-accumulation --decoupled-lr --decoupled-min-lr
+    --deepscale-config --delta-offload-bytes-across-pp-ranks --dim-model-base --dino-bottleneck-size
+    --dino-freeze-last-layer --dino-head-hidden-size --dino-local-img-size --dino-teacher-temp
+    --dino-warmup-teacher-temp --dino-warmup-teacher-temp-epochs --dist-ckpt-format
+    --distributed-backend --distributed-timeout-minutes --distributed-timeout-seconds
+    --distributed-timeout-seconds-after-init --dpo-beta --dpo-label-smoothing --drop-thinking
+    --ds-sequence-parallel-fpdt-chunk-size --dsa-indexer-head-dim --dsa-indexer-k-norm-epsilon
+    --dsa-indexer-loss-coeff --dsa-indexer-n-heads --dsa-indexer-skip-topk-offset
+    --dsa-indexer-topk-freq --dsa-kernel-backend --dump-param-to-param-group-map --dynamic-factor
+    --embedding-init-method --embedding-init-method-std --embedding-multiplier-scale
+    --embedding-path --empty-unused-memory-level --enable-a2avc --enable-thinking --end-weight-decay
+    --epochs --error-injection-rate --error-injection-type --eval-interval --eval-iters
     --evaluation-batch-size --evidence-data-path --exit-duration-in-mins --exit-interval
     --exit-signal --experimental-attention-variant-loss-scale-func --expert-gtp-weight-remat-size
-    --fc-type --finalize-model-grads-func --fine-grained-offloading-max-inflight-offloads
+    --export-kd-cfg --export-kd-teacher-ckpt-format --export-kd-teacher-model-config
+    --export-model-type --export-quant-cfg --export-real-quant-cfg --fc-type
+    --finalize-model-grads-func --fine-grained-offloading-max-inflight-offloads
     --finetune-data-files --finetune-data-split --finetune-hf-dataset --fix-sub-seq-length
     --flash-attention-version --fp4-quantizer-factory --fp8-amax-compute-algo --fp8-amax-history-len
-    --fp8-interval --fp8-margin --gdp-num-chunk-states-to-recompute --gdp-num-householder
-    --generation-length --glu-linear-offset --gpu-sniff-test-interval --grad-scale-func
-    --grad-sync-func --gtp-remat-opt-in-modules --gtp-weight-remat-size --handler-name --hc-eps
-    --hc-sinkhorn-iters --head-lr-mult --hidden-size-teacher --high-freq-factor
-    --high-priority-stream-groups --history-turns --hysteresis --ict-load --image-aspect-ratio
-    --image-folder --image-tag-type --img-dim --indexer-batch-size --indexer-log-interval
-    --indexer-loss-coeff --indexer-qk-quant-scheme --init-method --init-method-std
-    --initial-loss-scale --input-len --instruction-template --interleave-probs --iter-per-epoch
-    --iterations-to-skip --json-keys --kill-switch-file --kill-switch-path
+    --fp8-interval --fp8-margin --fp8-quantizer-factory --ft-num-warmup-iters
+    --gdp-num-chunk-states-to-recompute --gdp-num-householder --generation-length
+    --glu-linear-offset --gpu-sniff-test-interval --grad-scale-func --grad-sync-func
+    --gtp-remat-opt-in-modules --gtp-weight-remat-size --handler-name --hc-eps --hc-sinkhorn-iters
+    --head-lr-mult --hf-autotokenizer-model --hf-config --hf-dir --hf-hub-token
+    --hidden-size-teacher --high-freq-factor --high-priority-stream-groups --history-turns
+    --hysteresis --ict-load --image-aspect-ratio --image-folder --image-tag-type --img-dim
+    --index-url --indexer-batch-size --indexer-log-interval --indexer-loss-coeff
+    --indexer-qk-quant-scheme --init-method --init-method-std --initial-loss-scale --input-len
+    --instruction-template --interleave-probs --iter-per-epoch --iterations-to-skip --json-keys
+    --kd-alpha-ce --kd-beta-ce --kd-temp --kill-switch-file --kill-switch-path
     --kitchen-attention-backend --layernorm-epsilon --linear-conv-kernel-dim --lion-beta1
-    --lion-beta2 --load --loader --local-rank --log-interval --logging-level --long-factor
-    --long-mscale --longrope-freqs-type --lora-alpha --lora-load --lora-modules-to-save
-    --lora-register-forward-hook --loss-compute-mode --loss-scale --loss-scale-window
-    --low-freq-factor --lr --lr-decay-iters --lr-decay-samples --lr-decay-style --lr-warmup-fraction
-    --lr-warmup-iters --lr-warmup-samples --lr-wsd-decay-iters --lr-wsd-decay-style
-    --mamba-chunk-size --mamba-d-conv --mamba-d-ssm --mamba-inference-conv-states-dtype
-    --mamba-inference-ssm-states-dtype --mamba-training-ssm-states-dtype --manual-gc-interval
-    --map-keys --mask-factor --mask-prob --mask-type --max-batch-size --max-eval-samples
-    --max-length --max-new-tokens --max-num-tiles --max-padding-length --max-queue-size
-    --max-samples --max-tokens-to-oom --mean-noise-span-length --memory-keys --memory-snapshot-path
-    --merge-file --merge-group-keys --metadata-path --metrics --mg-save-dir
-    --mid-level-dataset-surplus --min-loss-scale --min-lr --min-offloaded-tensor-size --min-scale
-    --mix-strategy --mlp-chunks-for-prefill --mlp-chunks-for-training --mm-vision-select-layer
-    --moba-calc-method --moba-chunk-size --moba-topk --model-type --model-type-hf
-    --modules-to-filter --moe-combine-bwd-dtype --moe-comm-aux-loss-coeff --moe-deepep-num-sms
-    --moe-device-level-aux-loss-coeff --moe-dispatch-fwd-dtype --moe-eval-capacity-factor
-    --moe-expert-rank-capacity-factor --moe-flex-dispatcher-backend --moe-flex-dispatcher-num-sms
-    --moe-grad-scale-func --moe-hybridep-num-blocks-permute --moe-hybridep-num-blocks-unpermute
-    --moe-hybridep-num-sms --moe-hybridep-num-sms-preprocessing --moe-input-jitter-eps
-    --moe-loss-coeff --moe-min-capacity --moe-mlp-glu-interleave-size
-    --moe-paged-stash-buffer-size-factor-cpu --moe-paged-stash-buffer-size-factor-cuda
-    --moe-paged-stash-page-size --moe-router-bias-update-rate --moe-router-dtype
+    --lion-beta2 --load --load-dir --load-iters --load-path --load-pretrained-checkpoint --load-tag
+    --load-weights --loader --local-rank --log-interval --logging-level --logits-load-decode-threads
+    --logits-load-dir --logits-load-kd-loss-alpha --logits-load-msc-prefetch-depth
+    --logits-load-prefetch-factor --logits-save-dir --logits-save-dtype --logits-save-top-k
+    --logits-save-top-p --logits-save-top-p-min-k --long-factor --long-mscale --longrope-freqs-type
+    --lora-alpha --lora-load --lora-modules-to-save --lora-register-forward-hook --loss-compute-mode
+    --loss-scale --loss-scale-window --low-freq-factor --lr --lr-decay-iters --lr-decay-samples
+    --lr-decay-style --lr-warmup-fraction --lr-warmup-iters --lr-warmup-samples --lr-wsd-decay-iters
+    --lr-wsd-decay-style --mamba-chunk-size --mamba-d-conv --mamba-d-ssm
+    --mamba-inference-conv-states-dtype --mamba-inference-ssm-states-dtype
+    --mamba-training-ssm-states-dtype --manual-gc-interval --map-keys --mask-factor --mask-prob
+    --mask-type --max-batch-size --max-eval-samples --max-length --max-new-tokens --max-num-tiles
+    --max-padding-length --max-queue-size --max-samples --max-tokens-to-oom --mean-noise-span-length
+    --megatron-fsdp-version --memory-keys --memory-snapshot-path --merge-file --merge-group-keys
+    --metadata-path --metrics --mg-save-dir --mhc-init-gating-factor --mhc-num-residual-streams
+    --mhc-recompute-layer-num --mhc-sinkhorn-iterations --mid-level-dataset-surplus --min-loss-scale
+    --min-lr --min-offloaded-tensor-size --min-scale --mix-strategy --mlp-chunks-for-prefill
+    --mlp-chunks-for-training --mm-vision-select-layer --moba-calc-method --moba-chunk-size
+    --moba-topk --model-type --model-type-hf --modules-to-filter --moe-combine-bwd-dtype
+    --moe-comm-aux-loss-coeff --moe-deepep-num-sms --moe-device-level-aux-loss-coeff
+    --moe-dispatch-fwd-dtype --moe-eval-capacity-factor --moe-expert-rank-capacity-factor
+    --moe-flex-dispatcher-backend --moe-flex-dispatcher-num-sms --moe-grad-scale-func
+    --moe-hybridep-num-blocks-permute --moe-hybridep-num-blocks-unpermute --moe-hybridep-num-sms
+    --moe-hybridep-num-sms-preprocessing --moe-input-jitter-eps --moe-loss-coeff --moe-min-capacity
+    --moe-mlp-glu-interleave-size --moe-paged-stash-buffer-size-factor-cpu
+    --moe-paged-stash-buffer-size-factor-cuda --moe-paged-stash-page-size
+    --moe-router-bias-update-rate --moe-router-dtype --moe-router-force-biased
     --moe-router-group-topk --moe-router-num-groups --moe-router-padding-for-quantization
-    --moe-router-score-function --moe-router-topk-scaling-factor
+    --moe-router-quantile-balancing-ema --moe-router-score-function
+    --moe-router-topk-limited-devices --moe-router-topk-scaling-factor
+    --moe-routing-trace-max-training-iters --moe-routing-trace-path
     --moe-shared-expert-glu-interleave-size --moe-token-drop-policy --moe-upcycling-granularity
     --moe-z-loss-coeff --most-recent-k --mrope-section --mscale --mscale-all-dim
-    --mtp-grad-scale-func --mtp-loss-scaling-factor --n-group --n-subs
+    --mtp-grad-scale-func --mtp-loss-scaling-factor --muon-coefficient-type
+    --muon-extra-scale-factor --muon-fp32-matmul-prec --muon-momentum --muon-ns-steps
+    --muon-num-ns-steps --muon-scalar-optimizer --muon-scale-mode --muon-tp-mode --n-group --n-subs
     --nccl-communicator-config-path --next-tockens --noise-density --norm-epsilon
     --null-tokenizer-eod-id --null-tokenizer-pad-id --num-attention-heads-teacher --num-classes
     --num-dataset-builder-threads --num-experts-teacher --num-fewshot --num-frames
@@ -284,27 +302,34 @@ HARMLESS_VALUES = names_in(
     --quant-recipe --query-in-block-prob --query-pre-attn-scalar --qwen-version --rank
     --reasoning-effort --ref-model --refer-model-iter --refit-method
     --relative-attention-max-distance --relative-attention-num-buckets --repetition-penalty
-    --replication-factor --replication-jump --result-rejected-tracker-filename --reward-tokens
-    --rope-factor --rope-scaling-factor --rope-type --rotary-scale-factor --rotary-scaling-factor
+    --replication-factor --replication-jump --result-rejected-tracker-filename
+    --retriever-report-topk-accuracies --retriever-seq-length --reward-tokens --rope-factor
+    --rope-scaling-factor --rope-type --rotary-scale-factor --rotary-scaling-factor
     --rotary-seq-len-interpolation-factor --routed-scaling-factor --router-type --runtime-time-unit
     --s3-cache-path --sample-rate --save --save-interval --saver --scalar-loss-mask --scale-depth
     --scale-emb --scale-fmt --script-data-dir --seed --seq1f1b-balance-method --seq1f1b-splits
-    --sgd-momentum --shape-order --shared-expert-gate-output-dimension --sharp-enabled-group
-    --short-factor --short-mscale --short-seq-prob --skip-iters --skip-train-iteration-range
-    --softmax-scale --source-seq-len --sparse-mode --spatial-merge-size --special-tokens --split
-    --start-eval-at-iter --start-weight-decay --suggested-communication-unit-size
-    --swiglu-limit --swin-backbone-type --symmetric-ar-type --target-expert-parallel-size
-    --target-pipeline-parallel-size --target-seq-len --target-tensor-parallel-size --task
-    --task-data-path --task-list --te-gmm-mode --teacher-model-config --temperature
-    --temporal-patch-size --tensorboard-dir --tensorboard-log-interval --tensorboard-queue-size
-    --test-data-path --test-weighted-split-paths --test-weighted-split-paths-path
-    --throughput-window-size --tile-factor --timers --timing-log-level --timing-log-option
-    --titles-data-path --top-k --top-p --topk-group --train-data-path --train-iters --train-samples
-    --transformer-type --use-dataset-only --use-gigatoken --valid-data --valid-data-path
-    --valid-num-workers --valid-weighted-split-paths --valid-weighted-split-paths-path
-    --validation-set-names --verbosity --version --vocab-extra-ids-list --wandb-exp-name
-    --wandb-project --wandb-save-dir --warmup --wd-incr-steps --weight-decay
-    --weight-decay-incr-style --wgrad-deferral-limit --workers --wsd-decay-steps --z-loss-weight
+    --sft-tokenizer-prompt-format --sgd-momentum --shape-order --shared-expert-gate-output-dimension
+    --sharp-enabled-group --short-factor --short-mscale --short-seq-prob --skip-iters
+    --skip-train-iteration-range --softmax-scale --source-seq-len --sparse-mode --spatial-merge-size
+    --special-tokens --split --start-eval-at-iter --start-weight-decay
+    --suggested-communication-unit-size --swiglu-limit --swin-backbone-type --symmetric-ar-type
+    --target-expert-parallel-size --target-pipeline-parallel-size --target-seq-len
+    --target-tensor-parallel-size --task --task-data-path --task-list --te-gmm-mode
+    --teacher-model-config --temperature --temporal-patch-size --tensorboard-dir
+    --tensorboard-log-interval --tensorboard-queue-size --test-data-path --test-weighted-split-paths
+    --test-weighted-split-paths-path --throughput-window-size --tile-factor --timers
+    --timing-log-level --timing-log-option --titles-data-path --top-k --top-p --topk-group
+    --tp-comm-bootstrap-backend --tp-comm-overlap-cfg --train-data --train-data-exact-num-epochs
+    --train-data-path --train-desc-path --train-doc-idx-path --train-file --train-idx-path
+    --train-iters --train-iters-to-skip --train-range-to-skip --train-sample-idx-path
+    --train-samples --train-shuffle-idx-path --train-steps --train-sync-interval --train-tokens
+    --train-weighted-split-paths --train-weighted-split-paths-path --transformer-type
+    --use-dataset-only --use-gigatoken --valid-data --valid-data-path --valid-num-workers
+    --valid-weighted-split-paths --valid-weighted-split-paths-path --validation-set-names
+    --verbosity --version --vocab-extra-ids-list --wandb-exp-name --wandb-project --wandb-save-dir
+    --warmup --wd-incr-steps --weight-decay --weight-decay-incr-style --wgrad-deferral-limit
+    --workers --wsd-decay-steps --z-loss-weight --zero-allgather-bucket-size
+    --zero-reduce-bucket-size
     """
 )
 HARMLESS = HARMLESS_SWITCHES | HARMLESS_VALUES
