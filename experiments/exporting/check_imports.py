@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from mistlab.values.references import hardware_from
 
 OWN = Path(__file__).parent / "real_files"
 ENDS = ("as it is", "with options", "started as its words say", "refused", "crashed", "missing")
+# A path on its author's machine.
+_MACHINE_S = re.compile(r"(?<![\w./`)}])/(?:[^\s/:,)]+/)+([^\s/:,)]+)")
 _MODEL = frozenset(
     ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "experts_active")
 )
@@ -152,4 +155,5 @@ def _wrong(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
 def _refusals(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for row in rows:
         if row["end"] in ("refused", "crashed"):
-            yield f"{row['repo']}/{row['path']}", row["reason"].replace("|", "\\|")
+            reason = _MACHINE_S.sub(r".../\1", row["reason"]).replace("|", "\\|")
+            yield f"{row['repo']}/{row['path']}", reason

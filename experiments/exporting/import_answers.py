@@ -23,6 +23,7 @@ ANSWERS: Mapping[str, Any] = {
     "vocab_size": 50_304,
     "precision": "bf16",
 }
+WITH_EXPERTS = "mixtral-8x7b"
 # Values of a script's variables that the answers of the file do not have, by a part of their names.
 VARIABLES: Mapping[str, str] = {
     "RANK": "0",
@@ -35,9 +36,11 @@ VARIABLES: Mapping[str, str] = {
     "ADDR": "localhost",
     "PORT": "6000",
 }
-_ASKED_OPTION = re.compile(r"(?:give|or) (?:another |other )?--([a-z][a-z-]+)")
+_ASKED_OPTION = re.compile(r"(?:give|or|by) (?:another |other )?--([a-z][a-z-]+)")
 _ASKED_VARIABLE = re.compile(r"--set (\w+)=(\S*)")
 _REPLICA = re.compile(r"(\d+) GPUs: a copy of the model takes (\d+)")
+_NO_EXPERTS = re.compile(r"the model has no experts")
+_NODE = re.compile(r"gpus_per_node: (\d+) is more than a node")
 _TOGETHER = re.compile(r"no multiple of micro_batch (\d+) x data_parallel (\d+)")
 _PLACEHOLDER = re.compile(r"[A-Z]*")
 _MOST_NODES = 2048
@@ -77,6 +80,7 @@ class Attempt:
                     self._start_as_known,
                     self._give_more_gpus,
                     self._give_a_multiple,
+                    self._give_experts,
                     self._give_options,
                     self._set_variables,
                 )
@@ -107,6 +111,14 @@ class Attempt:
 
     def _give_more_gpus(self) -> bool:
         """Give more nodes, where the given ones hold no copy of the model."""
+        if match := _NODE.search(self.refusal):
+            self.given = replace(self.given, nodes=-(-int(match[1]) // 8), gpus_per_node=8)
+            self.answered += ["--nodes", "--gpus-per-node"]
+            return True
+        if "does not divide the stage's" in self.refusal and self.given.nodes is None:
+            self.given = replace(self.given, nodes=2)
+            self.answered.append("--nodes")
+            return True
         nodes = self.given.nodes
         if "--nodes" not in self.answered or nodes is None or nodes >= _MOST_NODES:
             return False
@@ -128,6 +140,16 @@ class Attempt:
         if self.given.global_batch == batch:
             return False
         self.given = replace(self.given, global_batch=batch)
+        return True
+
+    def _give_experts(self) -> bool:
+        """Give a model with experts, where the file divides experts that the given one has not."""
+        with_experts = catalog.model(WITH_EXPERTS)
+        if not (self.gave_model and _NO_EXPERTS.search(self.refusal)):
+            return False
+        if self.given.model == with_experts:
+            return False
+        self.given = replace(self.given, model=with_experts)
         return True
 
     def _give_options(self) -> bool:

@@ -57,20 +57,29 @@ def _settings(texts: Sequence[str]) -> Mapping[str, str]:
 
 def _beside(path: Path) -> Callable[[str], str | None]:
     """A function that gives the text of a file by the path that the file at ``path`` writes: as
-    seen from its folder, from the folders above it, or from the working directory."""
+    seen from its folder, from the folders above it, or from the working directory. Of a path on its
+    author's machine the last folder and name, or more, have to be there."""
     folders = [path.absolute().parent, *list(path.absolute().parents)[1 : _FOLDERS_ABOVE + 1]]
 
     def text(reference: str) -> str | None:
-        for folder in (*folders, Path()):
-            try:
-                candidate = folder / reference
-                if candidate.is_file() and candidate.stat().st_size <= MOST_BYTES:
-                    return text_in(candidate)
-            except (InputError, OSError, ValueError):
-                continue
+        for ending in _endings(reference):
+            for folder in (*folders, Path()):
+                try:
+                    candidate = folder / ending
+                    if candidate.is_file() and candidate.stat().st_size <= MOST_BYTES:
+                        return text_in(candidate)
+                except (InputError, OSError, ValueError):
+                    continue
         return None
 
     return text
+
+
+def _endings(reference: str) -> list[str]:
+    """A path, and the ends of an absolute one that have a folder and a name at least."""
+    parts = reference.split("/")
+    longer = range(1, len(parts) - 1) if reference.startswith("/") else ()
+    return [reference, *("/".join(parts[start:]) for start in longer)]
 
 
 def _only_launch_file(folder: Path) -> Path:

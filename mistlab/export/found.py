@@ -1,6 +1,6 @@
 """What an imported file says, and the job that it makes together with what is given beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -35,7 +35,8 @@ class Found:
     blocks of a stage. With ``recomputed_every`` n, every n-th block of a stage is recomputed.
     ``engine`` is the one under which a file says that its plan was predicted. With
     ``shares_experts`` ranks of one replica, which divide layers, share the states of its experts.
-    ``remarks`` grow while the file is read.
+    ``steps`` are micro-batches that an engine runs whatever the batch is. ``remarks`` grow while
+    the file is read.
     """
 
     model: ModelSpec | None = None
@@ -59,6 +60,7 @@ class Found:
     order: str = DEFAULT_ORDER
     overlaps: bool = True
     shares_experts: bool = False
+    steps: int | None = None
     remarks: list[Remark] = field(default_factory=list)
 
     def remark(self, kind: Kind, choice: str, text: str) -> None:
@@ -132,6 +134,22 @@ class Found:
             message = f"{self.num_stages} stages for {model.layers} blocks: give at most as many"
             raise InputError(message)
 
+    def settled_model(self, given: Given, read: Callable[[], ModelSpec]) -> ModelSpec:
+        """The given model, else the file's own, which ``read`` gives; a remark tells where a given
+        model differs from the file's, or where the file's cannot be read."""
+        if given.model is None:
+            self.model = read()
+            return self.model
+        before = len(self.remarks)
+        try:
+            self.model = read()
+        except InputError as error:
+            text = f"the file's own model is not read ({error}): took the option's"
+            self.remarks[before:] = [Remark(kind="assumed", choice="model", text=text)]
+        else:
+            del self.remarks[before:]
+        return given.model
+
     def _model(self, given: Given) -> ModelSpec:
         model = given.model or self.model
         if model is None:
@@ -173,7 +191,7 @@ class Found:
         default = together * (self.micro_batches or 1)
         if self.micro_batches and self.global_batch is None and given.global_batch is None:
             self.global_batch = default
-        self._check_steps(default, (self.micro_batches, micro_batch, data))
+        self._check_steps(micro_batch, data)
         batch = self.settled("global_batch", given.global_batch, default)
         if batch % together:
             message = (
@@ -183,12 +201,12 @@ class Found:
             raise InputError(message)
         return batch
 
-    def _check_steps(self, product: int, factors: tuple[int | None, int, int]) -> None:
+    def _check_steps(self, micro_batch: int, data: int) -> None:
         """Tell where a file's steps of accumulation make another batch than the file says."""
-        steps, micro_batch, data = factors
-        if steps and self.global_batch not in (None, product):
+        product = (self.steps or 0) * micro_batch * data
+        if product and self.global_batch not in (None, product):
             text = (
-                f"{self.global_batch}, but {steps} gradient_accumulation_steps x micro_batch "
+                f"{self.global_batch}, but {self.steps} gradient_accumulation_steps x micro_batch "
                 f"{micro_batch} x data_parallel {data} are {product}: took {self.global_batch}"
             )
             self.remark("contradicting", "global_batch", text)

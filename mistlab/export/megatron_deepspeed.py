@@ -12,7 +12,7 @@ from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options
 from mistlab.export.sections import Section, content_of
 from mistlab.export.words import names_in
-from mistlab.shell.source import Source
+from mistlab.shell.source import Source, known_part
 from mistlab.shell.word import Unknown
 from mistlab.values.context_ways import HEADS
 from mistlab.values.errors import InputError
@@ -52,7 +52,7 @@ class Files:
     def text(self, path: str) -> str | None:
         """The text of a file; None where it is not at hand."""
         written = self._as_written(path, self.written)
-        return self.source.beside(path) if written is None else self.written[written]
+        return self.source.beside(known_part(path)) if written is None else self.written[written]
 
     def unknown_in(self, path: str) -> Unknown | None:
         """What is not known of the text of a file that the script writes."""
@@ -173,7 +173,7 @@ def _batches(top: Section, name: str, found: Found) -> None:
         elif of_file is not None and of_file != of_line:
             text = f"{option} {of_line}, but {name} has {key} {of_file}: took the option's"
             found.remark("contradicting", choice, text)
-    found.micro_batches = top.whole("gradient_accumulation_steps")
+    found.micro_batches = found.steps = top.whole("gradient_accumulation_steps")
 
 
 def _offloads(options: Options, found: Found) -> None:

@@ -70,6 +70,8 @@ def _divisions(options: Options, found: Found) -> tuple[int, int]:
     tensor = found.values["tensor_parallel"]
     ranks = options.whole(_RANKS) or 1
     if options.has(_EXPERTS_DIVIDED):
+        text = f"{ranks * tensor}, as {_EXPERTS_DIVIDED} gives tensor-parallel ranks experts too"
+        found.remark("noted", "expert_parallel", text)
         return ranks * tensor, 1
     if options.has(_EXPERT_DIVIDED):
         return 1, ranks * tensor

@@ -87,13 +87,13 @@ def read(text: str, given: Given) -> Imported:
 def read_mapping(content: Mapping[str, Any], given: Given, found: Found) -> Imported:
     """The job of a configuration's sections; ``found`` may know the ranks that it starts."""
     top = Section(content, "", found)
-    found.model = _model(top.section("model"), given)
+    model = _settled_model(top.section("model"), found, given)
     # The sections that had degrees, those of today first.
     homes = [top.section(name) for name in ("parallelism", "training", "experimental")]
     engines = _read_products(top, found)
-    _read_degrees(homes, found, given.model or found.model)
+    _read_degrees(homes, found, model)
     _read_batch(top.section("training"), homes, found, given)
-    _read_recomputed(top.section("activation_checkpoint"), found, found.model.layers)
+    _read_recomputed(top.section("activation_checkpoint"), found, model.layers)
     if top.section("training").switch("enable_cpu_offload"):
         found.values |= dict.fromkeys(STATES, 1.0)
     for section in homes:
@@ -103,12 +103,18 @@ def read_mapping(content: Mapping[str, Any], given: Given, found: Found) -> Impo
     return found.job(given, engines)
 
 
-def _model(section: Section, given: Given) -> ModelSpec:
-    """The given model, else the one of the section's flavour."""
+def _settled_model(section: Section, found: Found, given: Given) -> ModelSpec:
+    """The given model, else that of the section's flavour, if it has one."""
+    if given.model is None or section.has("flavor"):
+        return found.settled_model(given, lambda: _model(section))
+    section.get("name")
+    return given.model
+
+
+def _model(section: Section) -> ModelSpec:
+    """The model of the section's flavour."""
     kind = section.text("name", "llama3")
     flavour = section.text("flavor", "debugmodel")
-    if given.model is not None:
-        return given.model
     known = _KINDS.search(kind.lower())
     if known and known[0] == "llama3" and _VARIANT.sub("", flavour) == "debugmodel":
         return _DEBUG

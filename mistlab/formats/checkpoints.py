@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from mistlab import catalog
-from mistlab.export.given import Given
 from mistlab.export.words import names_in
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.shell.source import Source
@@ -157,11 +156,8 @@ def _words(path: str) -> str:
     return " ".join(words)
 
 
-def needed_model(path: str, where: str, source: Source, given: Given) -> ModelSpec:
-    """The given model, else that of a checkpoint: by its configuration beside the file, or by its
-    name."""
-    if given.model is not None:
-        return given.model
+def needed_model(path: str, where: str, source: Source) -> ModelSpec:
+    """The model of a checkpoint: by its configuration beside the file, or by its name."""
     text = source.beside(f"{path.rstrip('/')}/config.json") if path else None
     if text is not None:
         config = parse_yaml(text, f"{path}/config.json")

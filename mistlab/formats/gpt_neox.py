@@ -132,8 +132,7 @@ def read(source: Source, given: Given) -> Imported:
         take_ranks(command, source, found, given)
     top = Section(settings, "", found)
     _refuse(top)
-    model = given.model or _model(top, found)
-    found.model = None if given.model else model
+    model = found.settled_model(given, lambda: _model(top, found))
     _runners(top, found)
     read_configuration(top, found, given, model)
     _precision(top, found)

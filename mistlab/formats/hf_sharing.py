@@ -15,6 +15,7 @@ from mistlab.export.sections import Section, content_of
 from mistlab.formats.accelerated import accelerate_settings
 from mistlab.formats.launched import Command, named_text
 from mistlab.shell.source import Source
+from mistlab.values.errors import InputError
 
 # What stands for no configuration at all.
 _OFF = (None, False, "", "none", "None", "false", "False")
@@ -59,6 +60,9 @@ def _deepspeed(top: Section, source: Source, given: Given, command: Command | No
     found, value, name = top.found, top.get("deepspeed"), "deepspeed"
     if value is True:
         value, name = top.text("deepspeed_config"), "deepspeed_config"
+        if not value:
+            _made_by_program(top)
+            return
     if isinstance(value, Mapping):
         content: Mapping[str, Any] = value
     else:
@@ -71,6 +75,25 @@ def _deepspeed(top: Section, source: Source, given: Given, command: Command | No
     read_configuration(inner, found, given, given.model)
     found.precision = precision or found.precision
     inner.tell_of_rest(deepspeed_read.HARMLESS)
+
+
+def _made_by_program(top: Section) -> None:
+    """ZeRO's level of a program that makes DeepSpeed's configuration itself, by its arguments."""
+    found, level = top.found, top.whole("zero_stage", minimum=0)
+    if level is None or level > 3:
+        message = (
+            "deepspeed: the program makes DeepSpeed's configuration itself, and no zero_stage from "
+            "0 to 3 is given: give --deepspeed_config FILE, or import the configuration's JSON"
+        )
+        raise InputError(message)
+    found.values["zero"] = level
+    if top.switch("offload"):
+        found.values |= {"offload_optimizer": 1.0, "offload_gradients": 1.0}
+    text = f"zero_stage {level}: the program makes DeepSpeed's configuration: taken with no more"
+    found.remark("assumed", "deepspeed", text)
+    if found.precision is None:
+        found.precision = "fp16"
+        found.remark("assumed", "precision", "fp16, for the program is told of no other")
 
 
 def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> None:

@@ -140,7 +140,9 @@ def arguments_of(command: Command, source: Source) -> Mapping[str, Any]:
     recipe = _recipe(command)
     settings: dict[str, Any] = {}
     if recipe is not None:
-        settings |= parse_yaml(named_text(recipe, command, source, "is the run's recipe"), recipe)
+        text = named_text(recipe, command, source, "is the run's recipe")
+        # As in PyYAML, the last of keys that stand twice counts.
+        settings |= parse_yaml(text, recipe, [])
     for name, word in command.options.items():
         if name != "config" or recipe is None:
             settings[name] = True if word is None else _argument(word)
@@ -175,7 +177,8 @@ def read_arguments(
     _refuse_others(top, trainer, command)
     key = next((name for name in _MODELS if top.has(name)), _MODELS[0])
     where = trainer.names.get(key, key)
-    model = needed_model(top.text(key), where, with_files(source, command), given)
+    path, files = top.text(key), with_files(source, command)
+    model = found.settled_model(given, lambda: needed_model(path, where, files))
     given = replace(given, model=model)
     if command is not None:
         take_ranks(command, source, found, given)

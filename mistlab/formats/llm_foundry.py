@@ -107,8 +107,10 @@ def read(source: Source, given: Given) -> Imported:
         take_ranks(command, source, found, given)
     plain = resolved({**_variables(settings), **settings}, source.settings)
     top = Section(plain, "", found)
-    model = given.model or _model(top.section("model"), source, given, found)
-    found.model = None if given.model else model
+    if top.section("model").get("peft_config") is not None:
+        message = "model.peft_config: trains adapters alone, which is not read here"
+        raise InputError(message)
+    model = found.settled_model(given, lambda: _model(top.section("model"), source, found))
     found.sequence_length = top.whole("max_seq_len") or top.section("model").whole("max_seq_len")
     _precision(top, found)
     _sharding(top.section("fsdp_config"), found, given, model)
@@ -139,11 +141,8 @@ def _of_cluster(settings: Mapping[str, Any], found: Found) -> None:
             found.nodes, found.gpus_per_node = nodes, gpus // nodes
 
 
-def _model(section: Section, source: Source, given: Given, found: Found) -> ModelSpec:
+def _model(section: Section, source: Source, found: Found) -> ModelSpec:
     kind = section.text("name", "mpt_causal_lm")
-    if section.get("peft_config") is not None:
-        message = "model.peft_config: trains adapters alone, which is not read here"
-        raise InputError(message)
     if kind in ("hf_causal_lm", "hf_prefix_lm"):
         path = section.text("pretrained_model_name_or_path")
         overrides = section.get("config_overrides")
@@ -152,7 +151,7 @@ def _model(section: Section, source: Source, given: Given, found: Found) -> Mode
             found.remark("ignored", section.path("config_overrides"), text)
         if section.switch("use_flash_attention_2") or section.get("attention_patch_type"):
             found.attention = "flash"
-        return needed_model(path, section.path("pretrained_model_name_or_path"), source, given)
+        return needed_model(path, section.path("pretrained_model_name_or_path"), source)
     if kind != "mpt_causal_lm":
         message = (
             f"model.name: {kind} is not read here, only mpt_causal_lm and hf_causal_lm are: give "

@@ -93,10 +93,9 @@ def read(source: Source, given: Given) -> Imported:
     top = Section(settings, "", found)
     section = top.section("model")
     _precision(section, found)
-    model = given.model or _model(section, found)
+    model = found.settled_model(given, lambda: _model(section, found))
     if given.model is not None:
         section.take_all()
-    found.model = None if given.model else model
     _mesh(top.section("parallelism"), found, given, model)
     if command is not None and path is not None:
         _check_ranks(found, command_ranks(source, given))

@@ -40,6 +40,8 @@ _OTHER_MODELS = names_in(
     data.image_token_len unet first_stage_config
     """
 )
+# Words of a run's name, by which NeMo tells its programs apart.
+_OTHER_TITLES = names_in("bart bert ner neva retro retrieval t5 ul2 vit clip stable imagen mamba")
 _TUNING = {
     "peft": "adapters (PEFT) alone",
     "lora_tuning": "adapters (LoRA) alone",
@@ -119,6 +121,14 @@ def _refuse(model: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     for key in sorted(_OTHER_MODELS):
         if isinstance(model.get(key), Mapping):
             message = f"model.{key}: is no plain decoder: only decoders of text are read here"
+            raise InputError(message)
+    manager = settings.get("exp_manager")
+    titles = (settings.get("name"), manager.get("name") if isinstance(manager, Mapping) else None)
+    for title in map(str, filter(None, titles)):
+        if others := _OTHER_TITLES & set(re.split(r"[_\W]+", title.lower())):
+            message = (
+                f"name: {title} is NeMo's training of {min(others)}: only decoders of text are read"
+            )
             raise InputError(message)
 
 

@@ -142,7 +142,7 @@ def _launch(session: Session, candidate: Candidate) -> Launch:
         line=line,
         file=file,
         environment={name: session.word(text) for name, text in started.environment.items()},
-        written={path: session.rendered(text) for path, text in written.items()},
+        written={path: session.rendered_in_file(text) for path, text in written.items()},
         unknown_in=_unknown_in(session, written),
         notes=_notes(session, candidate),
     )

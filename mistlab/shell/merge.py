@@ -24,6 +24,8 @@ def merge(session: Session, state: State, other: State, cause: Unknown) -> None:
         for name, variable in hidden.items():
             frame.setdefault(name, variable)
     state.functions = {**other.functions, **state.functions}
+    if state.folder != other.folder:
+        state.folder = None
     _merge_streams(session, state, other, cause)
     for path, text in other.written.items():
         state.written[path] = _text(session, path, (state.written.get(path), text), cause)

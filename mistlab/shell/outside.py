@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_DOWN, Decimal, DivisionByZero, InvalidOperation
+from posixpath import normpath
 
 from mistlab.shell.shell_text import Text
 
@@ -48,6 +49,18 @@ def _dirname(arguments: Sequence[str], _: str) -> str | None:
         return None
     head, cut, _ = arguments[0].rstrip("/").rpartition("/")
     return (head.rstrip("/") or "/" if cut else ".") + "\n"
+
+
+def _realpath(arguments: Sequence[str], _: str) -> str | None:
+    """A path without ``..``; one that begins nowhere stays so, and is found beside the script."""
+    paths = [each for each in arguments if not each.startswith("-")]
+    return f"{normpath(paths[0])}\n" if len(paths) == 1 and paths[0] else None
+
+
+def _readlink(arguments: Sequence[str], given: str) -> str | None:
+    """A path that links are followed from, as far as it is written."""
+    follows = any(each in ("-f", "-e", "-m") for each in arguments)
+    return _realpath(arguments, given) if follows else None
 
 
 def _seq(arguments: Sequence[str], _: str) -> str | None:
@@ -219,6 +232,8 @@ def _xargs(arguments: Sequence[str], given: str) -> str | None:
 PROGRAMS: Mapping[str, Program] = {
     "basename": _basename,
     "dirname": _dirname,
+    "realpath": _realpath,
+    "readlink": _readlink,
     "seq": _seq,
     "expr": _expr,
     "bc": _bc,

@@ -10,6 +10,7 @@ from mistlab.shell.launchers import is_launcher, name_of
 from mistlab.shell.outside import READERS, output_of
 from mistlab.shell.redirects import text_of_file
 from mistlab.shell.scripts import evaluated, exported, run_file, run_text
+from mistlab.shell.sed import run_sed
 from mistlab.shell.session import Started
 from mistlab.shell.shell_text import LineError, Text, joined
 from mistlab.shell.state import EXIT
@@ -36,6 +37,14 @@ _ASKED = frozenset(
     ]
 )
 _PREFIXES = frozenset(("env", "nohup", "exec", "sudo", "nice", "time", "stdbuf", "setsid"))
+# They take a script as a file, and do not start it.
+_FILERS = frozenset(
+    [
+        *("chgrp", "chmod", "chown", "cp", "dos2unix", "file", "grep", "head", "install", "less"),
+        *("ln", "ls", "md5sum", "more", "mv", "rm", "rsync", "scp", "sed", "sha256sum", "stat"),
+        *("tail", "tar", "touch", "vi", "vim", "wc", "zip"),
+    ]
+)
 _MOST_PREFIXES = 10
 _SCRIPT = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|pbs|sub)$")
 _ENVIRONMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL | re.ASCII)
@@ -51,6 +60,8 @@ def run_program(call: Call) -> None:
         _cat(call)
     elif name == "tee":
         _tee(call)
+    elif name == "sed" and run_sed(call):
+        pass
     elif not _known_output(call, name) and not _inner(call):
         _outside(call, name)
     if name == "exec":
@@ -111,6 +122,8 @@ def _tee(call: Call) -> None:
 def _inner(call: Call) -> bool:
     """Follow the shell, the script or the function that a program starts; whether it starts one."""
     words = call.fields
+    if name_of(call.program) in _FILERS:
+        return False
     for number, word in enumerate(words):
         if is_launcher(word.chars) or word.chars.endswith(".py"):
             return False

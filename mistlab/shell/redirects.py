@@ -1,7 +1,7 @@
 """Follows redirections: here-documents and files that the script writes itself."""
 
 from collections.abc import Callable, Sequence
-from posixpath import normpath
+from posixpath import dirname, normpath
 
 from mistlab.shell.expansion import Words
 from mistlab.shell.session import Session
@@ -85,7 +85,14 @@ def text_of_file(session: Session, state: State, path: Text) -> Text | None:
 def beside(session: Session, path: Text) -> str | None:
     """The text of a file beside the script; a folder that is not known is taken as the script's."""
     known = known_path(path)
-    return session.source.beside(known) if known else None
+    if not known:
+        return None
+    known = normpath(known)
+    text = session.source.beside(known)
+    own = f"{dirname(session.source.name)}/"
+    if text is None and len(own) > 1 and known.startswith(own):
+        return session.source.beside(known.removeprefix(own))
+    return text
 
 
 def known_path(path: Text) -> str:

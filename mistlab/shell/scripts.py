@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from posixpath import normpath
 
 from mistlab.shell.assigned import assigned_names
 from mistlab.shell.call import Call
@@ -73,7 +74,9 @@ def sourced(call: Call) -> int | None:
 def _file(session: Session, text: Text, path: Text) -> Script:
     """The commands of a file at hand, or of one that the script wrote itself."""
     if text.is_known and len(text.marks) <= 1:
-        return parsed_file(session, text.chars, known_path(path) or session.rendered(path))
+        return parsed_file(
+            session, text.chars, normpath(known_path(path) or session.rendered(path))
+        )
     script = parsed_value(text)
     _know(session, script)
     return script
@@ -95,9 +98,25 @@ def _handed(call: Call, text: Text) -> Guard:
 
 
 def run_file(call: Call, text: Text, words: Sequence[Text], outer: Sequence[Text]) -> None:
-    """``bash file arguments``: a file's commands in a shell of its own."""
-    script = _file(call.session, text, words[0])
-    _run_child(call, script, words, outer)
+    """``bash file arguments``: a file's commands in a shell of its own.
+
+    A script that starts itself with the arguments that it has, such as to submit itself to a queue,
+    comes to the same place again: what it starts is taken as done.
+    """
+    session = call.session
+    start = (text.chars, *(session.rendered(word) for word in words[1:]))
+    itself = (session.source.text, *map(session.rendered, _own_arguments(call)))
+    if start in session.running or (start == itself and not session.running):
+        call.state.status = 0
+        return
+    session.running.append(start)
+    _run_child(call, _file(session, text, words[0]), words, outer)
+    session.running.pop()
+
+
+def _own_arguments(call: Call) -> Sequence[Text]:
+    """The arguments of the script that is running."""
+    return call.state.arguments
 
 
 def _run_child(call: Call, script: Script, words: Sequence[Text], outer: Sequence[Text]) -> None:

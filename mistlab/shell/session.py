@@ -1,5 +1,6 @@
 """What an evaluation knows besides its state: what is given, unknown, and left to do."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -84,6 +85,7 @@ class Session:
     tests: int = 0
     asks: int = 0
     started_scripts: list[tuple[int, str]] = field(default_factory=list)
+    running: list[tuple[str, ...]] = field(default_factory=list)
     steps: int = 0
 
     def spend(self, line: int, size: int = 0) -> None:
@@ -124,6 +126,17 @@ class Session:
             return text.chars
         return "".join(
             self.unknowns[ord(letter) - FIRST_PLACEHOLDER].expression
+            if _is_placeholder(letter)
+            else letter
+            for letter in text.chars
+        )
+
+    def rendered_in_file(self, text: Text) -> str:
+        """A file's characters; unknown parts stand without quotes, which would end a text of it."""
+        if text.is_known:
+            return text.chars
+        return "".join(
+            re.sub(r"[\"'\\\n]", "", self.rendered(plain(letter)))
             if _is_placeholder(letter)
             else letter
             for letter in text.chars

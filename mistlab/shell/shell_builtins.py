@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from posixpath import join, normpath
 
 from mistlab.shell.call import Call
 from mistlab.shell.conditions import Maybe, Tester
@@ -12,7 +13,7 @@ from mistlab.shell.output import echoed, printed
 from mistlab.shell.pieces import separators
 from mistlab.shell.scripts import evaluated, sourced
 from mistlab.shell.shell_text import Text, joined, plain
-from mistlab.shell.state import BREAK, CONTINUE, EXIT, RETURN, Status
+from mistlab.shell.state import BREAK, CONTINUE, EXIT, RETURN, Status, scalar
 from mistlab.shell.variables import assign, assign_all, knows_arguments
 from mistlab.shell.word import Unknown
 
@@ -234,19 +235,38 @@ def _getopts(call: Call) -> Status:
     return run_getopts(call)
 
 
+def _cd(call: Call) -> Status:
+    """``cd``: a folder whose path is known, mostly the script's own."""
+    state = call.state
+    paths = [text for text in call.arguments if not text.chars.startswith("-")]
+    folder = paths[0] if len(paths) == 1 and paths[0].is_known and paths[0].chars else None
+    if folder is not None:
+        inside = state.folder.chars if state.folder is not None else ""
+        folder = folder.with_chars(normpath(join(inside, folder.chars)))
+        state.variables["PWD"] = scalar(folder, exported=True)
+    elif state.folder is not None:
+        state.variables.pop("PWD", None)
+    state.folder = folder
+    return 0
+
+
 def _pwd(call: Call) -> Status:
-    text = call.session.unknown_at(call.line, "$(pwd)", "is known only where the script runs")
-    call.state.print(text)
+    """``pwd``: the folder that the script has entered; unknown where it was started from."""
+    text = call.state.folder
+    if text is None:
+        text = call.session.unknown_at(call.line, "$(pwd)", "is known only where the script runs")
+    call.state.print(text.with_chars(f"{text.chars}\n"))
     return 0
 
 
 _NO_EFFECT = """
-    cd pushd popd trap wait ulimit umask shopt alias unalias hash jobs kill disown times bg fg
+    pushd popd trap wait ulimit umask shopt alias unalias hash jobs kill disown times bg fg
     history bind complete suspend logout dirs enable caller
 """
 BUILTINS: Mapping[str, Builtin] = {
     **dict.fromkeys(_NO_EFFECT.split(), _true),
     ":": _true,
+    "cd": _cd,
     "true": _true,
     "false": _false,
     "[": _bracket,

@@ -1,5 +1,6 @@
 """A text to import, with all that a user gives beside it."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -7,6 +8,19 @@ from dataclasses import dataclass, field
 def nothing_beside(path: str) -> None:
     """No file: for texts that come without a folder."""
     del path
+
+
+# A folder that only a running script knows, at the beginning of a path.
+_UNKNOWN_FOLDER = re.compile(r"^(?:`[^`]*`|\$\([^()]*\)|\$\{?\w+\}?)/")
+
+
+def known_part(path: str) -> str:
+    """A path as a script writes it, without leading folders that only the running script knows.
+
+    >>> known_part("$(pwd)/configs/ds.json")
+    'configs/ds.json'
+    """
+    return _UNKNOWN_FOLDER.sub("", path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,9 +65,10 @@ def scalar(text: Text, *, exported: bool = False) -> Variable:
 class State:
     """All that a command can read and change.
 
-    ``name`` is the script's own (``$0``). ``frames`` hold, for each running function, the variables
-    that its local ones hide. ``output`` is what was printed so far where it is captured, None
-    where nobody reads it.
+    ``name`` is the script's own (``$0``). ``folder`` is the one that the script has entered by a
+    path that is known, None where it is in the folder that it was started from. ``frames`` hold,
+    for each running function, the variables that its local ones hide. ``output`` is what was
+    printed so far where it is captured, None where nobody reads it.
     """
 
     variables: dict[str, Variable] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class State:
     written: dict[str, Text] = field(default_factory=dict)
     output: Text | None = None
     input: Text | None = None
+    folder: Text | None = None
     status: Status = 0
     flow: str = NORMAL
     levels: int = 0

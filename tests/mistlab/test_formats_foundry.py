@@ -2,6 +2,7 @@
 
 import pytest
 
+from mistlab import catalog
 from mistlab.formats.table import format_of
 from mistlab.values.errors import InputError
 from tests.mistlab.launch_files import imported, imported_from, source_of, texts
@@ -138,3 +139,9 @@ def test_llm_foundry_s_file_without_micro_batches_is_known_and_asks_for_them() -
         imported(text, nodes=1, gpus_per_node=8)
     job = imported(text, nodes=1, gpus_per_node=8, micro_batch=2, global_batch=32).job
     assert (job.workload.global_batch, job.plan.micro_batches) == (32, 2)
+
+
+def test_adapters_are_refused_beside_a_given_model_too() -> None:
+    text = FOUNDRY.replace("n_heads: 16", "n_heads: 16\n  peft_config: {r: 8}")
+    with pytest.raises(InputError, match=r"model.peft_config: trains adapters alone"):
+        imported(text, nodes=1, gpus_per_node=8, model=catalog.model("llama-7b"))

@@ -231,6 +231,8 @@ def test_nemo_s_model_is_megatron_s_options_with_references_resolved() -> None:
         ("micro_batch_size: 1", "dpo: {beta: 1}", "model.dpo: trains by preferences"),
         ("micro_batch_size: 1", "peft: {peft_scheme: lora}", "model.peft: trains adapters"),
         ("micro_batch_size: 1", "mm_cfg: {a: 1}", "model.mm_cfg: is no plain decoder"),
+        ("trainer:", "name: megatron_retro\ntrainer:", "is NeMo's training of retro"),
+        ("trainer:", "exp_manager: {name: megatron_t5}\ntrainer:", "is NeMo's training of t5"),
         ("hidden_size: 4096", "hidden_size: ???", r"model.hidden_size: \?\?\? is not in this file"),
         (
             "micro_batch_size: 1",

@@ -205,3 +205,22 @@ def test_a_key_that_stands_twice_is_told_and_the_last_counts() -> None:
     assert [str(remark) for remark in found.remarks if remark.kind == "contradicting"] == [
         "contradicting: micro_batch_size (line 14): stands twice in one mapping: took the last"
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (NANOTRON, "the file says hidden 1024, --model 2560"),
+        (NANOTRON.replace("hidden_size", "width"), "the file's own model is not read"),
+        (
+            '[model]\nname = "llama3"\nflavor = "8B"\n[job]\n[training]\nseq_len = 4096\n',
+            "the file says hidden 4096, --model 2560",
+        ),
+    ],
+)
+def test_a_given_model_is_held_against_the_file_s_own(text: str, words: str) -> None:
+    given = {"model": catalog.model("gpt3-2.7b"), "nodes": 1, "gpus_per_node": 8}
+    found = imported(text, "run.toml" if text.startswith("[") else "run.yaml", **given)
+    (told,) = [remark.text for remark in found.remarks if remark.choice == "model"]
+    assert words in told
+    assert found.job.workload.model == catalog.model("gpt3-2.7b")

@@ -322,3 +322,25 @@ def test_a_recipe_without_a_batch_has_the_trainer_s_default() -> None:
     found = imported(text, nodes=1, gpus_per_node=8)
     assert (found.job.plan.stages[0].micro_batch, found.job.plan.micro_batches) == (8, 1)
     assert texts(found, "assumed")["micro_batch"] == "8, the Trainer's default"
+
+
+CHAT = """
+deepspeed --num_gpus 8 main.py --model_name_or_path meta-llama/Llama-2-7b-hf \\
+  --per_device_train_batch_size 4 --gradient_accumulation_steps 1 --max_seq_len 512 --deepspeed {}
+"""
+
+
+def test_a_program_that_makes_deepspeed_s_configuration_itself_is_read_by_its_arguments() -> None:
+    found = imported(CHAT.format("--zero_stage 3 --offload"), "run.sh", nodes=1)
+    stage = found.job.plan.stages[0]
+    assert (stage.zero, stage.offload.optimizer) == (3, 1)
+    assert "the program makes DeepSpeed's configuration" in texts(found, "assumed")["deepspeed"]
+    with pytest.raises(InputError, match="no zero_stage from 0 to 3 is given"):
+        imported(CHAT.format(""), "run.sh", nodes=1)
+
+
+def test_a_recipe_s_key_that_stands_twice_counts_as_in_its_program() -> None:
+    twice = RECIPE + "per_device_train_batch_size: 2\n"
+    script = "accelerate launch --num_processes 8 sft.py --config recipe.yaml\n"
+    found = imported(script, "run.sh", files={"recipe.yaml": twice}, nodes=1, gpus_per_node=8)
+    assert found.job.plan.stages[0].micro_batch == 2

@@ -262,6 +262,12 @@ def test_variables_of_transformer_engine_choose_attention(
     assert found.job.workload.attention == attention
 
 
+@pytest.mark.parametrize("name", ["--data-parallel-size", "--train-foo", "--moe-router-xyz"])
+def test_unknown_options_are_not_counted_as_harmless_by_their_beginning(name: str) -> None:
+    (told,) = [one for one in imported(f"{name} 4").remarks if one.choice != "options"]
+    assert (told.kind, told.choice.split()[0]) == ("ignored", name)
+
+
 @pytest.mark.parametrize(
     ("more", "attention"),
     [

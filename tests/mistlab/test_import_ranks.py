@@ -23,6 +23,7 @@ BATCH = "#!/bin/bash\n#SBATCH --nodes=2 --gres=gpu:8  # two nodes\n#SBATCH --nta
         ("deepspeed --include worker-0:0,1@worker-1:2,3", (2, 2)),
         ("deepspeed --hostfile hosts", (2, 8)),
         ("srun --nodes 2 --ntasks-per-node=8 python -u", (2, 8)),
+        ("srun -N2 --ntasks-per-node=8 python -u", (2, 8)),
         ("srun -N 2 --gres=gpu:h100:8 torchrun --nproc-per-node 4", (2, 4)),
         ("srun --nodes=2 --ntasks-per-node=1 torchrun --nnodes $N --nproc-per-node 4", None),
         ("mpirun -np 16 -npernode 8 python", (2, 8)),
@@ -53,6 +54,12 @@ def test_a_batch_system_s_lines_fill_what_launchers_leave_open(started: str) -> 
         source=Source(text=BATCH),
         **({"gpus_per_node": 8} if "$" in started else {}),
     ).job.cluster
+    assert (cluster.nodes, cluster.gpus_per_node) == (2, 8)
+
+
+def test_a_batch_system_s_lines_after_the_first_command_do_not_count() -> None:
+    text = "#!/bin/bash\n#SBATCH -N2 --gpus-per-node=8\nset -e\n#SBATCH --nodes=9\n"
+    cluster = imported(started="srun python -u", source=Source(text=text)).job.cluster
     assert (cluster.nodes, cluster.gpus_per_node) == (2, 8)
 
 
