@@ -6,9 +6,10 @@ several micro-batches.
 
 Where gradients of weights have passes of their own (W), recomputed and offloaded activations are on
 the GPU from the backward pass until W. Then most is held at another moment than the fullest layer
-runs. And offloaded activations come back beside a layer of their chunk, not beside any other. So
-the passes of these stages are walked (``mistlab.cost.walked_memory``). They need no less than the
-closed form says for the micro-batches that all chunks hold at once.
+runs. And offloaded activations come back beside a layer of their chunk, not beside any other. Where
+chunks do not go round, most is held while one chunk runs, and another chunk recomputes or has the
+head. So the passes of these stages are walked (``mistlab.cost.walked_memory``). They need no less
+than the closed form says for the micro-batches that all chunks hold at once.
 
 *Bounds.* The closed form's bytes never grow with larger ratios or with more recomputed blocks, if a
 stage holds a whole micro-batch or more. What chunks keep between their forward and backward passes
@@ -195,7 +196,8 @@ class OrderedStages:
     @property
     def walked(self) -> Rows:
         """The stages whose passes are walked."""
-        return np.flatnonzero(self.moments.splits_backward | (self.batch.offload_activations > 0))
+        always = self.moments.splits_backward or not self.moments.placement.is_loop
+        return np.flatnonzero(always | (self.batch.offload_activations > 0))
 
     def peaks(self, closed: _Closed) -> tuple[Values, Values]:
         """The peaks of forward and of backward passes; ``closed`` has those of the closed form."""

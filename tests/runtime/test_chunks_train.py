@@ -216,8 +216,25 @@ def test_stages_of_chunks_take_what_is_predicted(
     one = stage(4, checkpointed_layers=again, offload=offload)
     plan = Plan(micro_batches=4, stages=(one, one))
     plan = ordered(plan, TEXTS[name], tmp_path) if name in TEXTS else replace(plan, order=name)
+    assert_takes_what_is_predicted(plan, offload)
+
+
+@pytest.mark.parametrize("again", sweep([2, 3, 1, 4], first=2))
+@pytest.mark.parametrize("name", sweep(["drawn in a V", "another V", "a V"], first=1))
+def test_vs_that_recompute_take_what_is_predicted(
+    name: str, again: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fullest chunk need not recompute, and need not run beside the head's activations."""
+    monkeypatch.setattr(optimizer, "CHUNK", 2**17)
+    one = stage(4, checkpointed_layers=again)
+    plan = ordered(Plan(micro_batches=4, stages=(one, one)), TEXTS[name], tmp_path)
+    assert_takes_what_is_predicted(plan, NO_OFFLOAD)
+
+
+def assert_takes_what_is_predicted(plan: Plan, offload: Offload) -> None:
+    """Each stage of a plan does, whose stages have these ratios."""
     predicted = figures_in_order([plan], StageModel.of(SIZED))
-    for number in range(2):
+    for number in range(plan.num_stages):
         taken, on_host = memory_taken(SIZED, plan, isolated(plan, number, CPU, 0))
         assert_predicted(taken, predicted.peak_bytes[number], offload)
         assert on_host == pytest.approx(predicted.host_bytes[number], rel=1e-3)
