@@ -26,6 +26,8 @@ PYTEST = (sys.executable, "-m", "pytest", "-p", "no:benchmark", "-m", "slow")
 WORKERS = ("-n", "auto", "--dist", "worksteal")
 PACKAGES = ("torch", "numpy", "ray", "triton", "transformers")
 SLOWEST = 10
+# A path of the machine that ran the tests.
+_MACHINE_S = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]+")
 # What a test came to, by the element that its case has in a file of results.
 OUTCOMES: Mapping[str, str] = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 
@@ -119,7 +121,7 @@ def _case(path: str, element: ET.Element) -> Case:
         name=element.attrib["name"],
         seconds=float(element.attrib["time"]),
         outcome=outcome,
-        reason=" ".join(reason.removeprefix("Skipped: ").split())[:200],
+        reason=" ".join(_MACHINE_S.sub("...", reason.removeprefix("Skipped: ")).split())[:200],
     )
 
 

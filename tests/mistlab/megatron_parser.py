@@ -10,17 +10,9 @@ import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from mistlab.export.words import names_in
 from mistlab.shell.launch import launch_of
 from mistlab.shell.source import Source
 
-# Options of hybrids: ``import_plan`` reads launch lines of ``pretrain_gpt.py``.
-OF_HYBRIDS = names_in(
-    """
-    --spec --is-hybrid-model --squared-relu --hybrid-override-pattern --hybrid-layer-pattern
-    --mamba-num-heads --mamba-head-dim --mamba-num-groups --mamba-state-dim
-    """
-)
 SWITCHES = """
     --sequence-parallel --use-distributed-optimizer --use-megatron-fsdp --overlap-grad-reduce
     --overlap-param-gather --optimizer-cpu-offload --use-precision-aware-optimizer --bf16 --fp16
