@@ -32,6 +32,8 @@ INTERVALS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 SIZES = (0.25, 1.0, 4.0, 16.0)
 # How many times faster checkpoints could be, as when they are written beside the training.
 FASTER_CHECKPOINTS = (4, 16, 64)
+# Longer than any training, and short enough to play.
+MOST_DAYS = 10_000
 # Of OPT-175B, second-hand: GPU hours lost in about 60 days with 175 restarts, one in 8.2 hours.
 PUBLISHED_LOST_HOURS, PUBLISHED_RESTARTS = 41_700.0, 175
 WORDS = {
@@ -71,6 +73,9 @@ def _check(options: argparse.Namespace) -> None:
         if value is not None and not least < value < float("inf"):
             message = f"--{name.replace('_', '-')}: {value} is not above 0: give a number above 0"
             raise InputError(message)
+    if options.days > MOST_DAYS:
+        message = f"--days: {options.days:g} is too large: give at most {MOST_DAYS:,}"
+        raise InputError(message)
 
 
 def _asked(given: Reliability, interval_s: float, best_s: float) -> list[Row]:

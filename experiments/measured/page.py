@@ -66,7 +66,7 @@ def report(options: argparse.Namespace) -> int:
         page += _details(name, rows)
     path = writable(options.out / "runs.md", "folder")
     with naming(path):
-        path.write_text("\n".join(page), encoding="utf-8")
+        path.write_text("\n".join(page), encoding="utf-8", errors="backslashreplace")
     draw(plain, options.out / "runs.svg")
     progress(f"{path} written")
     return DONE

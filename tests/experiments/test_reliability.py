@@ -56,6 +56,7 @@ def test_a_rate_that_leaves_no_progress_is_said(
         ("--restart-s", "nan", "--restart-s: nan is not"),
         ("--days", "0", "--days: 0.0 is not above 0"),
         ("--days", "inf", "--days: inf is not"),
+        ("--days", "9" * 30, "--days: 1e+30 is too large: give at most 10,000"),
         ("--runs", "0", "--runs: 0 is not above 0"),
         ("--interval-s", "-5", "--interval-s: -5.0 is not above 0"),
     ],
