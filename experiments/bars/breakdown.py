@@ -34,7 +34,14 @@ class Asked:
 
 
 def broken_down(options: argparse.Namespace) -> int:
-    """Search every step of every case, print and write the bars."""
+    """What each component brings over Megatron-LM as published, one after another and each left
+    out.
+
+    GPT on 8, 16 and 32 L4 and A100. From 3D parallelism with every block recomputed, spaces get
+    ZeRO-2 and 3, flexible checkpointing, offloading and uneven blocks, chosen for each stage.
+    The last step is no space: the search comes to know what the first and the last micro-batch
+    take beyond the others.
+    """
     with as_options():
         view_of(options.view)
     places = clusters(options.hardware)[: 1 if options.quick else None]

@@ -47,7 +47,14 @@ class Asked:
 
 
 def overlapped(options: argparse.Namespace) -> int:
-    """Compare the views on every case, print and write the tables."""
+    """What it costs not to know: searches with views that ignore overlap or first and last passes.
+
+    Searches see streams that take turns (serial), that do not disturb one another (ideal),
+    extras of first and last micro-batches spread (average) or dropped (blind), or everything
+    (full). The whole predictor and the event simulator score each winner. On random plans
+    serial >= full >= ideal. A last table has what true frontiers and the longest chain gain
+    over the published search.
+    """
     if options.plans < 1:
         message = f"--plans {options.plans}: there is nothing to order: give at least 1"
         raise InputError(message)

@@ -33,7 +33,14 @@ BUDGET = Budget(seconds=3600)
 
 
 def climbed(options: argparse.Namespace) -> int:
-    """Climb, print and write the rungs."""
+    """What each way to save memory costs, and what the memory buys: from a bare plan to the best
+    one.
+
+    The ladder begins at the best plan that saves nothing: no ZeRO, no recomputation, no
+    offloading. Each rung takes one choice over from the best plan of equal stages that saves
+    memory as it likes. What rungs cost and gain, term by term, adds up to the difference of the
+    two predictions.
+    """
     workload, cluster = problem_of(options)
     study = Study.begin("ladder", options)
     bench = Bench.of(Problem(workload=workload, cluster=cluster))

@@ -22,7 +22,13 @@ QUICK_GPUS = 8
 
 
 def published_configurations(options: argparse.Namespace) -> int:
-    """Predict and play each published configuration and ours, print and write the tables."""
+    """Published configurations beside what we would run: Llama 3 8B and 70B, DeepSeek V3.
+
+    Megatron-Bridge publishes a configuration and a step's seconds for each release. Each is
+    predicted and played; then other configurations of the same engine, GPUs, batch and
+    arithmetic are predicted, and the best few are played. The fastest as played is what we
+    would run.
+    """
     study = Study.begin("published_configurations", options)
     cases = [*cases_of_file()]
     if options.quick:
