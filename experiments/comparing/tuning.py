@@ -30,8 +30,8 @@ from experiments.comparing.search_words import (
     why_words,
 )
 from experiments.comparing.smallest import smallest
-from experiments.frame.plan_words import plan_words
 from mistlab.values.job import dump_job
+from mistlab.values.plan_words import plan_words
 from mistlab.values.search import Budget
 from mistlab.values.space import SearchSpace
 from mistlab.values.value import to_mapping

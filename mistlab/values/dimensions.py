@@ -39,7 +39,8 @@ class Dimension:
     group ``experts_shared_by`` has to have one rank, too.
 
     ``amount`` and ``noun`` put a value into words: "ZeRO-2", or "3" and "blocks recomputed"; or
-    each value has its ``words``.
+    each value has its ``words``. ``brief`` does the same in the one line of a plan, if not like
+    this; values that ``is_told`` are told at length even if they are the default.
     ``label`` is the dimension's short name in searchers' choices.
 
     ``of_tasks`` has factors by kind of task, on the bytes that it moves (U, R, P, G, O, A) or on
@@ -62,6 +63,8 @@ class Dimension:
     amount: str = "{}"
     noun: str = ""
     words: tuple[str, ...] = ()
+    brief: str = ""
+    is_told: bool = False
     of_tasks: Mapping[str, Factor] = field(default_factory=dict)
     of_states: Mapping[str, Factor] = field(default_factory=dict)
 
@@ -86,6 +89,7 @@ def _offloaded(symbol: str, kind: str, task: str) -> Dimension:
         label=kind,
         amount="{:.1%}",
         noun=f"of {'optimizer state' if kind == 'optimizer' else kind} offloaded",
+        brief=f"{{}} of {kind}",
         of_tasks={task: _as_it_is},
     )
 
@@ -96,9 +100,11 @@ def _as_it_is(ratio: Any) -> Any:
 
 # The order is that of columns, and that in which searchers choose and reports list them.
 DIMENSIONS: dict[str, Dimension] = {
-    "layers": Dimension(part="layers", symbol="L", minimum=0),
-    "data_parallel": Dimension(part="mesh", symbol="dp", minimum=1),
-    "tensor_parallel": Dimension(part="mesh", symbol="tp", is_size=True, minimum=1),
+    "layers": Dimension(part="layers", symbol="L", minimum=0, brief="{} blocks"),
+    "data_parallel": Dimension(part="mesh", symbol="dp", minimum=1, brief="{} data"),
+    "tensor_parallel": Dimension(
+        part="mesh", symbol="tp", is_size=True, minimum=1, brief="{} tensor"
+    ),
     "context_parallel": Dimension(
         part="mesh", symbol="cp", is_size=True, minimum=1, default=1, noun="context parallel"
     ),
@@ -112,7 +118,9 @@ DIMENSIONS: dict[str, Dimension] = {
         label="context exchange",
         words=WORDS,
     ),
-    "micro_batch": Dimension(part="mesh", symbol="b", is_size=True, minimum=1),
+    "micro_batch": Dimension(
+        part="mesh", symbol="b", is_size=True, minimum=1, brief="micro-batch {}"
+    ),
     "sequence_parallel": Dimension(
         part="mesh",
         symbol="sp",
@@ -122,6 +130,7 @@ DIMENSIONS: dict[str, Dimension] = {
         shared_by="tensor",
         amount="",
         noun="sequence parallelism",
+        brief="sequence parallel",
     ),
     "expert_parallel": Dimension(
         part="mesh",
@@ -149,6 +158,7 @@ DIMENSIONS: dict[str, Dimension] = {
         shared_by="gather",
         experts_shared_by="gather experts",
         noun="replicas of the states",
+        brief="{} replicas of states",
     ),
     "zero": Dimension(
         part="savings",
@@ -158,9 +168,16 @@ DIMENSIONS: dict[str, Dimension] = {
         shared_by="gather",
         experts_shared_by="gather experts",
         amount="ZeRO-{}",
+        is_told=True,
     ),
     "checkpointed_layers": Dimension(
-        part="layers", symbol="c", default=0, label="checkpointed", noun="blocks recomputed"
+        part="layers",
+        symbol="c",
+        default=0,
+        label="checkpointed",
+        noun="blocks recomputed",
+        brief="{} recomputed",
+        is_told=True,
     ),
     "core_recomputed_layers": Dimension(
         part="layers",
@@ -168,6 +185,7 @@ DIMENSIONS: dict[str, Dimension] = {
         default=0,
         label="core recomputed",
         noun="blocks with attention's core recomputed",
+        brief="{} with attention's core recomputed",
     ),
     "products_recomputed_layers": Dimension(
         part="layers",
@@ -175,6 +193,7 @@ DIMENSIONS: dict[str, Dimension] = {
         default=0,
         label="products recomputed",
         noun="blocks with every second product recomputed",
+        brief="{} with every second product recomputed",
     ),
     "offload_weights": _offloaded("ww", "weights", "P"),
     "offload_gradients": _offloaded("wg", "gradients", "G"),
@@ -223,12 +242,16 @@ def amount_words(name: str, value: float) -> str:
 def dimension_words(name: str, value: float, layers: int) -> str:
     """A value of a stage of so many blocks in words: "ZeRO-2", "3 of 8 blocks recomputed", "no
     blocks recomputed"."""
-    noun = DIMENSIONS[name].noun
     if name in counts_of_blocks():
-        return _blocks_words(int(value), layers, noun)
-    if not noun and DIMENSIONS[name].amount == "{}" and not DIMENSIONS[name].words:
-        noun = name.replace("_", " ")
-    return f"{_short_amount(name, value)} {noun}".strip()
+        return _blocks_words(int(value), layers, DIMENSIONS[name].noun)
+    return f"{_short_amount(name, value)} {_noun(name)}".strip()
+
+
+def _noun(name: str) -> str:
+    """The noun behind an amount; its name where neither amount nor words tell what it is."""
+    row = DIMENSIONS[name]
+    is_bare = row.amount == "{}" and not row.noun and not row.words
+    return name.replace("_", " ") if is_bare else row.noun
 
 
 def _blocks_words(count: int, layers: int, noun: str) -> str:
@@ -238,6 +261,17 @@ def _blocks_words(count: int, layers: int, noun: str) -> str:
     if layers == 1:
         return f"its {noun.replace('blocks', 'block', 1)}"
     return f"all {layers} {noun}" if count == layers else f"{count} of {layers} {noun}"
+
+
+def brief_words(name: str, value: float) -> str:
+    """A value of a dimension in the one line of a plan; unequal values have unequal words."""
+    row = DIMENSIONS[name]
+    if row.words:
+        return row.words[int(value)]
+    short = f"{value:g}"
+    number = short if float(short) == value else repr(value)
+    text = row.brief.format(number) or f"{row.amount.format(number)} {_noun(name)}".rstrip()
+    return text.removesuffix("s") if value == 1 and text.endswith(" blocks") else text
 
 
 def change_words(name: str, now: float, then: float) -> str:

@@ -40,6 +40,7 @@ class Offload:
 
 
 NO_OFFLOAD = Offload()
+DEFAULT_ENGINE = "mistlab"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +191,7 @@ class Plan:
     order's text.
     """
 
-    engine: str = field(default="mistlab", metadata=name_in(names_for_plans))
+    engine: str = field(default=DEFAULT_ENGINE, metadata=name_in(names_for_plans))
     micro_batches: int = field(metadata=bounded(minimum=1))
     overlap_communication: bool = True
     order: str = DEFAULT_ORDER

@@ -1,4 +1,4 @@
-"""A plan in words: a line for the whole, and one for each stage or run of equal stages."""
+"""A plan in words: one line for tables, or a line for the whole and one for each stage."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -7,13 +7,65 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import (
     DIMENSIONS,
     OFFLOADS,
-    RECOMPUTED,
+    brief_words,
     counts_of_blocks,
     dimension_words,
     names_of,
 )
 from mistlab.values.mesh import AXES, dimensions_of_axes
-from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.plan import DEFAULT_ENGINE, Plan, StagePlan
+
+
+def plan_line(plan: Plan) -> str:
+    """A plan in one line; unequal plans have unequal lines.
+
+    Equal neighbouring stages share their words, and default values are left out.
+
+    >>> stage = StagePlan(layers=8, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1)
+    >>> plan_line(Plan(micro_batches=4, stages=(stage, stage)))
+    '4 micro-batches: 2 x (8 blocks, 2 data x 1 tensor, micro-batch 1, ZeRO-1)'
+    """
+    head = [count_words(plan.micro_batches, "micro-batch")]
+    if plan.engine != DEFAULT_ENGINE:
+        head.append(f"engine {plan.engine}")
+    if plan.order != DEFAULT_ORDER:
+        head.append(f"order {plan.order}")
+    if not plan.overlap_communication:
+        head.append("nothing overlapped")
+    parts = []
+    for run in runs_of(plan.stages):
+        words = _stage_brief(plan.stages[run[0]])
+        parts.append(f"{len(run)} x ({words})" if len(run) > 1 else words)
+    return f"{', '.join(head)}: {'; '.join(parts)}"
+
+
+def _stage_brief(stage: StagePlan) -> str:
+    """A stage's values in brief: degrees, micro-batch and ZeRO always, others if not the default.
+
+    The blocks come first, ZeRO before all that a stage may lack, offloading last.
+    """
+    always = [name for name, row in DIMENSIONS.items() if row.default is None]
+    blocks, *mesh = always
+    degrees = [name for name in mesh if name in dimensions_of_axes()]
+    levels = [name for name, row in DIMENSIONS.items() if row.is_told and row.part == "savings"]
+    known = (*always, *levels, *OFFLOADS)
+    changed = [
+        name
+        for name in DIMENSIONS
+        if name not in known and stage.value(name) != DIMENSIONS[name].default
+    ]
+    parts = [
+        brief_words(blocks, stage.layers),
+        " x ".join(brief_words(name, stage.value(name)) for name in degrees),
+        *(
+            brief_words(name, stage.value(name))
+            for name in (*(name for name in mesh if name not in degrees), *levels, *changed)
+        ),
+    ]
+    offloaded = [brief_words(name, stage.value(name)) for name in OFFLOADS if stage.value(name)]
+    if offloaded:
+        parts.append(f"offloads {', '.join(offloaded)}")
+    return ", ".join(parts)
 
 
 def plan_words(plan: Plan) -> list[str]:
@@ -76,11 +128,11 @@ def _of_mesh(stage: StagePlan) -> Iterator[str]:
 
 
 def _said(stage: StagePlan) -> Iterator[str]:
-    """The dimensions besides mesh and offloading that a stage's text says: ZeRO and recomputed
-    blocks always, others if they are not the default."""
+    """The dimensions besides mesh and offloading that a stage's text names: those that are always
+    told, such as ZeRO, and others if they are not the default."""
     for name in (*names_of("savings"), *counts_of_blocks()):
-        is_default = stage.value(name) == DIMENSIONS[name].default
-        if name not in OFFLOADS and (name in ("zero", RECOMPUTED) or not is_default):
+        row = DIMENSIONS[name]
+        if name not in OFFLOADS and (row.is_told or stage.value(name) != row.default):
             yield name
 
 
