@@ -37,7 +37,7 @@ def profile(options: argparse.Namespace) -> int:
 
 def _measured(tables: Path, options: argparse.Namespace) -> Machine:
     """Fill the tables; the machine that they are of."""
-    device = import_module("runtime.profiling.device")
+    device = import_module("runtime.profiling.environment")
     sizes = import_module("experiments.calibrating.profile_sizes").SIZES
     devices = device.devices_of(options.device, options.gpus_per_node)
     found: Machine = import_module("experiments.calibrating.profiling").measured(

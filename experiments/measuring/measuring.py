@@ -95,7 +95,7 @@ def chosen_systems(text: str) -> list[str]:
 
 
 def _check_installed(systems: Sequence[str]) -> None:
-    from runtime.baselines.installed import check_installed  # noqa: PLC0415
+    from runtime.baselines.builds import check_installed  # noqa: PLC0415
 
     check_torch()
     missing = {}

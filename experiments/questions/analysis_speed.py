@@ -113,7 +113,10 @@ def _concrete_s(workload: Workload, rounds: int) -> dict[str, float]:
         progress("left out: concrete traces: this model's code is not here: give a catalogue name")
         return {}
     try:
-        families, sizes = import_module("runtime.tracing.families"), import_module("runtime.sizes")
+        families, sizes = (
+            import_module("runtime.tracing.traced_families"),
+            import_module("runtime.tracing.symbolic_sizes"),
+        )
     except ModuleNotFoundError as error:
         missing = f"{error.name} is not installed: pip install '.[runtime]'"
         progress(f"left out: concrete traces: {missing}")

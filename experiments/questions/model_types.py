@@ -41,7 +41,7 @@ TOLERANCE = 1e-3
 
 def check(options: argparse.Namespace) -> int:
     """Read and count every type, print and write the table."""
-    library = import_module("runtime.tracing.meta_models")
+    library = import_module("runtime.tracing.huggingface")
     study = Study.begin("check_models", options)
     kinds = library.causal_types()
     every = max(1, len(kinds) // QUICK_TYPES) if options.quick else 1

@@ -20,7 +20,7 @@ from experiments.running.training import run_plan
 def main(arguments: Sequence[str]) -> int:
     """Run until there are no more lines, or one fails."""
     assert not arguments, "everything comes by standard input"
-    from runtime.devices.pinned import kept  # noqa: PLC0415 (needs torch)
+    from runtime.devices.driver import kept  # noqa: PLC0415 (needs torch)
 
     with kept():
         return _run_all()

@@ -7,7 +7,7 @@ import mistlab.catalog
 from experiments.cli.commandline import DONE, progress
 from mistlab.symbolic import graphfile
 from mistlab.symbolic.library import variants
-from runtime.tracing.families import trace_variant
+from runtime.tracing.traced_families import trace_variant
 
 SHIPPED = Path(mistlab.catalog.__file__).parent / "graphs"
 

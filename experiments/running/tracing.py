@@ -40,7 +40,7 @@ def trace(options: argparse.Namespace) -> int:
 
 def _traced(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph]]:
     """The model with every attention and precision, each a description and a graph."""
-    sizes = import_module("runtime.sizes")
+    sizes = import_module("runtime.tracing.symbolic_sizes")
     if options.sequence_length < 2:
         message = f"--sequence-length {options.sequence_length}: give at least 2"
         raise InputError(message)
@@ -86,7 +86,7 @@ def _of_config(options: argparse.Namespace, path: Path) -> list[tuple[ModelSpec,
 
 
 def _of_mapping(options: argparse.Namespace, path: Path) -> list[tuple[ModelSpec, ModelGraph]]:
-    families = import_module("runtime.tracing.families")
+    families = import_module("runtime.tracing.traced_families")
     mapping = {"name": path.stem, **read_yaml(path)}
     spec = ModelSpec.from_mapping(
         mapping if options.name is None else {**mapping, "name": options.name}

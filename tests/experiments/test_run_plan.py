@@ -22,7 +22,7 @@ from experiments.running import training  # noqa: E402
 from mistlab.values.datafile import read_yaml  # noqa: E402
 from mistlab.values.measurement import Measurement  # noqa: E402
 from mistlab.values.value import from_mapping  # noqa: E402
-from runtime.checks.races.one_rank import standing_in  # noqa: E402
+from runtime.checks.races.recorded_rank import standing_in  # noqa: E402
 from tests.experiments.tiny_plans import MODEL, PIPELINE, UNLIKE, plan_file, refusal  # noqa: E402
 from tests.runtime.inline_driver import InlineDriver  # noqa: E402
 

@@ -17,10 +17,9 @@ from runtime.models.config import (
     structure_of,
 )
 from runtime.models.families import STRUCTURES
-from runtime.models.ranks import CountedRanks
-from runtime.models.sizes import Size
+from runtime.models.ranks import CountedRanks, Size
 from runtime.models.transformer import Transformer
-from runtime.sizes import SizeSpace
+from runtime.tracing.symbolic_sizes import SizeSpace
 from runtime.tracing.trace import AsOnGPU, trace
 
 

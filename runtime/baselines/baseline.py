@@ -1,19 +1,45 @@
-"""This package's first weights, by name and whole, and as Megatron-core names and splits them.
-
-Every tensor depends on the seed and its name alone, so that all systems train from the same weights
-whatever their plan is.
-"""
+"""How baselines are run: other systems' own code, which drivers here train step by step."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mistlab.values.job import Job
 from mistlab.values.model import ModelSpec
 from mistlab.values.workload import Workload
-from runtime.engine.work.modules import initial_tensor
+from runtime.data import Sequences, Synthetic
+from runtime.engine.work.stage_modules import initial_tensor
 from runtime.models.families import model_of
 from runtime.runnable import check_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineSettings:
+    """How a baseline is run, whatever its plan: device, seed, and the optimizer's settings.
+
+    No weight decays: systems differ in the weights that they let decay.
+    """
+
+    device: str = "cpu"
+    seed: int = 0
+    learning_rate: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+
+
+def sequences_of(job: Job, seed: int) -> Sequences:
+    """The sequences that all systems train on."""
+    workload = job.workload
+    return Synthetic(length=workload.sequence_length, vocab=workload.model.vocab, seed=seed)
+
+
+# This package's first weights, by name and whole, and as Megatron-core names and splits them.
+#
+# Every tensor depends on the seed and its name alone, so that all systems train from the same
+# weights whatever their plan is.
 
 
 class FirstWeights:

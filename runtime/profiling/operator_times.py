@@ -1,24 +1,74 @@
-"""Measures each operator of a GPT block by itself, forward and backward.
-
-The operators are those of this package's own blocks, with random values. An operator is named by
-its place in the block, with the names of the documented tables. Linear layers have no bias here, so
-that a product is timed alone.
-"""
+"""Counts the operations and bytes of running operators, in the same way as layer graphs do."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.nn.functional import gelu, layer_norm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mistlab.values.workload import Precision
 from runtime.models.attention import fused
 from runtime.models.config import TYPE_OF_PRECISION
 from runtime.models.operators import CausalSoftmax
 from runtime.models.parallel import product
-from runtime.profiling.counting import WorkCounter
 from runtime.profiling.timing import Clock, Timing
+from runtime.tracing.traced_operators import TracedCall, flop_of, read_bytes, written_bytes
+
+
+class WorkCounter(TorchDispatchMode):
+    """A dispatch mode that sums operations, and bytes read and written, of all operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flop = 0
+        self.moved_bytes = 0
+
+    def __torch_dispatch__(
+        self,
+        operator: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator, and count it unless it only makes a view."""
+        result = operator(*args, **(kwargs or {}))
+        call = TracedCall(operator, args, kwargs or {}, result)
+        if call.works:
+            self.flop += flop_of(call)
+            self.moved_bytes += read_bytes(call) + written_bytes(call)
+        return result
+
+
+# Measures the best rates of a device: of matrix products, and of its memory.
+
+
+def product_flop_per_s(precision: Precision, size: int, clock: Clock, repetitions: int) -> float:
+    """Operations a second in a product of two square matrices of random values."""
+    dtype = TYPE_OF_PRECISION[precision]
+    left, right = (torch.randn(size, size, device=clock.device).to(dtype) for _ in range(2))
+    result = torch.empty_like(left)
+    samples = clock.samples_s(lambda: torch.mm(left, right, out=result), repetitions)
+    return float(2 * size**3 / Timing.of(samples).median_s)
+
+
+def memory_bytes_per_s(size_bytes: int, clock: Clock, repetitions: int) -> float:
+    """Bytes read and written a second by a copy within the device's memory."""
+    source = torch.randint(0, 100, (size_bytes,), dtype=torch.int8, device=clock.device)
+    target = torch.empty_like(source)
+    samples = clock.samples_s(lambda: target.copy_(source), repetitions)
+    return 2 * size_bytes / Timing.of(samples).median_s
+
+
+# Measures each operator of a GPT block by itself, forward and backward.
+#
+# The operators are those of this package's own blocks, with random values. An operator is named by
+# its place in the block, with the names of the documented tables. Linear layers have no bias here,
+# so that a product is timed alone.
+
 
 DROPOUT = 0.1
 STEP = "optimizer-step"

@@ -1,12 +1,6 @@
-"""Writes checkpoints of a training run, and resumes one under the same or another plan.
+"""Finds the checkpoints in a folder; a complete checkpoint is a folder called ``step-N``."""
 
-A checkpoint holds tensors of the whole model, in the format of torch.distributed.checkpoint, and
-the model's description in YAML. Each rank writes the parts of master weights and moments that its
-optimizer steps, and reads the parts that it needs, whichever ranks wrote them. A checkpoint is
-written into a folder ``.part``, which is renamed when every rank is done. So a folder with a
-checkpoint's name is complete.
-"""
-
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -21,14 +15,54 @@ from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
 from mistlab.values.value import to_mapping
-from runtime.box_files import Reader, Writer, read_alone, write_alone
-from runtime.boxes import Box, Loader, Saver, UnlikeError, UnreadableError, boxes_of
-from runtime.checkpoint_folder import checkpoint_path, complete
+from runtime.checkpoints.boxes import (
+    Box,
+    Loader,
+    Reader,
+    Saver,
+    UnlikeError,
+    UnreadableError,
+    Writer,
+    boxes_of,
+    read_alone,
+    write_alone,
+)
 from runtime.comm.group import RankLostError
-from runtime.comm.objects import gathered, is_distributed
-from runtime.comm.processes import heard_from, meet
+from runtime.comm.processes import gathered, heard_from, is_distributed, meet
 from runtime.engine.executor import Executor
-from runtime.engine.work.modules import TABLE, TIED
+from runtime.engine.work.stage_modules import TABLE, TIED
+
+_NAME = re.compile(r"step-(\d+)")
+
+
+def checkpoint_path(folder: Path, steps: int) -> Path:
+    """The path of the checkpoint after ``steps`` steps."""
+    return folder / f"step-{steps}"
+
+
+def complete(folder: Path) -> list[Path]:
+    """The paths of all complete checkpoints, the newest first."""
+    steps = [
+        (int(match[1]), path)
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _NAME.fullmatch(path.name))
+    ]
+    return [path for _, path in sorted(steps, reverse=True)]
+
+
+def latest(folder: Path) -> Path | None:
+    """The path of the newest complete checkpoint, if there is one."""
+    return next(iter(complete(folder)), None)
+
+
+# Writes checkpoints of a training run, and resumes one under the same or another plan.
+#
+# A checkpoint holds tensors of the whole model, in the format of torch.distributed.checkpoint, and
+# the model's description in YAML. Each rank writes the parts of master weights and moments that
+# its optimizer steps, and reads the parts that it needs, whichever ranks wrote them. A checkpoint
+# is written into a folder ``.part``, which is renamed when every rank is done. So a folder with a
+# checkpoint's name is complete.
+
 
 MODEL = "model.yaml"
 # The tensor of all numbers besides the model's tensors, such as the number of steps.

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
 
 from mistlab.symbolic.graph import Shape
-from runtime.models.sizes import Size, construction, space_of, value_of
-from runtime.sizes import TraceError, expression_of
+from runtime.models.ranks import Size, construction, space_of, value_of
+from runtime.tracing.symbolic_sizes import TraceError, expression_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ ShardedTensor could not: they describe rectangles, and a range of a flat vector 
 """
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
@@ -20,10 +22,12 @@ from torch.distributed.checkpoint.default_planner import (
     create_default_global_load_plan,
     create_default_global_save_plan,
 )
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -38,7 +42,10 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
+from runtime.comm.group import refusal_in
 from runtime.engine.executor import Executor
 from runtime.engine.storage.pieces import Piece
 
@@ -228,3 +235,162 @@ class Loader(LoadPlanner):
             message = f"it has {name} in part only"
             raise UnreadableError(message)
         return items
+
+
+# Reads the list of a checkpoint's tensors, and runs nothing that the file names.
+#
+# torch.distributed.checkpoint pickles this list, and a pickle may call any function on the machine
+# that reads it. Here the classes of such a list are made, and nothing else. The tensors themselves
+# are read by ``torch.load(weights_only=True)``, which has a list of its own.
+
+
+_OF_TORCH = "torch.distributed.checkpoint"
+# What the list of a checkpoint is made of, by module.
+_KNOWN: Mapping[str, frozenset[str]] = {
+    f"{_OF_TORCH}.metadata": frozenset(
+        (
+            *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
+            *("BytesStorageMetadata", "ChunkStorageMetadata", "TensorStorageMetadata"),
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    f"{_OF_TORCH}.filesystem": frozenset(("_StorageInfo",)),
+    "torch": frozenset(("Size", "device")),
+    "torch.serialization": frozenset(("_get_layout",)),
+    # Its place since Python 3.13 is another.
+    "pathlib": frozenset(("PosixPath", "WindowsPath")),
+    "pathlib._local": frozenset(("PosixPath", "WindowsPath")),
+}
+
+
+class _ListUnpickler(pickle.Unpickler):
+    """Makes the classes of a checkpoint's list; refuses any other name."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """A class or a type of numbers by its name."""
+        is_number = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_number or name in _KNOWN.get(module, ()):
+            return super().find_class(module, name)
+        message = f".metadata names {module}.{name}, which no list of tensors needs: not loaded"
+        raise UnreadableError(message)
+
+
+def tensors_listed(file: IO[bytes]) -> Any:
+    """What a checkpoint's ``.metadata`` holds; raises ``UnreadableError`` where it would do more
+    than hold a list of tensors."""
+    return _ListUnpickler(file).load()
+
+
+# Writes and reads the files of a checkpoint, by torch.distributed.checkpoint.
+#
+# A file that cannot be written raises ``OSError``. A file that cannot be read raises
+# ``UnreadableError``. Errors of a device, and errors for want of memory, are passed on unchanged.
+
+
+# What reading raises if a file does not hold the bytes that were written.
+SENSELESS = (
+    OSError,
+    EOFError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+)
+
+
+METADATA = ".metadata"
+
+
+class Writer(FileSystemWriter):
+    """Writes one file a rank in one thread, and asks for a box only when the last one is written.
+
+    Copying ahead would need many boxes at once, but ``Saver`` gives one at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, single_file_per_rank=True, thread_count=1, per_thread_copy_ahead=0)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the boxes of this rank."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            # torch's writer of archives reports its position, not the file system's error.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+
+class Reader(FileSystemReader):
+    """Reads the files of a checkpoint, which another plan may have written."""
+
+    def metadata(self) -> Metadata:
+        """The list of the checkpoint's tensors; raises ``UnreadableError`` if it is damaged."""
+        try:
+            metadata = self.read_metadata()
+        except UnreadableError:
+            raise
+        except SENSELESS as error:
+            raise UnreadableError(_reason(error)) from error
+        if not isinstance(metadata, Metadata):
+            message = f".metadata holds a {type(metadata).__name__}"
+            raise UnreadableError(message)
+        return metadata
+
+    def read_metadata(self, *_: object, **__: object) -> Metadata:
+        """The list of the checkpoint's tensors, as torch reads it, but for names of anything else
+        in the file: a checkpoint may be a stranger's."""
+        with (Path(self.path) / METADATA).open("rb") as file:
+            found = tensors_listed(file)
+        if getattr(found, "storage_meta", None) is None:
+            found.storage_meta = StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return cast("Metadata", found)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill the boxes of this rank."""
+        loader = cast("Loader", planner)
+        try:
+            return super().read_data(plan, loader)
+        except SENSELESS as error:
+            is_of_file = not loader.is_placing or isinstance(error, AssertionError)
+            if not is_of_file or refusal_in(error) is not None:
+                raise
+            raise UnreadableError(_reason(error)) from error
+
+
+def read_alone(reader: Reader, loader: Loader) -> None:
+    """Fill the boxes of the only process, step by step as torch does it.
+
+    ``torch.distributed.checkpoint.load`` warns a process that is alone, and warnings can only be
+    hidden from all threads of the process together.
+    """
+    reader.reset()
+    metadata = reader.metadata()
+    loader.set_up_planner({}, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    own = reader.prepare_local_plan(loader.create_local_plan())
+    (plan,) = reader.prepare_global_plan(loader.create_global_plan([own]))
+    reader.read_data(loader.finish_plan(plan), loader).wait()
+
+
+def write_alone(writer: Writer, saver: Saver) -> None:
+    """Write the boxes of the only process, step by step as torch does it."""
+    writer.reset()
+    saver.set_up_planner({}, writer.storage_meta(), is_coordinator=True)
+    writer.set_up_storage_writer(is_coordinator=True)
+    own = writer.prepare_local_plan(saver.create_local_plan())
+    plans, metadata = saver.create_global_plan([own])
+    (plan,) = writer.prepare_global_plan(plans)
+    written = writer.write_data(saver.finish_plan(plan), saver).wait()
+    writer.finish(metadata, [written])
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error's message, or the error's class if it has none."""
+    said = str(error).strip().partition("\n")[0]
+    return said if said and isinstance(error, OSError | RuntimeError) else type(error).__name__

@@ -1,4 +1,12 @@
-"""The cost of each operator of a trace: its kind, its operations and the bytes that it moves."""
+"""The cost of scans over a sequence: of their products, and of the states that chunks pass on.
+
+Kernels take a sequence in chunks (Dao and Gu 2024, section 6). In a chunk of Q tokens each group
+multiplies its keys with its queries, each head multiplies these scores with its values, and each
+head writes to a state and asks it. A token sees no later ones, so half of the scores is counted.
+
+The gated delta rule (Yang et al. 2024, section 3.3) adds, for each head, the products that take
+back what a state says already: of keys with keys, and of their inverse with keys and values.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,8 +19,44 @@ from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 from mistlab.symbolic.graph import Kind, Phase
-from runtime.models.sizes import Size, value_of
-from runtime.tracing.scans import READ, WRITTEN, scan_flop, state_bytes
+from runtime.models.ranks import Size, value_of
+
+# Tokens of a chunk: as Nemotron's configurations and as kernels of the delta rule have it.
+CHUNK, CHUNK_OF_DELTA_RULE = 128, 64
+# Passes over the states of all chunks, which are in 32 bits. Forward they are made, passed on (read
+# and written) and asked; backward this happens again, to gradients too, which are read twice.
+READ: dict[Phase, int] = {"forward": 2, "backward": 5}
+WRITTEN: dict[Phase, int] = {"forward": 2, "backward": 4}
+# A product has two gradients.
+PRODUCTS: dict[Phase, int] = {"forward": 1, "backward": 3}
+
+
+def scan_flop(
+    tokens: Size, heads: Size, sizes: list[Size], phase: Phase, *, by_delta_rule: bool
+) -> Size:
+    """Operations of a scan of tokens by heads; ``sizes`` are groups, channels and states.
+
+    The backward pass computes what is inside of chunks again.
+    """
+    groups, channels, states = sizes
+    if by_delta_rule:
+        inside = CHUNK_OF_DELTA_RULE * heads * (3 * states + 2 * channels)
+        through = 6 * heads * channels * states
+    else:
+        inside = CHUNK * (groups * states + heads * channels)
+        through = 4 * heads * channels * states
+    return PRODUCTS[phase] * tokens * (inside + through)
+
+
+def state_bytes(tokens: Size, heads: Size, sizes: list[Size], *, by_delta_rule: bool) -> Size:
+    """Bytes of the states of all chunks, in 32 bits."""
+    _, channels, states = sizes
+    chunk = CHUNK_OF_DELTA_RULE if by_delta_rule else CHUNK
+    return 4 * tokens * heads * channels * states // chunk
+
+
+# The cost of each operator of a trace: its kind, its operations and the bytes that it moves.
+
 
 # Keys are names of operators without their overload. Pointwise operators that are not listed are
 # known by their tag.
@@ -157,7 +201,7 @@ OVERWRITES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TracedCall:
     """One call of an operator, with its arguments and its result."""
 
     operator: OpOverload
@@ -212,7 +256,7 @@ def key_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def kind_of(call: Call) -> Kind:
+def kind_of(call: TracedCall) -> Kind:
     """The kind of kernel that computes the operator."""
     if kind := KIND_OF_OPERATOR.get(call.name):
         return kind
@@ -221,7 +265,7 @@ def kind_of(call: Call) -> Kind:
     return "elementwise" if torch.Tag.pointwise in call.operator.tags else "other"
 
 
-def flop_of(call: Call) -> Size:
+def flop_of(call: TracedCall) -> Size:
     """Floating-point operations: PyTorch's formulas for products, else one for each element."""
     kind = kind_of(call)
     if call.name in _FLOP:
@@ -238,7 +282,7 @@ def flop_of(call: Call) -> Size:
     return max(sizes, key=value_of, default=0)
 
 
-def read_bytes(call: Call) -> Size:
+def read_bytes(call: TracedCall) -> Size:
     """Bytes read: each input once, but of a table only the rows that are fetched."""
     if kind_of(call) == "fill":
         return 0
@@ -255,7 +299,7 @@ def read_bytes(call: Call) -> Size:
     return own + _state_bytes(call, READ)
 
 
-def written_bytes(call: Call) -> Size:
+def written_bytes(call: TracedCall) -> Size:
     """Bytes written: each output once, whether it is new or changed in place."""
     if call.name == "aten.scatter_":
         return size_bytes(call.argument("src"))
@@ -280,7 +324,7 @@ def size_bytes(tensor: Tensor) -> Size:
     return prod(sizes) * tensor.element_size()
 
 
-def _grouped_flop(call: Call) -> Size:
+def _grouped_flop(call: TracedCall) -> Size:
     """Operations of a product of each group's rows with the group's own matrix.
 
     The sizes of the groups do not matter, because together they have all rows.
@@ -291,7 +335,7 @@ def _grouped_flop(call: Call) -> Size:
     return left[0] * each if len(left) == len(right) == 3 else each
 
 
-def _grouped_product_flop(call: Call) -> Size:
+def _grouped_product_flop(call: TracedCall) -> Size:
     """Operations of ``mistlab::grouped_product`` and its gradients: all rows take part once."""
     first, second, *_ = call.inputs
     inner: Size = prod(second.shape[1:])
@@ -299,11 +343,11 @@ def _grouped_product_flop(call: Call) -> Size:
     return 2 * first.shape[0] * inner * (1 if second.dim() == 3 else first.shape[1])
 
 
-def _names(call: Call) -> list[str]:
+def _names(call: TracedCall) -> list[str]:
     return [argument.name for argument in call.operator._schema.arguments]
 
 
-def _wide_attention_flop(call: Call) -> Size:
+def _wide_attention_flop(call: TracedCall) -> Size:
     """Operations of ``mistlab::attention`` and its gradient, of the pairs of tokens that see one
     another (half of a pair's products are counted at the diagonal)."""
     batch, sequence, heads, channels = call.argument("query").shape
@@ -315,23 +359,23 @@ def _wide_attention_flop(call: Call) -> Size:
     return products * batch * heads * pairs
 
 
-def _phase(call: Call) -> Phase:
+def _phase(call: TracedCall) -> Phase:
     return "backward" if "gradient" in _names(call) else "forward"
 
 
-def _of_scan(call: Call) -> tuple[Size, Size, list[Size], bool]:
+def _of_scan(call: TracedCall) -> tuple[Size, Size, list[Size], bool]:
     """Tokens, heads, sizes, and whether a scan is by the delta rule."""
     mixed, heads = call.argument("mixed").shape, call.argument("shift").shape[0]
     by_delta_rule = call.name.startswith("mistlab.delta_rule")
     return mixed[0] * mixed[1], heads, call.argument("sizes"), by_delta_rule
 
 
-def _scan_flop(call: Call) -> Size:
+def _scan_flop(call: TracedCall) -> Size:
     tokens, heads, sizes, by_delta_rule = _of_scan(call)
     return scan_flop(tokens, heads, sizes, _phase(call), by_delta_rule=by_delta_rule)
 
 
-def _state_bytes(call: Call, passes: Mapping[Phase, int]) -> Size:
+def _state_bytes(call: TracedCall, passes: Mapping[Phase, int]) -> Size:
     """Bytes of the states that a scan passes from chunk to chunk; other operators have none."""
     if kind_of(call) != "scan":
         return 0
@@ -343,7 +387,7 @@ def _is_given(window: Size) -> bool:
     return not isinstance(window, int) or window > 0
 
 
-_FLOP: Mapping[str, Callable[[Call], Size]] = {
+_FLOP: Mapping[str, Callable[[TracedCall], Size]] = {
     "aten._grouped_mm": _grouped_flop,
     "mistlab.grouped_product": _grouped_product_flop,
     "mistlab.grouped_product_of_rows": _grouped_product_flop,
@@ -357,7 +401,7 @@ _FLOP: Mapping[str, Callable[[Call], Size]] = {
 }
 
 
-def _attention_flop(call: Call) -> Size:
+def _attention_flop(call: TracedCall) -> Size:
     backward = call.name.endswith("_backward")
     batch, heads, rows, channels = call.argument("query").shape
     columns = call.argument("key").shape[2]
