@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from mistlab.machine.cluster import Cluster
     from mistlab.machine.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
     from mistlab.schedule.slot_table import Action
+    from mistlab.values.dimension_fields import Offload, OffloadRatios
     from mistlab.values.errors import FieldError, InputError, near_matches
     from mistlab.values.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
     from mistlab.values.measurement import Environment, Measurement, StageMeasurement
     from mistlab.values.model import ModelSpec
-    from mistlab.values.plan import Offload, Plan, StagePlan
+    from mistlab.values.plan import Plan, StagePlan
     from mistlab.values.prediction import (
         MemoryByClass,
         MemoryByPhase,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
         StagePrediction,
     )
     from mistlab.values.search import Budget, Improvement, Problem, Searcher, SearchResult
-    from mistlab.values.space import OffloadRatios, SearchSpace
+    from mistlab.values.space import SearchSpace
     from mistlab.values.stages import StageBatch, StageFigures
     from mistlab.values.value import from_mapping, to_mapping
     from mistlab.values.workload import Workload
@@ -78,7 +79,8 @@ _NAMES_OF_MODULE = {
     "values.job": ("Job", "dump_job", "job_from_mapping", "job_to_mapping", "load_job"),
     "values.measurement": ("Environment", "Measurement", "StageMeasurement"),
     "values.model": ("ModelSpec",),
-    "values.plan": ("Offload", "Plan", "StagePlan"),
+    "values.dimension_fields": ("Offload", "OffloadRatios"),
+    "values.plan": ("Plan", "StagePlan"),
     "values.prediction": (
         "MemoryByClass",
         "MemoryByPhase",
@@ -88,7 +90,7 @@ _NAMES_OF_MODULE = {
     ),
     "schedule.slot_table": ("Action",),
     "values.search": ("Budget", "Improvement", "Problem", "SearchResult", "Searcher"),
-    "values.space": ("OffloadRatios", "SearchSpace"),
+    "values.space": ("SearchSpace",),
     "values.stages": ("StageBatch", "StageFigures"),
     "values.value": ("from_mapping", "to_mapping"),
     "values.workload": ("Workload",),

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from mistlab.values.dimension_fields import OffloadRatios
 from mistlab.values.dimensions import DIMENSIONS, names_of
+from mistlab.values.made_fields import Recomputation
 from mistlab.values.mesh import ranks_of
 from mistlab.values.plan import Plan
-from mistlab.values.space import OffloadRatios, Recomputation, SearchSpace, space_of
+from mistlab.values.space import SearchSpace, space_of
 from searchers.meshes import other_names
 
 # Whole searches of these spaces are quick, or are proven best.

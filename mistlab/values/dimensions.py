@@ -1,18 +1,17 @@
 """The table of dimensions: one row for each choice that a plan makes for a stage.
 
 A row has the choice's names in plan files and in expressions, its possible numbers, its words for
-people, and the tasks and states that it changes. Stages of plans, columns of candidates, spaces and
-searchers take their choices from the table, so a dimension is added by adding its row.
+people, and the tasks and states that it changes. The fields of stages and of spaces are made from
+the rows, columns of candidates and searchers take their choices from them: a dimension is added by
+adding its row.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from mistlab.values.context_ways import WORDS
-from mistlab.values.errors import refuse
-from mistlab.values.value import Metadata, bounded, checked_number, ratio
+from mistlab.values.value import Metadata, bounded, ratio
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -33,7 +32,9 @@ class Dimension:
     ``path`` is its place in a stage of a plan file, if this is not its name. ``symbol`` stands for
     it in expressions, also in those of layer graphs if it ``is_size``. If it ``chooses_graph``, a
     stage with the value 1 runs other graphs of its layers. A stage without a value has the
-    ``default``; if there is none, every stage must have a value. With ``is_ratio`` it is a
+    ``default``; if there is none, every stage must have a value. Spaces list its values unless
+    another field of theirs chooses it (``is_listed``), and this package's runtime trains by values
+    besides the default if it ``is_trained``. With ``is_ratio`` it is a
     share of a whole, otherwise a whole number. A choice ``shared_by`` the ranks of a group has no
     effect if the group has one rank; where blocks have experts, whose states other ranks share, the
     group ``experts_shared_by`` has to have one rank, too.
@@ -57,6 +58,8 @@ class Dimension:
     minimum: float = 0
     maximum: float | None = None
     default: float | None = None
+    is_listed: bool = True
+    is_trained: bool = False
     shared_by: str = ""
     experts_shared_by: str = ""
     label: str = ""
@@ -67,6 +70,16 @@ class Dimension:
     is_told: bool = False
     of_tasks: Mapping[str, Factor] = field(default_factory=dict)
     of_states: Mapping[str, Factor] = field(default_factory=dict)
+
+    @property
+    def holder(self) -> str:
+        """The field of a stage that holds the choice beside others, such as ``offload``, or ""."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def changes_passes(self) -> bool:
+        """Whether a value changes the seconds of passes themselves."""
+        return not self.of_tasks.keys().isdisjoint("FB")
 
     @property
     def numbers(self) -> Metadata:
@@ -86,6 +99,7 @@ def _offloaded(symbol: str, kind: str, task: str) -> Dimension:
         is_ratio=True,
         maximum=1,
         default=0.0,
+        is_trained=True,
         label=kind,
         amount="{:.1%}",
         noun=f"of {'optimizer state' if kind == 'optimizer' else kind} offloaded",
@@ -100,10 +114,19 @@ def _as_it_is(ratio: Any) -> Any:
 
 # The order is that of columns, and that in which searchers choose and reports list them.
 DIMENSIONS: dict[str, Dimension] = {
-    "layers": Dimension(part="layers", symbol="L", minimum=0, brief="{} blocks"),
-    "data_parallel": Dimension(part="mesh", symbol="dp", minimum=1, brief="{} data"),
+    "layers": Dimension(
+        part="layers", symbol="L", minimum=0, brief="{} blocks", is_trained=True, is_listed=False
+    ),
+    "data_parallel": Dimension(
+        part="mesh", symbol="dp", minimum=1, brief="{} data", is_trained=True
+    ),
     "tensor_parallel": Dimension(
-        part="mesh", symbol="tp", is_size=True, minimum=1, brief="{} tensor"
+        part="mesh",
+        symbol="tp",
+        is_size=True,
+        minimum=1,
+        brief="{} tensor",
+        is_trained=True,
     ),
     "context_parallel": Dimension(
         part="mesh", symbol="cp", is_size=True, minimum=1, default=1, noun="context parallel"
@@ -117,9 +140,15 @@ DIMENSIONS: dict[str, Dimension] = {
         shared_by="context",
         label="context exchange",
         words=WORDS,
+        is_trained=True,
     ),
     "micro_batch": Dimension(
-        part="mesh", symbol="b", is_size=True, minimum=1, brief="micro-batch {}"
+        part="mesh",
+        symbol="b",
+        is_size=True,
+        minimum=1,
+        brief="micro-batch {}",
+        is_trained=True,
     ),
     "sequence_parallel": Dimension(
         part="mesh",
@@ -131,6 +160,7 @@ DIMENSIONS: dict[str, Dimension] = {
         amount="",
         noun="sequence parallelism",
         brief="sequence parallel",
+        is_trained=True,
     ),
     "expert_parallel": Dimension(
         part="mesh",
@@ -140,6 +170,7 @@ DIMENSIONS: dict[str, Dimension] = {
         default=1,
         label="experts",
         noun="expert parallel",
+        is_trained=True,
     ),
     "expert_tensor_parallel": Dimension(
         part="mesh",
@@ -149,6 +180,7 @@ DIMENSIONS: dict[str, Dimension] = {
         default=1,
         label="expert tensor",
         noun="expert tensor parallel",
+        is_trained=True,
     ),
     "state_replicas": Dimension(
         part="mesh",
@@ -169,6 +201,7 @@ DIMENSIONS: dict[str, Dimension] = {
         experts_shared_by="gather experts",
         amount="ZeRO-{}",
         is_told=True,
+        is_trained=True,
     ),
     "checkpointed_layers": Dimension(
         part="layers",
@@ -178,6 +211,8 @@ DIMENSIONS: dict[str, Dimension] = {
         noun="blocks recomputed",
         brief="{} recomputed",
         is_told=True,
+        is_trained=True,
+        is_listed=False,
     ),
     "core_recomputed_layers": Dimension(
         part="layers",
@@ -186,6 +221,7 @@ DIMENSIONS: dict[str, Dimension] = {
         label="core recomputed",
         noun="blocks with attention's core recomputed",
         brief="{} with attention's core recomputed",
+        is_trained=True,
     ),
     "products_recomputed_layers": Dimension(
         part="layers",
@@ -194,38 +230,32 @@ DIMENSIONS: dict[str, Dimension] = {
         label="products recomputed",
         noun="blocks with every second product recomputed",
         brief="{} with every second product recomputed",
+        is_trained=True,
     ),
     "offload_weights": _offloaded("ww", "weights", "P"),
     "offload_gradients": _offloaded("wg", "gradients", "G"),
     "offload_optimizer": _offloaded("wo", "optimizer", "O"),
     "offload_activations": _offloaded("wa", "activations", "A"),
 }
-BUILT_IN = tuple(DIMENSIONS)
 RECOMPUTED = "checkpointed_layers"
 OFFLOADS = tuple(name for name, row in DIMENSIONS.items() if row.path.startswith("offload."))
 
 
 def names_of(part: Part) -> tuple[str, ...]:
     """Names of the dimensions of a part, in the table's order."""
-    return _names_of(part, tuple(DIMENSIONS.values()))
+    return _OF_PARTS[part]
 
 
 def counts_of_blocks() -> tuple[str, ...]:
     """Names of dimensions that count blocks with some treatment, such as recomputed blocks."""
-    return names_of("layers")[1:]
+    return _COUNTS
 
 
-@cache
-def _names_of(part: Part, _: tuple[Dimension, ...]) -> tuple[str, ...]:
-    # Asked for with every stage of a plan: worked out again when rows have changed.
-    return tuple(name for name, row in DIMENSIONS.items() if row.part == part)
-
-
-def added() -> tuple[str, ...]:
-    """Names of dimensions that were added to the built-in ones."""
-    if len(DIMENSIONS) == len(BUILT_IN):
-        return ()
-    return tuple(name for name in DIMENSIONS if name not in BUILT_IN)
+_OF_PARTS: dict[Part, tuple[str, ...]] = {
+    part: tuple(name for name, row in DIMENSIONS.items() if row.part == part)
+    for part in get_args(Part)
+}
+_COUNTS = _OF_PARTS["layers"][1:]
 
 
 def label_of(name: str) -> str:
@@ -285,20 +315,6 @@ def change_words(name: str, now: float, then: float) -> str:
 def _short_amount(name: str, value: float) -> str:
     """The same as ``amount_words``, with whole numbers of percent: "50%"."""
     return amount_words(name, value).replace(".0%", "%")
-
-
-def checked_value(name: str, value: object) -> float:
-    """A value of an added dimension as a number; refuses any other dimension or value."""
-    if name not in added():
-        refuse(name, f"is no dimension of stages: add its row, or give {', '.join(BUILT_IN)}")
-    row = DIMENSIONS[name]
-    return checked_number(name, value, row.numbers, is_whole=not row.is_ratio)
-
-
-def checked_others(others: Mapping[str, object]) -> tuple[tuple[str, float], ...]:
-    """Values of added dimensions, checked and in order; default values are left out."""
-    checked = [(name, checked_value(name, value)) for name, value in sorted(others.items())]
-    return tuple(pair for pair in checked if pair[1] != DIMENSIONS[pair[0]].default)
 
 
 def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:

@@ -12,8 +12,9 @@ from mistlab.values.dimensions import (
     dimension_words,
     names_of,
 )
+from mistlab.values.made_fields import DEFAULT_ENGINE
 from mistlab.values.mesh import AXES, dimensions_of_axes
-from mistlab.values.plan import DEFAULT_ENGINE, Plan, StagePlan
+from mistlab.values.plan import Plan, StagePlan
 
 
 def plan_line(plan: Plan) -> str:

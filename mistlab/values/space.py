@@ -1,45 +1,21 @@
 """Search spaces, which say from which plans a search may choose, and the named spaces."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Literal
 
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
-from mistlab.values.dimensions import (
-    BUILT_IN,
-    DIMENSIONS,
-    added,
-    checked_value,
-    counts_of_blocks,
-    names_of,
-)
+from mistlab.values.dimension_fields import OffloadRatios, SpaceFields
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.values.errors import InputError, near_matches, refuse
+from mistlab.values.made_fields import check_lists
 from mistlab.values.mesh import ranks_of
-from mistlab.values.value import bounded, check_fields, further_keys, name_in, ratio
-
-# Which numbers of its blocks a stage may recompute: all of them, none or all, or any number.
-Recomputation = Literal["all", "none_or_all", "any"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadRatios:
-    """The allowed ratios of each kind of offloading."""
-
-    weights: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
-    gradients: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
-    optimizer: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
-    activations: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        _check_not_empty(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSpace:
+class SearchSpace(SpaceFields):
     """Allowed degrees, ratios and features; None allows every degree that divides.
 
     A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Its
@@ -52,49 +28,12 @@ class SearchSpace:
     blocks is said apart: up to ``layers_off_balance`` fewer or more than an even share, or any
     number with None. With ``unequal_meshes`` degrees may differ too. Of
     ``state_replicas`` a stage has one, or one in each node that it fills, if this is listed. A
-    single rank shards nothing, and takes the lowest ZeRO level. ``others`` lists values of
-    dimensions that were added to the table; an added dimension that is not listed has its default.
-    Plans may name ``other_engines``, too; each of them has the choices that it can run.
+    single rank shards nothing, and takes the lowest ZeRO level. Plans may name ``other_engines``,
+    too; each of them has the choices that it can run.
     """
 
-    name: str
-    engine: str = field(default="mistlab", metadata=name_in(names_for_plans))
-    data_parallel: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
-    tensor_parallel: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
-    tensor_parallel_in_node: bool = True
-    pipeline: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
-    micro_batches: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
-    micro_batch: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
-    context_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
-    context_exchange: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=2))
-    sequence_parallel: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=1))
-    expert_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
-    expert_tensor_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
-    state_replicas: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
-    zero: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=3))
-    offload: OffloadRatios = field(default_factory=OffloadRatios)
-    orders: tuple[str, ...] = (DEFAULT_ORDER,)
-    recomputation: Recomputation = "none_or_all"
-    core_recomputed_layers: tuple[int, ...] | None = field(
-        default=(0,), metadata=bounded(minimum=0)
-    )
-    products_recomputed_layers: tuple[int, ...] | None = field(
-        default=(0,), metadata=bounded(minimum=0)
-    )
-    unequal_stages: bool = False
-    layers_off_balance: int | None = field(default=0, metadata=bounded(minimum=0))
-    unequal_meshes: bool = False
-    others: tuple[tuple[str, tuple[float, ...]], ...] = field(
-        default=(), metadata=further_keys(added)
-    )
-    other_engines: tuple[str, ...] = ()
-
     def __post_init__(self) -> None:
-        check_fields(self)
-        _check_not_empty(self)
-        for name, values in self.others:
-            if not [checked_value(name, value) for value in values]:
-                refuse(name, "is empty: give at least one choice")
+        check_lists(self)
         self._check_engines()
         if self.unequal_meshes and not self.unequal_stages:
             problem = (
@@ -156,13 +95,8 @@ class SearchSpace:
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
         """The values of a dimension that the space lists, sorted; None allows any value."""
-        if dimension == "checkpointed_layers":
-            return None
-        row = DIMENSIONS[dimension]
-        if dimension in BUILT_IN:
-            values = _READERS[dimension](self)
-        else:
-            values = dict(self.others).get(dimension, (row.default,))
+        read = _READERS.get(dimension)
+        values = None if read is None else read(self)
         return None if values is None else tuple(sorted(set(values)))
 
     def choices(
@@ -195,11 +129,7 @@ class SearchSpace:
         return (layers,) if self.recomputation == "all" and of_whole else (0, layers)
 
 
-_READERS = {
-    name: attrgetter(DIMENSIONS[name].path or name)
-    for name in (*names_of("mesh"), *names_of("savings"), *counts_of_blocks())
-    if name != "checkpointed_layers"
-}
+_READERS = {name: attrgetter(row.path or name) for name, row in DIMENSIONS.items() if row.is_listed}
 
 
 def space_of(name: str) -> SearchSpace:
@@ -228,13 +158,6 @@ def _of_all(problems: Iterable[str]) -> str:
     """The first problem if every engine has one; else nothing."""
     found = list(problems)
     return found[0] if all(found) else ""
-
-
-def _check_not_empty(value: OffloadRatios | SearchSpace) -> None:
-    for entry in fields(value):
-        if getattr(value, entry.name) == () and entry.default != ():
-            problem = "is empty: give at least one choice"
-            refuse(entry.name, problem)
 
 
 _POWERS = tuple(2**i for i in range(14))

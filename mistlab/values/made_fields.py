@@ -1,0 +1,169 @@
+"""The fields of stages and of spaces: one for each dimension, made from the table's rows.
+
+``mistlab.values.dimension_fields`` has the classes; type checkers read its stub, which
+``python -m benchmarks.stubs`` writes from them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from mistlab.engines.table import names_for_plans
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.values.dimensions import DIMENSIONS, Dimension
+from mistlab.values.errors import refuse
+from mistlab.values.value import bounded, check_fields, name_in
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+DEFAULT_ENGINE = "mistlab"
+# Which numbers of its blocks a stage may recompute: all of them, none or all, or any number.
+Recomputation = Literal["all", "none_or_all", "any"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeField:
+    """A field of a made class: its name, its type, and ``dataclasses.field`` with its default."""
+
+    name: str
+    kind: Any
+    content: Any
+
+
+def made(
+    module: str,
+    name: str,
+    doc: str,
+    entries: Iterable[MadeField],
+    check: Callable[[Any], None] = check_fields,
+) -> Any:
+    """A frozen value of a module with these fields, which checks them."""
+    listed = [(entry.name, entry.kind, entry.content) for entry in entries]
+    namespace = {"__doc__": doc, "__post_init__": check}
+    kind = make_dataclass(name, listed, frozen=True, slots=True, kw_only=True, namespace=namespace)
+    kind.__module__ = module
+    return kind
+
+
+def check_lists(value: "DataclassInstance") -> None:
+    """Check the fields of a space, or of a part of one; lists must have a choice at least."""
+    check_fields(value)
+    for entry in fields(value):
+        if getattr(value, entry.name) == () and entry.default != ():
+            refuse(entry.name, "is empty: give at least one choice")
+
+
+def held_fields(holder: str) -> Iterator[MadeField]:
+    """Fields of the part of a stage that holds several of its choices, such as ``offload``."""
+    for row in DIMENSIONS.values():
+        if row.holder == holder:
+            yield MadeField(name=row.label, kind=_kind(row), content=_content(row, row.default))
+
+
+def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
+    """Fields of a stage, in the order of rows: first those that every stage must give."""
+    rows = DIMENSIONS.items()
+    for name, row in rows:
+        if row.default is None:
+            yield MadeField(name=name, kind=_kind(row), content=_content(row, None))
+    for name, row in rows:
+        if row.default is not None and not row.holder:
+            yield MadeField(name=name, kind=_kind(row), content=_content(row, row.default))
+    for name, kind in holders.items():
+        yield MadeField(name=name, kind=kind, content=field(default=kind()))
+
+
+def listed_held_fields(holder: str) -> Iterator[MadeField]:
+    """Fields of the lists of a space for choices that a part of a stage holds."""
+    for row in DIMENSIONS.values():
+        if row.holder == holder:
+            yield _listed(row.label, row)
+
+
+def space_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
+    """Fields of a space: lists of dimensions, and choices about whole plans between them."""
+    listed = {name: row for name, row in DIMENSIONS.items() if row.is_listed and not row.holder}
+    mesh = {name: row for name, row in listed.items() if row.part == "mesh"}
+    free = [name for name, row in mesh.items() if row.default is None]
+    *degrees, micro_batch = free
+    counts = bounded(minimum=1)
+    yield MadeField(name="name", kind=str, content=field())
+    yield MadeField(
+        name="engine",
+        kind=str,
+        content=field(default=DEFAULT_ENGINE, metadata=name_in(names_for_plans)),
+    )
+    yield from (_listed(name, mesh[name]) for name in degrees)
+    yield MadeField(name="tensor_parallel_in_node", kind=bool, content=field(default=True))
+    for name in ("pipeline", "micro_batches"):
+        yield MadeField(
+            name=name,
+            kind=tuple[int, ...] | None,
+            content=field(default=None, metadata=counts),
+        )
+    yield _listed(micro_batch, mesh[micro_batch])
+    yield from (_listed(name, row) for name, row in mesh.items() if name not in free)
+    yield from (_listed(name, row) for name, row in listed.items() if row.part == "savings")
+    for name, kind in holders.items():
+        yield MadeField(name=name, kind=kind, content=field(default_factory=kind))
+    yield MadeField(name="orders", kind=tuple[str, ...], content=field(default=(DEFAULT_ORDER,)))
+    yield MadeField(name="recomputation", kind=Recomputation, content=field(default="none_or_all"))
+    yield from (_listed(name, row) for name, row in listed.items() if row.part == "layers")
+    yield MadeField(name="unequal_stages", kind=bool, content=field(default=False))
+    yield MadeField(
+        name="layers_off_balance",
+        kind=int | None,
+        content=field(default=0, metadata=bounded(minimum=0)),
+    )
+    yield MadeField(name="unequal_meshes", kind=bool, content=field(default=False))
+    yield MadeField(name="other_engines", kind=tuple[str, ...], content=field(default=()))
+
+
+def _kind(row: Dimension) -> type:
+    return float if row.is_ratio else int
+
+
+def _content(row: Dimension, default: float | None) -> Any:
+    if default is None:
+        return field(metadata=row.numbers)
+    return field(default=default, metadata=row.numbers)
+
+
+def _listed(name: str, row: Dimension) -> MadeField:
+    """The field of a space that lists a dimension's values; None allows every value of a count of
+    blocks, and of what has no default."""
+    items: Any = tuple[float, ...] if row.is_ratio else tuple[int, ...]
+    is_free = row.default is None or row.part == "layers"
+    default = None if row.default is None else (row.default,)
+    return MadeField(
+        name=name,
+        kind=items | None if is_free else items,
+        content=field(default=default, metadata=row.numbers),
+    )
+
+
+def stub_of(doc: str, kinds: Iterable[type]) -> str:
+    """The text of a stub for made classes, as type checkers read it."""
+    lines = [f'"""{doc}"""', "", "from dataclasses import dataclass", "from typing import Literal"]
+    for kind in kinds:
+        lines += ["", "@dataclass(frozen=True, slots=True, kw_only=True)"]
+        lines += [f"class {kind.__name__}:"]
+        for entry in fields(kind):
+            is_required = entry.default is MISSING and entry.default_factory is MISSING
+            default = "" if is_required else " = ..."
+            lines.append(f"    {entry.name}: {_type_words(entry.type)}{default}")
+    return "\n".join(lines) + "\n"
+
+
+def _type_words(kind: Any) -> str:
+    """A type as it is written in source."""
+    if get_origin(kind) is Literal:
+        return f"Literal[{', '.join(map(repr, get_args(kind)))}]".replace("'", '"')
+    if get_origin(kind) is tuple:
+        return f"tuple[{_type_words(get_args(kind)[0])}, ...]"
+    parts = get_args(kind)
+    if NoneType in parts:
+        return f"{_type_words(parts[0])} | None"
+    return str(kind.__name__)
