@@ -19,7 +19,7 @@ Offload = made(
     held_fields("offload"),
 )
 StageFields = made(
-    __name__, "StageFields", "A stage's choices.", stage_fields({"offload": Offload})
+    __name__, "StageFields", "A stage's choices.", stage_fields({"offload": Offload}), is_base=True
 )
 OffloadRatios = made(
     __name__,
@@ -29,5 +29,9 @@ OffloadRatios = made(
     check_lists,
 )
 SpaceFields = made(
-    __name__, "SpaceFields", "A space's choices.", space_fields({"offload": OffloadRatios})
+    __name__,
+    "SpaceFields",
+    "A space's choices.",
+    space_fields({"offload": OffloadRatios}),
+    is_base=True,
 )

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from dataclasses import MISSING, field, fields, make_dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -21,15 +21,8 @@ if TYPE_CHECKING:
 DEFAULT_ENGINE = "mistlab"
 # Which numbers of its blocks a stage may recompute: all of them, none or all, or any number.
 Recomputation = Literal["all", "none_or_all", "any"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MadeField:
-    """A field of a made class: its name, its type, and ``dataclasses.field`` with its default."""
-
-    name: str
-    kind: Any
-    content: Any
+# A field of a made class: its name, its type, and ``dataclasses.field`` with its default.
+MadeField = tuple[str, Any, Any]
 
 
 def made(
@@ -38,11 +31,25 @@ def made(
     doc: str,
     entries: Iterable[MadeField],
     check: Callable[[Any], None] = check_fields,
+    *,
+    is_base: bool = False,
 ) -> Any:
-    """A frozen value of a module with these fields, which checks them."""
-    listed = [(entry.name, entry.kind, entry.content) for entry in entries]
+    """A frozen value of a module with these fields, which checks them.
+
+    The base of a class that has methods of its own gets none: a dataclass writes them again.
+    """
     namespace = {"__doc__": doc, "__post_init__": check}
-    kind = make_dataclass(name, listed, frozen=True, slots=True, kw_only=True, namespace=namespace)
+    kind = make_dataclass(
+        name,
+        entries,
+        frozen=True,
+        slots=True,
+        kw_only=True,
+        init=not is_base,
+        repr=not is_base,
+        eq=not is_base,
+        namespace=namespace,
+    )
     kind.__module__ = module
     return kind
 
@@ -59,7 +66,7 @@ def held_fields(holder: str) -> Iterator[MadeField]:
     """Fields of the part of a stage that holds several of its choices, such as ``offload``."""
     for row in DIMENSIONS.values():
         if row.holder == holder:
-            yield MadeField(name=row.label, kind=_kind(row), content=_content(row, row.default))
+            yield row.label, _kind(row), _content(row, row.default)
 
 
 def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
@@ -67,12 +74,12 @@ def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
     rows = DIMENSIONS.items()
     for name, row in rows:
         if row.default is None:
-            yield MadeField(name=name, kind=_kind(row), content=_content(row, None))
+            yield name, _kind(row), _content(row, None)
     for name, row in rows:
         if row.default is not None and not row.holder:
-            yield MadeField(name=name, kind=_kind(row), content=_content(row, row.default))
+            yield name, _kind(row), _content(row, row.default)
     for name, kind in holders.items():
-        yield MadeField(name=name, kind=kind, content=field(default=kind()))
+        yield name, kind, field(default=kind())
 
 
 def listed_held_fields(holder: str) -> Iterator[MadeField]:
@@ -89,36 +96,24 @@ def space_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
     free = [name for name, row in mesh.items() if row.default is None]
     *degrees, micro_batch = free
     counts = bounded(minimum=1)
-    yield MadeField(name="name", kind=str, content=field())
-    yield MadeField(
-        name="engine",
-        kind=str,
-        content=field(default=DEFAULT_ENGINE, metadata=name_in(names_for_plans)),
-    )
+    yield "name", str, field()
+    yield "engine", str, field(default=DEFAULT_ENGINE, metadata=name_in(names_for_plans))
     yield from (_listed(name, mesh[name]) for name in degrees)
-    yield MadeField(name="tensor_parallel_in_node", kind=bool, content=field(default=True))
+    yield "tensor_parallel_in_node", bool, field(default=True)
     for name in ("pipeline", "micro_batches"):
-        yield MadeField(
-            name=name,
-            kind=tuple[int, ...] | None,
-            content=field(default=None, metadata=counts),
-        )
+        yield name, tuple[int, ...] | None, field(default=None, metadata=counts)
     yield _listed(micro_batch, mesh[micro_batch])
     yield from (_listed(name, row) for name, row in mesh.items() if name not in free)
     yield from (_listed(name, row) for name, row in listed.items() if row.part == "savings")
     for name, kind in holders.items():
-        yield MadeField(name=name, kind=kind, content=field(default_factory=kind))
-    yield MadeField(name="orders", kind=tuple[str, ...], content=field(default=(DEFAULT_ORDER,)))
-    yield MadeField(name="recomputation", kind=Recomputation, content=field(default="none_or_all"))
+        yield name, kind, field(default_factory=kind)
+    yield "orders", tuple[str, ...], field(default=(DEFAULT_ORDER,))
+    yield "recomputation", Recomputation, field(default="none_or_all")
     yield from (_listed(name, row) for name, row in listed.items() if row.part == "layers")
-    yield MadeField(name="unequal_stages", kind=bool, content=field(default=False))
-    yield MadeField(
-        name="layers_off_balance",
-        kind=int | None,
-        content=field(default=0, metadata=bounded(minimum=0)),
-    )
-    yield MadeField(name="unequal_meshes", kind=bool, content=field(default=False))
-    yield MadeField(name="other_engines", kind=tuple[str, ...], content=field(default=()))
+    yield "unequal_stages", bool, field(default=False)
+    yield "layers_off_balance", int | None, field(default=0, metadata=bounded(minimum=0))
+    yield "unequal_meshes", bool, field(default=False)
+    yield "other_engines", tuple[str, ...], field(default=())
 
 
 def _kind(row: Dimension) -> type:
@@ -137,11 +132,7 @@ def _listed(name: str, row: Dimension) -> MadeField:
     items: Any = tuple[float, ...] if row.is_ratio else tuple[int, ...]
     is_free = row.default is None or row.part == "layers"
     default = None if row.default is None else (row.default,)
-    return MadeField(
-        name=name,
-        kind=items | None if is_free else items,
-        content=field(default=default, metadata=row.numbers),
-    )
+    return name, items | None if is_free else items, field(default=default, metadata=row.numbers)
 
 
 def stub_of(doc: str, kinds: Iterable[type]) -> str:
