@@ -11,9 +11,9 @@ from mistlab.machine.hardware import PeakTflops
 from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.measurement import Environment
+from mistlab.values.precision import Precision
 from mistlab.values.units import GBYTES, GIB_BYTES, TFLOP
 from mistlab.values.value import from_mapping, to_mapping
-from mistlab.values.workload import Precision
 from runtime.profiling import environment
 from runtime.profiling.environment import Devices, clocks_of
 from runtime.profiling.operator_times import memory_bytes_per_s, product_flop_per_s

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, get_args
 
 from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import FieldError, InputError, near_matches
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Precision
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 

@@ -15,8 +15,7 @@ from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.slot_table import Sends, Template
 from mistlab.values.context_ways import RING, WORDS
 from mistlab.values.errors import FieldError, refuse
-from mistlab.values.optimizers import Optimizer, saved_bytes
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Optimizer, Precision, saved_bytes
 
 # In words, what an engine shards up to each ZeRO level.
 _SHARDS = ("nothing", "optimizer state alone", "optimizer state and gradients alone")

@@ -14,7 +14,8 @@ from mistlab.values.errors import FieldError
 from mistlab.values.job import Job
 from mistlab.values.mesh import dimensions_of_axes, ranks_of
 from mistlab.values.plan import StagePlan
-from mistlab.values.workload import Precision, Workload
+from mistlab.values.precision import Precision
+from mistlab.values.workload import Workload
 
 # The engine that takes every plan. Jobs change under it, and get the target's engine at the end.
 ANY_PLAN = "mistlab"

@@ -12,7 +12,7 @@ import torch
 
 from mistlab.values.errors import InputError
 from mistlab.values.measurement import Clocks, Environment
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Precision
 from runtime.devices import outside
 from runtime.devices.cuda import DRIVERS, driver_of
 from runtime.threads import allowed_cores, cores_of_device, on_cores

@@ -17,7 +17,8 @@ from mistlab.symbolic.sizes import size_columns
 from mistlab.values.dimension_fields import Offload
 from mistlab.values.model import Family, ModelSpec
 from mistlab.values.plan import NO_OFFLOAD, Plan, StagePlan
-from mistlab.values.workload import Attention, Precision, Workload
+from mistlab.values.precision import Precision
+from mistlab.values.workload import Attention, Workload
 from runtime.comm.topology import isolated
 from runtime.engine.executor import Executor
 from runtime.engine.streams.device_streams import streams_of

@@ -1,8 +1,9 @@
-"""Optimizers that train a model, by the precision in which AdamW keeps its two moments."""
+"""Precisions of a training run: of its arithmetic, and of the two moments that AdamW keeps."""
 
 from collections.abc import Mapping
 from typing import Literal
 
+Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit"]
 
 # Moments of 8 bits share a 32-bit scale among 256 (Dettmers et al. 2021, arXiv 2110.02861).
