@@ -6,89 +6,19 @@ the rows, columns of candidates and searchers take their choices from them: a di
 adding its row.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from mistlab.values import dimension_checks as checks
 from mistlab.values.context_ways import WORDS
-from mistlab.values.value import Metadata, bounded, ratio
+from mistlab.values.dimension import Dimension, EngineFacts, EngineLimit, Part
+from mistlab.values.errors import one_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 States = TypeVar("States", bound="DataclassInstance")
-
-# The parts of a stage's choices: numbers of blocks and their treatment; its GPUs, and the sequences
-# of each; ways to save memory.
-Part = Literal["layers", "mesh", "savings"]
-# Turns values of a dimension (numbers or a symbol) into a factor on a quantity.
-Factor = Callable[[Any], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Dimension:
-    """A choice of a stage; its key in ``DIMENSIONS`` is the name of its column.
-
-    ``path`` is its place in a stage of a plan file, if this is not its name. ``symbol`` stands for
-    it in expressions, also in those of layer graphs if it ``is_size``. If it ``chooses_graph``, a
-    stage with the value 1 runs other graphs of its layers. A stage without a value has the
-    ``default``; if there is none, every stage must have a value. Spaces list its values unless
-    another field of theirs chooses it (``is_listed``), and this package's runtime trains by values
-    besides the default if it ``is_trained``. With ``is_ratio`` it is a
-    share of a whole, otherwise a whole number. A choice ``shared_by`` the ranks of a group has no
-    effect if the group has one rank; where blocks have experts, whose states other ranks share, the
-    group ``experts_shared_by`` has to have one rank, too.
-
-    ``amount`` and ``noun`` put a value into words: "ZeRO-2", or "3" and "blocks recomputed"; or
-    each value has its ``words``. ``brief`` does the same in the one line of a plan, if not like
-    this; values that ``is_told`` are told at length even if they are the default.
-    ``label`` is the dimension's short name in searchers' choices.
-
-    ``of_tasks`` has factors by kind of task, on the bytes that it moves (U, R, P, G, O, A) or on
-    its time (F, B, S). ``of_states`` has factors on the bytes of weight, gradient or optimizer
-    state (fields of ``mistlab.engines.memory.EngineMemory``).
-    """
-
-    part: Part
-    path: str = ""
-    symbol: str = ""
-    is_size: bool = False
-    chooses_graph: bool = False
-    is_ratio: bool = False
-    minimum: float = 0
-    maximum: float | None = None
-    default: float | None = None
-    is_listed: bool = True
-    is_trained: bool = False
-    shared_by: str = ""
-    experts_shared_by: str = ""
-    label: str = ""
-    amount: str = "{}"
-    noun: str = ""
-    words: tuple[str, ...] = ()
-    brief: str = ""
-    is_told: bool = False
-    of_tasks: Mapping[str, Factor] = field(default_factory=dict)
-    of_states: Mapping[str, Factor] = field(default_factory=dict)
-
-    @property
-    def holder(self) -> str:
-        """The field of a stage that holds the choice beside others, such as ``offload``, or ""."""
-        return self.path.rpartition(".")[0]
-
-    @property
-    def changes_passes(self) -> bool:
-        """Whether a value changes the seconds of passes themselves."""
-        return not self.of_tasks.keys().isdisjoint("FB")
-
-    @property
-    def numbers(self) -> Metadata:
-        """The range of its numbers, as metadata of a field."""
-        return ratio() if self.is_ratio else bounded(minimum=self.minimum, maximum=self.maximum)
-
-    def number(self, value: float) -> float:
-        """A value from a column, as Python's own type of number."""
-        return float(value) if self.is_ratio else int(value)
 
 
 def _offloaded(symbol: str, kind: str, task: str) -> Dimension:
@@ -101,6 +31,12 @@ def _offloaded(symbol: str, kind: str, task: str) -> Dimension:
         default=0.0,
         is_trained=True,
         label=kind,
+        limit=EngineLimit(
+            runs=lambda engine, _: None if engine.offloads else (0.0,),
+            why=lambda *_: "keeps everything on the GPU",
+            remedy="leave it out, or give mistlab",
+            is_level=True,
+        ),
         amount="{:.1%}",
         noun=f"of {'optimizer state' if kind == 'optimizer' else kind} offloaded",
         brief=f"{{}} of {kind}",
@@ -110,6 +46,17 @@ def _offloaded(symbol: str, kind: str, task: str) -> Dimension:
 
 def _as_it_is(ratio: Any) -> Any:
     return ratio
+
+
+def _levels(engine: EngineFacts, in_pipeline: bool) -> tuple[float, ...]:
+    return tuple(range(engine.highest_zero_of(in_pipeline=in_pipeline) + 1))
+
+
+def _sharded(engine: EngineFacts, in_pipeline: bool) -> str:
+    """What an engine shards at the highest of its ZeRO levels, in words."""
+    highest = engine.highest_zero_of(in_pipeline=in_pipeline)
+    what = ("nothing", "optimizer state alone", "optimizer state and gradients alone")[highest]
+    return f"shards {what}{' in a pipeline' if highest < engine.highest_zero else ''}"
 
 
 # The order is that of columns, and that in which searchers choose and reports list them.
@@ -127,9 +74,16 @@ DIMENSIONS: dict[str, Dimension] = {
         minimum=1,
         brief="{} tensor",
         is_trained=True,
+        checks={"tensors": checks.tensor_problem, "experts": checks.tokens_of_experts_problem},
     ),
     "context_parallel": Dimension(
-        part="mesh", symbol="cp", is_size=True, minimum=1, default=1, noun="context parallel"
+        part="mesh",
+        symbol="cp",
+        is_size=True,
+        minimum=1,
+        default=1,
+        noun="context parallel",
+        checks={"tokens": checks.context_problem},
     ),
     "context_exchange": Dimension(
         part="mesh",
@@ -141,6 +95,10 @@ DIMENSIONS: dict[str, Dimension] = {
         label="context exchange",
         words=WORDS,
         is_trained=True,
+        checks={"tokens": checks.exchange_problem},
+        limit=EngineLimit(
+            runs=lambda engine, _: engine.context_exchanges, why=lambda *_: "does not"
+        ),
     ),
     "micro_batch": Dimension(
         part="mesh",
@@ -149,6 +107,7 @@ DIMENSIONS: dict[str, Dimension] = {
         minimum=1,
         brief="micro-batch {}",
         is_trained=True,
+        checks={"batch": checks.batch_problem},
     ),
     "sequence_parallel": Dimension(
         part="mesh",
@@ -161,6 +120,7 @@ DIMENSIONS: dict[str, Dimension] = {
         noun="sequence parallelism",
         brief="sequence parallel",
         is_trained=True,
+        checks={"tokens": checks.sequence_problem},
     ),
     "expert_parallel": Dimension(
         part="mesh",
@@ -171,6 +131,7 @@ DIMENSIONS: dict[str, Dimension] = {
         label="experts",
         noun="expert parallel",
         is_trained=True,
+        checks={"experts": checks.experts_problem},
     ),
     "expert_tensor_parallel": Dimension(
         part="mesh",
@@ -181,6 +142,7 @@ DIMENSIONS: dict[str, Dimension] = {
         label="expert tensor",
         noun="expert tensor parallel",
         is_trained=True,
+        checks={"experts": checks.expert_widths_problem},
     ),
     "state_replicas": Dimension(
         part="mesh",
@@ -191,6 +153,8 @@ DIMENSIONS: dict[str, Dimension] = {
         experts_shared_by="gather experts",
         noun="replicas of the states",
         brief="{} replicas of states",
+        checks={"states": checks.replicas_problem},
+        is_tried=checks.replicas_are_nodes,
     ),
     "zero": Dimension(
         part="savings",
@@ -202,6 +166,7 @@ DIMENSIONS: dict[str, Dimension] = {
         amount="ZeRO-{}",
         is_told=True,
         is_trained=True,
+        limit=EngineLimit(runs=_levels, why=_sharded, is_level=True),
     ),
     "checkpointed_layers": Dimension(
         part="layers",
@@ -256,6 +221,23 @@ _OF_PARTS: dict[Part, tuple[str, ...]] = {
     for part in get_args(Part)
 }
 _COUNTS = _OF_PARTS["layers"][1:]
+
+
+def engine_problem(name: str, value: float, engine: EngineFacts, *, in_pipeline: bool) -> str:
+    """Why an engine does not run a value of a dimension; empty if it does."""
+    row = DIMENSIONS[name]
+    runs = None if row.limit is None else row.limit.runs(engine, in_pipeline)
+    if row.limit is None or runs is None or value in runs:
+        return ""
+    why = f"engine {engine.name} {row.limit.why(engine, in_pipeline)}"
+    if row.limit.remedy:
+        return f"{why}: {row.limit.remedy}"
+    known = one_of([_number_with_words(row, one) for one in runs])
+    return f"{_number_with_words(row, value)}, but {why}: give {known}"
+
+
+def _number_with_words(row: Dimension, value: float) -> str:
+    return f"{value} ({row.words[int(value)]})" if row.words else f"{value}"
 
 
 def label_of(name: str) -> str:

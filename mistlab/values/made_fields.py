@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from mistlab.engines.table import names_for_plans
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.dimensions import DIMENSIONS, Dimension
+from mistlab.values.dimension import Dimension
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import refuse
 from mistlab.values.value import bounded, check_fields, name_in
 

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Any
 
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
 from mistlab.values.dimension_fields import OffloadRatios, SpaceFields
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, engine_problem
 from mistlab.values.errors import InputError, near_matches, refuse
 from mistlab.values.made_fields import check_lists
 from mistlab.values.mesh import ranks_of
@@ -56,12 +57,13 @@ class SearchSpace(SpaceFields):
                 refuse("orders", f"{order!r} is unknown{near_matches(order, ORDERS)}")
             if problem := _order_problem(rows, order):
                 refuse("orders", problem)
-        for exchange in self.context_exchange:
-            if problem := _exchange_problem(rows, exchange):
-                refuse("context_exchange", problem)
-        level = min(self.zero)
-        if problem := _of_all(row.zero_problem(level, in_pipeline=True) for row in rows):
-            refuse("zero", problem)
+        for name, read in _LIMITED.items():
+            row, listed = DIMENSIONS[name], read(self)
+            assert row.limit is not None
+            for value in (min(listed),) if row.limit.is_level else listed:
+                problems = (engine_problem(name, value, one, in_pipeline=True) for one in rows)
+                if problem := _of_all(problems):
+                    refuse(row.holder or name, problem)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -77,21 +79,28 @@ class SearchSpace(SpaceFields):
     def on(self, *engines: str) -> "SearchSpace":
         """The plans of some engines: the space's own plans as far as any of them runs them."""
         rows = [ENGINES[name] for name in engines]
-        highest = max(row.highest_zero for row in rows)
-        zero = tuple(level for level in self.zero if level <= highest)
+        lists = {name: _run_by(rows, name, read(self)) for name, read in _LIMITED.items()}
         return replace(
-            self,
+            self.with_lists(lists),
             engine=engines[0],
             other_engines=engines[1:],
-            offload=self.offload if any(row.offloads for row in rows) else OffloadRatios(),
-            zero=zero or (highest,),
             orders=tuple(order for order in self.orders if not _order_problem(rows, order))
             or (DEFAULT_ORDER,),
-            context_exchange=tuple(
-                way for way in self.context_exchange if not _exchange_problem(rows, way)
-            )
-            or rows[0].context_exchanges[:1],
         )
+
+    def with_lists(self, lists: Mapping[str, tuple[Any, ...] | None]) -> "SearchSpace":
+        """The space with other lists of values of some dimensions."""
+        changes: dict[str, Any] = {}
+        held: dict[str, Any] = {}
+        for name, values in lists.items():
+            row = DIMENSIONS[name]
+            if row.holder:
+                held[row.label] = values
+            else:
+                changes[name] = values
+        if held:
+            changes["offload"] = replace(self.offload, **held)
+        return replace(self, **changes)
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
         """The values of a dimension that the space lists, sorted; None allows any value."""
@@ -115,10 +124,11 @@ class SearchSpace(SpaceFields):
                 if listed is None or count in listed
             )
         assert listed is not None, f"{dimension} has no end"
-        if dimension == "zero":
-            highest = ENGINES[self.engine].highest_zero_of(in_pipeline=in_pipeline)
-            listed = tuple(level for level in listed if level <= highest)
-        shared_by = DIMENSIONS[dimension].shared_by
+        row = DIMENSIONS[dimension]
+        if row.limit is not None:
+            runs = row.limit.runs(ENGINES[self.engine], in_pipeline)
+            listed = listed if runs is None else tuple(v for v in listed if v in runs)
+        shared_by = row.shared_by
         return listed[:1] if shared_by and ranks_of(shared_by, degree) == 1 else listed
 
     def _counts(self, layers: int, *, of_whole: bool) -> Iterable[int]:
@@ -130,6 +140,22 @@ class SearchSpace(SpaceFields):
 
 
 _READERS = {name: attrgetter(row.path or name) for name, row in DIMENSIONS.items() if row.is_listed}
+
+
+_LIMITED = {name: read for name, read in _READERS.items() if DIMENSIONS[name].limit is not None}
+
+
+def _run_by(engines: Sequence[Engine], name: str, listed: tuple[float, ...]) -> tuple[float, ...]:
+    """The listed values of a dimension that an engine runs; if none does, the highest level that
+    runs, or else the first value."""
+    limit = DIMENSIONS[name].limit
+    assert limit is not None
+    of_engines = [limit.runs(engine, False) for engine in engines]
+    if None in of_engines:
+        return listed
+    runs = [value for values in of_engines if values is not None for value in values]
+    default = max(runs) if limit.is_level else runs[0]
+    return tuple(value for value in listed if value in runs) or (default,)
 
 
 def space_of(name: str) -> SearchSpace:
@@ -147,11 +173,6 @@ def space_of(name: str) -> SearchSpace:
 def _order_problem(engines: Sequence[Engine], order: str) -> str:
     """Why no engine can run an order of passes; empty if one can."""
     return _of_all(row.order_problem(order, default=DEFAULT_ORDER) for row in engines)
-
-
-def _exchange_problem(engines: Sequence[Engine], exchange: int) -> str:
-    """Why no engine's context-parallel ranks exchange keys in a way; empty if one's do."""
-    return _of_all(row.exchange_problem(exchange) for row in engines)
 
 
 def _of_all(problems: Iterable[str]) -> str:
