@@ -16,6 +16,7 @@ from mistlab.values.dimension import Setting
 from mistlab.values.dimension_checks import degree_problem
 from mistlab.values.dimensions import DIMENSIONS, names_of
 from mistlab.values.mesh import num_gpus, ranks_of
+from mistlab.values.plan import StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.shares import even_shares
 from mistlab.values.space import SearchSpace
@@ -58,7 +59,7 @@ class Mesh(NamedTuple):
         return _gpus(self)
 
 
-_OWN = ("data_parallel", "tensor_parallel", "micro_batch")
+_OWN = Mesh._fields[:-1]
 
 
 @cache
@@ -90,13 +91,10 @@ def only(pipeline: Pipeline, space: SearchSpace) -> SearchSpace:
     """The part of a space whose pipelines have the meshes of this one, which are equal."""
     mesh = pipeline.meshes[0]
     return replace(
-        space,
+        space.with_lists({name: (mesh.value(name),) for name in _OWN}),
         unequal_meshes=False,
         pipeline=(pipeline.num_stages,),
         micro_batches=(pipeline.micro_batches,),
-        data_parallel=(mesh.data_parallel,),
-        tensor_parallel=(mesh.tensor_parallel,),
-        micro_batch=(mesh.micro_batch,),
     )
 
 
@@ -252,6 +250,16 @@ def _tensor_degrees(problem: Problem, space: SearchSpace) -> list[int]:
         for degree in sorted(set(degrees))
         if degree <= most and not degree_problem(problem.workload.model, degree)
     ]
+
+
+def mesh_of(stage: StagePlan) -> Mesh:
+    """The mesh of a stage."""
+    others = tuple(
+        (name, value)
+        for name in other_names()
+        if (value := stage.degree(name)) != DIMENSIONS[name].default
+    )
+    return Mesh._make([*map(stage.degree, _OWN), others])
 
 
 def other_names() -> list[str]:

@@ -79,7 +79,8 @@ class Dimension:
     ``default``; if there is none, every stage must have a value. Spaces list its values unless
     another field of theirs chooses it (``is_listed``), and this package's runtime trains by values
     besides the default if it ``is_trained``. With ``is_ratio`` it is a
-    share of a whole, otherwise a whole number. A choice ``shared_by`` the ranks of a group has no
+    share of a whole, otherwise a whole number. It is the degree of the ``axes`` of
+    a mesh (``mistlab.values.mesh``). A choice ``shared_by`` the ranks of a group has no
     effect if the group has one rank; where blocks have experts, whose states other ranks share, the
     group ``experts_shared_by`` has to have one rank, too.
 
@@ -89,7 +90,9 @@ class Dimension:
     ``label`` is the dimension's short name in searchers' choices.
 
     ``checks`` tell by step why a stage cannot have its value; a search tries a value that
-    ``is_tried`` alone. ``limit`` is the fact of engines that limits it.
+    ``is_tried`` alone. A coarse look divides ratios into ``coarse_parts``; a step between choices
+    counts ``box_weight`` beside steps of others where a proof splits boxes. ``limit`` is the fact
+    of engines that limits it.
 
     ``of_tasks`` has factors by kind of task, on the bytes that it moves (U, R, P, G, O, A) or on
     its time (F, B, S). ``of_states`` has factors on the bytes of weight, gradient or optimizer
@@ -107,6 +110,7 @@ class Dimension:
     default: float | None = None
     is_listed: bool = True
     is_trained: bool = False
+    axes: tuple[str, ...] = ()
     shared_by: str = ""
     experts_shared_by: str = ""
     label: str = ""
@@ -117,6 +121,8 @@ class Dimension:
     is_told: bool = False
     checks: Mapping[Step, Check] = field(default_factory=dict)
     is_tried: Callable[[Setting], bool] | None = None
+    coarse_parts: int = 2
+    box_weight: int = 1
     limit: EngineLimit | None = None
     of_tasks: Mapping[str, Factor] = field(default_factory=dict)
     of_states: Mapping[str, Factor] = field(default_factory=dict)

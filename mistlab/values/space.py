@@ -88,6 +88,12 @@ class SearchSpace(SpaceFields):
             or (DEFAULT_ORDER,),
         )
 
+    @property
+    def lists(self) -> Mapping[str, tuple[float, ...] | None]:
+        """What the space lists of each dimension that it lists, as it was given; None allows any
+        value."""
+        return {name: read(self) for name, read in _READERS.items()}
+
     def with_lists(self, lists: Mapping[str, tuple[Any, ...] | None]) -> "SearchSpace":
         """The space with other lists of values of some dimensions."""
         changes: dict[str, Any] = {}
