@@ -12,8 +12,10 @@ from mistlab.export.table import TARGETS
 from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.graph import LayerGraph
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
+from mistlab.values.errors import InputError
 from mistlab.values.job import Job, dump_job, load_job
 from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.plan_words import plan_line, plan_words
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.workload import Workload
@@ -43,6 +45,28 @@ SQUEEZED = """
 """
 LEAN = """
     "lean_layers": Dimension(part="layers", symbol="cl", default=0, noun="blocks lean"),
+"""
+REGIONS = """
+    "reduce_regions": Dimension(
+        part="mesh",
+        symbol="rr",
+        minimum=1,
+        default=1,
+        shared_by="reduce",
+        noun="regions of reduction",
+        checks={
+            "states": lambda setting: (
+                "does not divide data_parallel: give a divisor"
+                if setting.degree("data_parallel") % setting.degree("reduce_regions")
+                else ""
+            )
+        },
+        limit=EngineLimit(
+            runs=lambda engine, _: None if engine.offloads else (1,),
+            why=lambda *_: "has one region",
+        ),
+        of_tasks={"R": lambda regions: (1 + 1 / regions) / 2},
+    ),
 """
 SHUFFLED = """
     "shuffled": Dimension(part="savings", symbol="qq", maximum=1, default=0),
@@ -101,6 +125,32 @@ def lean_is_like_others(folder: str) -> None:
     LAYER_RUNS["lean"] = run
     both = {"lean_layers": 1, "checkpointed_layers": 1}
     train_like_plain(stage=lambda own: own.with_values(both))
+
+
+def regions_are_like_others(folder: str) -> None:
+    """They divide data-parallel ranks: predicted, played, searched, written, told and checked."""
+    path, kind = Path(folder) / "plan.yaml", "reduce_regions"
+    stage = STAGE.with_values({kind: 2})
+    divided = replace(PLAN, stages=(stage, STAGE))
+    dump_job(Job(workload=WORK, cluster=CLUSTER, plan=divided), path)
+    assert "reduce_regions: 2" in path.read_text("utf-8")
+    assert load_job(path).plan == divided
+    for predictor in (SymbolicPredictor, EventSimulator):
+        ours, theirs = predictor(workload=WORK, cluster=CLUSTER).predict_many([PLAN, divided])
+        assert theirs.iteration_s < ours.iteration_s
+    assert "2 regions of reduction" in plan_line(divided)
+    assert "2 regions of reduction" in plan_words(divided)[1]
+    uneven = replace(PLAN, stages=(STAGE.with_values({kind: 3}), STAGE))
+    with pytest.raises(InputError, match=r"stages\[0\].reduce_regions: does not divide"):
+        Job(workload=WORK, cluster=CLUSTER, plan=uneven)
+    unsharded = replace(stage, zero=0)
+    under_aceso = replace(PLAN, engine="aceso", stages=(unsharded, unsharded))
+    with pytest.raises(InputError, match="2, but engine aceso has one region: give 1"):
+        Job(workload=WORK, cluster=CLUSTER, plan=under_aceso)
+    for name in ("mist", "aceso", "exhaustive"):
+        found = searched(name, replace(space_of("3d"), **{kind: (1, 2, 4)}))
+        assert {stage.value(kind) for stage in found.stages} == {4}
+    assert replace(space_of("3d"), **{kind: (1, 2)}).on("aceso").listed(kind) == (1,)
 
 
 def shuffled_is_lost(_: str) -> None:

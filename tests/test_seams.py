@@ -76,6 +76,11 @@ def test_a_dimension_is_a_row(tmp_path: Path) -> None:
     run_with_row(added_rows.SQUEEZED, added_rows.squeezed_is_like_others, str(tmp_path))
 
 
+def test_a_dimension_of_the_mesh_is_a_row(tmp_path: Path) -> None:
+    """Data-parallel ranks reduce gradients in ``reduce_regions``, each with fewer bytes."""
+    run_with_row(added_rows.REGIONS, added_rows.regions_are_like_others, str(tmp_path))
+
+
 def test_a_treatment_is_a_row(tmp_path: Path) -> None:
     """Blocks treated ``lean`` keep half of what they save, and run half of their forward again."""
     run_with_row(added_rows.LEAN, added_rows.lean_is_like_others, str(tmp_path))
