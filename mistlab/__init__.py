@@ -73,27 +73,27 @@ __all__ = [
 ]
 
 _NAMES_OF_MODULE = {
-    "machine.cluster": ("Cluster",),
-    "values.errors": ("FieldError", "InputError", "near_matches"),
-    "machine.hardware": ("Gpu", "Hardware", "Node", "PeakTflops", "Provenance", "Source"),
-    "values.job": ("Job", "dump_job", "job_from_mapping", "job_to_mapping", "load_job"),
-    "values.measurement": ("Environment", "Measurement", "StageMeasurement"),
-    "values.model": ("ModelSpec",),
-    "values.dimension_fields": ("Offload", "OffloadRatios"),
-    "values.plan": ("Plan", "StagePlan"),
-    "values.prediction": (
+    "mistlab.machine.cluster": ("Cluster",),
+    "mistlab.values.errors": ("FieldError", "InputError", "near_matches"),
+    "mistlab.machine.hardware": ("Gpu", "Hardware", "Node", "PeakTflops", "Provenance", "Source"),
+    "mistlab.values.job": ("Job", "dump_job", "job_from_mapping", "job_to_mapping", "load_job"),
+    "mistlab.values.measurement": ("Environment", "Measurement", "StageMeasurement"),
+    "mistlab.values.model": ("ModelSpec",),
+    "mistlab.values.dimension_fields": ("Offload", "OffloadRatios"),
+    "mistlab.values.plan": ("Plan", "StagePlan"),
+    "mistlab.values.prediction": (
         "MemoryByClass",
         "MemoryByPhase",
         "Prediction",
         "Predictor",
         "StagePrediction",
     ),
-    "schedule.slot_table": ("Action",),
-    "values.search": ("Budget", "Improvement", "Problem", "SearchResult", "Searcher"),
-    "values.space": ("SearchSpace",),
-    "values.stages": ("StageBatch", "StageFigures"),
-    "values.value": ("from_mapping", "to_mapping"),
-    "values.workload": ("Workload",),
+    "mistlab.schedule.slot_table": ("Action",),
+    "mistlab.values.search": ("Budget", "Improvement", "Problem", "SearchResult", "Searcher"),
+    "mistlab.values.space": ("SearchSpace",),
+    "mistlab.values.stages": ("StageBatch", "StageFigures"),
+    "mistlab.values.value": ("from_mapping", "to_mapping"),
+    "mistlab.values.workload": ("Workload",),
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
@@ -103,4 +103,4 @@ def __getattr__(name: str) -> object:
     if module is None:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    return getattr(import_module(module), name)
