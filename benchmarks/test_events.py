@@ -21,8 +21,7 @@ from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.dimension_fields import Offload
-from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, Simulation

@@ -13,8 +13,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
-from mistlab.values.dimension_fields import Offload
-from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.prediction import Prediction
 from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Workload

@@ -10,12 +10,11 @@ if TYPE_CHECKING:
     from mistlab.machine.cluster import Cluster
     from mistlab.machine.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
     from mistlab.schedule.slot_table import Action
-    from mistlab.values.dimension_fields import Offload, OffloadRatios
     from mistlab.values.errors import FieldError, InputError, near_matches
     from mistlab.values.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
     from mistlab.values.measurement import Environment, Measurement, StageMeasurement
     from mistlab.values.model import ModelSpec
-    from mistlab.values.plan import Plan, StagePlan
+    from mistlab.values.plan import Offload, Plan, StagePlan
     from mistlab.values.prediction import (
         MemoryByClass,
         MemoryByPhase,
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
         StagePrediction,
     )
     from mistlab.values.search import Budget, Improvement, Problem, Searcher, SearchResult
-    from mistlab.values.space import SearchSpace
+    from mistlab.values.space import OffloadRatios, SearchSpace
     from mistlab.values.stages import StageBatch, StageFigures
     from mistlab.values.value import from_mapping, to_mapping
     from mistlab.values.workload import Workload
@@ -79,8 +78,7 @@ _NAMES_OF_MODULE = {
     "mistlab.values.job": ("Job", "dump_job", "job_from_mapping", "job_to_mapping", "load_job"),
     "mistlab.values.measurement": ("Environment", "Measurement", "StageMeasurement"),
     "mistlab.values.model": ("ModelSpec",),
-    "mistlab.values.dimension_fields": ("Offload", "OffloadRatios"),
-    "mistlab.values.plan": ("Plan", "StagePlan"),
+    "mistlab.values.plan": ("Offload", "Plan", "StagePlan"),
     "mistlab.values.prediction": (
         "MemoryByClass",
         "MemoryByPhase",
@@ -90,7 +88,7 @@ _NAMES_OF_MODULE = {
     ),
     "mistlab.schedule.slot_table": ("Action",),
     "mistlab.values.search": ("Budget", "Improvement", "Problem", "SearchResult", "Searcher"),
-    "mistlab.values.space": ("SearchSpace",),
+    "mistlab.values.space": ("OffloadRatios", "SearchSpace"),
     "mistlab.values.stages": ("StageBatch", "StageFigures"),
     "mistlab.values.value": ("from_mapping", "to_mapping"),
     "mistlab.values.workload": ("Workload",),

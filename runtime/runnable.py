@@ -54,8 +54,8 @@ def check_runnable(job: Job) -> None:
         raise InputError(message)
     for number, stage in enumerate(job.plan.stages):
         for name, row in DIMENSIONS.items():
-            value = stage.value(name)
-            if not row.is_trained and value != row.default:
+            value, is_trained = stage.value(name), row.is_trained or row.part == "layers"
+            if not is_trained and value != row.default:
                 message = (
                     f"plan.stages[{number}].{row.path or name}: {value:g} can be predicted and not "
                     f"yet trained: give {row.default:g}"

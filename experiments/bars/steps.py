@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 
 from mistlab.cost.named_views import FULL
-from mistlab.values.dimension_fields import OffloadRatios
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

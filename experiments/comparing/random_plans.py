@@ -19,9 +19,8 @@ from experiments.cli.commandline import PROBLEM
 from mistlab import catalog
 from mistlab.cost.arithmetic import rough_state_bytes
 from mistlab.machine.cluster import Cluster
-from mistlab.values.dimension_fields import Offload
 from mistlab.values.job import Job
-from mistlab.values.plan import Plan
+from mistlab.values.plan import Offload, Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.search import Budget, Problem
 from mistlab.values.shares import spread_shares

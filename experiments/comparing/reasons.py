@@ -11,10 +11,9 @@ from mistlab.cost.tasks import TaskModel
 from mistlab.engines.table import ENGINES
 from mistlab.machine.slowdowns import NO_INTERFERENCE
 from mistlab.schedule.slot_table import Kind
-from mistlab.values.dimension_fields import Offload
 from mistlab.values.dimensions import OFFLOADS
 from mistlab.values.job import Job
-from mistlab.values.plan import Plan
+from mistlab.values.plan import Offload, Plan
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor, as_they_are
 

@@ -18,8 +18,7 @@ import numpy as np
 from experiments.comparing.bench import Bench
 from mistlab.cost.memory import allocator_of, host_bytes_of
 from mistlab.machine.cluster import Cluster
-from mistlab.values.dimension_fields import Offload
-from mistlab.values.plan import NO_OFFLOAD, Plan, StagePlan
+from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
 from mistlab.values.prediction import Prediction
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace

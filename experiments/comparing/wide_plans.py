@@ -16,10 +16,9 @@ from mistlab import catalog
 from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS, SPLIT
-from mistlab.values.dimension_fields import Offload
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
-from mistlab.values.plan import NO_OFFLOAD, Plan, StagePlan
+from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.shares import even_shares, spread_shares
 from mistlab.values.workload import Workload

@@ -13,11 +13,10 @@ from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab.cost.iteration_terms import Terms
-from mistlab.values.dimension_fields import OffloadRatios
 from mistlab.values.plan import Plan
 from mistlab.values.plan_words import plan_words
 from mistlab.values.search import Budget, Problem
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from mistlab.values.units import GIB_BYTES
 from searchers.ladder import Rung, ladder
 from searchers.strategies.exhaustive import all_plans

@@ -15,10 +15,9 @@ from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, Row, table
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import NO_INTERFERENCE
-from mistlab.values.dimension_fields import OffloadRatios
 from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, Problem, SearchResult
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.workload import Workload
 from searchers.registry import SEARCHERS

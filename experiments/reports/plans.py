@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
-from mistlab.values.dimension_fields import Offload
 from mistlab.values.job import Job
-from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 
 Ratios = tuple[float, float, float, float]

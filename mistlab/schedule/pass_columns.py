@@ -17,7 +17,7 @@ from mistlab.schedule.played import NOT_PLAYED, PLAYED
 from mistlab.schedule.slot_table import Phase, Task, Template
 from mistlab.schedule.stage_passes import StagePass
 from mistlab.schedule.stage_shape import ChunkLayers, StageShape
-from mistlab.values.dimension_fields import Offload
+from mistlab.values.plan import Offload
 
 _Entry = TypeVar("_Entry")
 # How far from a task the tasks are that wait for it.

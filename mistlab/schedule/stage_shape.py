@@ -12,8 +12,7 @@ from mistlab.schedule.receipts import NO_RECEIPTS, StageReceipts, receipts_of
 from mistlab.schedule.slot_table import Task, Template
 from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.schedule.stage_passes import NO_PASSES, StagePass, StagePasses
-from mistlab.values.dimension_fields import Offload
-from mistlab.values.plan import NO_OFFLOAD, Plan
+from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
 
 # The number of entries in the rings of a stage that the runtime executes.
 RING = ring_entries(ENGINES["mistlab"].template().depth)

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
+from mistlab.engines.engine import Engine
 from mistlab.values.value import Metadata, bounded, ratio
 from mistlab.values.workload import Workload
 
@@ -30,29 +31,6 @@ class Setting(NamedTuple):
 Check = Callable[[Setting], str]
 
 
-class EngineFacts(Protocol):
-    """The facts of an engine that limit dimensions."""
-
-    @property
-    def name(self) -> str:
-        """The engine's name."""
-
-    @property
-    def highest_zero(self) -> int:
-        """The highest ZeRO level of a stage that is the whole pipeline."""
-
-    @property
-    def offloads(self) -> bool:
-        """Whether states and activations may lie in host memory."""
-
-    @property
-    def context_exchanges(self) -> tuple[int, ...]:
-        """The ways in which context-parallel ranks exchange keys."""
-
-    def highest_zero_of(self, *, in_pipeline: bool) -> int:
-        """The highest ZeRO level that a stage may have."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineLimit:
     """The fact of an engine that limits a dimension.
@@ -63,8 +41,8 @@ class EngineLimit:
     low enough, of others each has to run.
     """
 
-    runs: Callable[[EngineFacts, bool], tuple[float, ...] | None]
-    why: Callable[[EngineFacts, bool], str]
+    runs: Callable[[Engine, bool], tuple[float, ...] | None]
+    why: Callable[[Engine, bool], str]
     remedy: str = ""
     is_level: bool = False
 
@@ -78,7 +56,7 @@ class Dimension:
     stage with the value 1 runs other graphs of its layers. A stage without a value has the
     ``default``; if there is none, every stage must have a value. Spaces list its values unless
     another field of theirs chooses it (``is_listed``), and this package's runtime trains by values
-    besides the default if it ``is_trained``. With ``is_ratio`` it is a
+    besides the default if it ``is_trained``, or counts blocks. With ``is_ratio`` it is a
     share of a whole, otherwise a whole number. It is the degree of the ``axes`` of
     a mesh (``mistlab.values.mesh``). A choice ``shared_by`` the ranks of a group has no
     effect if the group has one rank; where blocks have experts, whose states other ranks share, the

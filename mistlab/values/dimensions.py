@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from mistlab.engines.engine import Engine
 from mistlab.values import dimension_checks as checks
 from mistlab.values.context_ways import WORDS
-from mistlab.values.dimension import Dimension, EngineFacts, EngineLimit, Part
+from mistlab.values.dimension import Dimension, EngineLimit, Part
 from mistlab.values.errors import one_of
 
 if TYPE_CHECKING:
@@ -52,11 +53,11 @@ def _as_it_is(ratio: Any) -> Any:
     return ratio
 
 
-def _levels(engine: EngineFacts, in_pipeline: bool) -> tuple[float, ...]:
+def _levels(engine: Engine, in_pipeline: bool) -> tuple[float, ...]:
     return tuple(range(engine.highest_zero_of(in_pipeline=in_pipeline) + 1))
 
 
-def _sharded(engine: EngineFacts, in_pipeline: bool) -> str:
+def _sharded(engine: Engine, in_pipeline: bool) -> str:
     """What an engine shards at the highest of its ZeRO levels, in words."""
     highest = engine.highest_zero_of(in_pipeline=in_pipeline)
     what = ("nothing", "optimizer state alone", "optimizer state and gradients alone")[highest]
@@ -65,9 +66,7 @@ def _sharded(engine: EngineFacts, in_pipeline: bool) -> str:
 
 # The order is that of columns, and that in which searchers choose and reports list them.
 DIMENSIONS: dict[str, Dimension] = {
-    "layers": Dimension(
-        part="layers", symbol="L", minimum=0, brief="{} blocks", is_trained=True, is_listed=False
-    ),
+    "layers": Dimension(part="layers", symbol="L", minimum=0, brief="{} blocks", is_listed=False),
     "data_parallel": Dimension(
         part="mesh",
         symbol="dp",
@@ -190,7 +189,6 @@ DIMENSIONS: dict[str, Dimension] = {
         noun="blocks recomputed",
         brief="{} recomputed",
         is_told=True,
-        is_trained=True,
         is_listed=False,
     ),
     "core_recomputed_layers": Dimension(
@@ -200,7 +198,6 @@ DIMENSIONS: dict[str, Dimension] = {
         label="core recomputed",
         noun="blocks with attention's core recomputed",
         brief="{} with attention's core recomputed",
-        is_trained=True,
     ),
     "products_recomputed_layers": Dimension(
         part="layers",
@@ -209,7 +206,6 @@ DIMENSIONS: dict[str, Dimension] = {
         label="products recomputed",
         noun="blocks with every second product recomputed",
         brief="{} with every second product recomputed",
-        is_trained=True,
     ),
     # Proofs split boxes along the widest choice: optimizer state is six times as large as weights,
     # and activations are copied with every micro-batch. With equal weights the proof of the default
@@ -240,7 +236,7 @@ _OF_PARTS: dict[Part, tuple[str, ...]] = {
 _COUNTS = _OF_PARTS["layers"][1:]
 
 
-def engine_problem(name: str, value: float, engine: EngineFacts, *, in_pipeline: bool) -> str:
+def engine_problem(name: str, value: float, engine: Engine, *, in_pipeline: bool) -> str:
     """Why an engine does not run a value of a dimension; empty if it does."""
     row = DIMENSIONS[name]
     runs = None if row.limit is None else row.limit.runs(engine, in_pipeline)

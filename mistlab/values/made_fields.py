@@ -6,8 +6,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, field, fields, make_dataclass
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal
 
 from mistlab.engines.table import names_for_plans
 from mistlab.schedule.orders import DEFAULT_ORDER
@@ -65,29 +64,21 @@ def check_lists(value: "DataclassInstance") -> None:
 
 def held_fields(holder: str) -> Iterator[MadeField]:
     """Fields of the part of a stage that holds several of its choices, such as ``offload``."""
-    for row in DIMENSIONS.values():
-        if row.holder == holder:
-            yield row.label, _kind(row), _content(row, row.default)
+    return (_chosen(row.label, row) for row in DIMENSIONS.values() if row.holder == holder)
 
 
 def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
     """Fields of a stage, in the order of rows: first those that every stage must give."""
-    rows = DIMENSIONS.items()
-    for name, row in rows:
-        if row.default is None:
-            yield name, _kind(row), _content(row, None)
-    for name, row in rows:
-        if row.default is not None and not row.holder:
-            yield name, _kind(row), _content(row, row.default)
+    own = [(name, row) for name, row in DIMENSIONS.items() if not row.holder]
+    for name, row in sorted(own, key=lambda entry: entry[1].default is not None):
+        yield _chosen(name, row)
     for name, kind in holders.items():
         yield name, kind, field(default=kind())
 
 
 def listed_held_fields(holder: str) -> Iterator[MadeField]:
     """Fields of the lists of a space for choices that a part of a stage holds."""
-    for row in DIMENSIONS.values():
-        if row.holder == holder:
-            yield _listed(row.label, row)
+    return (_listed(row.label, row) for row in DIMENSIONS.values() if row.holder == holder)
 
 
 def space_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
@@ -117,14 +108,11 @@ def space_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
     yield "other_engines", tuple[str, ...], field(default=())
 
 
-def _kind(row: Dimension) -> type:
-    return float if row.is_ratio else int
-
-
-def _content(row: Dimension, default: float | None) -> Any:
-    if default is None:
-        return field(metadata=row.numbers)
-    return field(default=default, metadata=row.numbers)
+def _chosen(name: str, row: Dimension) -> MadeField:
+    """The field of a stage for its value of a dimension."""
+    default = MISSING if row.default is None else row.default
+    content: Any = field(default=default, metadata=row.numbers)
+    return name, float if row.is_ratio else int, content
 
 
 def _listed(name: str, row: Dimension) -> MadeField:
@@ -134,28 +122,3 @@ def _listed(name: str, row: Dimension) -> MadeField:
     is_free = row.default is None or row.part == "layers"
     default = None if row.default is None else (row.default,)
     return name, items | None if is_free else items, field(default=default, metadata=row.numbers)
-
-
-def stub_of(doc: str, kinds: Iterable[type]) -> str:
-    """The text of a stub for made classes, as type checkers read it."""
-    lines = [f'"""{doc}"""', "", "from dataclasses import dataclass", "from typing import Literal"]
-    for kind in kinds:
-        lines += ["", "@dataclass(frozen=True, slots=True, kw_only=True)"]
-        lines += [f"class {kind.__name__}:"]
-        for entry in fields(kind):
-            is_required = entry.default is MISSING and entry.default_factory is MISSING
-            default = "" if is_required else " = ..."
-            lines.append(f"    {entry.name}: {_type_words(entry.type)}{default}")
-    return "\n".join(lines) + "\n"
-
-
-def _type_words(kind: Any) -> str:
-    """A type as it is written in source."""
-    if get_origin(kind) is Literal:
-        return f"Literal[{', '.join(map(repr, get_args(kind)))}]".replace("'", '"')
-    if get_origin(kind) is tuple:
-        return f"tuple[{_type_words(get_args(kind)[0])}, ...]"
-    parts = get_args(kind)
-    if NoneType in parts:
-        return f"{_type_words(parts[0])} | None"
-    return str(kind.__name__)

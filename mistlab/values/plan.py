@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, is_order_path
-from mistlab.values.dimension_fields import Offload, StageFields
+from mistlab.values import dimension_fields
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
 from mistlab.values.errors import near_matches, refuse
 from mistlab.values.field_checks import shown
@@ -16,12 +16,13 @@ from mistlab.values.made_fields import DEFAULT_ENGINE
 from mistlab.values.mesh import dimensions_of_axes
 from mistlab.values.value import bounded, check_fields, name_in
 
-Reader = Callable[[StageFields], tuple[float, ...]]
+Reader = Callable[[dimension_fields.StageFields], tuple[float, ...]]
+Offload = dimension_fields.Offload
 NO_OFFLOAD = Offload()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlan(StageFields):
+class StagePlan(dimension_fields.StageFields):
     """One pipeline stage: its blocks, its GPUs and how it saves memory.
 
     ``micro_batch`` is the number of sequences on a data-parallel rank, of whose tokens each of

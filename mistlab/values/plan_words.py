@@ -1,6 +1,6 @@
 """A plan in words: one line for tables, or a line for the whole and one for each stage."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from mistlab.schedule.orders import DEFAULT_ORDER
@@ -45,26 +45,22 @@ def _stage_brief(stage: StagePlan) -> str:
 
     The blocks come first, ZeRO before all that a stage may lack, offloading last.
     """
-    always = [name for name, row in DIMENSIONS.items() if row.default is None]
-    blocks, *mesh = always
+    rows = DIMENSIONS.items()
+    blocks, *mesh = [name for name, row in rows if row.default is None]
+    levels = [name for name, row in rows if row.is_told and row.part == "savings"]
+    known = (blocks, *mesh, *levels)
+    changed = [n for n, row in rows if n not in known and stage.value(n) != row.default]
+
+    def brief(names: Iterable[str]) -> list[str]:
+        return [brief_words(name, stage.value(name)) for name in names]
+
     degrees = [name for name in mesh if name in dimensions_of_axes()]
-    levels = [name for name, row in DIMENSIONS.items() if row.is_told and row.part == "savings"]
-    known = (*always, *levels, *OFFLOADS)
-    changed = [
-        name
-        for name in DIMENSIONS
-        if name not in known and stage.value(name) != DIMENSIONS[name].default
-    ]
     parts = [
-        brief_words(blocks, stage.layers),
-        " x ".join(brief_words(name, stage.value(name)) for name in degrees),
-        *(
-            brief_words(name, stage.value(name))
-            for name in (*(name for name in mesh if name not in degrees), *levels, *changed)
-        ),
+        *brief([blocks]),
+        " x ".join(brief(degrees)),
+        *brief(name for name in (*mesh, *levels, *changed) if name not in (*degrees, *OFFLOADS)),
     ]
-    offloaded = [brief_words(name, stage.value(name)) for name in OFFLOADS if stage.value(name)]
-    if offloaded:
+    if offloaded := brief(name for name in OFFLOADS if name in changed):
         parts.append(f"offloads {', '.join(offloaded)}")
     return ", ".join(parts)
 
@@ -107,7 +103,6 @@ def _stage_words(stage: StagePlan) -> str:
     parts = [
         f"{' x '.join(axes)} parallel",
         f"micro-batch {stage.micro_batch}",
-        *(dimension_words(name, stage.value(name), stage.layers) for name in _of_mesh(stage)),
         *(dimension_words(name, stage.value(name), stage.layers) for name in _said(stage)),
     ]
     offloaded = [
@@ -119,21 +114,13 @@ def _stage_words(stage: StagePlan) -> str:
     return ", ".join(parts)
 
 
-def _of_mesh(stage: StagePlan) -> Iterator[str]:
-    """The dimensions of a stage's mesh besides degrees and micro-batch, if not the default."""
-    for name in names_of("mesh"):
-        default = DIMENSIONS[name].default
-        is_degree = name in dimensions_of_axes()
-        if not is_degree and default is not None and stage.value(name) != default:
-            yield name
-
-
 def _said(stage: StagePlan) -> Iterator[str]:
-    """The dimensions besides mesh and offloading that a stage's text names: those that are always
-    told, such as ZeRO, and others if they are not the default."""
-    for name in (*names_of("savings"), *counts_of_blocks()):
+    """The dimensions besides degrees, micro-batch and offloading that a stage's text names: those
+    that are always told, such as ZeRO, and others if they are not the default."""
+    for name in (*names_of("mesh"), *names_of("savings"), *counts_of_blocks()):
         row = DIMENSIONS[name]
-        if name not in OFFLOADS and (row.is_told or stage.value(name) != row.default):
+        is_elsewhere = row.default is None or row.holder or name in dimensions_of_axes()
+        if not is_elsewhere and (row.is_told or stage.value(name) != row.default):
             yield name
 
 

@@ -8,15 +8,17 @@ from typing import Any
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
-from mistlab.values.dimension_fields import OffloadRatios, SpaceFields
+from mistlab.values import dimension_fields
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, engine_problem
 from mistlab.values.errors import InputError, near_matches, refuse
 from mistlab.values.made_fields import check_lists
 from mistlab.values.mesh import ranks_of
 
+OffloadRatios = dimension_fields.OffloadRatios
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSpace(SpaceFields):
+class SearchSpace(dimension_fields.SpaceFields):
     """Allowed degrees, ratios and features; None allows every degree that divides.
 
     A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Its

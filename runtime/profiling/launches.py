@@ -14,9 +14,8 @@ from mistlab.engines.mistlab import MISTLAB
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
-from mistlab.values.dimension_fields import Offload
 from mistlab.values.model import Family, ModelSpec
-from mistlab.values.plan import NO_OFFLOAD, Plan, StagePlan
+from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
 from mistlab.values.precision import Precision
 from mistlab.values.workload import Attention, Workload
 from runtime.comm.topology import isolated

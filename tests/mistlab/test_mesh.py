@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from mistlab.cost.groups_on_nodes import shape_on_nodes
-from mistlab.values.dimension_fields import Offload
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.mesh import (
     GROUPS,
@@ -18,7 +17,7 @@ from mistlab.values.mesh import (
     rank_of,
     ranks_of,
 )
-from mistlab.values.plan import StagePlan
+from mistlab.values.plan import Offload, StagePlan
 from mistlab.values.stages import StageBatch
 
 
