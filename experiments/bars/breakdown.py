@@ -7,7 +7,6 @@ from typing import Any
 
 from experiments.bars.cases import Case, case_of, clusters
 from experiments.bars.desk import Desk, Found
-from experiments.bars.short_words import in_short
 from experiments.bars.steps import Step, left_out, steps
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options
 from experiments.frame.charts import Bars
@@ -18,6 +17,7 @@ from experiments.frame.tables import Row, table
 from mistlab.cost.averages import Summary
 from mistlab.cost.named_views import view_of
 from mistlab.engines.mist import MIST
+from mistlab.values.plan_words import plan_line
 from mistlab.values.space import space_of
 
 SIZES, QUICK_SIZES = ("7b", "13b", "22b"), ("7b",)
@@ -112,7 +112,7 @@ def _row(
         },
         "baselines_s": dict(baselines),
         "terms_s": asdict(kept.terms) if kept else None,
-        "plan": in_short(kept.plan) if kept else None,
+        "plan": plan_line(kept.plan) if kept else None,
         "timing": {"search_s": found.wall_s if found else None},
     }
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bars.desk import Desk
-from experiments.bars.short_words import in_short
 from experiments.cli.commandline import DONE, as_options
 from experiments.frame.charts import Drawn
 from experiments.frame.pages import beside
@@ -18,6 +17,7 @@ from mistlab.cost.iteration_terms import Terms
 from mistlab.engines.mist import MIST
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.plan_words import plan_line
 from mistlab.values.references import hardware_from
 from mistlab.values.search import Problem
 from mistlab.values.space import space_of
@@ -99,7 +99,7 @@ def _row(desk: Desk, name: str, plan: Plan) -> dict[str, Any]:
 def _figures(desk: Desk, plan: Plan) -> dict[str, Any]:
     prediction = desk.predictor().predict(plan)
     return {
-        "plan": in_short(plan),
+        "plan": plan_line(plan),
         "iteration_s": prediction.iteration_s,
         "fits": prediction.fits,
         "played_s": desk.played_s(plan),

@@ -8,7 +8,6 @@ from typing import Any
 from experiments.bars.cases import Case, case_of, clusters
 from experiments.bars.desk import Desk
 from experiments.bars.ordered import ordered
-from experiments.bars.short_words import in_short
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.frame.charts import Bars
 from experiments.frame.in_order import answers
@@ -18,6 +17,7 @@ from experiments.frame.tables import Row, table
 from mistlab.cost.averages import Summary
 from mistlab.cost.named_views import FULL, VIEWS
 from mistlab.values.errors import InputError
+from mistlab.values.plan_words import plan_line
 from mistlab.values.shares import spread_shares
 from mistlab.values.space import space_of
 from searchers.strategies.published import published
@@ -93,7 +93,7 @@ def _winner(desk: Desk, asked: Asked, view: str) -> dict[str, Any]:
         "seen_s": found.seen_s,
         "full_s": found.seconds,
         "played_s": desk.played_s(found.plan),
-        "plan": in_short(found.plan),
+        "plan": plan_line(found.plan),
         "timing": {"search_s": found.wall_s},
     }
 
@@ -106,7 +106,7 @@ def _published(desk: Desk, asked: Asked, name: str) -> dict[str, Any]:
     return {
         **row,
         "full_s": found.seconds,
-        "plan": in_short(found.plan),
+        "plan": plan_line(found.plan),
         "timing": {"search_s": found.wall_s},
     }
 

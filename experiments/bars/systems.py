@@ -7,9 +7,9 @@ from typing import Any
 
 from experiments.bars.cases import Case, measured
 from experiments.bars.desk import BUDGET, Desk, Found
-from experiments.bars.short_words import in_short
 from mistlab.engines.mist import MIST
 from mistlab.engines.mistlab import MISTLAB
+from mistlab.values.plan_words import plan_line
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
 
@@ -73,7 +73,7 @@ def searched(asked: Asked) -> dict[str, Any]:
         },
         "published_over": dict(measured(asked.case)),
         "terms_s": {name: asdict(one.terms) for name, one in found.items() if one},
-        "plans": {name: in_short(one.plan) for name, one in found.items() if one},
+        "plans": {name: plan_line(one.plan) for name, one in found.items() if one},
         "timing": {name: one.wall_s for name, one in found.items() if one},
     }
 

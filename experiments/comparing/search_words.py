@@ -7,10 +7,10 @@ from experiments.comparing.bench import TOLD_APART, Entry
 from experiments.comparing.explain import Loser, Rejected, Why
 from experiments.comparing.smallest import Smallest
 from experiments.comparing.stages_alike import limits_in_words
-from experiments.frame.plan_words import count_words
 from experiments.frame.rates import rate_words
 from experiments.reports.breakdown import sentence
 from mistlab.values.plan import Plan
+from mistlab.values.plan_words import count_words
 from mistlab.values.prediction import Comparison, Prediction
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.value import to_mapping

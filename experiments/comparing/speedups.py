@@ -10,13 +10,13 @@ from experiments.cli.commandline import progress
 from experiments.cli.live import Live
 from experiments.comparing.bench import Bench, Entry
 from experiments.frame.charts import Bars
-from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.datafile import parse_yaml
 from mistlab.values.errors import InputError
+from mistlab.values.plan_words import plan_words
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
 from mistlab.values.workload import Attention, Workload

@@ -33,9 +33,9 @@ from experiments.comparing.search_words import (
 )
 from experiments.comparing.smallest import smallest
 from experiments.exporting.improving import improve
-from experiments.frame.plan_words import plan_words
 from mistlab.values.errors import InputError
 from mistlab.values.job import dump_job
+from mistlab.values.plan_words import plan_words
 from mistlab.values.search import Budget
 from mistlab.values.space import SearchSpace
 from mistlab.values.value import to_mapping

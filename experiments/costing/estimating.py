@@ -12,7 +12,6 @@ from experiments.cli.problem import load_equal, problem_of
 from experiments.comparing.bench import Bench
 from experiments.costing.estimate_words import report_of
 from experiments.costing.known_runs import known_rows
-from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Study
 from mistlab import catalog
 from mistlab.economy.bill import Prices, bill_of, gpu_hours_of
@@ -27,6 +26,7 @@ from mistlab.economy.training_time import (
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError, near_matches
 from mistlab.values.plan import Plan
+from mistlab.values.plan_words import plan_words
 from mistlab.values.prediction import Prediction
 from mistlab.values.references import model_from
 from mistlab.values.search import Budget, Problem

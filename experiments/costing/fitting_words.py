@@ -8,10 +8,10 @@ from experiments.cli.problem import room_words
 from experiments.comparing import search_plots
 from experiments.costing.tried import Tried
 from experiments.frame.charts import Drawn
-from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table
 from mistlab.cost.memory import allocator_of
+from mistlab.values.plan_words import plan_words
 from mistlab.values.units import GIB_BYTES
 
 Row = Mapping[str, Any]

@@ -13,7 +13,6 @@ from experiments.cli.commandline import (
     progress,
 )
 from experiments.exporting.source_files import source_of
-from experiments.frame.plan_words import plan_words
 from experiments.frame.rates import brief_words
 from mistlab.economy.parameters import model_parameters
 from mistlab.export.given import Given
@@ -24,6 +23,7 @@ from mistlab.formats.table import FORMATS, format_of
 from mistlab.values.datafile import format_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, job_to_mapping
+from mistlab.values.plan_words import plan_words
 from mistlab.values.references import hardware_from, model_from
 from simulators.symbolic import SymbolicPredictor
 

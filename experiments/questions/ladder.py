@@ -10,11 +10,11 @@ from experiments.cli.live import Live
 from experiments.cli.problem import problem_of
 from experiments.comparing.bench import Bench
 from experiments.frame.charts import Bars
-from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab.cost.iteration_terms import Terms
 from mistlab.values.plan import Plan
+from mistlab.values.plan_words import plan_words
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from mistlab.values.units import GIB_BYTES

@@ -14,6 +14,7 @@ from experiments.questions.other_configurations import Tried, played_s, search, 
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.table import TableRow
 from mistlab.values.datafile import parse_yaml
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, dimension_words
 from mistlab.values.units import GIB_BYTES
 
 FILE = "published_configurations.yaml"
@@ -93,14 +94,21 @@ def words_of(run: Configuration, one: Tried) -> str:
     words = [f"tp {stage.tensor_parallel}, pp {plan.num_stages}, dp {stage.data_parallel}"]
     if plan.order != "1f1b":
         words.append(plan.order)
-    if stage.expert_parallel > 1:
-        words.append(f"ep {stage.expert_parallel}")
+    changed = {
+        name: row
+        for name, row in DIMENSIONS.items()
+        if row.default is not None and not row.is_told and stage.value(name) != row.default
+    }
+    degrees = [name for name, row in changed.items() if row.axes and not row.shared_by]
+    words += [f"{changed[name].symbol} {stage.degree(name)}" for name in degrees]
     words.append(f"micro-batch {stage.micro_batch}")
     words.append(f"ZeRO-{stage.zero}" if run.zero else "ZeRO-0")
-    if stage.state_replicas > 1:
-        words.append(f"{stage.state_replicas} replicas of states")
-    if stage.checkpointed_layers:
-        words.append(f"{stage.checkpointed_layers} of {stage.layers} blocks recomputed")
+    counts = [name for name in counts_of_blocks() if stage.value(name)]
+    words += [
+        dimension_words(name, stage.value(name), stage.layers)
+        for name in dict.fromkeys([*changed, *counts])
+        if name not in degrees
+    ]
     return ", ".join(words)
 
 

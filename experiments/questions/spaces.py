@@ -9,13 +9,13 @@ from time import process_time
 from typing import Any
 
 from experiments.bars.cases import Case, case_of, clusters, sizes
-from experiments.bars.short_words import in_short
 from experiments.cli.commandline import DONE, as_options
 from experiments.frame.charts import Bars
 from experiments.frame.in_order import answers
 from experiments.frame.remembered import Remembered
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, Row, table
+from mistlab.values.plan_words import plan_line
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
 from searchers.registry import SEARCHERS
@@ -80,7 +80,7 @@ def _searched(
                 if fits and found.prediction is not None
                 else None,
                 "status": found.status,
-                "plan": in_short(found.plan) if fits and found.plan is not None else "",
+                "plan": plan_line(found.plan) if fits and found.plan is not None else "",
                 TIMING: {"process_s": process_time() - began_s},
             }
         )
