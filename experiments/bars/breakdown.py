@@ -12,9 +12,10 @@ from experiments.bars.steps import Step, left_out, steps
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options
 from experiments.frame.charts import Bars
 from experiments.frame.in_order import answers
+from experiments.frame.numbers_in_words import number
 from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import Row, table
+from experiments.frame.tables import Row, table, table_of
 from mistlab.cost.averages import Summary
 from mistlab.cost.named_views import view_of
 from mistlab.engines.mist import MIST
@@ -185,14 +186,17 @@ def _mean(of_case: Sequence[tuple[float, Row]], name: str) -> float:
 
 
 def _bars_table(bars: Sequence[Mapping[str, Any]]) -> str:
-    names = ("mean", "least", "most", "over_tuned", "chosen", "played", "by_published_runtime")
-    head = (
-        *("where", "step", "over as published", "least", "most"),
-        *("over tuned", "chosen", "played", "by published runtime"),
-    )
-    return table(
-        head,
-        [(bar["where"], bar["step"], *(f"{bar[name]:.3f}" for name in names)) for bar in bars],
+    return table_of(
+        bars,
+        ("where", "{where}"),
+        ("step", "{step}"),
+        ("over as published", "{mean:.3f}"),
+        ("least", "{least:.3f}"),
+        ("most", "{most:.3f}"),
+        ("over tuned", "{over_tuned:.3f}"),
+        ("chosen", "{chosen:.3f}"),
+        ("played", "{played:.3f}"),
+        ("by published runtime", "{by_published_runtime:.3f}"),
     )
 
 
@@ -202,10 +206,7 @@ def _cases_table(rows: Sequence[Row]) -> str:
     over = {(row["case"], row["step"]): row["over"][PUBLISHED] for row in some}
     return table(
         ("case", *named),
-        [
-            (case, *("-" if (one := over[case, step]) is None else f"{one:.3f}" for step in named))
-            for case in cases
-        ],
+        [(case, *(number(over[case, step], ".3f") for step in named)) for case in cases],
     )
 
 

@@ -10,6 +10,7 @@ from experiments.cli.commandline import progress
 from experiments.cli.live import Live
 from experiments.comparing.bench import Bench, Entry
 from experiments.frame.charts import Bars
+from experiments.frame.numbers_in_words import number
 from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table
@@ -185,10 +186,16 @@ def _averages(rows: Sequence[Row], published: Sequence[Row]) -> Iterator[Row]:
                 }
 
 
-HEAD = (
-    *("workload", "GPUs", "mist s", "over Megatron", "played", "in wide", "measured"),
-    *("over DeepSpeed", "measured"),
+# Columns of ratios, their heads and their names in a row.
+RATIOS = (
+    ("over Megatron", "over_megatron"),
+    ("played", "over_megatron_played"),
+    ("in wide", "wide_over_megatron"),
+    ("measured", "measured_over_megatron"),
+    ("over DeepSpeed", "over_deepspeed"),
+    ("measured", "measured_over_deepspeed"),
 )
+HEAD = ("workload", "GPUs", "mist s", *(head for head, _ in RATIOS))
 
 
 def _report(rows: Sequence[Row], averages: Sequence[Row]) -> Report:
@@ -235,21 +242,9 @@ def _workload(row: Row) -> str:
     return f"{row['hardware'].split('-')[0]} {row['model']}, {row['attention']}"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    def ratio(name: str) -> str:
-        return "-" if row[name] is None else f"{row[name]:.2f}x"
-
-    return (
-        _workload(row),
-        str(row["gpus"]),
-        "-" if row["mist_s"] is None else f"{row['mist_s']:.2f}",
-        ratio("over_megatron"),
-        ratio("over_megatron_played"),
-        ratio("wide_over_megatron"),
-        ratio("measured_over_megatron"),
-        ratio("over_deepspeed"),
-        ratio("measured_over_deepspeed"),
-    )
+def _cells(row: Row) -> list[str]:
+    ratios = (number(row[name], ".2f", "x") for _, name in RATIOS)
+    return [_workload(row), str(row["gpus"]), number(row["mist_s"], ".2f"), *ratios]
 
 
 BESIDE = """## Published, and why this differs

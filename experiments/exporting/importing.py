@@ -13,8 +13,8 @@ from experiments.cli.commandline import (
     progress,
 )
 from experiments.exporting.source_files import source_of
+from experiments.frame.numbers_in_words import brief_words
 from experiments.frame.plan_words import plan_words
-from experiments.frame.rates import brief_words
 from mistlab.economy.parameters import model_parameters
 from mistlab.export.given import Given
 from mistlab.export.remarks import Remark

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress
 from experiments.cli.rundir import file_at
 from experiments.exporting.single_changes import Change, single_changes
-from experiments.frame.rates import brief_words
+from experiments.frame.numbers_in_words import brief_words
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, dump_job, load_job
 from mistlab.values.prediction import Prediction, compared

@@ -10,14 +10,14 @@ from experiments.cli.live import Live
 from experiments.cli.problem import problem_of
 from experiments.comparing.bench import Bench
 from experiments.frame.charts import Bars
+from experiments.frame.numbers_in_words import gib
 from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import Row, table
+from experiments.frame.tables import Row, table_of
 from mistlab.cost.iteration_terms import Terms
 from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
-from mistlab.values.units import GIB_BYTES
 from searchers.ladder import Rung, ladder
 from searchers.strategies.exhaustive import all_plans
 
@@ -150,19 +150,14 @@ def _longer_s(rows: Sequence[Row], kind: str) -> float:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    return table(
-        ("step", "s", "longer by s", *TERMS.values(), "GiB freed", "bought"),
-        [
-            (
-                row["step"],
-                f"{row['iteration_s']:.3f}",
-                f"{sum(row[name] for name in TERMS):+.3f}",
-                *(f"{row[name]:+.3f}" for name in TERMS),
-                f"{row['freed_bytes'] / GIB_BYTES:+.2f}",
-                "; ".join(row["bought"]) or "-",
-            )
-            for row in rows
-        ],
+    return table_of(
+        rows,
+        ("step", "{step}"),
+        ("s", "{iteration_s:.3f}"),
+        ("longer by s", lambda row: f"{sum(row[name] for name in TERMS):+.3f}"),
+        *((head, f"{{{name}:+.3f}}") for name, head in TERMS.items()),
+        ("GiB freed", lambda row: gib(row["freed_bytes"], "+.2f")),
+        ("bought", lambda row: "; ".join(row["bought"]) or "-"),
     )
 
 

@@ -11,8 +11,9 @@ from experiments.cli.commandline import DONE, as_options
 from experiments.cli.problem import problem_of
 from experiments.frame.charts import Bars, Picture
 from experiments.frame.in_order import answers
+from experiments.frame.numbers_in_words import number
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import TIMING, Row, table
+from experiments.frame.tables import TIMING, Row, table, table_of
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import NO_INTERFERENCE
 from mistlab.values.plan import Plan
@@ -219,9 +220,9 @@ def _overview(rows: Sequence[Row]) -> str:
             (
                 aspect,
                 f"{first['value']} to {last['value']}",
-                " to ".join(_cell(row["tokens_per_s_per_gpu"], ",.0f") for row in (first, last)),
+                " to ".join(number(row["tokens_per_s_per_gpu"], ",.0f") for row in (first, last)),
                 *(
-                    " to ".join(_cell(row[f"over_{key}"], ".2f", "x") for row in (first, last))
+                    " to ".join(number(row[f"over_{key}"], ".2f", "x") for row in (first, last))
                     for key in BASELINES
                 ),
             )
@@ -240,25 +241,15 @@ def worse(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _cell(value: float | None, form: str, unit: str = "") -> str:
-    return "-" if value is None else f"{value:{form}}{unit}"
-
-
 def _table(rows: Sequence[Row], aspect: str) -> str:
-    return table(
-        (aspect, "iteration s", "tokens/s a GPU", "of peak", *OVER.values(), "plan"),
-        [
-            (
-                row["value"],
-                _cell(row["iteration_s"], ".2f"),
-                _cell(row["tokens_per_s_per_gpu"], ",.0f"),
-                _cell(row["share_of_peak"], ".1%"),
-                *(_cell(row[f"over_{key}"], ".2f", "x") for key in BASELINES),
-                row["plan"],
-            )
-            for row in rows
-            if row["aspect"] == aspect
-        ],
+    return table_of(
+        [row for row in rows if row["aspect"] == aspect],
+        (aspect, "{value}"),
+        ("iteration s", "{iteration_s:.2f}"),
+        ("tokens/s a GPU", "{tokens_per_s_per_gpu:,.0f}"),
+        ("of peak", "{share_of_peak:.1%}"),
+        *((OVER[key], lambda row, key=key: number(row[key], ".2f", "x")) for key in OVER),
+        ("plan", lambda row: row["plan"]),
     )
 
 

@@ -18,7 +18,8 @@ from experiments.cli.commandline import (
 )
 from experiments.cli.problem import numbers_of, on_cluster_with, room_words
 from experiments.frame.fullest import fullest_words
-from experiments.frame.rates import rate_words
+from experiments.frame.numbers_in_words import rate_words
+from experiments.frame.tables import aligned
 from experiments.reports.breakdown import lines as breakdown_lines
 from mistlab.cost.breakdown import breakdown_of
 from mistlab.machine.cluster import Cluster
@@ -228,11 +229,6 @@ def _table(answer: Answer) -> str:
                 *(f"{size / GIB_BYTES:.2f}" for size in sizes),
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
     verdict = "fits" if prediction.fits else "does not fit"
     summary = (
         f"{answer.path}\n{rate_words(job.plan, prediction)}; {verdict} {room_words(job.cluster)}"
@@ -242,7 +238,7 @@ def _table(answer: Answer) -> str:
         notes.insert(0, answer.disturbed.words(prediction.iteration_s))
     goes = () if answer.breakdown is None else breakdown_lines(answer.breakdown)
     fullest = fullest_words(job, prediction)
-    return "\n".join([summary, *lines, *fullest, *goes, *notes])
+    return "\n".join([summary, *aligned(rows, left=()), *fullest, *goes, *notes])
 
 
 def _comparisons(answers: Sequence[Answer]) -> Iterator[str]:
