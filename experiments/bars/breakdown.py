@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from experiments.bars.cases import Case, case_of, clusters
-from experiments.bars.desk import Desk, Found
 from experiments.bars.short_words import in_short
 from experiments.bars.steps import Step, left_out, steps
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options
+from experiments.comparing.bench import Bench, Found
+from experiments.comparing.cases import Case, case_of, clusters
 from experiments.frame.charts import Bars
 from experiments.frame.in_order import answers
 from experiments.frame.numbers_in_words import number
@@ -54,26 +54,26 @@ def broken_down(options: argparse.Namespace) -> int:
 
 def searched(asked: Asked) -> list[dict[str, Any]]:
     """The rows of a case: a row a step, and a row for each step that is left out."""
-    desk = Desk(asked.case.problem())
+    bench = Bench.of(asked.case.problem())
     baselines = {
-        name: None if (one := desk.found(name, space_of(name))) is None else one.seconds
+        name: None if (one := bench.found(name, space_of(name))) is None else one.seconds
         for name in (PUBLISHED, TUNED)
     }
     rows: list[dict[str, Any]] = []
     kept: Found | None = None
     for step in steps(asked.view):
-        found = _found(desk, step, asked)
+        found = _found(bench, step, asked)
         is_better = found is not None and (kept is None or found.seconds <= kept.seconds)
         kept = found if is_better else kept
-        rows.append(_row(asked, step, "with", found, kept, desk, baselines))
+        rows.append(_row(asked, step, "with", found, kept, bench, baselines))
     for step in left_out(asked.view):
-        found = _found(desk, step, asked)
-        rows.append(_row(asked, step, "without", found, found, desk, baselines))
+        found = _found(bench, step, asked)
+        rows.append(_row(asked, step, "without", found, found, bench, baselines))
     return rows
 
 
-def _found(desk: Desk, step: Step, asked: Asked) -> Found | None:
-    return desk.found("mist", step.space, view=step.view, seed=asked.seed)
+def _found(bench: Bench, step: Step, asked: Asked) -> Found | None:
+    return bench.found("mist", step.space, view=step.view, seed=asked.seed)
 
 
 def _row(
@@ -82,11 +82,11 @@ def _row(
     chapter: str,
     found: Found | None,
     kept: Found | None,
-    desk: Desk,
+    bench: Bench,
     baselines: Mapping[str, float | None],
 ) -> dict[str, Any]:
     kept_s = kept.seconds if kept else None
-    played_s = desk.played_s(kept.plan) if kept else None
+    played_s = bench.played_s(kept.plan) if kept else None
     return {
         "case": asked.case.name,
         **asdict(asked.case),
@@ -99,7 +99,7 @@ def _row(
         "chosen_s": found.seconds if found else None,
         "kept_s": kept_s,
         "played_s": played_s,
-        "by_published_runtime_s": desk.run_by_s(MIST, kept.plan) if kept else None,
+        "by_published_runtime_s": bench.run_by_s(MIST, kept.plan) if kept else None,
         "over": {
             name: None if baseline is None or kept_s is None else baseline / kept_s
             for name, baseline in baselines.items()
@@ -107,7 +107,7 @@ def _row(
         "baselines_s": dict(baselines),
         "terms_s": asdict(kept.terms) if kept else None,
         "plan": in_short(kept.plan) if kept else None,
-        "timing": {"search_s": found.wall_s if found else None},
+        "timing": {"search_s": found.result.wall_s if found else None},
     }
 
 

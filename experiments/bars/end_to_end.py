@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from experiments.bars.cases import FAMILIES, Case, case_of, clusters, evaluation, sizes
 from experiments.bars.systems import BASELINES, OURS, THEIRS, Asked, searched
 from experiments.cli.commandline import DONE, NO_ANSWER
+from experiments.comparing.cases import FAMILIES, Case, case_of, clusters, evaluation, sizes
 from experiments.frame.charts import Bars
 from experiments.frame.in_order import answers
 from experiments.frame.numbers_in_words import number

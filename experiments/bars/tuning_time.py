@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.bars.cases import Case, case_of, clusters
-from experiments.bars.desk import Desk
 from experiments.cli.commandline import DONE, NO_ANSWER
+from experiments.comparing.bench import Bench
+from experiments.comparing.cases import Case, case_of, clusters
 from experiments.frame.charts import Lines
 from experiments.frame.in_order import answers
 from experiments.frame.numbers_in_words import number
@@ -97,11 +97,10 @@ def timed(options: argparse.Namespace) -> int:
 def searched(asked: Asked) -> dict[str, Any]:
     """The row of a search. Only the processor's time counts, without the compiling of
     expressions."""
-    desk = Desk(asked.case.problem())
-    predictor = desk.predictor()
-    desk.found(asked.searcher, asked.space, budget=Budget(evaluations=1))
+    bench = Bench.of(asked.case.problem())
+    bench.found(asked.searcher, asked.space, budget=Budget(evaluations=1))
     searcher = StrategySearcher(
-        strategy=SEARCHERS[asked.searcher], predictor=predictor, clock=time.process_time
+        strategy=SEARCHERS[asked.searcher], predictor=bench.predictor, clock=time.process_time
     )
     budget = Budget(evaluations=asked.plans)
     result = searcher.search(asked.case.problem(), asked.space, budget, asked.seed)

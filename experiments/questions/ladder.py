@@ -8,7 +8,7 @@ from typing import Any
 from experiments.cli.commandline import DONE, NoAnswerError
 from experiments.cli.live import Live
 from experiments.cli.problem import problem_of
-from experiments.comparing.bench import Bench
+from experiments.comparing.bench import BUDGET, Bench
 from experiments.frame.charts import Bars
 from experiments.frame.numbers_in_words import gib
 from experiments.frame.plan_words import plan_words
@@ -16,7 +16,7 @@ from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table_of
 from mistlab.cost.iteration_terms import Terms
 from mistlab.values.plan import Plan
-from mistlab.values.search import Budget, Problem
+from mistlab.values.search import Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from searchers.ladder import Rung, ladder
 from searchers.strategies.exhaustive import all_plans
@@ -28,8 +28,6 @@ TERMS = {
     "rest_s": "first, last and step",
 }
 COARSE = (0.0, 0.5, 1.0)
-# Never reached: the search ends by itself, and so alike in every run.
-BUDGET = Budget(seconds=3600)
 
 
 def climbed(options: argparse.Namespace) -> int:
@@ -69,13 +67,8 @@ def _bare(bench: Bench) -> Plan:
 
 def _saving(bench: Bench, options: argparse.Namespace) -> Plan:
     """The best plan of equal stages that saves memory in any way."""
-    entry = bench.search(
-        "mist",
-        saving_space(quick=options.quick),
-        BUDGET,
-        options.seed,
-        Live(searcher="mist"),
-    )
+    space = saving_space(quick=options.quick)
+    entry = bench.search("mist", space, BUDGET, options.seed, Live(searcher="mist"))
     if entry.answer is None:
         message = "no plan of equal stages fits: give more GPUs, more memory or a smaller model"
         raise NoAnswerError(message)

@@ -8,9 +8,10 @@ from math import inf
 from time import process_time
 from typing import Any
 
-from experiments.bars.cases import Case, case_of, clusters, sizes
 from experiments.bars.short_words import in_short
 from experiments.cli.commandline import DONE, as_options
+from experiments.comparing.bench import answer_of
+from experiments.comparing.cases import Case, case_of, clusters, sizes
 from experiments.frame.charts import Bars
 from experiments.frame.in_order import answers
 from experiments.frame.remembered import Remembered
@@ -60,18 +61,16 @@ def _searched(
     for name in names:
         began_s = process_time()
         found = searcher.search(problem, space_of(name), budget, seed)
-        fits = found.prediction is not None and found.prediction.fits
+        answer = answer_of(found)
         rows.append(
             {
                 "problem": case.name,
                 "gpus": case.num_gpus,
                 "budget": budget.evaluations,
                 "space": name,
-                "iteration_s": found.prediction.iteration_s
-                if fits and found.prediction is not None
-                else None,
+                "iteration_s": answer and answer[1].iteration_s,
                 "status": found.status,
-                "plan": in_short(found.plan) if fits and found.plan is not None else "",
+                "plan": in_short(answer[0]) if answer else "",
                 TIMING: {"process_s": process_time() - began_s},
             }
         )
