@@ -19,6 +19,7 @@ from experiments.cli.commandline import (
 from experiments.cli.problem import numbers_of, on_cluster_with, room_words
 from experiments.frame.fullest import fullest_words
 from experiments.frame.numbers_in_words import rate_words
+from experiments.frame.refusals import predicted_each
 from experiments.frame.tables import aligned
 from experiments.reports.breakdown import lines as breakdown_lines
 from mistlab.cost.breakdown import breakdown_of
@@ -166,19 +167,14 @@ def predicted(
     return [answers[place] for place in range(len(paths))]
 
 
-def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> list[Answer]:
-    """The answers to jobs, all at once; one by one where one is refused, to find out which."""
-    try:
-        predictions = predictor.predict_many([job.plan for _, job in jobs])
-    except InputError as error:
-        if len(jobs) > 1:
-            return [_together(predictor, [job])[0] for job in jobs]
-        ((path, job),) = jobs
-        return [_refused(path, job, error)]
-    return [
-        Answer(path=path, job=job, prediction=prediction)
-        for (path, job), prediction in zip(jobs, predictions, strict=True)
-    ]
+def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[Answer]:
+    """The answers to jobs, all at once where none is refused."""
+    answers = predicted_each(predictor, [job.plan for _, job in jobs])
+    for (path, job), answer in zip(jobs, answers, strict=True):
+        if isinstance(answer, InputError):
+            yield _refused(path, job, answer)
+        else:
+            yield Answer(path=path, job=job, prediction=answer)
 
 
 def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[Answer]:
