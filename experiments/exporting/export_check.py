@@ -192,6 +192,6 @@ def _problems(rows: Sequence[Row]) -> Iterator[str]:
             key = (row["target"], text.split(": ", 1)[-1][:140])
             seen[key] = seen.get(key, 0) + 1
     if seen:
-        lines = [[name, count, text] for (name, text), count in sorted(seen.items())]
         yield "Refused, by the export itself or by the framework:"
+        lines = [[name, count, text] for (name, text), count in sorted(seen.items())]
         yield table(["target", "plans", "why"], lines)

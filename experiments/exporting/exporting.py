@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, progress
 from experiments.exporting.fidelity import Export, exported, fits
-from experiments.frame.rates import brief_words
+from experiments.frame.numbers_in_words import brief_words
 from mistlab.export.table import TARGETS, target_for
 from mistlab.values.errors import InputError
 from mistlab.values.job import load_job

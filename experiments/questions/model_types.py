@@ -10,7 +10,7 @@ from typing import Any
 from experiments.cli.commandline import DONE, NO_ANSWER, writable
 from experiments.frame.charts import Lines
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import Row, table
+from experiments.frame.tables import Row, table, table_of
 from mistlab.economy.parameters import model_parameters
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.huggingface.model_types import TypeRow, model_types, refused_types
@@ -145,20 +145,14 @@ _COMPLETED_WORDS = (
 
 
 def _read_table(rows: Sequence[Row]) -> str:
-    head = ("type", "transformers", "here", "off %", "completed", "remarks")
-    return table(
-        head,
-        (
-            (
-                row["type"],
-                f"{row['of_library']:,}",
-                f"{row['parameters']:,}",
-                f"{100 * row['off']:.4f}",
-                row["completed"],
-                row["remarks"],
-            )
-            for row in rows
-        ),
+    return table_of(
+        rows,
+        ("type", "{type}"),
+        ("transformers", "{of_library:,}"),
+        ("here", "{parameters:,}"),
+        ("off %", lambda row: f"{100 * row['off']:.4f}"),
+        ("completed", lambda row: row["completed"]),
+        ("remarks", lambda row: row["remarks"]),
     )
 
 

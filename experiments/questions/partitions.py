@@ -10,7 +10,7 @@ import numpy as np
 from experiments.cli.commandline import DONE, as_options
 from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import Row, table
+from experiments.frame.tables import Row, table_of
 from mistlab.cost.links import LinkTimes
 from mistlab.cost.partitions import (
     BY_COLUMNS,
@@ -135,19 +135,14 @@ def _best(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    return table(
-        ("weights", "forward", "backward", "forward us", "both us", "messages of the forward pass"),
-        [
-            (
-                row["ways"],
-                f"{row['forward']:g}",
-                f"{row['backward']:g}",
-                f"{row['forward_us']:.0f}",
-                f"{row['forward_us'] + row['backward_us']:.0f}",
-                "; ".join(row["messages"]),
-            )
-            for row in rows
-        ],
+    return table_of(
+        rows,
+        ("weights", "{ways}"),
+        ("forward", "{forward:g}"),
+        ("backward", "{backward:g}"),
+        ("forward us", "{forward_us:.0f}"),
+        ("both us", lambda row: f"{row['forward_us'] + row['backward_us']:.0f}"),
+        ("messages of the forward pass", lambda row: "; ".join(row["messages"])),
     )
 
 

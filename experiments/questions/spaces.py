@@ -8,8 +8,9 @@ from math import inf
 from time import process_time
 from typing import Any
 
-from experiments.bars.cases import Case, case_of, clusters, sizes
 from experiments.cli.commandline import DONE, as_options
+from experiments.comparing.bench import answer_of
+from experiments.comparing.cases import Case, case_of, clusters, sizes
 from experiments.frame.charts import Bars
 from experiments.frame.in_order import answers
 from experiments.frame.remembered import Remembered
@@ -69,18 +70,16 @@ def _searched(
     for name in names:
         began_s = process_time()
         found = searcher.search(problem, space_of(name), budget, seed)
-        fits = found.prediction is not None and found.prediction.fits
+        answer = answer_of(found)
         rows.append(
             {
                 "problem": case.name,
                 "gpus": case.num_gpus,
                 "budget": budget.evaluations,
                 "space": name,
-                "iteration_s": found.prediction.iteration_s
-                if fits and found.prediction is not None
-                else None,
+                "iteration_s": answer and answer[1].iteration_s,
                 "status": found.status,
-                "plan": plan_line(found.plan) if fits and found.plan is not None else "",
+                "plan": plan_line(answer[0]) if answer else "",
                 TIMING: {"process_s": process_time() - began_s},
             }
         )

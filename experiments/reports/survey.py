@@ -11,7 +11,7 @@ from experiments.cli.commandline import DONE, NO_ANSWER, progress
 from experiments.cli.problem import problem_of
 from experiments.frame.charts import Drawn
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import table
+from experiments.frame.tables import table_of
 from experiments.reports import plots
 from mistlab.cost.survey import Surveyed, meshes, survey
 from mistlab.symbolic.stage_model import StageModel
@@ -82,13 +82,12 @@ def _row(surveyed: Surveyed) -> dict[str, Any]:
 
 
 def _table(surveyed: Sequence[Surveyed]) -> str:
-    head = ("mesh", "candidates", "fit", "recomputed, without offload -> at most offload")
-    return table(
-        head,
-        [
-            (one.mesh.label, f"{one.candidates:,}", f"{one.fitting:,}", _recomputed(one))
-            for one in surveyed
-        ],
+    return table_of(
+        surveyed,
+        ("mesh", "{mesh.label}"),
+        ("candidates", "{candidates:,}"),
+        ("fit", "{fitting:,}"),
+        ("recomputed, without offload -> at most offload", _recomputed),
     )
 
 
