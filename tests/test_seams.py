@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mistlab import catalog
-from mistlab.engines.kernel_rules import KernelRule
+from mistlab.engines.engine_parts import KernelRule
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import ORDERS

@@ -8,8 +8,7 @@ from typing import Any
 from experiments.bars.cases import Case, measured
 from experiments.bars.desk import BUDGET, Desk, Found
 from experiments.bars.short_words import in_short
-from mistlab.engines.mist import MIST
-from mistlab.engines.mistlab import MISTLAB
+from mistlab.engines.mistlab import MIST, MISTLAB
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
 
