@@ -13,7 +13,7 @@ from mistlab.cost.figures_at import groups_of
 from mistlab.cost.host_waits import of_ranks, peculiar_s
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
-from mistlab.engines.host_time import HostTime
+from mistlab.engines.engine_parts import HostTime
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.placement import HERE, PREVIOUS, Placement

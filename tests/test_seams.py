@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mistlab.engines.kernel_rules import KernelRule
+from mistlab.engines.engine_parts import KernelRule
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.slot_table import GATHER_STEPPED

@@ -17,7 +17,7 @@ from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table, table_of
 from mistlab.cost.averages import Summary
 from mistlab.cost.named_views import view_of
-from mistlab.engines.mist import MIST
+from mistlab.engines.mistlab import MIST
 from mistlab.values.plan_words import plan_line
 from mistlab.values.space import space_of
 

@@ -14,7 +14,7 @@ from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab import catalog
 from mistlab.cost.iteration_terms import Terms
-from mistlab.engines.mist import MIST
+from mistlab.engines.mistlab import MIST
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.plan_words import plan_line

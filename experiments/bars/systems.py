@@ -7,8 +7,7 @@ from typing import Any
 
 from experiments.comparing.bench import BUDGET, Bench, Found
 from experiments.comparing.cases import Case, measured
-from mistlab.engines.mist import MIST
-from mistlab.engines.mistlab import MISTLAB
+from mistlab.engines.mistlab import MIST, MISTLAB
 from mistlab.values.plan_words import plan_line
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of

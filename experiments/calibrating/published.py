@@ -14,12 +14,9 @@ from experiments.calibrating.published_run import PublishedRun, plan_of, stage_c
 from experiments.calibrating.uniform_runs import MEGATRON_COLUMNS, megatron_runs, weak_scaling_runs
 from mistlab import catalog
 from mistlab.calibration.rows import Row, positive, read_rows
-from mistlab.engines.aceso import ACESO
-from mistlab.engines.deepspeed import DEEPSPEED
+from mistlab.engines.baselines import ACESO, DEEPSPEED, MEGATRON
 from mistlab.engines.engine import Engine
-from mistlab.engines.megatron import MEGATRON
-from mistlab.engines.mist import MIST
-from mistlab.engines.mistlab import MISTLAB
+from mistlab.engines.mistlab import MIST, MISTLAB
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
 from mistlab.values.datafile import parse_yaml
@@ -135,7 +132,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
         return
     system = row["system"].split()[0]
     ran_by, overlaps = SYSTEMS[system]
-    engine = ran_by.measured_as or ran_by.name
+    engine = ran_by.family
     nodes, gpus = int(row["nodes"]), int(row["gpus"])
     batch = _stage_columns(row)
     plan = plan_of(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None

@@ -8,7 +8,7 @@ import numpy as np
 from experiments.calibrating.published_run import PublishedRun, plan_of, stage_columns
 from mistlab.calibration.rows import Row
 from mistlab.cost.arithmetic import megatron_flop
-from mistlab.engines.megatron import MEGATRON
+from mistlab.engines.baselines import MEGATRON
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
 from mistlab.values.model import ModelSpec

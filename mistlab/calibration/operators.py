@@ -31,7 +31,7 @@ from mistlab.calibration.rows import (
 )
 from mistlab.cost.layers import work_of
 from mistlab.cost.rates import slowdown_of
-from mistlab.engines.megatron import MEGATRON
+from mistlab.engines.baselines import MEGATRON
 from mistlab.machine.compute import OperatorClass, Rate
 from mistlab.machine.hardware import PeakTflops
 from mistlab.symbolic.graph import PHASES

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.engines.engine import Engine
-from mistlab.engines.expert_exchange import ExpertExchange
+from mistlab.engines.engine_parts import ExpertExchange
 from mistlab.machine.compute import Compute, Rate
 from mistlab.machine.hardware import Hardware
 from mistlab.machine.profile import Profile

@@ -117,7 +117,7 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
     return PredictionBounds(
         engine=engine,
         hardware=cluster.hardware.name,
-        calibration=calibrations.get(ENGINES[engine].measured_as or engine),
+        calibration=calibrations.get(ENGINES[engine].family),
         kind=_kind_of(workload, cluster, engine),
         hidden=workload.model.hidden,
         sequence_length=workload.sequence_length,
@@ -130,9 +130,9 @@ def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
     blocks: Blocks = "hybrid" if model.is_hybrid else "experts" if model.experts else "dense"
     return RunKind(
         software="",
-        engine=ENGINES[engine].measured_as or engine,
+        engine=ENGINES[engine].family,
         hardware=cluster.hardware.name,
-        blocks="adapters" if engine.endswith("-adapters") else blocks,
+        blocks="adapters" if ENGINES[engine].trains == "adapters" else blocks,
         bits=BITS[workload.precision],
         is_benchmark=True,
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost.groups_on_nodes import Whole
 from mistlab.cost.links import LinkTimes
-from mistlab.engines.expert_exchange import ExpertExchange
+from mistlab.engines.engine_parts import ExpertExchange
 from mistlab.values.model import ModelSpec
 
 Values = NDArray[np.float64]

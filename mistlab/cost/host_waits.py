@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.pass_seconds import PassSeconds
-from mistlab.engines.host_time import HostTime
+from mistlab.engines.engine_parts import HostTime
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.slot_table import Phase
 from mistlab.symbolic.treatments import TREATMENTS

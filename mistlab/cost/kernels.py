@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mistlab.engines.kernel_rules import BATCHED_PRODUCTS, PLAIN, KernelRule
+from mistlab.engines.engine_parts import BATCHED_PRODUCTS, PLAIN, KernelRule
 from mistlab.machine.compute import OperatorClass
 from mistlab.symbolic.eight_bit import DTYPE, DTYPE_OF_4
 from mistlab.symbolic.exchanges import JOINS

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.kernels import class_of, kernels_of_join, rule_of
-from mistlab.engines.kernel_rules import KernelRule
+from mistlab.engines.engine_parts import KernelRule
 from mistlab.machine.compute import AS_ANOTHER, EIGHT_BIT, OPERATOR_CLASSES, Compute, OperatorClass
 from mistlab.symbolic.compiled import Compiled, compile_sums
 from mistlab.symbolic.exchanges import EXCHANGES, JOINS, Beside

@@ -4,7 +4,7 @@ are than 16 bits."""
 from dataclasses import replace
 
 from mistlab.engines.engine import Engine
-from mistlab.engines.host_time import HostTime
+from mistlab.engines.engine_parts import HostTime
 from mistlab.machine.compute import Compute
 from mistlab.machine.hardware import Hardware, PeakTflops
 from mistlab.values.precision import Precision

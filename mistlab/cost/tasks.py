@@ -25,9 +25,7 @@ from mistlab.cost.links import Copy, LinkTime, LinkTimes
 from mistlab.cost.rates import compute_of, host_of, slowdown_of, slowdown_of_8_bits
 from mistlab.cost.side_by_side import Factors, SlowedBy, factors_of, lowered, raised
 from mistlab.engines.engine import Engine
-from mistlab.engines.engine_memory import EngineMemory
-from mistlab.engines.expert_exchange import ExpertExchange
-from mistlab.engines.host_time import HostTime
+from mistlab.engines.engine_parts import EngineMemory, ExpertExchange, HostTime
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.derived_slowdowns import slowdowns_of_group
 from mistlab.schedule.slot_table import SHARDED_GRADIENTS, Template

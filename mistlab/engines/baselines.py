@@ -1,11 +1,16 @@
-"""The slot tables and kernel rules that Megatron-LM and DeepSpeed have in common.
+"""Engines ``megatron``, ``aceso``, ``zero-bubble`` and ``deepspeed``.
 
-The kernels are those of Megatron-LM's models, which both systems train.
+Their slot tables and kernel rules are those that later engines change. The kernels are those of
+Megatron-LM's models, which all of these systems train.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from mistlab.engines.kernel_rules import KernelRule
+from mistlab.engines.engine import Engine
+from mistlab.engines.engine_parts import EngineMemory, KernelRule
+from mistlab.engines.fitted import fitted
+from mistlab.schedule.orders import INTERLEAVED, SPLIT
 from mistlab.schedule.slot_table import (
     BACKWARD,
     FORWARD,
@@ -17,6 +22,7 @@ from mistlab.schedule.slot_table import (
     Task,
     Template,
 )
+from mistlab.values.context_ways import GATHER, HEADS, RING
 
 _PASSES: Mapping[Phase, tuple[Task, ...]] = {
     "first_forward": (FORWARD, GATHER_SHARDED),
@@ -43,11 +49,7 @@ OVERLAPPED = Template(
     },
 )
 
-# The bytes that the allocator holds beyond tensors, as a share of the memory that comes and goes
-# (activations, temporaries, the step's scratch). It is the mean of 16 ranks of two runs of Aceso's
-# runtime, which is Megatron's, on A100 (0.05 to 0.20). Eight ranks of Megatron-LM on B200 show 0.11
-# to 0.41.
-CACHED_SHARE = 0.13
+CACHED_SHARE: float = fitted("megatron")["cached_share"]
 
 # Published systems lay activations out with the sequence before the batch. Then written-out
 # attention needs one copy where this package's models make four, and gradients of fused queries,
@@ -83,4 +85,154 @@ KERNELS = (
     *LOSS_IN_32_BITS,
     _COPIES_FOR_ATTENTION,
     *_UNFUSED_LLAMA,
+)
+
+# Adapters alone are trained: the model's own weights are frozen (LoRA, Hu et al. 2021). No product
+# makes gradients of frozen weights, so a backward pass has one product for each of the forward
+# pass, in place of two. Weights are kept in 16 bits; they have no gradients and no optimizer state.
+# The adapters themselves are a hundredth of a model, and are not counted.
+_FROZEN = (
+    KernelRule(kind="matmul", phase="backward", makes="weight", runs=False),
+    KernelRule(kind="accumulate", runs=False),
+)
+
+
+def with_adapters(engine: Engine) -> Engine:
+    """The engine, training adapters alone."""
+    return replace(
+        engine,
+        name=f"{engine.name}-adapters",
+        trains="adapters",
+        kernels=(*_FROZEN, *engine.kernels),
+        memory={
+            name: replace(row, gradient=0, reduced=0, optimizer=0, step_scratch=0)
+            for name, row in engine.memory.items()
+        },
+        step_moved=dict.fromkeys(engine.step_moved, 0),
+    )
+
+
+# ``megatron`` is Megatron-LM, by its own table of bytes (README, Distributed Optimizer).
+#
+# Under bf16 gradients are summed in 32 bits. Under fp16 they stay 16-bit, and the step makes a
+# 32-bit copy of the gradients that the rank steps. There are no buckets: gradients lie in one
+# buffer and are reduced in it, and weights are gathered in place.
+
+# Products add gradients of weights (gradient accumulation fusion). A kernel of its own adds the
+# gradient of each bias and norm, which matters where the host launches for longer than the GPU
+# computes. That of the table of tokens would add a thousandth to a pass, and is left out.
+_ACCUMULATION = tuple(KernelRule(adds=adds, bytes_factor=0.0) for adds in ("weight", "table"))
+# The fused softmax needs a multiple of four. Without it separate kernels scale, mask, convert to 32
+# bits and back.
+_SOFTMAX_OF_FOURS = tuple(
+    KernelRule(name=name, fused_for=4, bytes_unfused=unfused, kernels_unfused=12)
+    for name, unfused in (
+        ("mistlab.causal_softmax", 10.0),
+        ("mistlab.causal_softmax_backward", 7.0),
+    )
+)
+
+MEGATRON = Engine(
+    name="megatron",
+    family="megatron",
+    overlapped=replace(OVERLAPPED, overlaps_tensor_backward=True),
+    afterwards=replace(AFTERWARDS, overlaps_tensor_backward=True),
+    kernels=(*_ACCUMULATION, *_SOFTMAX_OF_FOURS, *KERNELS),
+    memory={
+        "fp16": EngineMemory(weight=2, gradient=2, optimizer=12, step_scratch=4, wide_logits=1),
+        "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1),
+        "fp32": EngineMemory(weight=4, gradient=4, optimizer=8),
+    },
+    # As DeepSpeed's step, but 32-bit gradients need no copy and 2 more bytes to clear, and in full
+    # precision weights are stepped in place.
+    step_moved={"fp16": 62, "bf16": 50, "fp32": 44},
+    cached_share=CACHED_SHARE,
+    # Its distributed optimizer shards optimizer state alone.
+    orders=tuple(INTERLEAVED),
+    context_exchanges=(RING, GATHER, HEADS),
+    highest_zero=1,
+    highest_zero_in_pipeline=1,
+)
+
+# ``aceso`` is Aceso's runtime (EuroSys 2024), which is Megatron-LM with fewer choices.
+#
+# It trains in fp16 with 1F1B pipelines, data and tensor parallelism and recomputed blocks. It
+# shards no states, reduces gradients after the last backward, and its stages wait for every
+# transfer.
+ACESO = Engine(
+    name="aceso",
+    family="megatron",
+    afterwards=MEGATRON.afterwards,
+    sends="blocking",
+    kernels=MEGATRON.kernels,
+    memory={"fp16": MEGATRON.memory["fp16"]},
+    step_moved={"fp16": MEGATRON.step_moved["fp16"]},
+    cached_share=CACHED_SHARE,
+    highest_zero=0,
+    highest_zero_in_pipeline=0,
+)
+
+# ``zero-bubble`` and ``zero-bubble-waiting`` are a fork of Megatron-LM for split passes.
+#
+# Gradients of weights are computed apart from gradients of inputs, and fill the bubbles of a
+# pipeline (Qi et al. 2024). Each stage steps as soon as its own passes are over, and checks the
+# norm of all gradients afterwards. Under 1F1B and interleaved orders stages of the fork wait for
+# their sends (``zero-bubble-waiting``): its examples turn overlapping of sends off. All else is
+# Megatron-LM.
+
+# Its orders with passes for weights; DualPipeV is torch's and DeepSeek's.
+_ORDERS = tuple(order for order in SPLIT if order != "dualpipe-v")
+
+ZERO_BUBBLE = replace(
+    MEGATRON,
+    name="zero-bubble",
+    orders=_ORDERS,
+    context_exchanges=(RING,),
+    steps_apart=True,
+    send_wait_s=fitted("zero-bubble")["send_wait_s"],
+)
+ZERO_BUBBLE_WAITING = replace(
+    ZERO_BUBBLE,
+    name="zero-bubble-waiting",
+    orders=MEGATRON.orders,
+    sends="blocking",
+)
+
+
+# ``deepspeed`` is DeepSpeed with its ZeRO optimizer and its pipeline engine.
+#
+# Gradients are 16-bit; for the step they are flattened, and then converted to 32 bits
+# (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py). Each backward pass takes a bucket of
+# ``reduce_bucket_size`` elements; a pipeline takes it when it reduces. Under ZeRO-3 at most
+# ``stage3_max_live_parameters`` weights stay gathered. Both settings are DeepSpeed's defaults.
+# Masters are copies even in full precision.
+def _of_deepspeed(width: int) -> EngineMemory:
+    """DeepSpeed's memory in a precision of ``width`` bytes."""
+    return EngineMemory(
+        weight=width,
+        gradient=width,
+        optimizer=12,
+        step_scratch=6 if width == 2 else 4,
+        bucket_elements=500_000_000,
+        gathered_elements=1_000_000_000,
+        wide_logits=int(width == 2),
+    )
+
+
+DEEPSPEED = Engine(
+    name="deepspeed",
+    family="deepspeed",
+    overlapped=OVERLAPPED,
+    afterwards=AFTERWARDS,
+    kernels=KERNELS,
+    memory={"fp16": _of_deepspeed(2), "bf16": _of_deepspeed(2), "fp32": _of_deepspeed(4)},
+    # In bytes a parameter: gradients are converted to 32 bits (6), searched for infinities while
+    # the loss scale is undone (8; only fp16 has one), their norm is taken (4), they are clipped (8)
+    # and stepped (28); weights are written and gradients cleared (8). In full precision gradients
+    # (8) and weights (8) are copied too.
+    step_moved={"fp16": 62, "bf16": 54, "fp32": 60},
+    cached_share=CACHED_SHARE,
+    # Its pipeline engine accumulates whole gradients over a stage's micro-batches and asserts a
+    # level below 2 (deepspeed/runtime/pipe/engine.py; deepspeedai/DeepSpeed, issues 1110 and 4164).
+    highest_zero_in_pipeline=1,
 )

@@ -7,20 +7,30 @@ all read these facts from the engine's row.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from mistlab.engines.engine_memory import EngineMemory
-from mistlab.engines.expert_exchange import AT_ONCE, ExpertExchange
-from mistlab.engines.host_time import HostTime
-from mistlab.engines.kernel_rules import KernelRule
+from mistlab.engines.engine_parts import (
+    AT_ONCE,
+    EngineMemory,
+    ExpertExchange,
+    HostTime,
+    KernelRule,
+)
 from mistlab.schedule.slot_table import Sends, Template
 from mistlab.values.context_ways import RING
 from mistlab.values.errors import FieldError, one_of, refuse
 from mistlab.values.precision import Optimizer, Precision, saved_bytes
 
+Trained = Literal["weights", "adapters"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """One engine.
+
+    ``family`` names the engine whose measured runs say how sure this one's times are, which may be
+    the engine itself. ``trains`` says whether it trains a model's own weights, or ``adapters``
+    beside weights that are frozen (LoRA).
 
     ``overlapped`` is its slot table with gradients reduced and weights gathered beside the passes,
     ``afterwards`` its slot table with both after the last pass; it has one of them at least.
@@ -41,9 +51,7 @@ class Engine:
     may be as slow.
 
     ``expert_exchange`` is how copies of tokens get to their experts, and ``drops_tokens`` says
-    whether experts may have a capacity. ``measured_as`` names the
-    engine whose measured runs say how sure this one's times are; empty stands for the engine
-    itself.
+    whether experts may have a capacity.
 
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
     says whether states and activations may lie in host memory, ``context_exchanges`` in which ways
@@ -51,12 +59,13 @@ class Engine:
     passes and the named ``orders``, or with ``takes_orders`` whatever order a plan gives.
     With ``steps_apart`` no stage waits for another one's step: stages that begin late go on late,
     and an iteration takes as long as the stage that is longest at it.
-    ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``is_for_plans``
-    whether plans may name the engine, ``runs_here`` whether this package's runtime executes its
-    slot table.
+    ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``runs_here`` whether
+    this package's runtime executes its slot table.
     """
 
     name: str
+    family: str
+    trains: Trained = "weights"
     overlapped: Template | None = None
     afterwards: Template | None = None
     sends: Sends = "overlapped"
@@ -82,10 +91,8 @@ class Engine:
     steps_apart: bool = False
     slowest: str = ""
     expert_exchange: ExpertExchange = AT_ONCE
-    measured_as: str = ""
     optimizers: tuple[Optimizer, ...] = ("adamw",)
     drops_tokens: bool = False
-    is_for_plans: bool = True
     runs_here: bool = False
 
     def __post_init__(self) -> None:

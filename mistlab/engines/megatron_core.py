@@ -17,12 +17,16 @@ whole iteration as one CUDA graph and exchanges hidden.
 
 from dataclasses import replace
 
-from mistlab.engines.baselines import AFTERWARDS, CACHED_SHARE, OVERLAPPED, SEQUENCE_FIRST
+from mistlab.engines.baselines import (
+    AFTERWARDS,
+    CACHED_SHARE,
+    OVERLAPPED,
+    SEQUENCE_FIRST,
+    with_adapters,
+)
 from mistlab.engines.engine import Engine
-from mistlab.engines.engine_memory import EngineMemory
-from mistlab.engines.expert_exchange import ExpertExchange
-from mistlab.engines.host_time import HostTime
-from mistlab.engines.kernel_rules import KernelRule
+from mistlab.engines.engine_parts import EngineMemory, ExpertExchange, HostTime, KernelRule
+from mistlab.engines.fitted import fitted
 from mistlab.schedule.orders import INTERLEAVED
 from mistlab.values.context_ways import GATHER, HEADS, RING
 
@@ -54,21 +58,16 @@ _KERNELS = (
 # Copies of tokens are sorted by the kernels that exchange them.
 _SORTED_ON_THE_WAY = KernelRule(name="aten.clone", module="experts", bytes_factor=0.0)
 
-# Python issues a block's kernels through Transformer Engine's modules. Blocks of 70B on eight GPUs
-# of a node take as long as that, whatever the GPU does (SimuMax's runs on B200).
-# After each message of a pipeline without chunks it waits for the GPU (``batch_p2p_sync`` in
-# ``p2p_communication.py``).
-# Embedding and head take as long as nanotron's, whose operators they have.
-_EAGER = HostTime(forward_s=1.9e-3, backward_s=2.9e-3, end_s=0.6e-3, waits_for_sends=True)
+_FITTED, _FITTED_OF_BRIDGE = fitted("megatron-core"), fitted("megatron-bridge")
+# Python issues a block's kernels through Transformer Engine's modules. After each message of a
+# pipeline without chunks it waits for the GPU (``batch_p2p_sync`` in ``p2p_communication.py``).
+_EAGER = HostTime(**_FITTED["host"], waits_for_sends=True)
 
-# Python issues each operator of a block with experts for so long: 9.2 ms for the 82 of Qwen3-30B's
-# (below). CUDA graphs of a block's parts leave out its exchanges and experts, so that their host
-# is as slow; a whole iteration as one graph has none.
-_OPERATOR_S = 112e-6
-
-# The plain exchange tells the host how many rows come before it goes on. Measured blocks with
-# experts take 3 to 9 ms longer than their kernels, in six exchanges (SimuMax, Megatron-Bridge).
-_PLAIN = ExpertExchange(wait_s=0.7e-3, operator_s=_OPERATOR_S)
+# CUDA graphs of a block's parts leave out its exchanges and experts, so that their host is as slow
+# as without; a whole iteration as one graph has none.
+_OPERATOR_S: float = _FITTED["operator_s"]
+# The plain exchange tells the host how many rows come before it goes on.
+_PLAIN = ExpertExchange(wait_s=_FITTED["wait_s"], operator_s=_OPERATOR_S)
 
 # Whatever the plan: cuBLAS has workspaces of 32 MiB for torch's forward and backward threads, and
 # Transformer Engine has one of its own. Ranks of tiny models hold 45 (A100, free choice of kernels)
@@ -79,6 +78,7 @@ _HALF = EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1, fixed_mi
 
 MEGATRON_CORE = Engine(
     name="megatron-core",
+    family="megatron",
     overlapped=replace(OVERLAPPED, overlaps_tensor_backward=True),
     afterwards=AFTERWARDS,
     kernels=_KERNELS,
@@ -107,11 +107,9 @@ MEGATRON_CORE = Engine(
     highest_zero_in_pipeline=1,
     orders=tuple(INTERLEAVED),
     context_exchanges=(RING, GATHER, HEADS),
-    measured_as="megatron",
 )
-# Products, conversions and paddings run expert by expert: blocks of Qwen3-30B, DeepSeek V3 and
-# Nemotron 3 Super take 0.08 ms longer for each expert of a rank, in six exchanges.
-_OF_AN_EXPERT_S = 14e-6
+# Products, conversions and paddings run expert by expert.
+_OF_AN_EXPERT_S: float = _FITTED_OF_BRIDGE["expert_s"]
 # HybridEP's buffers have the weights of all experts of a node for each copy, and its ranks gather
 # the map of all tokens and experts first (``allgather_routing_map``).
 _FUSED = ExpertExchange(
@@ -145,18 +143,15 @@ MEGATRON_BRIDGE = replace(
     kernels=(_SORTED_ON_THE_WAY, *_KERNELS),
     memory={"bf16": _SIXTEEN, "fp8": _SIXTEEN, "fp4": _SIXTEEN},
     step_moved={"bf16": 48, "fp8": 48, "fp4": 48},
-    # H100's 8-bit rate is that of Transformer Engine in 2024. With that of 2025 and 2026 dense runs
-    # of Llama 70B (7 rows) take 9 % less; Llama 8B (2 rows) was left out.
-    eight_bit_on={"h100-80gb": 1.12},
+    eight_bit_on=_FITTED_OF_BRIDGE["eight_bit_on"],
     # Its recipes shard weights too where they say so (Megatron-FSDP).
     highest_zero=3,
     highest_zero_in_pipeline=3,
     host=None,
     expert_exchange=_FUSED,
 )
-# Python issues the kernels of a block with experts. Qwen3-30B, whose blocks have 82 operators,
-# takes as long for 4,096 tokens on H100 and on B200, with either exchange.
-_EAGER_EXPERTS = replace(_EAGER, forward_s=3.6e-3, backward_s=5.6e-3, operators=82)
+# Python issues the kernels of a block with experts.
+_EAGER_EXPERTS = replace(_EAGER, **_FITTED_OF_BRIDGE["host_of_experts"])
 MEGATRON_BRIDGE_ALLTOALL = replace(
     MEGATRON_BRIDGE,
     name="megatron-bridge-alltoall",
@@ -177,4 +172,8 @@ MEGATRON_BRIDGE_GRAPH = replace(
     MEGATRON_BRIDGE,
     name="megatron-bridge-graph",
     expert_exchange=ExpertExchange(once_a_node=True, weights_of_all=True, hidden=1 - 16 / 148),
+)
+
+MEGATRON_CORE_ADAPTERS, MEGATRON_BRIDGE_ADAPTERS = map(
+    with_adapters, (MEGATRON_CORE, MEGATRON_BRIDGE)
 )

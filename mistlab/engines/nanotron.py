@@ -16,9 +16,8 @@ from dataclasses import replace
 
 from mistlab.engines.baselines import LOSS_IN_32_BITS, SEQUENCE_FIRST
 from mistlab.engines.engine import Engine
-from mistlab.engines.engine_memory import EngineMemory
-from mistlab.engines.host_time import HostTime
-from mistlab.engines.kernel_rules import KernelRule
+from mistlab.engines.engine_parts import EngineMemory, HostTime, KernelRule
+from mistlab.engines.fitted import fitted
 from mistlab.schedule.slot_table import BACKWARD, FORWARD, REDUCE, Task, Template
 
 _PASSES = Template(
@@ -45,12 +44,11 @@ _KERNELS = (
     KernelRule(name="mistlab.swiglu_backward", bytes_factor=2.5),
 )
 
-# Two of cuBLAS's workspaces of 32 MiB, and buffers of torch and NCCL: peaks of 843 runs have their
-# least mean error with 200 to 300.
-_WORKSPACES_MIB = 300
+_FITTED = fitted("nanotron")
 
 NANOTRON = Engine(
     name="nanotron",
+    family="nanotron",
     overlapped=_PASSES,
     sends="meeting",
     kernels=_KERNELS,
@@ -63,19 +61,17 @@ NANOTRON = Engine(
             # Logits of 16 and of 32 bits, and the latter's exponentials: 10 bytes a logit.
             wide_logits=3,
             kept_gates=2,
-            fixed_mib=_WORKSPACES_MIB,
+            # Two of cuBLAS's workspaces of 32 MiB, and buffers of torch and NCCL.
+            fixed_mib=_FITTED["fixed_mib"],
         )
     },
     step_moved={"bf16": 50},
-    cached_share=0.22,
-    products_share=0.748,
-    attention_share=0.712,
-    memory_share=1.35,
-    # All 12 published runs predicted above 70 of 80 GB took 2.4 to 7.2 times as long as others.
-    crowded_factor=3.5,
-    host=HostTime(
-        forward_s=0.9e-3, backward_s=3.5e-3, end_s=0.6e-3, step_s=1.3e-3, sharded_step_s=2.7e-3
-    ),
+    cached_share=_FITTED["cached_share"],
+    products_share=_FITTED["products_share"],
+    attention_share=_FITTED["attention_share"],
+    memory_share=_FITTED["memory_share"],
+    crowded_factor=_FITTED["crowded_factor"],
+    host=HostTime(**_FITTED["host"]),
     highest_zero=1,
     highest_zero_in_pipeline=1,
     parts_ends=True,
@@ -94,5 +90,4 @@ NANOTRON_WHOLE_INPUTS = replace(
         name: replace(row, whole_tensors=4, blocks_ahead=12)
         for name, row in NANOTRON.memory.items()
     },
-    measured_as="nanotron",
 )

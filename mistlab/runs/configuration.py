@@ -224,7 +224,7 @@ def _kind(
         blocks = "hybrid"
     return RunKind(
         software=software_of(text_of(cells, "engine")),
-        engine=engine and (ENGINES[engine].measured_as or engine),
+        engine=engine and ENGINES[engine].family,
         hardware=gpus.hardware,
         blocks="adapters" if _is_adapted(cells, remarks) else blocks,
         bits=BITS[precision],

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from mistlab.engines.kernel_rules import BATCHED_PRODUCTS
+from mistlab.engines.engine_parts import BATCHED_PRODUCTS
 from mistlab.symbolic.stored_graph import StoredGraph
 
 DTYPE = "float8_e4m3fn"

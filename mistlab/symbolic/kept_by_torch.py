@@ -7,7 +7,7 @@ is cheap is computed again. Both copy keys and values to as many heads as there 
 keep the copies. Inputs of 8-bit products are kept in 16 bits (torchao's ``float8_linear.py``).
 
 The change is made in the text of a graph's file, so that no expression is read. Bytes that kernels
-move are rules of engines (``mistlab.engines.kernel_rules``).
+move are rules of engines (``mistlab.engines.engine_parts``).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ from typing import Self
 
 import sympy
 
-from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.engine_parts import EngineMemory
 from mistlab.symbolic.graph import PHASES, Phase
 from mistlab.symbolic.layer import LayerSums
 from mistlab.symbolic.layer_types import type_of

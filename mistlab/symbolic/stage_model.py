@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.engine_parts import EngineMemory
 from mistlab.engines.table import ENGINES
 from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions, compile_sums
 from mistlab.symbolic.distinct import Known

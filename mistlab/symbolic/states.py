@@ -1,6 +1,6 @@
 """Expressions for bytes of weights, gradients and optimizer state, by ZeRO level and ratio.
 
-The engine says how many bytes a parameter takes (``mistlab.engines.engine_memory``). A ratio is a
+The engine says how many bytes a parameter takes (``mistlab.engines.engine_parts``). A ratio is a
 share of the rank's bytes of blocks after sharding. The states of embedding and head stay on the
 device, because they are needed first and last in every pass.
 """
@@ -13,7 +13,7 @@ from typing import Self
 
 import sympy
 
-from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.engine_parts import EngineMemory
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.mesh import AXES, GROUPS, STATE_AXES, Axis

@@ -17,8 +17,7 @@ from experiments.calibrating.whole_runs import predicted_s
 from experiments.cli.commandline import run
 from experiments.reports import error_rows
 from mistlab import catalog
-from mistlab.engines.mist import MIST
-from mistlab.engines.mistlab import MISTLAB
+from mistlab.engines.mistlab import MIST, MISTLAB
 from simulators.symbolic import SymbolicPredictor
 
 MIB_BYTES = 2**20

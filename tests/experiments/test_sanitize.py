@@ -111,6 +111,7 @@ def test_a_plan_for_many_gpus_says_how_long_it_takes(
     ("change", "problem"),
     [
         ({"plan": {"engine": "megatron"}}, "plan.engine: megatron runs in its own framework"),
+        ({"plan": {"engine": "mist"}}, "plan.engine: mist runs in its own framework"),
         ({"model": {"dropout": 0.1}}, "workload.model: dropout 0.1 cannot be run: give dropout: 0"),
     ],
 )

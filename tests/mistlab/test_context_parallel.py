@@ -9,7 +9,7 @@ import pytest
 from mistlab import catalog
 from mistlab.cost.host_waits import of_ranks
 from mistlab.cost.layers import LayerModel, work_of
-from mistlab.engines.host_time import HostTime
+from mistlab.engines.engine_parts import HostTime
 from mistlab.engines.table import ENGINES
 from mistlab.export.given import Given
 from mistlab.export.nearest import nearest

@@ -1,6 +1,8 @@
 """Rows of engines: what plans and spaces may ask of them, and in which words they refuse."""
 
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -51,11 +53,33 @@ def test_a_row_that_went_to_another_process_is_the_same(name: str) -> None:
     assert replace(row, sends="split") != row
 
 
-def test_plans_name_rows_for_plans_alone() -> None:
-    assert set(names_for_plans()) == {*ENGINES} - {"mist"}
+def test_plans_name_every_row() -> None:
+    assert names_for_plans() == tuple(ENGINES)
     assert "mistlab" not in names_that_wait()
-    with pytest.raises(InputError, match="engine: 'mist' is unknown: did you mean 'mistlab'"):
-        Plan(engine="mist", micro_batches=1, stages=(STAGE,))
+    for name in names_for_plans():
+        assert Plan(engine=name, micro_batches=1, stages=(STAGE,)).engine == name
+    with pytest.raises(InputError, match="engine: 'mistlb' is unknown: did you mean 'mistlab'"):
+        Plan(engine="mistlb", micro_batches=1, stages=(STAGE,))
+
+
+def test_families_are_engines_that_runs_are_measured_of() -> None:
+    families = {row.family for row in ENGINES.values()}
+    assert families <= {*ENGINES}
+    assert all(ENGINES[name].family == name for name in families)
+
+
+def test_engines_train_adapters_where_no_gradients_are_kept() -> None:
+    for name, row in ENGINES.items():
+        keeps = any(memory.gradient for memory in row.memory.values())
+        assert row.trains == ("weights" if keeps else "adapters"), name
+
+
+def test_a_name_alone_imports_no_row() -> None:
+    code = (
+        "import sys; from mistlab.engines.table import names_for_plans; names_for_plans(); "
+        "sys.exit('mistlab.engines.engine' in sys.modules or 'yaml' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_engine_that_always_overlaps_says_which_do_not() -> None:

@@ -11,7 +11,7 @@ from mistlab.cost.expert_seconds import exchanged_s
 from mistlab.cost.kernels import rule_of
 from mistlab.cost.links import LinkTimes
 from mistlab.cost.tasks import TaskModel, task_columns
-from mistlab.engines.expert_exchange import ExpertExchange
+from mistlab.engines.engine_parts import ExpertExchange
 from mistlab.engines.table import ENGINES
 from mistlab.symbolic.eight_bit import CAST
 from mistlab.symbolic.library import graph_of

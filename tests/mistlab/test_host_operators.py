@@ -6,7 +6,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.tasks import TaskModel
-from mistlab.engines.host_time import HostTime
+from mistlab.engines.engine_parts import HostTime
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.library import graph_of

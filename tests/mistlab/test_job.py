@@ -209,11 +209,11 @@ def test_a_written_plan_file_is_the_one_that_was_read(plan_file: PlanFile) -> No
 
 def test_errors_begin_with_the_name_of_the_file(tmp_path: Path, plan_file: PlanFile) -> None:
     path = tmp_path / "plan.yaml"
-    plan_file["plan"]["engine"] = "mist"
+    plan_file["plan"]["engine"] = "mistlb"
     path.write_text(format_yaml(plan_file))
     with pytest.raises(InputError) as caught:
         load_job(path)
-    expected = f"{path}: plan.engine: 'mist' is unknown: did you mean 'mistlab'?"
+    expected = f"{path}: plan.engine: 'mistlb' is unknown: did you mean 'mistlab' or 'mist'?"
     assert str(caught.value) == expected
 
 

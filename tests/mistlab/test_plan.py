@@ -36,7 +36,7 @@ def test_baselines_may_leave_communication_exposed(engine: Any) -> None:
 BAD = {
     "no stages": ({"stages": []}, "stages: is empty: give at least one stage"),
     "no micro-batches": ({"micro_batches": 0}, "micro_batches: 0 is too small: give"),
-    "unknown engine": ({"engine": "mist"}, "engine: 'mist' is unknown: did you mean 'mistlab'?"),
+    "unknown engine": ({"engine": "mislab"}, "engine: 'mislab' is unknown: did you mean 'mistlab'"),
     "exposed mistlab": (
         {"overlap_communication": False},
         (

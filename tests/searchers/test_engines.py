@@ -48,6 +48,19 @@ def test_no_proof_over_engines_is_wrong(seed: int) -> None:
     assert not [*wrong_proofs(problem, space, best_s, (*PROVING, *OTHERS))]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_no_proof_on_the_published_mist_is_wrong(seed: int) -> None:
+    problem, space = drawn_problem(seed)
+    if problem.workload.precision not in ENGINES["mist"].memory:
+        pytest.skip("mist does not train in this precision")
+    space = space.on("mist")
+    plans = list(all_plans(problem, space))
+    assert {plan.engine for plan in plans} == {"mist"}
+    fitting = [one.iteration_s for one in predictor_of(problem).predict_many(plans) if one.fits]
+    best_s = min(fitting, default=float("inf"))
+    assert not [*wrong_proofs(problem, space, best_s, (*PROVING, *OTHERS))]
+
+
 def test_an_engine_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = [tried(seed) for seed in SEEDS]
     first = property(lambda space: (space.on(space.engine),))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.engines.host_time import HostTime
+from mistlab.engines.engine_parts import HostTime
 from mistlab.engines.nanotron import NANOTRON
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster

@@ -1,0 +1,20 @@
+"""Fitted numbers of engines: ``mistlab/catalog/engines.yaml``, each beside its source."""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from mistlab.values.datafile import parse_yaml
+
+
+def fitted(name: str) -> dict[str, Any]:
+    """The fitted numbers of an engine, by the fields of its row, or of a row's part."""
+    facts = _file()[name]
+    return {key: value for fact in facts for key, value in fact.items() if key != "source"}
+
+
+@cache
+def _file() -> Mapping[str, Any]:
+    file = files("mistlab") / "catalog" / "engines.yaml"
+    return parse_yaml(file.read_text(encoding="utf-8"), file.name)
