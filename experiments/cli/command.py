@@ -24,6 +24,8 @@ DEVICES = ("cpu", "cuda")
 # Kernels of fused attention.
 KERNELS = ("flash", "cudnn", "flash-attn")
 UNLIMITED = 1 << 20
+# Which published Megatron runs a calibration is fitted to: numbers of GPUs times layers.
+FOLDS = "2x16,4x24,8x12,512x48"
 
 Option = tuple[str, Mapping[str, Any]]
 # How the process of a command ends: as any other; at once after a failure, whatever its threads

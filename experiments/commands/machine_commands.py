@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from experiments.calibrating.folds import FOLDS
 from experiments.cli.command import (
     DEVICES,
+    FOLDS,
     KERNELS,
     UNLIMITED,
     Command,

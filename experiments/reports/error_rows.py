@@ -8,7 +8,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from experiments.calibrating.folds import FOLDS
 from experiments.calibrating.published import Table, carried, read_end_to_end, read_megatron
 from experiments.calibrating.published_run import PublishedRun
 from experiments.calibrating.whole_runs import (
@@ -17,6 +16,7 @@ from experiments.calibrating.whole_runs import (
     is_said_to_fit,
     predicted_s,
 )
+from experiments.cli.command import FOLDS
 from experiments.exporting.launched_runs import launched_runs
 from experiments.frame.charts import Drawn
 from experiments.frame.pages import beside
