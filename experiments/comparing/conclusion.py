@@ -42,7 +42,13 @@ ASIDE = ("searchers", "out", "json", "page")
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Compare, print a table and the reasons, fill the run directory."""
+    """All searchers on one problem: which finds the best plan, how fast, how far from optimal.
+
+    All ask one predictor with one budget and seed; the Megatron and DeepSpeed grids search
+    spaces of their own, the others the one given. Every winner is played by the event
+    simulator. The folder of --out gets rows, plan files, the best plan's timeline and one HTML
+    page; a run of the same options goes on where an earlier one was stopped.
+    """
     started = time.perf_counter()
     if options.page is not None:
         writable(options.page, "page", "--page")

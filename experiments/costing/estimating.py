@@ -110,7 +110,16 @@ class Question:
 
 
 def estimate(options: argparse.Namespace) -> int:
-    """Estimate, print the table, draw the days."""
+    """What a training takes: days, GPU hours, money, energy and carbon, by formula and by
+    prediction.
+
+    The formula is 8TP/(NFU): tokens, parameters, GPUs, their peak, and the share of it that
+    they sustain. Beside it stand predictions: of the plan that Megatron-LM's authors' rule
+    gives (every block recomputed), of the plan that mist finds, or of the plan of --plan.
+    Tokens are those that the model was published with (--tokens published), 20 a parameter
+    (--tokens chinchilla), or a number. Prices and intensities are yours to give. Below stand
+    runs that were published.
+    """
     if options.gpu_hours is not None:
         return _billed(options)
     question, plan = _question(options)

@@ -14,6 +14,7 @@ from mistlab.values.search import Problem
 from mistlab.values.workload import Attention, Workload
 
 FAMILIES = ("gpt3", "llama", "falcon")
+ATTENTIONS: tuple[Attention, ...] = ("flash", "math")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
