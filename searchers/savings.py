@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, counts_within, names_of
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.space import SearchSpace
 from searchers.meshes import Mesh
@@ -29,11 +29,8 @@ class Way:
 
     def counts_within(self, layers: int) -> CountsRow:
         """The numbers of treated blocks of a stage with so many blocks."""
-        counts, left = [], layers
-        for count in self.counts:
-            counts.append(min(count, left))
-            left -= counts[-1]
-        return tuple(counts)
+        counts = dict(zip(counts_of_blocks(), self.counts, strict=True))
+        return tuple(counts_within(counts, layers).values())
 
 
 def way_of(plan: Plan) -> Way:
@@ -41,7 +38,7 @@ def way_of(plan: Plan) -> Way:
     largest = max(plan.stages, key=lambda stage: stage.layers)
     return Way(
         savings=tuple(largest.value(name) for name in names_of("savings")),
-        counts=tuple(largest.degree(name) for name in counts_of_blocks()),
+        counts=tuple(largest.counts.values()),
     )
 
 
@@ -113,17 +110,7 @@ def bare_stage(mesh: Mesh, layers: int, space: SearchSpace) -> StagePlan:
 def alike(largest: StagePlan, layers: int) -> StagePlan:
     """A stage of ``layers`` blocks that saves memory like another stage, which has the most
     blocks."""
-    return largest.with_values({"layers": layers, **counts_within(largest, layers)})
-
-
-def counts_within(stage: StagePlan, layers: int) -> dict[str, int]:
-    """The numbers of treated blocks in a stage of ``layers`` blocks: those of another stage, if it
-    has enough blocks."""
-    counts, left = {}, layers
-    for name in counts_of_blocks():
-        counts[name] = min(stage.degree(name), left)
-        left -= counts[name]
-    return counts
+    return largest.with_values({"layers": layers, **counts_within(largest.counts, layers)})
 
 
 def _counts_of(space: SearchSpace, name: str, layers: int) -> tuple[float, ...]:

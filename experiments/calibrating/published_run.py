@@ -7,7 +7,7 @@ import numpy as np
 from mistlab.engines.engine import Engine
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import in_flight
-from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.dimensions import DIMENSIONS, OFFLOADS
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Workload
@@ -38,34 +38,14 @@ class PublishedRun:
     reserved_bytes: tuple[float, ...] = ()
 
 
-def stage_columns(  # noqa: PLR0913
-    *,
-    layers: np.ndarray,
-    checkpointed_layers: np.ndarray,
-    core_recomputed_layers: np.ndarray | float = 0,
-    data_parallel: np.ndarray,
-    tensor_parallel: np.ndarray,
-    micro_batch: np.ndarray,
-    zero: np.ndarray,
-    ratios: np.ndarray,
-    micro_batches: int,
-) -> StageBatch:
-    """Columns of a pipeline\'s stages, whose places say the rest."""
-    num_stages = len(layers)
+def stage_columns(*, ratios: np.ndarray, micro_batches: int, **values: np.ndarray) -> StageBatch:
+    """Columns of a pipeline's stages, whose places say the rest; ``ratios`` are of ``OFFLOADS``."""
+    num_stages = len(values["layers"])
     stages = np.arange(num_stages)
-    gpus = data_parallel * tensor_parallel
+    gpus = values["data_parallel"] * values["tensor_parallel"]
     return StageBatch(
-        layers=layers,
-        checkpointed_layers=checkpointed_layers,
-        core_recomputed_layers=core_recomputed_layers,
-        data_parallel=data_parallel,
-        tensor_parallel=tensor_parallel,
-        micro_batch=micro_batch,
-        zero=zero,
-        offload_weights=ratios[:, 0],
-        offload_gradients=ratios[:, 1],
-        offload_optimizer=ratios[:, 2],
-        offload_activations=ratios[:, 3],
+        **values,
+        **dict(zip(OFFLOADS, ratios.T, strict=True)),
         in_flight=np.array([in_flight(int(i), num_stages, micro_batches) for i in stages]),
         has_embedding=(stages == 0).astype(int),
         has_head=(stages == num_stages - 1).astype(int),

@@ -190,20 +190,9 @@ def _moved_blocks(job: Job) -> Iterator[tuple[str, str, Plan]]:
                 continue
             moved = list(stages)
             for place, step in ((giver, -1), (taker, 1)):
-                moved[place] = _resized(stages[place], step)
+                moved[place] = stages[place].resized(stages[place].layers + step)
             words = f"a block of stage {giver} on stage {taker} instead"
             yield "layers", words, replace(job.plan, stages=tuple(moved))
-
-
-def _resized(stage: StagePlan, step: int) -> StagePlan:
-    layers = stage.layers + step
-    values: dict[str, Any] = {"layers": layers}
-    left = layers
-    for name in counts_of_blocks():
-        count = stage.degree(name)
-        values[name] = left if count == stage.layers else min(count, left)
-        left -= values[name]
-    return stage.with_values(values)
 
 
 def _whole_plan(job: Job) -> Iterator[tuple[str, str, Plan]]:

@@ -11,9 +11,9 @@ from mistlab.export.accelerate_read import read
 from mistlab.export.fsdp import ENGINES, STATES, offloads, sharded, states_offloaded
 from mistlab.export.nearest import canonical
 from mistlab.export.rules import (
-    activations_of_recomputed,
+    EQUAL_NODES,
+    INPUTS_OFFLOADED,
     among_orders,
-    equal_nodes,
     none_or_all_blocks,
     one_stage,
 )
@@ -44,7 +44,7 @@ ROWS = (
         nearest=one_stage,
         because="has no pipelines",
     ),
-    Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
+    EQUAL_NODES,
     Row(
         choices=("checkpointed_layers",),
         nearest=none_or_all_blocks("checkpointed_layers"),
@@ -57,11 +57,7 @@ ROWS = (
         "parallelism need",
     ),
     Row(choices=STATES, nearest=states_offloaded, because="offloads all states, or none"),
-    Row(
-        choices=("offload_activations",),
-        nearest=activations_of_recomputed,
-        because="offloads the kept inputs of recomputed blocks, all or none",
-    ),
+    INPUTS_OFFLOADED,
 )
 
 

@@ -16,10 +16,10 @@ from mistlab.export.deepspeed_read import ENGINES, HALVES, read
 from mistlab.export.nearest import canonical
 from mistlab.export.rank_rules import without_tensor_parallel
 from mistlab.export.rules import (
-    activations_of_recomputed,
+    EQUAL_NODES,
+    INPUTS_OFFLOADED,
     among_orders,
     equal_meshes,
-    equal_nodes,
     even_layers,
     highest,
     none_or_all_blocks,
@@ -78,7 +78,7 @@ ROWS = (
         because="gives all stages the same degrees, and leaves tensor parallelism in a pipeline to "
         "the model: such ranks become stages, or replicas",
     ),
-    Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
+    EQUAL_NODES,
     Row(
         choices=("layers", "checkpointed_layers"),
         nearest=lambda job: none_or_all_blocks("checkpointed_layers")(even_layers(job)),
@@ -95,11 +95,7 @@ ROWS = (
         nearest=_states_offloaded,
         because="offloads gradients with the optimizer, and fractions and weights under ZeRO-3",
     ),
-    Row(
-        choices=("offload_activations",),
-        nearest=activations_of_recomputed,
-        because="offloads the kept inputs of recomputed blocks, all or none",
-    ),
+    INPUTS_OFFLOADED,
 )
 
 

@@ -31,11 +31,11 @@ from mistlab.export.megatron_read import (
 from mistlab.export.megatron_states import STRATEGIES
 from mistlab.export.nearest import under_any_engine, with_engine
 from mistlab.export.rules import (
+    EQUAL_MESHES,
+    EQUAL_NODES,
     among_orders,
     dropped,
     equal_blocks,
-    equal_meshes,
-    equal_nodes,
     highest,
     none_or_all_blocks,
     same,
@@ -91,17 +91,13 @@ ROWS = (
         because="builds blocks one part after the other, with GELU, squared ReLU or SwiGLU, and "
         "rotates by whole numbers",
     ),
-    Row(
-        choices=("data_parallel", "tensor_parallel", "micro_batch", "context_parallel"),
-        nearest=equal_meshes,
-        because="gives all stages the same degrees",
-    ),
+    EQUAL_MESHES,
     Row(
         choices=("expert_parallel", "expert_tensor_parallel"),
         nearest=_experts,
         because="divides experts alike on all stages, and no experts that have biases",
     ),
-    Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
+    EQUAL_NODES,
     Row(
         choices=("order",),
         nearest=among_orders((DEFAULT_ORDER, *INTERLEAVED)),

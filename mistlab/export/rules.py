@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from mistlab.export.expert_rules import dividing_experts
+from mistlab.export.target import Row
 from mistlab.export.with_parts import with_plan, with_stages, with_values
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimension_checks import degree_problem
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, counts_within
 from mistlab.values.errors import refuse
 from mistlab.values.job import Job
 from mistlab.values.mesh import dimensions_of_axes
@@ -52,7 +53,7 @@ def equal_blocks(name: str) -> Rule:
     def rule(job: Job) -> Job:
         most = highest(job, name)
         stages = [
-            stage.with_values(_within({**_counts(stage), name: most}, stage.layers))
+            stage.with_values(counts_within({**stage.counts, name: most}, stage.layers))
             for stage in job.plan.stages
         ]
         return with_stages(job, stages)
@@ -76,30 +77,9 @@ def none_or_all_blocks(name: str) -> Rule:
 def even_layers(job: Job) -> Job:
     """Stages have equal numbers of blocks; the first stages take the rest. A stage that treated all
     of its blocks in one way treats all of them again."""
-    stages = []
     even = even_shares(job.plan.layers, job.plan.num_stages)
-    for layers, stage in zip(even, job.plan.stages, strict=True):
-        wanted = {
-            name: layers if count == stage.layers else count
-            for name, count in _counts(stage).items()
-        }
-        stages.append(stage.with_values({"layers": layers, **_within(wanted, layers)}))
-    return with_stages(job, stages)
-
-
-def _counts(stage: StagePlan) -> dict[str, float]:
-    """The stage's number of blocks with each treatment, by dimension."""
-    return {name: stage.degree(name) for name in counts_of_blocks()}
-
-
-def _within(counts: Mapping[str, float], layers: int) -> dict[str, int]:
-    """Numbers of treated blocks, made so small that ``layers`` blocks suffice: the last ones
-    first."""
-    left, found = layers, {}
-    for name in counts_of_blocks():
-        found[name] = min(int(counts[name]), left)
-        left -= found[name]
-    return found
+    stages = zip(even, job.plan.stages, strict=True)
+    return with_stages(job, [stage.resized(layers) for layers, stage in stages])
 
 
 def equal_meshes(job: Job) -> Job:
@@ -211,7 +191,7 @@ def _of_stages(job: Job, num_stages: int, degrees: Mapping[str, Any]) -> Job:
     values = {name: highest(job, name) for name in DIMENSIONS}
     first, layers = job.plan.stages[0], even_shares(job.plan.layers, num_stages)
     stages = [
-        first.with_values({**values, "layers": own, **_within(values, own)}) for own in layers
+        first.with_values({**values, "layers": own, **counts_within(values, own)}) for own in layers
     ]
     return with_stages(job, [_with_degrees(stage, degrees) for stage in stages])
 
@@ -276,3 +256,19 @@ def among_orders(known: Collection[str]) -> Rule:
         return job if is_known else with_plan(job, order=DEFAULT_ORDER)
 
     return rule
+
+
+# Rows of several targets.
+EQUAL_MESHES = Row(
+    choices=("data_parallel", "tensor_parallel", "micro_batch", "context_parallel"),
+    nearest=equal_meshes,
+    because="gives all stages the same degrees",
+)
+EQUAL_NODES = Row(
+    choices=(), nearest=equal_nodes, because="starts equally many processes on every node"
+)
+INPUTS_OFFLOADED = Row(
+    choices=("offload_activations",),
+    nearest=activations_of_recomputed,
+    because="offloads the kept inputs of recomputed blocks, all or none",
+)

@@ -9,11 +9,9 @@ from collections.abc import Iterator, Mapping
 
 from mistlab.export.fsdp import (
     ENGINES,
-    STATES,
-    fewest_replicas,
     offloads,
 )
-from mistlab.export.rules import among_orders, dropped, equal_meshes, equal_nodes
+from mistlab.export.rules import EQUAL_MESHES, EQUAL_NODES
 from mistlab.export.target import Row, Target
 from mistlab.export.torchtitan_models import (
     BROUGHT,
@@ -21,15 +19,16 @@ from mistlab.export.torchtitan_models import (
     without_pipeline,
     words_of,
 )
-from mistlab.export.torchtitan_pipeline import SCHEDULES, pipeline_settings
+from mistlab.export.torchtitan_pipeline import pipeline_settings
 from mistlab.export.torchtitan_read import read
 from mistlab.export.torchtitan_rules import (
+    OFFLOADED,
+    ORDERED,
+    SHARDED,
     blocks_apart,
-    offloaded_states,
     recomputed,
     recomputes_products,
     sayable_workload,
-    sharded_states,
     with_sequences_split,
 )
 from mistlab.values.job import Job
@@ -40,11 +39,7 @@ ROWS = (
         nearest=sayable_workload,
         because="trains in bf16 or fp32, with fused attention",
     ),
-    Row(
-        choices=("data_parallel", "tensor_parallel", "micro_batch", "context_parallel"),
-        nearest=equal_meshes,
-        because="gives all stages the same degrees",
-    ),
+    EQUAL_MESHES,
     Row(
         choices=(),
         nearest=without_pipeline,
@@ -55,43 +50,20 @@ ROWS = (
         nearest=divided_experts,
         because="divides experts alike on all stages, each whole or in as many parts as layers",
     ),
-    Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
-    Row(
-        choices=("order",),
-        nearest=among_orders(SCHEDULES),
-        because="runs 1F1B, GPipe, ZBVZeroBubble and DualPipeV",
-    ),
+    EQUAL_NODES,
+    ORDERED,
     Row(
         choices=("sequence_parallel",),
         nearest=with_sequences_split,
         because="splits sequences wherever it splits layers",
     ),
-    Row(
-        choices=("zero",),
-        nearest=sharded_states,
-        because="shards by FSDP2, ZeRO-2 or 3, alike on all stages, and always along sequences or "
-        "where experts lie on several replicas",
-    ),
-    Row(
-        choices=("state_replicas",),
-        nearest=fewest_replicas,
-        because="cuts all stages into as many replicas, where it shards",
-    ),
+    *SHARDED,
     Row(
         choices=("layers", "checkpointed_layers", "products_recomputed_layers"),
         nearest=recomputed,
         because="recomputes all blocks, or every n-th, or every second product of all",
     ),
-    Row(
-        choices=STATES,
-        nearest=offloaded_states,
-        because="offloads all states where FSDP2 shards them, or none",
-    ),
-    Row(
-        choices=("offload_activations",),
-        nearest=dropped("offload_activations"),
-        because="keeps activations on the GPU",
-    ),
+    *OFFLOADED,
 )
 
 _VERSION = "# For torchtitan up to 0.2.2 (later: --to torchtitan), on {} nodes of {} processes.\n"

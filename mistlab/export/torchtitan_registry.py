@@ -9,8 +9,8 @@ switched off, as predictions have none.
 
 from collections.abc import Iterator, Mapping
 
-from mistlab.export.fsdp import ENGINES, STATES, fewest_replicas, offloads
-from mistlab.export.rules import among_orders, dropped, equal_meshes, equal_nodes, same
+from mistlab.export.fsdp import ENGINES, offloads
+from mistlab.export.rules import EQUAL_MESHES, EQUAL_NODES, same
 from mistlab.export.target import Row, Target
 from mistlab.export.torchtitan_models import (
     BROUGHT_TODAY,
@@ -18,14 +18,15 @@ from mistlab.export.torchtitan_models import (
     without_pipeline_today,
     words_of,
 )
-from mistlab.export.torchtitan_pipeline import SCHEDULES, pipeline_settings
+from mistlab.export.torchtitan_pipeline import pipeline_settings
 from mistlab.export.torchtitan_python import read
 from mistlab.export.torchtitan_rules import (
-    offloaded_states,
+    OFFLOADED,
+    ORDERED,
+    SHARDED,
     recomputed_today,
     recomputes_products,
     sayable_workload,
-    sharded_states,
 )
 from mistlab.export.with_parts import with_values
 from mistlab.values.context_ways import GATHER, RING
@@ -43,11 +44,7 @@ ROWS = (
         nearest=lambda job: sayable_workload(job, BROUGHT_TODAY),
         because="trains in bf16 or fp32, with fused attention",
     ),
-    Row(
-        choices=("data_parallel", "tensor_parallel", "micro_batch", "context_parallel"),
-        nearest=equal_meshes,
-        because="gives all stages the same degrees",
-    ),
+    EQUAL_MESHES,
     Row(
         choices=(),
         nearest=without_pipeline_today,
@@ -58,12 +55,8 @@ ROWS = (
         nearest=whole_experts_divided,
         because="divides experts alike on all stages: whole among ranks, or each as layers",
     ),
-    Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
-    Row(
-        choices=("order",),
-        nearest=among_orders(SCHEDULES),
-        because="runs 1F1B, GPipe, ZBVZeroBubble and DualPipeV",
-    ),
+    EQUAL_NODES,
+    ORDERED,
     Row(
         choices=("sequence_parallel",),
         nearest=same("sequence_parallel"),
@@ -74,32 +67,13 @@ ROWS = (
         nearest=_keys_gathered,
         because="gathers the keys of context-parallel ranks",
     ),
-    Row(
-        choices=("zero",),
-        nearest=sharded_states,
-        because="shards by FSDP2, ZeRO-2 or 3, alike on all stages, and always along sequences or "
-        "where experts lie on several replicas",
-    ),
-    Row(
-        choices=("state_replicas",),
-        nearest=fewest_replicas,
-        because="cuts all stages into as many replicas, where it shards",
-    ),
+    *SHARDED,
     Row(
         choices=("layers", "checkpointed_layers", "products_recomputed_layers"),
         nearest=recomputed_today,
         because="recomputes all blocks, or every second product of all",
     ),
-    Row(
-        choices=STATES,
-        nearest=offloaded_states,
-        because="offloads all states where FSDP2 shards them, or none",
-    ),
-    Row(
-        choices=("offload_activations",),
-        nearest=dropped("offload_activations"),
-        because="keeps activations on the GPU",
-    ),
+    *OFFLOADED,
 )
 
 _TEXT = '''\

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
-from mistlab.export.fsdp import STATES, sharded, states_offloaded
-from mistlab.export.rules import dropped, none_or_all_blocks
+from mistlab.export.fsdp import STATES, fewest_replicas, sharded, states_offloaded
+from mistlab.export.rules import among_orders, dropped, none_or_all_blocks
+from mistlab.export.target import Row
 from mistlab.export.torchtitan_models import BROUGHT, Brought, check_brought, has_to_shard
+from mistlab.export.torchtitan_pipeline import SCHEDULES
 from mistlab.export.with_parts import with_stages, with_values, with_workload
 from mistlab.values.errors import refuse
 from mistlab.values.job import Job
@@ -87,3 +89,36 @@ def offloaded_states(job: Job) -> Job:
     """FSDP2 offloads where it shards: with several ranks."""
     alone = ranks_of("gather", job.plan.stages[0].degree) == 1
     return dropped(*STATES)(job) if alone else states_offloaded(job)
+
+
+# Rows of both kinds of files.
+ORDERED = Row(
+    choices=("order",),
+    nearest=among_orders(SCHEDULES),
+    because="runs 1F1B, GPipe, ZBVZeroBubble and DualPipeV",
+)
+SHARDED = (
+    Row(
+        choices=("zero",),
+        nearest=sharded_states,
+        because="shards by FSDP2, ZeRO-2 or 3, alike on all stages, and always along sequences or "
+        "where experts lie on several replicas",
+    ),
+    Row(
+        choices=("state_replicas",),
+        nearest=fewest_replicas,
+        because="cuts all stages into as many replicas, where it shards",
+    ),
+)
+OFFLOADED = (
+    Row(
+        choices=STATES,
+        nearest=offloaded_states,
+        because="offloads all states where FSDP2 shards them, or none",
+    ),
+    Row(
+        choices=("offload_activations",),
+        nearest=dropped("offload_activations"),
+        because="keeps activations on the GPU",
+    ),
+)

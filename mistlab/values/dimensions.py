@@ -6,7 +6,7 @@ the rows, columns of candidates and searchers take their choices from them: a di
 adding its row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -227,6 +227,16 @@ def names_of(part: Part) -> tuple[str, ...]:
 def counts_of_blocks() -> tuple[str, ...]:
     """Names of dimensions that count blocks with some treatment, such as recomputed blocks."""
     return _COUNTS
+
+
+def counts_within(counts: Mapping[str, float], layers: int) -> dict[str, int]:
+    """Numbers of treated blocks, made so small that ``layers`` blocks suffice: the last treatments
+    first."""
+    within, left = {}, layers
+    for name in counts_of_blocks():
+        within[name] = min(int(counts[name]), left)
+        left -= within[name]
+    return within
 
 
 _OF_PARTS: dict[Part, tuple[str, ...]] = {

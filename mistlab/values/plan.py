@@ -9,7 +9,7 @@ from typing import Any, Self
 from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, is_order_path
 from mistlab.values import dimension_fields
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, counts_within, names_of
 from mistlab.values.errors import near_matches, refuse
 from mistlab.values.field_checks import shown
 from mistlab.values.made_fields import DEFAULT_ENGINE
@@ -79,6 +79,19 @@ class StagePlan(dimension_fields.StageFields):
         if offload:
             own["offload"] = replace(self.offload, **offload)
         return replace(self, **own)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of blocks with each treatment, by dimension."""
+        return {name: self.degree(name) for name in counts_of_blocks()}
+
+    def resized(self, layers: int) -> Self:
+        """This stage with other blocks, of which it treats as many in each way, or all if it
+        treated all of its blocks so."""
+        wanted = {
+            name: layers if count == self.layers else count for name, count in self.counts.items()
+        }
+        return self.with_values({"layers": layers, **counts_within(wanted, layers)})
 
     @property
     def num_gpus(self) -> int:

@@ -12,7 +12,6 @@ from math import gcd, lcm
 
 from mistlab.schedule.orders import REPEATING, is_order_path, repeat_of
 from mistlab.schedule.plan_orders import placement_of_plan
-from mistlab.values.dimensions import counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.model import ModelSpec
@@ -87,7 +86,7 @@ def _few_batches(plan: Plan) -> int:
 def _small_stage(stage: StagePlan, shared: int, chunks: int) -> StagePlan:
     most = max(MOST_BLOCKS, MOST_BLOCKS_OF_CHUNK * chunks)
     layers = _at_most(stage.layers, most, 2 * chunks)
-    counts = {name: stage.degree(name) for name in counts_of_blocks()}
+    counts = stage.counts
     if layers < stage.layers:
         # Of blocks treated in one way some stay, and some of the others.
         some = layers // (1 + sum(count > 0 for count in counts.values()))

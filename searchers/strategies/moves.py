@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from mistlab.values.dimensions import DIMENSIONS, OFFLOADS, counts_of_blocks, names_of
+from mistlab.values.dimensions import DIMENSIONS, OFFLOADS, names_of
 from mistlab.values.mesh import dimensions_of_axes, ranks_of
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.space import SearchSpace
@@ -35,7 +35,7 @@ def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> P
     """The plan with one stage's savings changed, or all stages' where they must be alike."""
     if space.unequal_stages:
         return _with_stages(plan, {stage: changed})
-    largest = _resized(changed, max(other.layers for other in plan.stages))
+    largest = changed.resized(max(other.layers for other in plan.stages))
     return replace(plan, stages=tuple(alike(largest, other.layers) for other in plan.stages))
 
 
@@ -45,7 +45,7 @@ def _recompute(sign: int) -> Move:
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         own = plan.stages[stage]
-        counts = {name: own.degree(name) for name in counts_of_blocks()}
+        counts = own.counts
         for name, count in counts.items():
             most = own.layers - sum(counts.values()) if sign > 0 else count
             for step in sorted({1, most // 4, most // 2, most} - {0}):
@@ -128,18 +128,9 @@ def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
         other = plan.stages[place]
         for step in sorted({1, 2, own.layers // 4} - {0}):
             if step < own.layers:
-                smaller = _resized(own, own.layers - step)
-                larger = _resized(other, other.layers + step)
+                smaller = own.resized(own.layers - step)
+                larger = other.resized(other.layers + step)
                 yield _with_stages(plan, {stage: smaller, place: larger})
-
-
-def _resized(stage: StagePlan, layers: int) -> StagePlan:
-    """The stage with other blocks, of which it treats as many in each way, or all if it treated
-    all."""
-    for name in counts_of_blocks():
-        if stage.value(name) == stage.layers:
-            return stage.with_values({"layers": layers, name: layers})
-    return alike(stage, layers)
 
 
 def _micro_batch(factor: float) -> Move:
