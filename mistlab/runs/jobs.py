@@ -111,7 +111,7 @@ def _overlaps(run: Configuration) -> bool:
     crosses = copies > 1 and run.num_gpus > in_node
     has_experts = dict(run.shape.parts).get("experts") is not None
     is_rack = run.gpus.hardware.startswith("gb")
-    is_bridge = run.engine.startswith("megatron-bridge")
+    is_bridge = ENGINES[run.engine].system == "megatron-bridge"
     return run.overlaps and not (is_bridge and has_experts and crosses and not is_rack)
 
 

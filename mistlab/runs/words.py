@@ -198,7 +198,7 @@ def zero_of(text: str, engine: str) -> tuple[int, str]:
     """The ZeRO level that a text says, and a note where it is assumed."""
     words = text.casefold()
     if not words:
-        level = 3 if engine.startswith("fsdp") else 1
+        level = 3 if ENGINES[engine].system == "fsdp" else 1
         return level, f"zero is empty: level {level} assumed"
     if (found := _level_of(words)) is not None:
         return found, ""
