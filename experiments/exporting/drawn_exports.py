@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from mistlab import catalog
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
@@ -53,7 +54,7 @@ def _drawn(draw: np.random.Generator, family: str) -> Job | None:
     try:
         for own in layers:
             shape = shape if alike else _shape(draw, sequences)
-            savings = _savings(draw, own, offloads=engine == "mistlab")
+            savings = _savings(draw, own, offloads=ENGINES[engine].offloads)
             stages.append(StagePlan.of_values({"layers": own, **shape, **savings}))
         gpus = sum(stage.num_gpus for stage in stages)
         in_node = min(gpus, 8)

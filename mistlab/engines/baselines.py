@@ -134,6 +134,7 @@ _SOFTMAX_OF_FOURS = tuple(
 
 MEGATRON = Engine(
     name="megatron",
+    system="megatron",
     family="megatron",
     overlapped=replace(OVERLAPPED, overlaps_tensor_backward=True),
     afterwards=replace(AFTERWARDS, overlaps_tensor_backward=True),
@@ -161,6 +162,7 @@ MEGATRON = Engine(
 # transfer.
 ACESO = Engine(
     name="aceso",
+    system="aceso",
     family="megatron",
     afterwards=MEGATRON.afterwards,
     sends="blocking",
@@ -186,6 +188,7 @@ _ORDERS = tuple(order for order in SPLIT if order != "dualpipe-v")
 ZERO_BUBBLE = replace(
     MEGATRON,
     name="zero-bubble",
+    system="zero-bubble",
     orders=_ORDERS,
     context_exchanges=(RING,),
     steps_apart=True,
@@ -221,6 +224,7 @@ def _of_deepspeed(width: int) -> EngineMemory:
 
 DEEPSPEED = Engine(
     name="deepspeed",
+    system="deepspeed",
     family="deepspeed",
     overlapped=OVERLAPPED,
     afterwards=AFTERWARDS,

@@ -28,9 +28,10 @@ Trained = Literal["weights", "adapters"]
 class Engine:
     """One engine.
 
-    ``family`` names the engine whose measured runs say how sure this one's times are, which may be
-    the engine itself. ``trains`` says whether it trains a model's own weights, or ``adapters``
-    beside weights that are frozen (LoRA).
+    ``system`` names the engine of the same software, of which this one is a variant, or the engine
+    itself. ``family`` names the engine whose measured runs say how sure this one's times are, which
+    may be the engine itself. ``trains`` says whether it trains a model's own weights, or
+    ``adapters`` beside weights that are frozen (LoRA).
 
     ``overlapped`` is its slot table with gradients reduced and weights gathered beside the passes,
     ``afterwards`` its slot table with both after the last pass; it has one of them at least.
@@ -64,6 +65,7 @@ class Engine:
     """
 
     name: str
+    system: str
     family: str
     trains: Trained = "weights"
     overlapped: Template | None = None

@@ -28,6 +28,7 @@ _MEMORY = EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=5, fixed_
 _FITTED = fitted("fsdp")
 FSDP = Engine(
     name="fsdp",
+    system="fsdp",
     family="fsdp",
     # torch.distributed.pipelining also interleaves; AutoModel's runs by it are read as 1F1B.
     orders=("gpipe", "zb-v", "dualpipe-v"),

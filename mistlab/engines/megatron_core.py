@@ -78,6 +78,7 @@ _HALF = EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1, fixed_mi
 
 MEGATRON_CORE = Engine(
     name="megatron-core",
+    system="megatron-core",
     family="megatron",
     overlapped=replace(OVERLAPPED, overlaps_tensor_backward=True),
     afterwards=AFTERWARDS,
@@ -140,6 +141,7 @@ _SIXTEEN = EngineMemory(
 MEGATRON_BRIDGE = replace(
     MEGATRON_CORE,
     name="megatron-bridge",
+    system="megatron-bridge",
     kernels=(_SORTED_ON_THE_WAY, *_KERNELS),
     memory={"bf16": _SIXTEEN, "fp8": _SIXTEEN, "fp4": _SIXTEEN},
     step_moved={"bf16": 48, "fp8": 48, "fp4": 48},

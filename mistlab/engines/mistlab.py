@@ -53,6 +53,7 @@ def _ring_memory(width: int) -> EngineMemory:
 
 MIST = Engine(
     name="mist",
+    system="mist",
     family="mistlab",
     overlapped=STREAMED,
     # The published runtime's stages wait for every transfer.
@@ -86,6 +87,7 @@ _KERNELS = (
 
 MISTLAB = Engine(
     name="mistlab",
+    system="mistlab",
     family="mistlab",
     # StreamedRanks.all_reduce_ reduces beside the products that runtime.engine.work.products puts
     # off.

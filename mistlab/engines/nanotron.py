@@ -48,6 +48,7 @@ _FITTED = fitted("nanotron")
 
 NANOTRON = Engine(
     name="nanotron",
+    system="nanotron",
     family="nanotron",
     overlapped=_PASSES,
     sends="meeting",

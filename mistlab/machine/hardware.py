@@ -18,6 +18,8 @@ from mistlab.values.value import bounded, check_fields, quantity
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed"]
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")
+# A node with more GPUs is a rack.
+MOST_IN_BOX = 16
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
 
 
@@ -93,6 +95,11 @@ class Node:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def is_rack(self) -> bool:
+        """Whether the node is a rack of trays (NVL72), with more GPUs than one box holds."""
+        return self.gpus > MOST_IN_BOX
 
     @property
     def host_memory_bytes(self) -> int:

@@ -111,7 +111,7 @@ def is_far_too_full(prediction: Prediction, found: RunJob) -> bool:
     What recomputes a part of a block's products saves less, so all of each block must be
     recomputed. Other systems have more ways, such as activations in host memory.
     """
-    is_sharded = found.job.plan.engine.startswith("fsdp")
+    is_sharded = ENGINES[found.job.plan.engine].system == "fsdp"
     return is_sharded and prediction.peak_reserved_bytes > 2 * room_bytes(found.job.cluster)
 
 

@@ -49,6 +49,8 @@ from mistlab.values.workload import Attention
 MICRO_BATCHES = 8
 # GPUs of a node where neither the table nor the hardware is known to differ.
 GPUS_OF_A_NODE = 8
+# Systems that split sequences among tensor-parallel ranks where a row does not say.
+SEQUENCE_PARALLEL = ("nanotron", "fsdp", "megatron", "megatron-core", "megatron-bridge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +200,8 @@ def _variant(engine: str, cells: Mapping[str, str], remarks: str) -> str:
     if not _is_adapted(cells, remarks):
         return engine
     # Of Megatron-Bridge's variants one trains adapters.
-    whole = "megatron-bridge" if engine.startswith("megatron-bridge") else engine
-    adapters = f"{whole}-adapters"
+    is_bridge = ENGINES[engine].system == "megatron-bridge"
+    adapters = f"{'megatron-bridge' if is_bridge else engine}-adapters"
     return adapters if adapters in ENGINES else engine
 
 
@@ -300,7 +302,7 @@ def _expert_degrees(
     if experts % ranks:
         refuse("ep", f"{ranks} does not divide experts {experts}: give a divisor")
     # Megatron's own default divides experts as it divides other weights; recipes do not.
-    own = 1 if engine.startswith("megatron-bridge") else tensor
+    own = 1 if ENGINES[engine].system == "megatron-bridge" else tensor
     return ranks, count_of(cells, "etp") or own
 
 
@@ -395,6 +397,6 @@ def _sequence_parallel(
 ) -> bool:
     found = flag_of(cells, "sequence_parallel")
     if found is None and tensor > 1:
-        found = engine == "nanotron" or engine.startswith(("fsdp", "megatron"))
+        found = ENGINES[engine].system in SEQUENCE_PARALLEL
         notes.append(f"sequence_parallel is empty: {'on' if found else 'off'} assumed")
     return bool(found) and tensor > 1

@@ -23,8 +23,8 @@ from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.precision import Precision
 from mistlab.values.workload import Attention, Workload
 
-# A node with more GPUs is a rack, of which runs take so many.
-MOST_IN_BOX, RACK = 16, 64
+# Runs take so many GPUs of a rack.
+RACK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +110,8 @@ def _overlaps(run: Configuration) -> bool:
     copies //= run.expert_parallel * run.expert_tensor_parallel
     crosses = copies > 1 and run.num_gpus > in_node
     has_experts = dict(run.shape.parts).get("experts") is not None
-    is_rack = run.gpus.hardware.startswith("gb")
-    is_bridge = run.engine.startswith("megatron-bridge")
+    is_rack = catalog.hardware(run.gpus.hardware).node.is_rack
+    is_bridge = ENGINES[run.engine].system == "megatron-bridge"
     return run.overlaps and not (is_bridge and has_experts and crosses and not is_rack)
 
 
@@ -172,8 +172,7 @@ def _cluster(
         hardware = own
     else:
         hardware = _with_products(catalog.hardware(gpus.hardware), gpus.products_share)
-    is_rack = hardware.node.gpus > MOST_IN_BOX
-    in_node = RACK if is_rack else gpus_per_node or hardware.node.gpus
+    in_node = RACK if hardware.node.is_rack else gpus_per_node or hardware.node.gpus
     used = min(num_gpus, in_node, hardware.node.gpus)
     return Cluster(
         hardware=hardware,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mistlab.engines.table import ENGINES
 from mistlab.runs.configuration import Configuration
 from mistlab.values.errors import refuse
 from mistlab.values.shares import even_shares
@@ -16,7 +17,7 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
     stages, layers = run.pipeline_parallel, run.shape.layers
     if stages == 1:
         return [layers]
-    is_by_cost = run.engine.startswith("nanotron")
+    is_by_cost = ENGINES[run.engine].system == "nanotron"
     most = MOST_STAGES if is_by_cost else layers
     if stages > most:
         refuse("pp", f"{stages} stages for {layers} blocks: give at most {most}")
@@ -68,7 +69,7 @@ def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
     stages share a table of tokens, without ZeRO and over several data-parallel ranks and
     micro-batches, five in six failed, whatever their memory.
     """
-    if not run.engine.startswith("nanotron"):
+    if ENGINES[run.engine].system != "nanotron":
         return ""
     spare = list(blocks).count(0) - len(LAST_PARTS)
     if spare > 0:

@@ -2,6 +2,7 @@
 
 import re
 
+from mistlab.engines.table import ENGINES
 from mistlab.runs.configuration import Configuration
 from mistlab.values.errors import FieldError
 from mistlab.values.field_checks import shown
@@ -44,7 +45,7 @@ def recomputed(run: Configuration, layers: int) -> dict[str, int]:
 
 def _is_torch_s_selective(run: Configuration) -> bool:
     """Torchtitan's selective recomputation is of products, unless it says otherwise."""
-    return run.recompute == "selective" and run.engine.startswith("fsdp")
+    return run.recompute == "selective" and ENGINES[run.engine].system == "fsdp"
 
 
 def _whole_blocks(run: Configuration, layers: int) -> int | None:

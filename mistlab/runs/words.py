@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.runs.gpu_names import Gpus
 from mistlab.runs.name_words import keys_in
@@ -177,7 +178,7 @@ def exchange_of(
         return "megatron-bridge", "tokens are dropped: no exchange waits for its host"
     if any(phrase in remarks for phrase in _WHOLE_GRAPH):
         return "megatron-bridge-graph", ""
-    is_rack = gpus.hardware.startswith("gb")
+    is_rack = catalog.hardware(gpus.hardware).node.is_rack
     if is_rack and _release(release) >= WHOLE_GRAPHS and not joined and "recipe" in remarks:
         return "megatron-bridge-graph", "one CUDA graph assumed, as recipes of this release have it"
     if not words and is_rack:
@@ -198,7 +199,7 @@ def zero_of(text: str, engine: str) -> tuple[int, str]:
     """The ZeRO level that a text says, and a note where it is assumed."""
     words = text.casefold()
     if not words:
-        level = 3 if engine.startswith("fsdp") else 1
+        level = 3 if ENGINES[engine].system == "fsdp" else 1
         return level, f"zero is empty: level {level} assumed"
     if (found := _level_of(words)) is not None:
         return found, ""

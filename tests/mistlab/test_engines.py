@@ -1,9 +1,11 @@
 """Rows of engines: what plans and spaces may ask of them, and in which words they refuse."""
 
+import ast
 import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from mistlab.values.errors import InputError
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.space import space_of
 
+ROOT = Path(__file__).parents[2]
 STAGE = StagePlan(layers=2, data_parallel=2, tensor_parallel=1, micro_batch=1)
 
 
@@ -66,6 +69,31 @@ def test_families_are_engines_that_runs_are_measured_of() -> None:
     families = {row.family for row in ENGINES.values()}
     assert families <= {*ENGINES}
     assert all(ENGINES[name].family == name for name in families)
+
+
+def test_variants_have_the_facts_of_their_system() -> None:
+    for name, row in ENGINES.items():
+        assert ENGINES[row.system].system == row.system, name
+        assert ENGINES[row.system].family == row.family, name
+
+
+NAME_TESTS = ("startswith", "endswith", "partition", "rpartition", "removesuffix", "removeprefix")
+
+
+def name_tests(source: str) -> list[str]:
+    """The calls in a source that read a fact from the name of an engine."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    read = tuple(f"{name}.{way}" for name in ("engine", "engine.name") for way in NAME_TESTS)
+    return [text for call in calls if (text := ast.unparse(call.func)).endswith(read)]
+
+
+def test_no_fact_is_read_from_the_name_of_an_engine() -> None:
+    assert name_tests('if job.plan.engine.startswith("fsdp"): pass') == [
+        "job.plan.engine.startswith"
+    ]
+    for folder in ("mistlab", "searchers", "simulators", "runtime", "experiments"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert not name_tests(path.read_text(encoding="utf-8")), path
 
 
 def test_engines_train_adapters_where_no_gradients_are_kept() -> None:
