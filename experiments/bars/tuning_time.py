@@ -88,8 +88,7 @@ def timed(options: argparse.Namespace) -> int:
         for searcher, step in alone
     ]
     study = Study.begin("tuning_time", options)
-    for _, row in answers(study, searched, asked, "searches"):
-        study.add(row)
+    study.add_all(row for _, row in answers(study, searched, asked, "searches"))
     status = DONE if any(row["iteration_s"] for row in study.rows) else NO_ANSWER
     return study.end(report(study.rows, case), status)
 

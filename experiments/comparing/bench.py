@@ -29,6 +29,13 @@ from simulators.symbolic import SymbolicPredictor
 
 # Never reached: searches end by themselves, and so alike in every run and on every machine.
 BUDGET = Budget(seconds=3600)
+# The terms of an iteration (``Terms``), as heads of tables.
+TERM_WORDS = {
+    "computation_s": "computation",
+    "exposed_communication_s": "exposed communication",
+    "other_stages_s": "passing other stages",
+    "rest_s": "first, last and step",
+}
 # What an engineer would try, which speedups are over.
 BASELINE = "megatron"
 
