@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.bars.ordered import ordered
-from experiments.bars.short_words import in_short
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.comparing.bench import Bench
 from experiments.comparing.cases import Case, case_of, clusters
@@ -18,6 +17,7 @@ from experiments.frame.tables import Row, table
 from mistlab.cost.averages import Summary
 from mistlab.cost.named_views import FULL, VIEWS
 from mistlab.values.errors import InputError
+from mistlab.values.plan_words import plan_line
 from mistlab.values.shares import spread_shares
 from mistlab.values.space import space_of
 from searchers.strategies.published import published
@@ -47,7 +47,14 @@ class Asked:
 
 
 def overlapped(options: argparse.Namespace) -> int:
-    """Compare the views on every case, print and write the tables."""
+    """What it costs not to know: searches with views that ignore overlap or first and last passes.
+
+    Searches see streams that take turns (serial), that do not disturb one another (ideal),
+    extras of first and last micro-batches spread (average) or dropped (blind), or everything
+    (full). The whole predictor and the event simulator score each winner. On random plans
+    serial >= full >= ideal. A last table has what true frontiers and the longest chain gain
+    over the published search.
+    """
     if options.plans < 1:
         message = f"--plans {options.plans}: there is nothing to order: give at least 1"
         raise InputError(message)
@@ -84,7 +91,7 @@ def _winner(bench: Bench, asked: Asked, view: str) -> dict[str, Any]:
         "seen_s": found.seen_s,
         "full_s": found.seconds,
         "played_s": bench.played_s(found.plan),
-        "plan": in_short(found.plan),
+        "plan": plan_line(found.plan),
         "timing": {"search_s": found.result.wall_s},
     }
 
@@ -97,7 +104,7 @@ def _published(bench: Bench, asked: Asked, name: str) -> dict[str, Any]:
     return {
         **row,
         "full_s": found.seconds,
-        "plan": in_short(found.plan),
+        "plan": plan_line(found.plan),
         "timing": {"search_s": found.result.wall_s},
     }
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from experiments.bars.short_words import in_short
 from experiments.comparing.bench import BUDGET, Bench, Found
 from experiments.comparing.cases import Case, measured
 from mistlab.engines.mist import MIST
 from mistlab.engines.mistlab import MISTLAB
+from mistlab.values.plan_words import plan_line
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
 
@@ -66,7 +66,7 @@ def searched(case: Case, *, quick: bool, seed: int) -> dict[str, Any]:
         },
         "published_over": dict(measured(case)),
         "terms_s": {name: asdict(one.terms) for name, one in found.items() if one},
-        "plans": {name: in_short(one.plan) for name, one in found.items() if one},
+        "plans": {name: plan_line(one.plan) for name, one in found.items() if one},
         "timing": {name: one.result.wall_s for name, one in found.items() if one},
     }
 

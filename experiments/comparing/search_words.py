@@ -8,10 +8,10 @@ from experiments.comparing.explain import Loser, Rejected, Why
 from experiments.comparing.smallest import Smallest
 from experiments.comparing.stages_alike import limits_in_words
 from experiments.frame.numbers_in_words import gib, number, played_words, rate_words
-from experiments.frame.plan_words import count_words
 from experiments.frame.tables import aligned
 from experiments.reports.breakdown import sentence
 from mistlab.values.plan import Plan
+from mistlab.values.plan_words import count_words
 from mistlab.values.prediction import Comparison, Prediction
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.value import to_mapping

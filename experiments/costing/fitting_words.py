@@ -9,10 +9,10 @@ from experiments.comparing import search_plots
 from experiments.costing.tried import Tried
 from experiments.frame.charts import Drawn
 from experiments.frame.numbers_in_words import gib, yes_no
-from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table, table_of
 from mistlab.cost.memory import allocator_of
+from mistlab.values.plan_words import plan_words
 from mistlab.values.units import GIB_BYTES
 
 Row = Mapping[str, Any]

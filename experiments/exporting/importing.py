@@ -14,7 +14,6 @@ from experiments.cli.commandline import (
 )
 from experiments.exporting.source_files import source_of
 from experiments.frame.numbers_in_words import brief_words
-from experiments.frame.plan_words import plan_words
 from experiments.frame.refusals import predicted
 from mistlab.economy.parameters import model_parameters
 from mistlab.export.given import Given
@@ -25,11 +24,19 @@ from mistlab.formats.table import FORMATS, format_of
 from mistlab.values.datafile import format_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, job_to_mapping
+from mistlab.values.plan_words import plan_words
 from mistlab.values.references import hardware_from, model_from
 
 
 def import_plan(options: argparse.Namespace) -> int:
-    """Import a file."""
+    """A plan file from a launch script of Megatron-LM, or from another framework's configuration.
+
+    FILE is a launch script, a configuration of another framework, or a folder with one of them.
+    Options give what FILE does not say: --set NAME=VALUE a variable of a script, arguments
+    after -- those that the script is started with. The plan goes to standard output. Standard
+    error tells what was read, and what was assumed, ignored or found to contradict itself. Ask
+    experiments.predict what the plan costs, and experiments.tune --from what to change.
+    """
     path: Path = options.file
     given = _given(options)
     with about(path):

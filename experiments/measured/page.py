@@ -45,7 +45,13 @@ the peak. Rows that are refused have no error; they are counted and listed.
 
 
 def report(options: argparse.Namespace) -> int:
-    """Predict all rows, write the page and the picture."""
+    """Write the page and the picture of predicted beside measured runs.
+
+    Tables are those of predict_runs (docs/reference/measured-runs.md). The page has, for every
+    table: errors, raw and in groups; the share of measurements within the bounds, and within
+    bounds that were made without the run's group; the spread of repeated runs; the refused
+    rows. With --profile it also has the errors under that profile.
+    """
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
     plain = _tables(options.tables, RowPredictor())

@@ -45,7 +45,13 @@ FEW_ROUNDS = 2
 
 
 def speeds(options: argparse.Namespace) -> int:
-    """Time both ways, print and write the table."""
+    """How many configurations a second are analysed, beside one concrete trace and evaluation.
+
+    Layer graphs are traced once with symbols, and their sums compiled; then whole columns of
+    stage candidates are evaluated at a time. The other way is to run the model's code, without
+    its tensors, for every configuration: this is timed with torch, and left out where torch is
+    not installed.
+    """
     workload, cluster = problem_of(options)
     study = Study.begin("analysis_speed", options)
     problem = Problem(workload=workload, cluster=cluster)

@@ -11,11 +11,11 @@ from experiments.cli.problem import problem_of
 from experiments.comparing.bench import BUDGET, TERM_WORDS, Bench
 from experiments.frame.charts import Bars
 from experiments.frame.numbers_in_words import gib
-from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table_of
 from mistlab.cost.iteration_terms import Terms
 from mistlab.values.plan import Plan
+from mistlab.values.plan_words import plan_words
 from mistlab.values.search import Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from searchers.ladder import Rung, ladder
@@ -26,7 +26,14 @@ COARSE = (0.0, 0.5, 1.0)
 
 
 def climbed(options: argparse.Namespace) -> int:
-    """Climb, print and write the rungs."""
+    """What each way to save memory costs, and what the memory buys: from a bare plan to the best
+    one.
+
+    The ladder begins at the best plan that saves nothing: no ZeRO, no recomputation, no
+    offloading. Each rung takes one choice over from the best plan of equal stages that saves
+    memory as it likes. What rungs cost and gain, term by term, adds up to the difference of the
+    two predictions.
+    """
     workload, cluster = problem_of(options)
     study = Study.begin("ladder", options)
     bench = Bench.of(Problem(workload=workload, cluster=cluster))

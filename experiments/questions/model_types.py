@@ -40,7 +40,16 @@ TOLERANCE = 1e-3
 
 
 def check(options: argparse.Namespace) -> int:
-    """Read and count every type, print and write the table."""
+    """How many Hugging Face model types are read, and whether they count as transformers counts
+    them.
+
+    Of every causal language model of transformers the default configuration is read and its
+    parameters are counted, beside those that the library itself builds on torch's meta device.
+    Types that are refused are listed with the reason. Each file is read twice: as the library
+    writes it, and with all keys left out.
+    """
+    if options.types is not None:
+        return write_types(options.types)
     library = import_module("runtime.tracing.huggingface")
     study = Study.begin("check_models", options)
     kinds = library.causal_types()

@@ -14,6 +14,7 @@ from experiments.questions.other_configurations import Tried, played_s, search, 
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.table import TableRow
 from mistlab.values.datafile import parse_yaml
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, dimension_words
 from mistlab.values.units import GIB_BYTES
 
 FILE = "published_configurations.yaml"
@@ -22,7 +23,13 @@ QUICK_GPUS = 8
 
 
 def published_configurations(options: argparse.Namespace) -> int:
-    """Predict and play each published configuration and ours, print and write the tables."""
+    """Published configurations beside what we would run: Llama 3 8B and 70B, DeepSeek V3.
+
+    Megatron-Bridge publishes a configuration and a step's seconds for each release. Each is
+    predicted and played; then other configurations of the same engine, GPUs, batch and
+    arithmetic are predicted, and the best few are played. The fastest as played is what we
+    would run.
+    """
     study = Study.begin("published_configurations", options)
     cases = [*cases_of_file()]
     if options.quick:
@@ -87,14 +94,21 @@ def words_of(run: Configuration, one: Tried) -> str:
     words = [f"tp {stage.tensor_parallel}, pp {plan.num_stages}, dp {stage.data_parallel}"]
     if plan.order != "1f1b":
         words.append(plan.order)
-    if stage.expert_parallel > 1:
-        words.append(f"ep {stage.expert_parallel}")
+    changed = {
+        name: row
+        for name, row in DIMENSIONS.items()
+        if row.default is not None and not row.is_told and stage.value(name) != row.default
+    }
+    degrees = [name for name, row in changed.items() if row.axes and not row.shared_by]
+    words += [f"{changed[name].symbol} {stage.degree(name)}" for name in degrees]
     words.append(f"micro-batch {stage.micro_batch}")
     words.append(f"ZeRO-{stage.zero}" if run.zero else "ZeRO-0")
-    if stage.state_replicas > 1:
-        words.append(f"{stage.state_replicas} replicas of states")
-    if stage.checkpointed_layers:
-        words.append(f"{stage.checkpointed_layers} of {stage.layers} blocks recomputed")
+    counts = [name for name in counts_of_blocks() if stage.value(name)]
+    words += [
+        dimension_words(name, stage.value(name), stage.layers)
+        for name in dict.fromkeys([*changed, *counts])
+        if name not in degrees
+    ]
     return ", ".join(words)
 
 

@@ -47,7 +47,13 @@ TERA = 1e12
 
 
 def scaling(options: argparse.Namespace) -> int:
-    """Predict and search, print and write the tables."""
+    """How training scales from 8 to 12,288 GPUs: published weak scaling, and searched plans.
+
+    Megatron-LM's published table of weak scaling, 1.7 billion to a trillion parameters, stands
+    beside predictions of its plans. Then plans are searched: the batch grows with the GPUs
+    (weak), or stays as it is (strong), and networks are slower by a factor. A trained
+    405-billion-parameter model, and the latency of all-reduces, end the page.
+    """
     with as_options():
         model = model_from(options.model, Path())
         hardware = hardware_from(options.hardware, Path())

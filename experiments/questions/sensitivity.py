@@ -61,7 +61,12 @@ class Case:
 
 
 def sensitivity(options: argparse.Namespace) -> int:
-    """Search each problem, print and write the tables."""
+    """What changes if the problem does: batch, depth, sequence, links, memory, interference.
+
+    From one problem a single number is changed at a time, and plans are searched again, for
+    this engine and over Megatron-LM's grid. What the best plan then does, and where the two
+    differ most, shows on what a result depends.
+    """
     workload, cluster = problem_of(options)
     study = Study.begin("sensitivity", options)
     base = Problem(workload=workload, cluster=cluster)

@@ -43,7 +43,11 @@ class Analysis:
 
 
 def analyse(options: argparse.Namespace) -> int:
-    """Analyse plan files, in order; a bad one does not stop the others."""
+    """What each stage of a plan holds and does: memory by class, peaks, host memory, work.
+
+    Bytes are those that tensors take, exact by the layer graphs; what the allocator reserves
+    beyond them, what the GPU's runtime takes and times are left to experiments.predict.
+    """
     models: Models = {}
     refused, unreadable = 0, 0
     for path in options.plans:

@@ -56,7 +56,14 @@ class Answer:
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Predict plan files, in order; a bad one does not stop the others."""
+    """What plans cost: iteration time with its bounds, memory, and whether they fit.
+
+    Bounds hold 90 % of measurements: they come from runs that the calibration did not see, and
+    widen outside of what was measured. Plans that are predicted together are compared; those
+    whose times differ by less than their bounds cannot be told apart. With --simulator events
+    an iteration is played task by task; --timeline draws it, and --variability plays many with
+    slow parts and chance.
+    """
     disturbs = _checked(options)
     if options.timeline is not None:
         writable(options.timeline / "x", "folder", "--timeline")

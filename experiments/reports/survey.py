@@ -21,7 +21,14 @@ EIGHTHS = tuple(i / 8 for i in range(9))
 
 
 def surveyed(options: argparse.Namespace) -> int:
-    """Survey, print a table, write rows and a picture."""
+    """Every candidate of a space at once: what fits, and what it costs to make it fit.
+
+    A candidate is a pipeline of equal stages: its depth, data and tensor parallel degrees,
+    micro-batch, ZeRO level, checkpointed blocks and the four offload ratios. The survey
+    evaluates the first and the last stage of each and keeps, for every mesh, the least
+    recomputation that fits for a given use of host memory. It knows bytes and work, not times:
+    those need a calibrated predictor.
+    """
     workload, cluster = problem_of(options)
     study = Study.begin("survey", options)
     model = StageModel.of(workload)

@@ -30,7 +30,14 @@ Key = tuple[str, str]
 
 
 def run_plans(options: argparse.Namespace) -> int:
-    """Run what is left to run, print the table of speedups."""
+    """Run every plan of a folder, one after another, and collect speedups from such folders.
+
+    Each plan is run as run_plan does: in one process, or under a torchrun of its own where it
+    takes several GPUs. A plan that fails does not stop the others. What ran is kept, so the
+    same command goes on after a stop, and with a new plan in the folder runs that one alone. A
+    folder of results is read instead of run. Plans of one name in several folders are compared
+    with the first folder's.
+    """
     ready = _launcher(options)
     plans = [one for folder in options.folders for one in _found(folder, quick=options.quick)]
     study = Study.begin("run_plans", options, goes_on=True)

@@ -20,7 +20,18 @@ ATTENTIONS = ("flash", "math")
 
 
 def trace(options: argparse.Namespace) -> int:
-    """Trace and write; a summary goes to standard output."""
+    """Trace a model of your own into a file that a plan's `model:` may name.
+
+    SOURCE is one of
+      package.module:factory   a function that returns a torch.nn.Module; one that takes
+                               tensor_parallel gets the degree as a symbol
+      PATH/config.json         a Hugging Face configuration, or its folder; nothing is downloaded
+      MODEL.yaml               the mapping of a plan file's `model:`, for structures that the
+                               catalogue's families do not have
+
+    The model runs one training step with symbolic batch and sequence, without memory for its
+    tensors. Reading the file, and all that is computed from it, needs no torch.
+    """
     out = writable(options.out, "file")
     traced = _traced(options)
     spec, graphs = traced[0][0], [graph for _, graph in traced]

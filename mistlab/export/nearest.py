@@ -9,7 +9,8 @@ from mistlab.export.remarks import Remark, changes, changes_of_workloads
 from mistlab.export.target import NARROW, Target
 from mistlab.export.with_parts import with_plan
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
-from mistlab.values.dimensions import DIMENSIONS, Dimension
+from mistlab.values.dimension import Dimension
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import FieldError
 from mistlab.values.job import Job
 from mistlab.values.mesh import dimensions_of_axes, ranks_of

@@ -17,6 +17,7 @@ import yaml
 torch = pytest.importorskip("torch")
 
 from experiments import run_plan  # noqa: E402
+from experiments.cli.command import TINY  # noqa: E402
 from experiments.cli.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E402
 from experiments.running import training  # noqa: E402
 from mistlab.values.datafile import read_yaml  # noqa: E402
@@ -268,5 +269,5 @@ def test_torchrun_gives_the_losses_of_one_process(tmp_path: Path, result: Run) -
 
 
 def test_the_example_is_a_plan_of_one_rank() -> None:
-    content = yaml.safe_load(run_plan.EXAMPLE.read_text(encoding="utf-8"))
+    content = yaml.safe_load(TINY.read_text(encoding="utf-8"))
     assert content["cluster"]["gpus_per_node"] == 1

@@ -1,19 +1,68 @@
-"""A plan in words: a line for the whole, and one for each stage or run of equal stages."""
+"""A plan in words: one line for tables, or a line for the whole and one for each stage."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import (
     DIMENSIONS,
     OFFLOADS,
-    RECOMPUTED,
+    brief_words,
     counts_of_blocks,
     dimension_words,
     names_of,
 )
+from mistlab.values.made_fields import DEFAULT_ENGINE
 from mistlab.values.mesh import AXES, dimensions_of_axes
 from mistlab.values.plan import Plan, StagePlan
+
+
+def plan_line(plan: Plan) -> str:
+    """A plan in one line; unequal plans have unequal lines.
+
+    Equal neighbouring stages share their words, and default values are left out.
+
+    >>> stage = StagePlan(layers=8, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1)
+    >>> plan_line(Plan(micro_batches=4, stages=(stage, stage)))
+    '4 micro-batches: 2 x (8 blocks, 2 data x 1 tensor, micro-batch 1, ZeRO-1)'
+    """
+    head = [count_words(plan.micro_batches, "micro-batch")]
+    if plan.engine != DEFAULT_ENGINE:
+        head.append(f"engine {plan.engine}")
+    if plan.order != DEFAULT_ORDER:
+        head.append(f"order {plan.order}")
+    if not plan.overlap_communication:
+        head.append("nothing overlapped")
+    parts = []
+    for run in runs_of(plan.stages):
+        words = _stage_brief(plan.stages[run[0]])
+        parts.append(f"{len(run)} x ({words})" if len(run) > 1 else words)
+    return f"{', '.join(head)}: {'; '.join(parts)}"
+
+
+def _stage_brief(stage: StagePlan) -> str:
+    """A stage's values in brief: degrees, micro-batch and ZeRO always, others if not the default.
+
+    The blocks come first, ZeRO before all that a stage may lack, offloading last.
+    """
+    rows = DIMENSIONS.items()
+    blocks, *mesh = [name for name, row in rows if row.default is None]
+    levels = [name for name, row in rows if row.is_told and row.part == "savings"]
+    known = (blocks, *mesh, *levels)
+    changed = [n for n, row in rows if n not in known and stage.value(n) != row.default]
+
+    def brief(names: Iterable[str]) -> list[str]:
+        return [brief_words(name, stage.value(name)) for name in names]
+
+    degrees = [name for name in mesh if name in dimensions_of_axes()]
+    parts = [
+        *brief([blocks]),
+        " x ".join(brief(degrees)),
+        *brief(name for name in (*mesh, *levels, *changed) if name not in (*degrees, *OFFLOADS)),
+    ]
+    if offloaded := brief(name for name in OFFLOADS if name in changed):
+        parts.append(f"offloads {', '.join(offloaded)}")
+    return ", ".join(parts)
 
 
 def plan_words(plan: Plan) -> list[str]:
@@ -54,7 +103,6 @@ def _stage_words(stage: StagePlan) -> str:
     parts = [
         f"{' x '.join(axes)} parallel",
         f"micro-batch {stage.micro_batch}",
-        *(dimension_words(name, stage.value(name), stage.layers) for name in _of_mesh(stage)),
         *(dimension_words(name, stage.value(name), stage.layers) for name in _said(stage)),
     ]
     offloaded = [
@@ -66,21 +114,13 @@ def _stage_words(stage: StagePlan) -> str:
     return ", ".join(parts)
 
 
-def _of_mesh(stage: StagePlan) -> Iterator[str]:
-    """The dimensions of a stage's mesh besides degrees and micro-batch, if not the default."""
-    for name in names_of("mesh"):
-        default = DIMENSIONS[name].default
-        is_degree = name in dimensions_of_axes()
-        if not is_degree and default is not None and stage.value(name) != default:
-            yield name
-
-
 def _said(stage: StagePlan) -> Iterator[str]:
-    """The dimensions besides mesh and offloading that a stage's text says: ZeRO and recomputed
-    blocks always, others if they are not the default."""
-    for name in (*names_of("savings"), *counts_of_blocks()):
-        is_default = stage.value(name) == DIMENSIONS[name].default
-        if name not in OFFLOADS and (name in ("zero", RECOMPUTED) or not is_default):
+    """The dimensions besides degrees, micro-batch and offloading that a stage's text names: those
+    that are always told, such as ZeRO, and others if they are not the default."""
+    for name in (*names_of("mesh"), *names_of("savings"), *counts_of_blocks()):
+        row = DIMENSIONS[name]
+        is_elsewhere = row.default is None or row.holder or name in dimensions_of_axes()
+        if not is_elsewhere and (row.is_told or stage.value(name) != row.default):
             yield name
 
 
