@@ -2,7 +2,8 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from experiments.bars.steps import Step, left_out, steps
@@ -25,15 +26,6 @@ SIZES, QUICK_SIZES = ("7b", "13b", "22b"), ("7b",)
 PUBLISHED, TUNED = "megatron:published", "megatron"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A case, and the view of searches that do not know about first and last micro-batches."""
-
-    case: Case
-    view: str
-    seed: int
-
-
 def broken_down(options: argparse.Namespace) -> int:
     """What each component brings over Megatron-LM as published, one after another and each left
     out.
@@ -48,43 +40,37 @@ def broken_down(options: argparse.Namespace) -> int:
     places = clusters(options.hardware)[: 1 if options.quick else None]
     chosen = QUICK_SIZES if options.quick else SIZES
     cases = [case_of(place, "gpt3", size, "flash") for size in chosen for place in places]
-    # The largest first, so that no process is left alone with one of them at the end.
-    asked = [Asked(case=case, view=options.view, seed=options.seed) for case in reversed(cases)]
+    search = partial(searched, view=options.view, seed=options.seed)
     study = Study.begin("speedup_breakdown", options)
-    found = [rows for _, rows in answers(study, searched, asked, "cases")]
-    for rows in reversed(found):
-        for row in rows:
-            study.add(row)
+    # The largest first, so that no process is left alone with one of them at the end.
+    found = [rows for _, rows in answers(study, search, cases[::-1], "cases")]
+    study.add_all(row for rows in reversed(found) for row in rows)
     status = DONE if all(row["kept_s"] for row in study.rows) else NO_ANSWER
     return study.end(report(study.rows, options.view), status)
 
 
-def searched(asked: Asked) -> list[dict[str, Any]]:
+def searched(case: Case, *, view: str, seed: int) -> list[dict[str, Any]]:
     """The rows of a case: a row a step, and a row for each step that is left out."""
-    bench = Bench.of(asked.case.problem())
+    bench = Bench.of(case.problem())
     baselines = {
         name: None if (one := bench.found(name, space_of(name))) is None else one.seconds
         for name in (PUBLISHED, TUNED)
     }
     rows: list[dict[str, Any]] = []
     kept: Found | None = None
-    for step in steps(asked.view):
-        found = _found(bench, step, asked)
+    for step in steps(view):
+        found = bench.found("mist", step.space, view=step.view, seed=seed)
         is_better = found is not None and (kept is None or found.seconds <= kept.seconds)
         kept = found if is_better else kept
-        rows.append(_row(asked, step, "with", found, kept, bench, baselines))
-    for step in left_out(asked.view):
-        found = _found(bench, step, asked)
-        rows.append(_row(asked, step, "without", found, found, bench, baselines))
+        rows.append(_row(case, step, "with", found, kept, bench, baselines))
+    for step in left_out(view):
+        found = bench.found("mist", step.space, view=step.view, seed=seed)
+        rows.append(_row(case, step, "without", found, found, bench, baselines))
     return rows
 
 
-def _found(bench: Bench, step: Step, asked: Asked) -> Found | None:
-    return bench.found("mist", step.space, view=step.view, seed=asked.seed)
-
-
 def _row(
-    asked: Asked,
+    case: Case,
     step: Step,
     chapter: str,
     found: Found | None,
@@ -95,9 +81,9 @@ def _row(
     kept_s = kept.seconds if kept else None
     played_s = bench.played_s(kept.plan) if kept else None
     return {
-        "case": asked.case.name,
-        **asdict(asked.case),
-        "gpus": asked.case.num_gpus,
+        "case": case.name,
+        **asdict(case),
+        "gpus": case.num_gpus,
         "chapter": chapter,
         "step": step.name,
         "space": step.space.name,

@@ -2,11 +2,13 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
-from experiments.bars.systems import BASELINES, OURS, THEIRS, Asked, searched
+from experiments.bars.systems import BASELINES, OURS, THEIRS, searched
 from experiments.cli.commandline import DONE, NO_ANSWER
+from experiments.comparing.bench import TERM_WORDS
 from experiments.comparing.cases import FAMILIES, Case, case_of, clusters, evaluation, sizes
 from experiments.frame.charts import Bars
 from experiments.frame.in_order import answers
@@ -18,12 +20,6 @@ from mistlab.cost.averages import Summary, difference_in_parts
 from mistlab.values.workload import Attention
 
 QUICK_SIZES = 2
-TERMS = {
-    "computation_s": "computation",
-    "exposed_communication_s": "exposed communication",
-    "other_stages_s": "passing other stages",
-    "rest_s": "first, last and step",
-}
 HEADS = {
     "megatron:published": "Megatron",
     "deepspeed:published": "DeepSpeed",
@@ -47,9 +43,8 @@ def evaluated(options: argparse.Namespace) -> int:
     """
     cases = _cases(options)
     study = Study.begin("end_to_end", options)
-    asked = [Asked(case=case, quick=options.quick, seed=options.seed) for case in cases]
-    for _, row in answers(study, searched, asked, "cases"):
-        study.add(row)
+    search = partial(searched, quick=options.quick, seed=options.seed)
+    study.add_all(row for _, row in answers(study, search, cases, "cases"))
     status = DONE if all(row["seconds"][OURS] for row in study.rows) else NO_ANSWER
     return study.end(report(study.rows), status)
 
@@ -196,8 +191,11 @@ def _terms_table(rows: Sequence[Row]) -> str:
         if (some := [row for row in rows if {OURS, name} <= row["terms_s"].keys()])
     ]
     return table(
-        ["baseline", *TERMS.values()],
-        [[BASELINES[name], *(f"{shares[term]:+.1%}" for term in TERMS)] for name, shares in parts],
+        ["baseline", *TERM_WORDS.values()],
+        [
+            [BASELINES[name], *(f"{shares[term]:+.1%}" for term in TERM_WORDS)]
+            for name, shares in parts
+        ],
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.commandline import DONE, as_options
-from experiments.comparing.bench import Bench
+from experiments.comparing.bench import TERM_WORDS, Bench
 from experiments.frame.charts import Drawn
 from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
@@ -27,13 +27,6 @@ SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist")
 QUICK_SPACES = ("3d", "+zero", "+checkpointing")
 # The space that should find the second plan.
 FINDING = "+checkpointing"
-TERMS = {
-    "computation_s": "computation",
-    "exposed_communication_s": "exposed communication",
-    "other_stages_s": "passing other stages",
-    "rest_s": "first, last and step",
-}
-
 _HALF = StagePlan(
     layers=16, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1, checkpointed_layers=16
 )
@@ -120,8 +113,13 @@ def _report(rows: Sequence[Row], picture: Drawn) -> Report:
             ),
             "Where the first plan's time goes beyond the second's, in seconds:",
             table(
-                TERMS.values(),  # type: ignore[arg-type]
-                [[f"{first['terms_s'][name] - second['terms_s'][name]:+.3f}" for name in TERMS]],
+                TERM_WORDS.values(),  # type: ignore[arg-type]
+                [
+                    [
+                        f"{first['terms_s'][name] - second['terms_s'][name]:+.3f}"
+                        for name in TERM_WORDS
+                    ]
+                ],
             ),
         ],
         summary={"speedup": ratios, "finds_the_second": finds},

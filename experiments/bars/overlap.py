@@ -67,9 +67,7 @@ def overlapped(options: argparse.Namespace) -> int:
         for case, share in zip(cases, spread_shares(count, len(cases)), strict=True)
     ]
     study = Study.begin("overlap", options)
-    for _, rows in answers(study, compared, asked, "cases"):
-        for row in rows:
-            study.add(row)
+    study.add_all(row for _, rows in answers(study, compared, asked, "cases") for row in rows)
     return study.end(report(study.rows), DONE if _holds(study.rows) else NO_ANSWER)
 
 

@@ -2,7 +2,7 @@
 of."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from experiments.comparing.bench import BUDGET, Bench, Found
@@ -34,24 +34,15 @@ THEIRS = {
 ACESO_PLANS, QUICK_ACESO_PLANS = 1000, 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A case, and how thoroughly to search it."""
-
-    case: Case
-    quick: bool
-    seed: int
-
-
-def searched(asked: Asked) -> dict[str, Any]:
+def searched(case: Case, *, quick: bool, seed: int) -> dict[str, Any]:
     """The row of a case."""
-    bench = Bench.of(asked.case.problem())
+    bench = Bench.of(case.problem())
     names = [name for name in (OURS, *BASELINES) if name != UNFUSED]
-    found = {name: _found(bench, name, asked) for name in names}
+    found = {name: _found(bench, name, quick=quick, seed=seed) for name in names}
     benches = dict.fromkeys(found, bench)
-    if asked.case.attention == "flash":
-        benches[UNFUSED] = Bench.of(replace(asked.case, attention="math").problem())
-        found[UNFUSED] = _found(benches[UNFUSED], "aceso", asked)
+    if case.attention == "flash":
+        benches[UNFUSED] = Bench.of(replace(case, attention="math").problem())
+        found[UNFUSED] = _found(benches[UNFUSED], "aceso", quick=quick, seed=seed)
     else:
         benches[UNFUSED], found[UNFUSED] = bench, found["aceso"]
     ours = found[OURS]
@@ -60,9 +51,9 @@ def searched(asked: Asked) -> dict[str, Any]:
         name: benches[name].played_s(one.plan) if one else None for name, one in found.items()
     }
     return {
-        "case": asked.case.name,
-        **asdict(asked.case),
-        "gpus": asked.case.num_gpus,
+        "case": case.name,
+        **asdict(case),
+        "gpus": case.num_gpus,
         "seconds": seconds,
         "played_s": played,
         "over": _ratios(seconds),
@@ -72,17 +63,17 @@ def searched(asked: Asked) -> dict[str, Any]:
             what: bench.run_by_s(engine, ours.plan) if ours else None
             for what, engine in THEIRS.items()
         },
-        "published_over": dict(measured(asked.case)),
+        "published_over": dict(measured(case)),
         "terms_s": {name: asdict(one.terms) for name, one in found.items() if one},
         "plans": {name: plan_line(one.plan) for name, one in found.items() if one},
         "timing": {name: one.result.wall_s for name, one in found.items() if one},
     }
 
 
-def _found(bench: Bench, name: str, asked: Asked) -> Found | None:
-    plans = QUICK_ACESO_PLANS if asked.quick else ACESO_PLANS
+def _found(bench: Bench, name: str, *, quick: bool, seed: int) -> Found | None:
+    plans = QUICK_ACESO_PLANS if quick else ACESO_PLANS
     budget = Budget(evaluations=plans) if name == "aceso" else BUDGET
-    return bench.found(name, space_of(name), budget=budget, seed=asked.seed)
+    return bench.found(name, space_of(name), budget=budget, seed=seed)
 
 
 def _ratios(seconds: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -15,6 +15,7 @@ from experiments.frame.numbers_in_words import number
 from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table_of
+from mistlab.cost.named_views import FULL
 from mistlab.values.errors import InputError
 from mistlab.values.quality import seconds_until, to_equal_quality
 from mistlab.values.search import Budget, Improvement
@@ -94,8 +95,7 @@ def timed(options: argparse.Namespace) -> int:
         for searcher, step in alone
     ]
     study = Study.begin("tuning_time", options)
-    for _, row in answers(study, searched, asked, "searches"):
-        study.add(row)
+    study.add_all(row for _, row in answers(study, searched, asked, "searches"))
     status = DONE if any(row["iteration_s"] for row in study.rows) else NO_ANSWER
     return study.end(report(study.rows, case), status)
 
@@ -106,7 +106,7 @@ def searched(asked: Asked) -> dict[str, Any]:
     bench = Bench.of(asked.case.problem())
     bench.found(asked.searcher, asked.space, budget=Budget(evaluations=1))
     searcher = StrategySearcher(
-        strategy=SEARCHERS[asked.searcher], predictor=bench.predictor, clock=time.process_time
+        strategy=SEARCHERS[asked.searcher], predictor=bench.seen(FULL), clock=time.process_time
     )
     budget = Budget(evaluations=asked.plans)
     result = searcher.search(asked.case.problem(), asked.space, budget, asked.seed)

@@ -70,6 +70,15 @@ def free_words(cluster: Cluster) -> list[str]:
     return [f"{cluster.keep_free_gib:g} GiB of every GPU are kept free."]
 
 
+def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
+    """The workload that options describe, with other values of some fields where they are given."""
+    fields = ("sequence_length", "global_batch", "attention", "precision")
+    values = {name: getattr(options, name) for name in fields if name not in instead} | instead
+    if "model" not in instead:
+        values["model"] = model_from(options.model, Path())
+    return Workload(**values)
+
+
 def problem_of(
     options: argparse.Namespace, *, takes_groups: bool = False
 ) -> tuple[Workload, Cluster]:
@@ -77,13 +86,7 @@ def problem_of(
     of nodes is refused unless the command ``takes_groups``."""
     numbers: dict[str, Any] = {**numbers_of(options)}
     with as_options():
-        workload = Workload(
-            model=model_from(options.model, Path()),
-            sequence_length=options.sequence_length,
-            global_batch=options.global_batch,
-            attention=options.attention,
-            precision=options.precision,
-        )
+        workload = workload_of(options)
         cluster = Cluster(
             **_nodes_of(options, takes_groups=takes_groups),
             gpus_per_node=options.gpus_per_node,

@@ -29,6 +29,13 @@ from simulators.symbolic import SymbolicPredictor
 
 # Never reached: searches end by themselves, and so alike in every run and on every machine.
 BUDGET = Budget(seconds=3600)
+# The terms of an iteration (``Terms``), as heads of tables.
+TERM_WORDS = {
+    "computation_s": "computation",
+    "exposed_communication_s": "exposed communication",
+    "other_stages_s": "passing other stages",
+    "rest_s": "first, last and step",
+}
 # What an engineer would try, which speedups are over.
 BASELINE = "megatron"
 
@@ -283,13 +290,15 @@ class Bench:
         searcher: str | Strategy,
         space: SearchSpace,
         *,
-        view: str = FULL,
+        view: str | None = FULL,
         budget: Budget = BUDGET,
         seed: int = 0,
     ) -> Found | None:
-        """The best plan of a searcher that sees a view of the closed form; None where none fits."""
+        """The best plan of a searcher that sees a view of the closed form, or, without a view,
+        asks the bench's predictor; None where none fits."""
         strategy = SEARCHERS[searcher] if isinstance(searcher, str) else searcher
-        asking = StrategySearcher(strategy=strategy, predictor=self.seen(view))
+        asked = self.predictor if view is None else self.seen(view)
+        asking = StrategySearcher(strategy=strategy, predictor=asked)
         result = asking.search(self.problem, space, budget, seed)
         answer = answer_of(result)
         if answer is None:
@@ -303,9 +312,8 @@ class Bench:
         )
 
     def seen(self, view: str) -> Predictor:
-        """The closed form as seen in a view."""
-        if view == FULL:
-            return self.predictor
+        """The closed form as seen in a view. In the full view, too, it answers for plans and
+        stages alone: a search may prove less by it than by the predictor itself."""
         if view not in self._seen:
             work, cluster = self.problem.workload, self.problem.cluster
             self._seen[view] = view_of(view).predictor(

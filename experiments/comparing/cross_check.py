@@ -1,7 +1,6 @@
 """The closed form against the event simulator, over random plans: differences and their spread."""
 
 import argparse
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ from experiments.comparing.random_plans import NODES, RandomPlan, random_plans
 from experiments.comparing.reasons import reason_of
 from experiments.comparing.wide_plans import wide_plans, wide_strata
 from experiments.frame.charts import Drawn
+from experiments.frame.groups import grouped
 from experiments.frame.numbers_in_words import number
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table, table_of
@@ -238,12 +238,9 @@ def _without_one(alike: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _ranks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    by_workload: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        by_workload[row["workload"]].append(row)
     return {
         workload: _rank_correlation(alike)
-        for workload, alike in by_workload.items()
+        for workload, alike in grouped(rows, lambda row: row["workload"]).items()
         if len(alike) >= FEWEST_TO_RANK
     }
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from experiments.comparing.bench import BASELINE, Bench, Entry
 from experiments.comparing.neighbours import neighbours
+from experiments.frame.fullest import lacking_bytes, largest
 from mistlab.cost.breakdown import breakdown_of
 from mistlab.cost.iteration_terms import Terms, slowest_stage
 from mistlab.cost.memory import host_bytes_over
@@ -132,7 +133,7 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
     short = {
         index
         for _, _, other, found in faster
-        for index, over in enumerate(_over_bytes(other, found, bench))
+        for index, over in enumerate(lacking_bytes(bench.problem.cluster, other, found))
         if over > 0
     }
     others = [entry for entry in entries if entry is not best and entry.answer is not None]
@@ -166,13 +167,6 @@ def _predicted_s(entry: Entry) -> float:
     return entry.answer[1].iteration_s
 
 
-def _over_bytes(plan: Plan, prediction: Prediction, bench: Bench) -> list[float]:
-    """Bytes of each stage that exceed the room on its GPUs; negative where room is left."""
-    room = bench.room_bytes(plan).tolist()
-    both = zip(prediction.stages, room, strict=True)
-    return [stage.peak_reserved_bytes - own for stage, own in both]
-
-
 def _limits(
     prediction: Prediction, short: set[int], room: Sequence[float]
 ) -> tuple[StageLimit, ...]:
@@ -202,7 +196,7 @@ def _rejected(
     change: str, best: tuple[Plan, Prediction], other: tuple[Plan, Prediction], bench: Bench
 ) -> Rejected:
     (_, prediction), (plan, found) = best, other
-    over = _over_bytes(plan, found, bench)
+    over = lacking_bytes(bench.problem.cluster, plan, found)
     place = int(np.argmax(over))
     faster_by_s = prediction.iteration_s - found.iteration_s
     if over[place] <= 0:
@@ -215,10 +209,6 @@ def _rejected(
             over_bytes=round(host_bytes_over(plan, found, bench.problem.cluster)),
         )
     here, there = prediction.stages[place], found.stages[place]
-    phases = {
-        entry.name: getattr(there.memory_by_phase, entry.name)
-        for entry in fields(there.memory_by_phase)
-    }
     grown = {
         entry.name: getattr(there.memory, entry.name) - getattr(here.memory, entry.name)
         for entry in fields(there.memory)
@@ -227,7 +217,7 @@ def _rejected(
         change=change,
         faster_by_s=faster_by_s,
         stage=place,
-        phase=max(phases, key=lambda name: phases[name]),
+        phase=largest(there.memory_by_phase)[0],
         memory_class=max(grown, key=lambda name: grown[name]),
         over_bytes=round(over[place]),
     )

@@ -7,6 +7,7 @@ as many and more as there are such plans that fit. Half are to be close to the m
 as a few draws find some: of those the fewest blocks are computed again that still fit.
 """
 
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from experiments.cli.commandline import PROBLEM
+from experiments.cli.problem import problem_of
 from experiments.comparing.bench import answer_of
 from mistlab import catalog
 from mistlab.cost.arithmetic import rough_state_bytes
@@ -128,17 +130,8 @@ def random_plans(count: int, seed: int) -> Iterator[RandomPlan]:
 
 def _problems(draw: np.random.Generator) -> Iterator[Problem]:
     """The default problem, and one of each hardware on each kind of number of nodes."""
-    names = ("sequence_length", "global_batch", "attention", "precision")
-    yield Problem(
-        workload=Workload(
-            model=catalog.model(PROBLEM["model"]), **{name: PROBLEM[name] for name in names}
-        ),
-        cluster=Cluster(
-            hardware=catalog.hardware(PROBLEM["hardware"]),
-            nodes=PROBLEM["nodes"],
-            gpus_per_node=PROBLEM["gpus_per_node"],
-        ),
-    )
+    workload, cluster = problem_of(Namespace(**PROBLEM))
+    yield Problem(workload=workload, cluster=cluster)
     for name in catalog.hardware_names():
         hardware = catalog.hardware(name)
         for nodes in NODES:

@@ -16,6 +16,7 @@ from math import floor
 import numpy as np
 
 from experiments.comparing.bench import Bench
+from experiments.frame.fullest import largest
 from mistlab.cost.memory import allocator_of, host_bytes_of
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
@@ -73,15 +74,14 @@ def nearest(bench: Bench, space: SearchSpace) -> Smallest:
     place = int(np.argmax(_shares(plan, prediction, bench)))
     fullest = prediction.stages[place]
     own, cluster = _group_of(plan, place, bench.problem.cluster), bench.problem.cluster
-    held = {entry.name: getattr(fullest.memory, entry.name) for entry in fields(fullest.memory)}
-    memory_class = max(held, key=lambda name: held[name])
+    memory_class, class_bytes = largest(fullest.memory)
     return Smallest(
         plan=plan,
         prediction=prediction,
         memory_bytes=round(fullest.peak_reserved_bytes + allocator_of(own).outside_bytes),
         limit_bytes=own.memory_bytes,
         memory_class=memory_class,
-        class_bytes=held[memory_class],
+        class_bytes=class_bytes,
         host_bytes=round(host_bytes_of(plan, prediction, cluster)),
         host_limit_bytes=own.host_memory_bytes,
         remedies=(),

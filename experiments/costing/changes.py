@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 
+from experiments.frame.groups import grouped
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.values.dimensions import DIMENSIONS, OFFLOADS, counts_of_blocks
@@ -52,9 +53,8 @@ def single(job: Job) -> Iterator[Changed]:
 
 def together(job: Job, number: int) -> Iterator[Changed]:
     """So many changes of different kinds at once, in coarse steps."""
-    by_kind: dict[str, list[Change]] = {}
-    for change in _of_kinds(job, EIGHTHS if number == 2 else QUARTERS):
-        by_kind.setdefault(change.kind, []).append(change)
+    changes_ = _of_kinds(job, EIGHTHS if number == 2 else QUARTERS)
+    by_kind = grouped(changes_, lambda change: change.kind)
     for kinds in combinations(by_kind.values(), number):
         for changes in product(*kinds):
             yield from _changed(job, changes)

@@ -58,15 +58,7 @@ class Question:
 
     def formula(self) -> Row:
         """By 8TP/(NFU)."""
-        cluster, work = self.problem.cluster, self.problem.workload
-        seconds = training_s(
-            tokens=self.tokens,
-            parameters=self.parameters,
-            gpus=cluster.num_gpus,
-            peak_flop_per_s=cluster.peak_flop_per_s(work.precision),
-            utilisation=self.utilisation,
-        )
-        return self._row("formula", seconds)
+        return self._row("formula", training_s(**self._sizes, utilisation=self.utilisation))
 
     def predicted(self, way: str, found: tuple[Plan, Prediction] | None) -> Row:
         """By the prediction of a plan; a row without days where there is none."""
@@ -87,25 +79,25 @@ class Question:
             "plan": plan_words(plan),
         }
 
-    def _row(self, way: str, seconds: float) -> Row:
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        """What both the formula and its inverse take."""
         cluster, work = self.problem.cluster, self.problem.workload
-        utilisation = utilisation_of(
-            tokens=self.tokens,
-            parameters=self.parameters,
-            gpus=cluster.num_gpus,
-            peak_flop_per_s=cluster.peak_flop_per_s(work.precision),
-            seconds=seconds,
-        )
-        bill = bill_of(gpu_hours_of(cluster.num_gpus, seconds), self.prices)
+        peak = cluster.peak_flop_per_s(work.precision)
+        sizes = {"tokens": self.tokens, "parameters": self.parameters, "gpus": cluster.num_gpus}
+        return {**sizes, "peak_flop_per_s": peak}
+
+    def _row(self, way: str, seconds: float) -> Row:
+        gpus = self.problem.cluster.num_gpus
         return {
-            "run": work.model.name,
+            "run": self.problem.workload.model.name,
             "way": way,
             "tokens": self.tokens,
             "parameters": self.parameters,
-            "gpus": cluster.num_gpus,
+            "gpus": gpus,
             "days": seconds / DAY_S,
-            **asdict(bill),
-            "utilisation": utilisation,
+            **asdict(bill_of(gpu_hours_of(gpus, seconds), self.prices)),
+            "utilisation": utilisation_of(**self._sizes, seconds=seconds),
         }
 
 
@@ -124,15 +116,12 @@ def estimate(options: argparse.Namespace) -> int:
         return _billed(options)
     question, plan = _question(options)
     study = Study.begin("estimate", options)
-    for row in _rows(question, plan, quick=options.quick):
-        study.add(row)
+    study.add_all(_rows(question, plan, quick=options.quick))
     is_answered = any("iteration_s" in row for row in study.rows)
     if (options.model, plan) == (GPT, None):
         if not options.quick:
-            for row in _rows(_llama(question), None, quick=False):
-                study.add(row)
-        for row in known_rows():
-            study.add(row)
+            study.add_all(_rows(_llama(question), None, quick=False))
+        study.add_all(known_rows())
     return study.end(report_of(study, question.prices), DONE if is_answered else NO_ANSWER)
 
 

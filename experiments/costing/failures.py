@@ -1,7 +1,7 @@
 """Time lost to failures: worked out, played, and shown over intervals and numbers of GPUs."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options
 from experiments.frame.charts import Bars, Lines
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import table
+from experiments.frame.tables import table, table_of
 from mistlab.economy.failures import (
     Reliability,
     Shares,
@@ -197,46 +197,35 @@ def _words(study: Study, asked: Mapping[str, Any], best_s: float, days: float) -
         f"{asked['goodput'] / mean['work'] - 1:+.2%}; the played runs have "
         f"{mean['lowest_work']:.2%} to {mean['highest_work']:.2%}."
     )
-    yield table(
-        ["interval (min)", "goodput", "played", "lost GPU hours"],
-        [(f"{row['interval_s'] / 60:,.1f}", *_goodput(row)) for row in _rows(study, "interval")],
-    )
-    yield table(
-        ["GPUs", "a failure every", "best interval (min)", "goodput", "played", "lost GPU hours"],
-        [
-            (
-                f"{row['gpus']:,}",
-                _span(row["hours_between_failures"]),
-                f"{row['interval_s'] / 60:,.1f}",
-                *_goodput(row),
-            )
-            for row in _rows(study, "size")
-        ],
+    yield table_of(_rows(study, "interval"), ("interval (min)", _minutes), *GOODPUT)
+    yield table_of(
+        _rows(study, "size"),
+        ("GPUs", "{gpus:,}"),
+        ("a failure every", lambda row: _span(row["hours_between_failures"])),
+        ("best interval (min)", _minutes),
+        *GOODPUT,
     )
     faster = _rows(study, "checkpoint")
     if faster:
         yield "If training stood still for less time at each checkpoint:"
-        yield table(
-            ["checkpoint (s)", "best interval (min)", "goodput", "played", "lost GPU hours"],
-            [
-                (
-                    f"{row['checkpoint_s']:,.3g}",
-                    f"{row['interval_s'] / 60:,.1f}",
-                    *_goodput(row),
-                )
-                for row in faster
-            ],
-        )
+        checkpoint = ("checkpoint (s)", "{checkpoint_s:,.3g}")
+        yield table_of(faster, checkpoint, ("best interval (min)", _minutes), *GOODPUT)
 
 
-def _goodput(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    if not row["makes_progress"]:
-        return "no progress", "", ""
-    return (
-        f"{row['goodput']:.2%}",
-        f"{row['played']['work']:.2%}",
-        f"{row['lost_gpu_hours']:,.0f}",
-    )
+def _minutes(row: Row) -> str:
+    return f"{row['interval_s'] / 60:,.1f}"
+
+
+def _progress(form: Callable[[Row], str], otherwise: str = "") -> Callable[[Row], str]:
+    """A cell of a row that makes progress."""
+    return lambda row: form(row) if row["makes_progress"] else otherwise
+
+
+GOODPUT = (
+    ("goodput", _progress(lambda row: f"{row['goodput']:.2%}", "no progress")),
+    ("played", _progress(lambda row: f"{row['played']['work']:.2%}")),
+    ("lost GPU hours", _progress(lambda row: f"{row['lost_gpu_hours']:,.0f}")),
+)
 
 
 def _span(hours: float) -> str:

@@ -10,6 +10,7 @@ from experiments.cli.problem import load_equal, numbers_of, on_cluster_with, pro
 from experiments.costing.changes import Changed, single, spread, together
 from experiments.costing.fitting_words import report_of
 from experiments.costing.tried import Tried
+from experiments.frame.groups import grouped
 from experiments.frame.study import Study
 from mistlab import catalog
 from mistlab.cost.memory import allocator_of, host_bytes_of, room_bytes
@@ -147,10 +148,7 @@ def _price(one: Tried) -> tuple[float, float]:
 def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
     """Of the changes of each kind the fastest that fits; where none does, the one that saves
     most."""
-    by_kind: dict[str, list[Tried]] = {}
-    for one in tried:
-        by_kind.setdefault(one.group, []).append(one)
-    for alike in by_kind.values():
+    for alike in grouped(tried, lambda one: one.group).values():
         fitting = [one for one in alike if one.prediction.fits]
         if fitting:
             yield min(fitting, key=lambda one: one.prediction.iteration_s)

@@ -47,8 +47,7 @@ def check_exports(options: argparse.Namespace) -> int:
     jobs = [*drawn_exports(_QUICK if options.quick else _ALL, options.seed)]
     accept = accepting(pythons, options.megatron_lm)
     for name in study.counted([*TARGETS], "targets"):
-        for row in rows_of(name, jobs, accept):
-            study.add(row)
+        study.add_all(rows_of(name, jobs, accept))
     return study.end(_report(study.rows, len(jobs)))
 
 

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from experiments.exporting.single_changes import single_changes
+from experiments.frame.fullest import lacking_bytes
 from experiments.frame.refusals import predicted_each
-from mistlab.cost.memory import room_of_plan
 from mistlab.export.nearest import Nearest, nearest
 from mistlab.export.remarks import changes
 from mistlab.export.target import Target
@@ -25,7 +25,7 @@ _LEFT_OUT = ("layers", "order")
 def fitting_form(found: Nearest, near: Prediction, target: Target) -> Nearest | None:
     """The fastest form that fits, by as few changes of the nearest form as possible; none if a few
     changes make no form fit."""
-    job, lacks = found.job, _lacks_bytes(found.job, near)
+    job, lacks = found.job, _most_lacking(found.job, near)
     what = f"{lacks / GIB_BYTES:.2f} GiB on a GPU" if lacks > 0 else "host memory"
     because = f"so that it fits; the nearest form lacks {what}"
     seen = {job}
@@ -38,8 +38,12 @@ def fitting_form(found: Nearest, near: Prediction, target: Target) -> Nearest | 
             return Nearest(job=best, remarks=(*found.remarks, *told))
         if not forms:
             return None
-        job, _ = min(forms, key=lambda pair: _lacks_bytes(*pair))
+        job, _ = min(forms, key=lambda pair: _most_lacking(*pair))
     return None
+
+
+def _most_lacking(job: Job, prediction: Prediction) -> float:
+    return max(lacking_bytes(job.cluster, job.plan, prediction))
 
 
 def _predicted_forms(job: Job, target: Target, seen: set[Job]) -> Iterator[tuple[Job, Prediction]]:
@@ -64,13 +68,3 @@ def _forms(job: Job, target: Target) -> Iterator[Job]:
                 yield nearest(change.job, target).job
             except InputError:
                 continue
-
-
-def _lacks_bytes(job: Job, prediction: Prediction) -> float:
-    """The bytes that the stage lacks which lacks most."""
-    rooms = room_of_plan(job.cluster, job.plan).tolist()
-    lacks = [
-        stage.peak_reserved_bytes - room
-        for stage, room in zip(prediction.stages, rooms, strict=True)
-    ]
-    return float(max(lacks))

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from mistlab.cost.memory import host_bytes_over, room_of_plan
+from mistlab.machine.cluster import Cluster
 from mistlab.values.job import Job
+from mistlab.values.plan import Plan
 from mistlab.values.prediction import (
     MemoryByClass,
     MemoryByPhase,
@@ -16,16 +18,13 @@ from mistlab.values.units import GIB_BYTES
 
 def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
     """The stage whose GPU has least room left or lacks most, and a node that lacks host memory."""
-    rooms = room_of_plan(job.cluster, job.plan).tolist()
-    left = [
-        room - stage.peak_reserved_bytes
-        for room, stage in zip(rooms, prediction.stages, strict=True)
-    ]
-    number = left.index(min(left))
+    lacks = lacking_bytes(job.cluster, job.plan, prediction)
+    number = lacks.index(max(lacks))
     fullest = prediction.stages[number]
-    size, room = fullest.peak_reserved_bytes / GIB_BYTES, rooms[number] / GIB_BYTES
-    rest = abs(left[number]) / GIB_BYTES
-    lacking = sum(one < 0 for one in left)
+    size = fullest.peak_reserved_bytes / GIB_BYTES
+    room = (fullest.peak_reserved_bytes - lacks[number]) / GIB_BYTES
+    rest = abs(lacks[number]) / GIB_BYTES
+    lacking = sum(one > 0 for one in lacks)
     what = f"takes {size:.2f} of {room:.2f} GiB"
     if not lacking:
         begin = f"stage {number} binds memory: it {what}, {rest:.2f} are left"
@@ -40,13 +39,20 @@ def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
 
 def _held_words(stage: StagePrediction) -> str:
     """When a stage's GPU is fullest, and what holds most of it then."""
-    phase, _ = _largest(stage.memory_by_phase)
-    held, size = _largest(stage.memory)
+    phase, _ = largest(stage.memory_by_phase)
+    held, size = largest(stage.memory)
     return f"most in the {phase} phase, by {held} ({size / GIB_BYTES:.2f} GiB)"
 
 
-def _largest(sizes: MemoryByClass | MemoryByPhase) -> tuple[str, int]:
+def lacking_bytes(cluster: Cluster, plan: Plan, prediction: Prediction) -> list[float]:
+    """The bytes by which each stage exceeds the room on its GPUs; negative where room is left."""
+    rooms = room_of_plan(cluster, plan).tolist()
+    pairs = zip(prediction.stages, rooms, strict=True)
+    return [stage.peak_reserved_bytes - room for stage, room in pairs]
+
+
+def largest(sizes: MemoryByClass | MemoryByPhase) -> tuple[str, int]:
     """The largest field of a value of bytes."""
-    found = {entry.name: getattr(sizes, entry.name) for entry in fields(sizes)}
-    name = max(found, key=lambda one: found[one])
-    return name, found[name]
+    named = {entry.name: getattr(sizes, entry.name) for entry in fields(sizes)}
+    name = max(named, key=lambda field: named[field])
+    return name, named[name]

@@ -6,7 +6,7 @@ row, and in the end ``rows.csv``, ``summary.json``, ``report.md`` and its pictur
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -93,6 +93,11 @@ class Study:
         if row in self._waiting:
             self._waiting.remove(row)
         self._keep(lambda: self.directory.write_rows([*self.rows, *self._waiting]))
+
+    def add_all(self, rows: Iterable[Row]) -> None:
+        """Keep rows, each as it comes."""
+        for row in rows:
+            self.add(row)
 
     def keep_text(self, name: str, text: str) -> None:
         """Write a further file of the run folder, whole or not at all."""

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from experiments.frame.charts import Bars
+from experiments.frame.groups import grouped
 from experiments.frame.study import Report
 from experiments.frame.tables import TIMING, Row, table
 from experiments.measuring.contenders import OURS
@@ -50,16 +51,9 @@ class Measured:
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Measured":
         """The measurement in the rows of a plan, of which one at least ran."""
-        first = rows[0]
-        return cls(
-            name=first["name"],
-            system=first["system"],
-            is_trial=first["is_trial"],
-            ranks=first["ranks"],
-            plan=first["plan"],
-            predicted_s=first["predicted_s"],
-            runs_s=tuple(row[TIMING]["median_s"] for row in rows if TIMING in row),
-        )
+        names = ("name", "system", "is_trial", "ranks", "plan", "predicted_s")
+        runs_s = tuple(row[TIMING]["median_s"] for row in rows if TIMING in row)
+        return cls(**{name: rows[0][name] for name in names}, runs_s=runs_s)
 
     @property
     def seconds(self) -> float:
@@ -122,9 +116,7 @@ class Speedup:
 
 def report(rows: Sequence[Row], hardware: Hardware, *, has_priority: bool) -> Report:
     """The table, the error of predictions, whether their order is right, and speedups."""
-    by_name: dict[str, list[Row]] = {}
-    for row in rows:
-        by_name.setdefault(row["name"], []).append(row)
+    by_name = grouped(rows, lambda row: row["name"])
     ran = [Measured.of(own) for own in by_name.values() if any(TIMING in row for row in own)]
     words = [f"Measured on {hardware.description or hardware.name}."]
     if has_priority:
@@ -181,10 +173,7 @@ def _judged(own: Sequence[Measured]) -> dict[str, Any]:
 
 def _speedups(ran: Sequence[Measured]) -> list[Speedup]:
     """The fastest of our searched plans over the fastest that each baseline tried, measured."""
-    tried: dict[str, list[Measured]] = {}
-    for one in ran:
-        if one.is_trial:
-            tried.setdefault(one.system, []).append(one)
+    tried = grouped((one for one in ran if one.is_trial), lambda one: one.system)
     best = {system: min(own, key=lambda one: one.seconds) for system, own in tried.items()}
     ours = best.pop(OURS, None)
     if ours is None:

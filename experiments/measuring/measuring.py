@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.commandline import DONE, as_options, check_torch, progress
+from experiments.cli.problem import workload_of
 from experiments.frame.study import Study
 from experiments.frame.tables import TIMING, Row
 from experiments.measuring.contenders import OURS, TARGET, Contender, contenders
@@ -22,7 +23,6 @@ from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError, near_matches
 from mistlab.values.job import job_to_mapping
 from mistlab.values.references import hardware_from, model_from
-from mistlab.values.workload import Workload
 
 SYSTEMS = (OURS, *TARGET)
 # With less time left no run begins. One that the end of the call cuts begins again in the next.
@@ -210,13 +210,8 @@ class _UnderWay:
 
 def _contenders(case: Case, system: str, options: argparse.Namespace) -> list[Contender]:
     with as_options():
-        workload = Workload(
-            model=model_from(case.model, Path()),
-            sequence_length=options.sequence_length,
-            global_batch=case.batch,
-            attention=options.attention,
-            precision=options.precision,
-        )
+        model = model_from(case.model, Path())
+        workload = workload_of(options, model=model, global_batch=case.batch)
         cluster = Cluster(
             hardware=hardware_from(options.hardware, Path()),
             nodes=options.nodes,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from experiments.cli.commandline import DONE, as_options, progress
+from experiments.cli.problem import workload_of
 from experiments.frame.study import Study
 from experiments.frame.tables import TIMING, Row
 from experiments.measuring.contenders import OURS, Contender, contenders
@@ -93,11 +94,9 @@ def whole_loop(options: argparse.Namespace) -> int:
 
 def _workload(options: argparse.Namespace) -> Workload:
     with as_options():
-        return Workload(
+        return workload_of(
+            options,
             model=MODEL if options.model is None else model_from(options.model, Path()),
-            sequence_length=options.sequence_length,
-            global_batch=options.global_batch,
-            attention=options.attention,
             precision=options.precision or ("fp32" if options.device == "cpu" else "bf16"),
         )
 

@@ -1,6 +1,5 @@
 """Published runs whose plan is known, as predicted: weak scaling, and a trained model."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.resources import files
@@ -8,6 +7,7 @@ from importlib.resources import files
 from experiments.calibrating.published import carried
 from experiments.calibrating.published_run import PublishedRun
 from experiments.calibrating.whole_runs import is_said_to_fit, predicted_s
+from experiments.frame.groups import grouped
 from experiments.frame.tables import Row
 from mistlab import catalog
 from mistlab.cost.arithmetic import megatron_flop
@@ -28,12 +28,10 @@ CHUNKS = (1, 2, 4)
 
 def weak_scaling_rows() -> Iterator[Row]:
     """Megatron-LM's weak scaling with all columns of its table, published and predicted."""
-    runs: dict[str, list[PublishedRun]] = defaultdict(list)
     place = files("experiments.calibrating").joinpath("published.yaml")
     text = place.read_text(encoding="utf-8")
-    for run in carried(text, catalog.hardware("a100-80gb"))[1]:
-        runs[run.name].append(run)
-    for name, alike in runs.items():
+    _, runs = carried(text, catalog.hardware("a100-80gb"))
+    for name, alike in grouped(runs, lambda run: run.name).items():
         # The table gives no micro-batch: the fastest that fits.
         timed = [
             (predicted_s(run, run.cluster.hardware), place)

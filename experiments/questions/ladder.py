@@ -8,7 +8,7 @@ from typing import Any
 from experiments.cli.commandline import DONE, NoAnswerError
 from experiments.cli.live import Live
 from experiments.cli.problem import problem_of
-from experiments.comparing.bench import BUDGET, Bench
+from experiments.comparing.bench import BUDGET, TERM_WORDS, Bench
 from experiments.frame.charts import Bars
 from experiments.frame.numbers_in_words import gib
 from experiments.frame.study import Report, Study
@@ -21,12 +21,7 @@ from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from searchers.ladder import Rung, ladder
 from searchers.strategies.exhaustive import all_plans
 
-TERMS = {
-    "computation_s": "computation",
-    "exposed_communication_s": "exposed communication",
-    "other_stages_s": "other stages",
-    "rest_s": "first, last and step",
-}
+TERMS = {**TERM_WORDS, "other_stages_s": "other stages"}
 COARSE = (0.0, 0.5, 1.0)
 
 

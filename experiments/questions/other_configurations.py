@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from experiments.frame.groups import grouped
 from mistlab.cost.memory import room_of_plan
 from mistlab.engines.table import ENGINES
 from mistlab.runs.configuration import Configuration
@@ -57,9 +58,7 @@ def search(run: Configuration) -> Search:
     """Predict other configurations of a run, and play the fastest ones that fit; the run itself is
     among them."""
     plain = tried(_configurations(run))
-    by_stages: dict[int, list[Tried]] = {}
-    for one in _fastest(plain):
-        by_stages.setdefault(one.run.pipeline_parallel, []).append(one)
+    by_stages = grouped(_fastest(plain), lambda one: one.run.pipeline_parallel)
     deep = [one.run for some in by_stages.values() for one in some[:CHUNKED]]
     chunked = tried(
         replace(one, chunks=chunks)

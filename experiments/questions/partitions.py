@@ -68,8 +68,7 @@ def partitions(options: argparse.Namespace) -> int:
     message_bytes = options.sequence_length * model.hidden * BYTES_A_NUMBER
     study = Study.begin("partitions", options)
     for one in CHAINS[:: 2 if options.quick else 1]:
-        for row in _rows(one, LinkTimes.of(cluster), ranks, message_bytes):
-            study.add(row)
+        study.add_all(_rows(one, LinkTimes.of(cluster), ranks, message_bytes))
     where = (
         f"M is an activation of {options.sequence_length} tokens of {options.model} "
         f"({message_bytes / 2**20:.0f} MiB); times are for {ranks} ranks of a node of "

@@ -58,8 +58,7 @@ def scaling(options: argparse.Namespace) -> int:
         model = model_from(options.model, Path())
         hardware = hardware_from(options.hardware, Path())
     study = Study.begin("scaling", options)
-    for row in weak_scaling_rows():
-        study.add(row)
+    study.add_all(weak_scaling_rows())
     nodes = QUICK_NODES if options.quick else NODES
     asked = [("weak", count, 1) for count in nodes]
     slower = QUICK_SLOWER if options.quick else SLOWER
@@ -68,8 +67,7 @@ def scaling(options: argparse.Namespace) -> int:
         workload = _workload(model, options.sequence_length, _batch(chapter, count, hardware))
         study.add(_searched(chapter, workload, _slower(hardware, count, factor), factor, options))
     study.add(_largest(hardware, options))
-    for row in (*llama3_405b(), *latencies(hardware)):
-        study.add(row)
+    study.add_all((*llama3_405b(), *latencies(hardware)))
     return study.end(_report(study.rows, options), DONE)
 
 

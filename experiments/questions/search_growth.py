@@ -12,7 +12,7 @@ from experiments.cli.search_options import space_called
 from experiments.frame.charts import Lines
 from experiments.frame.numbers_in_words import number
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import Row, table
+from experiments.frame.tables import Row, table_of
 from experiments.questions.without_ideas import IDEAS, without
 from mistlab import catalog
 from mistlab.values.errors import InputError
@@ -150,16 +150,15 @@ def _report(rows: Sequence[Row], where: Sequence[str], seconds: float) -> Report
         title="How search time grows",
         words=[
             f"{where[0]}. {HEAD} For {seconds:g} s at most.",
-            table(
-                ("what grows", "value", "seconds", "gap left", "stage candidates", "iteration s"),
-                [(AXES[row["axis"]], row["value"], *_cells(row)) for row in grown],
+            table_of(
+                grown,
+                ("what grows", lambda row: AXES[row["axis"]]),
+                ("value", "{value}"),
+                *COLUMNS,
             ),
             _slowest(grown),
             f"Each idea of the search removed alone: {where[1]}.",
-            table(
-                ("without", "seconds", "gap left", "stage candidates", "iteration s"),
-                [(row["value"], *_cells(row)) for row in ideas],
-            ),
+            table_of(ideas, ("without", "{value}"), *COLUMNS),
             _worth(ideas),
         ],
         summary={
@@ -171,16 +170,17 @@ def _report(rows: Sequence[Row], where: Sequence[str], seconds: float) -> Report
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _gap(row: Row) -> str:
     timing = row["timing"]
-    found_s = timing["iteration_s"]
-    gap = "proven" if timing["is_proven"] else number(timing["gap"], ".1%")
-    return (
-        f"{timing['search_s']:.2f}",
-        gap,
-        f"{timing['stage_candidates']:,}",
-        number(found_s, ".3f"),
-    )
+    return "proven" if timing["is_proven"] else number(timing["gap"], ".1%")
+
+
+COLUMNS = (
+    ("seconds", "{timing[search_s]:.2f}"),
+    ("gap left", _gap),
+    ("stage candidates", "{timing[stage_candidates]:,}"),
+    ("iteration s", "{timing[iteration_s]:.3f}"),
+)
 
 
 def _slowest(rows: Sequence[Row]) -> str:

@@ -146,12 +146,12 @@ def _searched(problem: Problem, space: SearchSpace, seed: int) -> Row:
     """The best plans of a problem, of this engine and of the grids of Megatron-LM."""
     began_s = perf_counter()
     bench = Bench.of(problem)
-    ours = bench.found("mist", space, seed=seed)
+    ours = bench.found("mist", space, view=None, seed=seed)
     ours_s = ours.seen_s if ours else None
     grids_s = {
         key: found.seen_s if found else None
         for key, name in BASELINES.items()
-        for found in [bench.found(name, space_of(name), seed=seed)]
+        for found in [bench.found(name, space_of(name), view=None, seed=seed)]
     }
     found = ours.prediction if ours else None
     return {

@@ -51,9 +51,7 @@ def spaces(options: argparse.Namespace) -> int:
     asked = [*product(cases, budgets)]
     # A process that begins imports and compiles for as long as a small problem takes.
     found = answers(study, searched, asked, "problems", side_by_side=not options.quick)
-    for _, rows in found:
-        for row in rows:
-            study.add(row)
+    study.add_all(row for _, rows in found for row in rows)
     return study.end(_report(study.rows), DONE)
 
 

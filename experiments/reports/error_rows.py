@@ -1,7 +1,6 @@
 """Measured runs beside their predictions: a row for each run's time and each stage's memory."""
 
 import argparse
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
@@ -19,10 +18,11 @@ from experiments.calibrating.whole_runs import (
 from experiments.cli.command import FOLDS
 from experiments.exporting.launched_runs import launched_runs
 from experiments.frame.charts import Drawn
+from experiments.frame.groups import grouped
 from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.reports import plots
-from experiments.reports.error_summary import by_set, memory_summary, summary_of
+from experiments.reports.error_summary import memory_summary, summary_of
 from experiments.reports.error_words import words_of
 from mistlab import catalog
 from mistlab.cost.arithmetic import model_flop
@@ -60,11 +60,13 @@ def errors(options: argparse.Namespace) -> int:
         ]
     )
     memory = [row for one in runs for row in _memory(one)]
-    for row in (*times, *memory):
-        study.add(row)
+    study.add_all((*times, *memory))
     summary = {
         "tables": {table.path.name: table.sha256 for table in tables},
-        "times": [summary_of(name, rows) for name, rows in by_set(times).items()],
+        "times": [
+            summary_of(name, rows)
+            for name, rows in grouped(times, lambda row: str(row["set"])).items()
+        ],
         "memory": memory_summary(memory, runs),
     }
     # What is said of the largest errors is of the runs of all tables.
@@ -132,14 +134,11 @@ def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRu
 
 def _left_out(runs: Sequence[PublishedRun]) -> Mapping[str, float]:
     """Errors of runs that their machine was fitted to, each left out of the fit in turn."""
-    by_machine: dict[str, list[PublishedRun]] = defaultdict(list)
-    for one in runs:
-        if one.cluster.hardware.name in FITTED_TO_ALL:
-            by_machine[one.cluster.hardware.name].append(one)
+    by_machine = grouped(runs, lambda one: one.cluster.hardware.name)
     found = [
         fit_sustained(alike, alike[0].cluster.hardware)
-        for alike in by_machine.values()
-        if len(alike) > 1
+        for name, alike in by_machine.items()
+        if name in FITTED_TO_ALL and len(alike) > 1
     ]
     return {
         one.name: error

@@ -1,8 +1,7 @@
 """Errors of predictions, summed up for each set of measured runs."""
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,18 +9,11 @@ from scipy.stats import spearmanr
 
 from experiments.calibrating.published_run import PublishedRun
 from experiments.calibrating.whole_runs import fit_allocator
+from experiments.frame.groups import grouped
 from mistlab.calibration.sureness import misses
 
 # Two runs that differ by less than this can be in either order.
 TELLING = 0.03
-
-
-def by_set(rows: Sequence[dict[str, Any]]) -> Mapping[str, list[dict[str, Any]]]:
-    """Rows of runs by the set that they are reported with."""
-    sets: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        sets[row["set"]].append(row)
-    return sets
 
 
 def summary_of(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -74,11 +66,8 @@ def _events_summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], int]:
     """Of each workload with several runs: rank correlation, how much the run that is predicted
     fastest takes beyond the fastest, and pairs that differ tellingly and are in the wrong order."""
-    by_workload: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        by_workload[row["workload"]].append(row)
     ranks, best, disordered = [], [], 0
-    for alike in by_workload.values():
+    for alike in grouped(rows, lambda row: row["workload"]).values():
         predicted, measured = (
             np.array([row[key] for row in alike]) for key in ("predicted_s", "measured_s")
         )

@@ -8,7 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.frame.drawing import COLOURS
+from experiments.frame.groups import grouped
 from mistlab.values.units import GIB_BYTES
+
+# Columns of rows: as measured, as predicted.
+PEAKS = ("measured_bytes", "predicted_bytes")
+TIMES = ("measured_s", "predicted_s")
 
 
 def frontiers(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
@@ -47,67 +52,43 @@ def _frontier(axes: Axes, row: Mapping[str, Any], right: float, colour: str) -> 
 
 def memory_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Each stage's peak as predicted over as measured, with the line where they are equal."""
-    figure = Figure(figsize=(5.2, 5.2), layout="constrained")
-    axes = figure.subplots()
-    highest = max(max(row["predicted_bytes"], row["measured_bytes"]) for row in rows) / GIB_BYTES
-    axes.plot([0, 1.05 * highest], [0, 1.05 * highest], color="#999999", linewidth=1)
-    for i, name in enumerate(dict.fromkeys(row["run"] for row in rows)):
-        mine = [row for row in rows if row["run"] == name]
-        axes.plot(
-            [row["measured_bytes"] / GIB_BYTES for row in mine],
-            [row["predicted_bytes"] / GIB_BYTES for row in mine],
-            "o",
-            color=COLOURS[i % len(COLOURS)],
-            label=name,
-        )
-    axes.set_title("Peak allocated memory of a stage (GiB)", loc="left")
-    axes.set_xlabel("measured")
-    axes.set_ylabel("predicted")
-    axes.set_xlim(0, 1.05 * highest)
-    axes.set_ylim(0, 1.05 * highest)
-    axes.set_aspect("equal")
-    axes.grid(alpha=0.3)
+    title = "Peak allocated memory of a stage (GiB)"
+    figure, axes = _axes(title, "measured", "predicted", (5.2, 5.2))
+    end = 1.05 * max(max(row[key] for key in PEAKS) for row in rows) / GIB_BYTES
+    axes.plot([0, end], [0, end], color="#999999", linewidth=1)
+    for place, (name, alike) in enumerate(grouped(rows, lambda row: row["run"]).items()):
+        x, y = ([row[key] / GIB_BYTES for row in alike] for key in PEAKS)
+        axes.plot(x, y, "o", color=COLOURS[place % len(COLOURS)], label=name)
+    axes.set(xlim=(0, end), ylim=(0, end), aspect="equal")
     axes.legend(fontsize="small", frameon=False)
     return figure
 
 
 def times_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Each run's iteration as predicted over as measured, with lines a tenth to either side."""
-    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
-    axes = figure.subplots()
-    values = [row[key] for row in rows for key in ("predicted_s", "measured_s")]
+    title = "Time of an iteration (s); grey lines: 10 %"
+    figure, axes = _axes(title, "measured", "predicted", (6.4, 5.6))
+    values = [row[key] for row in rows for key in TIMES]
     ends = [0.8 * min(values), 1.25 * max(values)]
     axes.plot(ends, ends, color="#999999", linewidth=1)
     for factor in (0.9, 1.1):
         axes.plot(ends, [factor * end for end in ends], color="#cccccc", linewidth=0.8)
-    for i, name in enumerate(dict.fromkeys(row["set"] for row in rows)):
-        mine = [row for row in rows if row["set"] == name]
-        axes.plot(
-            [row["measured_s"] for row in mine],
-            [row["predicted_s"] for row in mine],
-            "o",
-            color=COLOURS[i % len(COLOURS)],
-            markersize=3 if len(mine) > 50 else 5,
-            alpha=0.5 if len(mine) > 50 else 1.0,
-            label=f"{name} ({len(mine)})",
-        )
-    axes.set_title("Time of an iteration (s); grey lines: 10 %", loc="left")
-    axes.set_xlabel("measured")
-    axes.set_ylabel("predicted")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(*ends)
-    axes.set_ylim(*ends)
-    axes.set_aspect("equal")
-    axes.grid(alpha=0.3)
+    for place, (name, alike) in enumerate(grouped(rows, lambda row: row["set"]).items()):
+        x, y = ([row[key] for row in alike] for key in TIMES)
+        colour, is_many = COLOURS[place % len(COLOURS)], len(alike) > 50
+        size, alpha = (3, 0.5) if is_many else (5, 1.0)
+        label = f"{name} ({len(alike)})"
+        axes.plot(x, y, "o", color=colour, markersize=size, alpha=alpha, label=label)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     axes.legend(fontsize="small", frameon=False)
     return figure
 
 
 def differences(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """How far the closed form is from the event simulator, over what comes once an iteration."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.subplots()
+    x = "first and last micro-batches' extras (% of the iteration)"
+    title = "Closed form over event simulator: difference in time"
+    figure, axes = _axes(title, x, "difference (%)", (7.2, 4.2))
     axes.axhline(0, color="#999999", linewidth=1)
     offloading = [row for row in rows if "offloading" in row["strata"]]
     groups = {
@@ -115,22 +96,23 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> Figure:
         "offloading, up to 4 stages": [row for row in offloading if row["stages"] <= 4],
         "nothing offloaded": [row for row in rows if "offloading" not in row["strata"]],
     }
-    for colour, (name, mine) in zip(COLOURS, groups.items(), strict=False):
-        axes.plot(
-            [100 * row["extras_share"] for row in mine],
-            [100 * row["difference"] for row in mine],
-            "o",
-            color=colour,
-            markersize=4,
-            alpha=0.6,
-            label=f"{name} ({len(mine)})",
-        )
-    axes.set_title("Closed form over event simulator: difference in time", loc="left")
-    axes.set_xlabel("first and last micro-batches' extras (% of the iteration)")
-    axes.set_ylabel("difference (%)")
-    axes.grid(alpha=0.3)
+    for colour, (name, alike) in zip(COLOURS, groups.items(), strict=False):
+        keys = ("extras_share", "difference")
+        shares, found = ([100 * row[key] for row in alike] for key in keys)
+        label = f"{name} ({len(alike)})"
+        axes.plot(shares, found, "o", color=colour, markersize=4, alpha=0.6, label=label)
     axes.legend(fontsize="small", frameon=False, loc="lower right")
     return figure
+
+
+def _axes(title: str, x: str, y: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """A figure with the axes of a scatter plot."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left")
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    return figure, axes
 
 
 def _mesh(row: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from experiments.bars import ordered as orders
 from experiments.bars import overlap as views
 from experiments.bars.ordered import ordered
 from experiments.bars.steps import left_out, steps
-from experiments.bars.systems import THEIRS, Asked, searched
+from experiments.bars.systems import THEIRS, searched
 from experiments.bars.tuning_time import spaces
 from experiments.cli.commandline import run
 from experiments.comparing.bench import Bench, Found
@@ -99,7 +99,7 @@ def test_aceso_is_also_asked_without_fused_attention_which_its_runtime_lacks(
 
     monkeypatch.setattr(Bench, "found", noted)
     case = case_of(clusters("l4-24gb")[0], "gpt3", "1.3b", attention)
-    row = searched(Asked(case=case, quick=True, seed=0))
+    row = searched(case, quick=True, seed=0)
     assert seen == asked
     fused, unfused = (row["seconds"][name] for name in ("aceso", "aceso:unfused"))
     assert fused < unfused if attention == "flash" else fused == unfused

@@ -1,6 +1,7 @@
 """The frame of experiments: what a run leaves, what it says, and what it survives."""
 
 import argparse
+import doctest
 import errno
 import json
 import shlex
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from experiments import survey
 from experiments.cli.command import experiment
 from experiments.cli.commandline import parser_of, run
+from experiments.frame import groups, numbers_in_words, tables
 from experiments.frame.charts import Bars, Lines
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table, untimed
@@ -225,3 +228,9 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
     assert run(main, ["--out", str(out), "--page", str(tmp_path)]) == 2
     assert f"--page {tmp_path}: cannot be written: it is a folder" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize("module", [groups, numbers_in_words, tables])
+def test_the_examples_of_printers_hold(module: ModuleType) -> None:
+    done = doctest.testmod(module)
+    assert (done.failed, done.attempted > 0) == (0, True)

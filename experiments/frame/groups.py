@@ -1,0 +1,19 @@
+"""Groups of things that are alike."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Key = TypeVar("Key")
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by their keys; groups stand in the order of their first items.
+
+    >>> grouped(["one", "two", "three"], len)
+    {3: ['one', 'two'], 5: ['three']}
+    """
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
