@@ -13,8 +13,7 @@ from mistlab.schedule.stage_program import Op, iterations
 from mistlab.schedule.stage_shape import StageShape
 from mistlab.schedule.turning import zb_v_text
 from mistlab.values.plan import Plan
-from simulators.build import build_graph
-from simulators.pass_pattern import StageTasks
+from simulators.build import StageTasks, build_graph
 from tests.pipeline_orders import whole_backwards
 from tests.runtime.program_races import needless, path, races, unallocated
 from tests.runtime.worlds import MIXED, random_plan, stage

@@ -14,8 +14,7 @@ from mistlab.engines.table import ENGINES
 from mistlab.schedule.checked_orders import named_order
 from mistlab.schedule.slot_table import Sends, Template
 from mistlab.schedule.stage_passes import passes_of
-from simulators.build import build_graph
-from simulators.pass_pattern import StageTasks
+from simulators.build import StageTasks, build_graph
 from simulators.play import ALONE, play
 
 

@@ -18,8 +18,8 @@ from mistlab.schedule.stage_program import Op
 from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.plan import Offload, Plan, StagePlan
 from simulators.build import build_graph
+from simulators.events import tasks_of_parts
 from simulators.graph import TaskGraph
-from simulators.part_tasks import tasks_of_parts
 from tests.runtime.program_races import races
 from tests.simulators.test_ranks import CLUSTER, WORK
 

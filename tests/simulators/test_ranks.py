@@ -11,8 +11,8 @@ from mistlab.machine.cluster import Cluster
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.values.plan import Offload, Plan, StagePlan
 from simulators.build import build_graph
+from simulators.events import tasks_of_parts
 from simulators.graph import LANES, TaskGraph
-from simulators.part_tasks import tasks_of_parts
 from simulators.play import Factors, play
 from tests.workloads import workload_of
 

@@ -8,8 +8,7 @@ from mistlab.schedule.slot_table import Action
 from mistlab.values.plan import Offload, Plan
 from simulators.events import EventSimulator
 from simulators.graph import TaskGraph
-from simulators.play import Times
-from simulators.stage_times import PassTimes, pass_times
+from simulators.play import PassTimes, Times, pass_times
 from simulators.symbolic import SymbolicPredictor
 from tests.simulators.test_events import EVERYTHING, EXACT, HALF, PLAIN, WORK, cluster_of, plan_of
 
