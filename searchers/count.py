@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.meshes import lies_well, meshes, micro_batch_counts
+from searchers.methods.exhaustive import count_plans
 from searchers.savings import counts_choices, savings_choices
-from searchers.strategies.exhaustive import count_plans
 
 # Whole numbers of any size, by number of blocks.
 Counts = NDArray[np.object_]

@@ -3,14 +3,41 @@
 Axes: W ways to save memory, B ways to treat blocks.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain, product
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar
 
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, counts_within, names_of
+from mistlab.values.dimensions import (
+    DIMENSIONS,
+    counts_of_blocks,
+    counts_within,
+    label_of,
+    names_of,
+)
 from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from searchers.meshes import Mesh
+from mistlab.values.units import GIB_BYTES
+from searchers.meshes import (
+    Mesh,
+    Pipeline,
+    allows,
+    equal_pipelines,
+    equal_stages,
+    even_layers,
+    layer_counts,
+    lies_well,
+    mesh_of,
+    meshes,
+    micro_batch_counts,
+    orders_of,
+    other_names,
+    pipelines,
+)
 
 # One value for each of ``names_of("savings")``, and for each of ``counts_of_blocks``.
 SavingsRow = tuple[float, ...]
@@ -119,3 +146,345 @@ def _counts_of(space: SearchSpace, name: str, layers: int) -> tuple[float, ...]:
 
 def _one(_: str) -> int:
     return 1
+
+
+# Says when a space has more ways to save memory than this machine can list at once.
+#
+# A search of all ways lists, for each stage, every combination of the space's ratios and levels.
+# So a ratio in steps of a thousandth instead of eighths, for four kinds, takes 250 million times
+# the room.
+
+
+# What a listed way takes at the peak, with the columns of its costs and times. Measured with
+# llama-350m on two L4, searcher exact: 700 MiB at 331,776 ways (ratios in 23rds), and 655 MiB at
+# 320,000 ways of stages that are alike (ratios in 19ths, no or all blocks recomputed).
+WAY_BYTES = 2200
+
+
+def ways_listed(space: SearchSpace) -> int:
+    """The number of ways to save memory on a stage, without treated blocks."""
+    return prod(len(space.listed(name) or ()) for name in names_of("savings"))
+
+
+def too_many_ways(problem: Problem, space: SearchSpace, room_bytes: int | None = None) -> str:
+    """Why all ways of a space cannot be listed in so much memory (by default what this machine has
+    free); empty if they can."""
+    ways = ways_listed(space)
+    if not space.unequal_stages:
+        ways *= len(counts_choices(space, problem.workload.model.layers))
+    needed = ways * WAY_BYTES
+    room = free_bytes() if room_bytes is None else room_bytes
+    if needed <= room:
+        return ""
+    return (
+        f"space {space.name} has {ways:,} ways to save memory on a stage: to list them takes about "
+        f"{needed / GIB_BYTES:,.1f} GiB, and {room / GIB_BYTES:,.1f} GiB are free: give coarser "
+        "ratios, or searcher mist, which goes from coarse to fine"
+    )
+
+
+def free_bytes() -> int:
+    """The memory of this machine that may be taken; all of it where the system does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+# Tells whether a plan belongs to a space.
+
+
+def contains(problem: Problem, space: SearchSpace, plan: Plan) -> bool:
+    """Whether the space allows the plan for the problem."""
+    return any(plan in Members(problem=problem, space=own) for own in space.of_engines)
+
+
+@dataclass(slots=True, kw_only=True)
+class Members:
+    """The plans of one engine in a space; asks quickly about many plans."""
+
+    problem: Problem
+    space: SearchSpace
+    _meshes: dict[int, frozenset[Mesh]] = field(default_factory=dict, init=False)
+    _savings: dict[tuple[int, Mesh, bool], Mapping[str, frozenset[float]]] = field(
+        default_factory=dict, init=False
+    )
+
+    def __contains__(self, plan: Plan) -> bool:
+        meshes_of = [mesh_of(stage) for stage in plan.stages]
+        return (
+            plan.engine == self.space.engine
+            and plan.overlap_communication
+            and self._allows_order(plan)
+            and self._allows_meshes(plan, meshes_of)
+            and self._allows_layers([stage.layers for stage in plan.stages])
+            and all(
+                self._allows_savings(stage, mesh, plan.num_stages > 1)
+                for stage, mesh in zip(plan.stages, meshes_of, strict=True)
+            )
+            and (self.space.unequal_stages or _is_alike(plan))
+        )
+
+    def _allows_order(self, plan: Plan) -> bool:
+        layers = min(stage.layers for stage in plan.stages)
+        return plan.order in orders_of(self.space, plan.num_stages, plan.micro_batches, layers)
+
+    def _allows_meshes(self, plan: Plan, chosen: Sequence[Mesh]) -> bool:
+        space, cluster = self.space, self.problem.cluster
+        first_rank = 0
+        for mesh in chosen:
+            if not lies_well(first_rank, mesh.num_gpus, cluster):
+                return False
+            first_rank += mesh.num_gpus
+        return (
+            first_rank == cluster.num_gpus
+            and allows(space.pipeline, plan.num_stages)
+            and (space.unequal_meshes or len(set(chosen)) == 1)
+            and self._meshes_for(plan.micro_batches).issuperset(chosen)
+        )
+
+    def _meshes_for(self, micro_batches: int) -> frozenset[Mesh]:
+        if micro_batches not in self._meshes:
+            allowed = micro_batches in micro_batch_counts(self.problem, self.space)
+            found = meshes(self.problem, self.space, micro_batches) if allowed else ()
+            self._meshes[micro_batches] = frozenset(found)
+        return self._meshes[micro_batches]
+
+    def _allows_layers(self, chosen: list[int]) -> bool:
+        layers = self.problem.workload.model.layers
+        if sum(chosen) != layers:
+            return False
+        if self.space.layers_off_balance == 0:
+            return tuple(chosen) == even_layers(layers, len(chosen))
+        counts = layer_counts(layers, len(chosen), self.space)
+        return all(count in counts for count in chosen)
+
+    def _allows_savings(self, stage: StagePlan, mesh: Mesh, in_pipeline: bool) -> bool:
+        allowed = self._savings_for(stage.layers, mesh, in_pipeline)
+        return all(stage.value(name) in choices for name, choices in allowed.items())
+
+    def _savings_for(
+        self, layers: int, mesh: Mesh, in_pipeline: bool
+    ) -> Mapping[str, frozenset[float]]:
+        key = layers, mesh, in_pipeline
+        if key not in self._savings:
+            self._savings[key] = {
+                name: frozenset(
+                    self.space.choices(
+                        name, layers=layers, degree=mesh.value, in_pipeline=in_pipeline
+                    )
+                )
+                for name in saving_names()
+            }
+        return self._savings[key]
+
+
+def _is_alike(plan: Plan) -> bool:
+    largest = max(plan.stages, key=lambda stage: stage.layers)
+    return all(stage == alike(largest, stage.layers) for stage in plan.stages)
+
+
+# Says why a space has no plan for a problem, by trying what would give it one.
+#
+# Memory is not looked at: a space whose plans do not fit is not empty.
+
+
+# Lists of a space that None opens to all numbers that divide.
+OPEN = tuple(entry.name for entry in fields(SearchSpace) if entry.default is None)
+# Batches and nodes that are tried instead of a problem's own, as multiples of them.
+MULTIPLES = (2, 3, 4, 5, 6, 7, 8)
+# Numbers of a list that are shown.
+SHOWN = 6
+
+
+def why_empty(problem: Problem, space: SearchSpace) -> str:
+    """Why the space has no plan for the problem, and which changes alone would give it one; empty
+    if it has plans.
+
+    >>> from searchers.savings import _listed
+    >>> _listed((1, 2, 4, 8, 16, 32, 64))
+    '1, 2, 4, 8, 16, 32, ...'
+    """
+    reasons = [_why_empty(problem, own) for own in space.of_engines]
+    return reasons[0] if all(reasons) else ""
+
+
+def _why_empty(problem: Problem, space: SearchSpace) -> str:
+    if not _has_pipeline(problem, space):
+        begin = (
+            f"space {space.name} has no pipeline of {problem.cluster.num_gpus} GPUs for a global "
+            f"batch of {problem.workload.global_batch}"
+        )
+        helps = [
+            words
+            for words, other_problem, other_space in _changes(problem, space)
+            if _has_pipeline(other_problem, other_space)
+        ]
+        if helps:
+            return f"{begin}: there is one {'; or '.join(helps)}"
+        return f"{begin}, and no single change that was tried gives one"
+    layers = problem.workload.model.layers
+    if not any(counts_choices(space, own) for own in range(1, layers + 1)):
+        lists = {name: listed for name in counts_of_blocks() if (listed := space.listed(name))}
+        name = next(name for name, listed in lists.items() if 0 not in listed)
+        return (
+            f"space {space.name} lets no stage treat its blocks: recomputation "
+            f"{space.recomputation} and {name} {_listed(lists[name])} leave no numbers that add up "
+            f"to a stage's blocks: list 0 in {name}, or give recomputation any"
+        )
+    return ""
+
+
+def _has_pipeline(problem: Problem, space: SearchSpace) -> bool:
+    """Whether the space has any pipeline; one of equal meshes is found soonest."""
+    found = chain(equal_pipelines(problem, space), pipelines(problem, space))
+    return next(found, None) is not None
+
+
+def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Problem, SearchSpace]]:
+    """Single changes of the space and of the problem, each in words."""
+    for name in OPEN:
+        if (listed := getattr(space, name)) is not None:
+            words = f"with another {name} than {_listed(listed)}"
+            yield words, problem, _with(space, name, None)
+    for name in other_names():
+        default = DIMENSIONS[name].default
+        listed = space.listed(name) or ()
+        if default not in listed:
+            words = f"with {name} {default}, which is not among {_listed(listed)}"
+            yield words, problem, _with(space, name, (default,))
+    if space.tensor_parallel_in_node:
+        words = "with tensor_parallel_in_node false"
+        yield words, problem, replace(space, tensor_parallel_in_node=False)
+    work, cluster = problem.workload, problem.cluster
+    for times in MULTIPLES:
+        batch = times * work.global_batch
+        other = replace(problem, workload=replace(work, global_batch=batch))
+        if _has_pipeline(other, space):
+            yield f"for a global batch of {batch}", other, space
+            break
+    for gpus in range(cluster.gpus_per_node - 1, 0, -1):
+        other = replace(problem, cluster=replace(cluster, gpus_per_node=gpus))
+        if _has_pipeline(other, space):
+            yield f"on {gpus} GPUs of each node", other, space
+            break
+
+
+def _with(space: SearchSpace, name: str, listed: tuple[Any, ...] | None) -> SearchSpace:
+    other: dict[str, Any] = {name: listed}
+    return replace(space, **other)
+
+
+def _listed(numbers: tuple[float, ...]) -> str:
+    shown = ", ".join(f"{number:g}" for number in numbers[:SHOWN])
+    return f"{shown}, ..." if len(numbers) > SHOWN else shown
+
+
+# Makes a plan from a sequence of named choices, for strategies that draw plans.
+#
+# ``chosen_plan`` asks for each choice by name, and offers only options that leave a valid plan. A
+# random generator, an Optuna trial or a policy answers.
+
+
+Option = TypeVar("Option")
+
+
+class Chooser:
+    """Answers questions with one of several options: ``place`` maps a name and a number of options
+    to the place of the answer."""
+
+    def __init__(self, place: Callable[[str, int], int]) -> None:
+        self._place = place
+
+    def __call__(self, name: str, options: Sequence[Option]) -> Option:
+        """The chosen option; nothing is asked if there is only one."""
+        return options[0] if len(options) == 1 else options[self._place(name, len(options))]
+
+
+def chosen_plan(problem: Problem, space: SearchSpace, choose: Chooser) -> Plan | None:
+    """The plan of a chooser's answers; None where no pipeline of the space has the first
+    answers."""
+    pipeline = _pipeline(problem, space, choose)
+    if pipeline is None:
+        return None
+    layers = _layers(problem.workload.model.layers, pipeline.num_stages, space, choose)
+    count = pipeline.num_stages
+    if space.unequal_stages:
+        both = enumerate(zip(pipeline.meshes, layers, strict=True))
+        stages = [_stage(stage, mesh, own, count, space, choose) for stage, (mesh, own) in both]
+    else:
+        largest = _stage(0, pipeline.meshes[0], max(layers), count, space, choose)
+        stages = [alike(largest, own) for own in layers]
+    orders = orders_of(space, count, pipeline.micro_batches, min(layers))
+    return Plan(
+        engine=space.engine,
+        micro_batches=pipeline.micro_batches,
+        order=choose("order", orders),
+        stages=tuple(stages),
+    )
+
+
+def _pipeline(problem: Problem, space: SearchSpace, choose: Chooser) -> Pipeline | None:
+    micro_batches = choose("micro_batches", micro_batch_counts(problem, space))
+    options = meshes(problem, space, micro_batches)
+    chosen: list[Mesh] = []
+    taken, gpus = 0, problem.cluster.num_gpus
+    while taken < gpus:
+        if chosen and not space.unequal_meshes:
+            mesh = chosen[0]
+        else:
+            left = gpus - taken
+            stages_left = problem.workload.model.layers - len(chosen)
+            possible = [
+                mesh
+                for mesh in options
+                if _leaves_a_plan(problem, space, mesh, taken, left, stages_left)
+            ]
+            if not possible:
+                return None
+            mesh = choose(f"mesh {len(chosen)}", possible)
+        chosen.append(mesh)
+        taken += mesh.num_gpus
+    if space.pipeline is not None and len(chosen) not in space.pipeline:
+        return None
+    return Pipeline(micro_batches=micro_batches, meshes=tuple(chosen))
+
+
+def _leaves_a_plan(
+    problem: Problem, space: SearchSpace, mesh: Mesh, taken: int, left: int, stages_left: int
+) -> bool:
+    if not space.unequal_meshes:
+        return equal_stages(mesh, problem) > 0
+    if mesh.num_gpus > left or not lies_well(taken, mesh.num_gpus, problem.cluster):
+        return False
+    return mesh.num_gpus == left or stages_left > 1
+
+
+def _layers(layers: int, num_stages: int, space: SearchSpace, choose: Chooser) -> tuple[int, ...]:
+    if space.layers_off_balance == 0:
+        return even_layers(layers, num_stages)
+    counts = layer_counts(layers, num_stages, space)
+    chosen: list[int] = []
+    for stage in range(num_stages):
+        left, after = layers - sum(chosen), num_stages - stage - 1
+        possible = [
+            count for count in counts if after * counts[0] <= left - count <= after * counts[-1]
+        ]
+        chosen.append(choose(f"layers {stage}", possible))
+    return tuple(chosen)
+
+
+def _stage(
+    stage: int, mesh: Mesh, layers: int, num_stages: int, space: SearchSpace, choose: Chooser
+) -> StagePlan:
+    chosen: dict[str, float] = {}
+    left, counts = layers, counts_of_blocks()
+    for name in saving_names():
+        choices = space.choices(name, layers=layers, degree=mesh.value, in_pipeline=num_stages > 1)
+        if name in counts:
+            choices = tuple(count for count in choices if count <= left)
+        chosen[name] = choose(f"{label_of(name)} {stage}", choices)
+        left -= int(chosen[name]) if name in counts else 0
+    return stage_of(mesh, layers, chosen)

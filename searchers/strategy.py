@@ -1,26 +1,336 @@
-"""A strategy is one function that asks a ledger and returns how it ended; this makes it a searcher.
+"""Counts the questions of a search to its predictor, and keeps the best plan so far.
 
-The rest of a ``Searcher`` is the same for all: it counts, keeps the best plan, ends with the
-budget, and keeps what was found when it is interrupted.
+Every searcher asks through a ``Ledger``, so all are counted in the same way, and the same budget
+ends them.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from math import inf
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import ceil, inf
 from time import perf_counter
-from typing import Self, final
+from typing import Self, TypeVar, cast, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.symbolic.library import graph_of
-from mistlab.values.prediction import Predictor
-from mistlab.values.search import Budget, Problem, SearchResult, StageCostModel, Status
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Prediction, Predictor
+from mistlab.values.search import (
+    Budget,
+    Improvement,
+    Problem,
+    Rival,
+    SearchResult,
+    StageBoundModel,
+    StageCostModel,
+    Status,
+)
 from mistlab.values.space import SearchSpace
-from searchers.ledger import BudgetSpentError, Clock, Ledger, Watcher
-from searchers.room import ways_listed
-from searchers.why_empty import why_empty
+from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
+from mistlab.values.stages_in_order import StagesInOrder
+from searchers.savings import ways_listed, why_empty
+
+# This many stage candidates count as one plan.
+STAGES_A_PLAN = 1000
+# Plans and stage candidates that are predicted between two looks at the clock. Candidates whose
+# ratios all differ take up to 50 microseconds each; with more of them at once, twice as long.
+PLANS_AT_ONCE = 128
+STAGES_AT_ONCE = 1 << 14
+# The best plan and its rivals.
+SHORT_LIST = 5
+# Times that differ by less than this share are equal but for rounding.
+ROUNDING = 1e-9
+
+Clock = Callable[[], float]
+Watcher = Callable[[Plan, Prediction], object]
+Answer = TypeVar("Answer")
+
+
+class BudgetSpentError(Exception):
+    """The search must end now; the ledger has what it found.
+
+    ``predictions`` are the answers that the budget still allowed, for strategies that keep them.
+    """
+
+    def __init__(self, predictions: Sequence[Prediction] = ()) -> None:
+        super().__init__()
+        self.predictions = predictions
+
+
+@dataclass(slots=True, kw_only=True)
+class Ledger:
+    """Counts, keeps the best plan that fits, and ends the search when its budget is spent.
+
+    ``listener`` is told of every answer and of every better bound, for progress; ``watcher`` sees
+    every plan that was asked about. ``bound_s`` is a time that no plan of the space beats.
+    """
+
+    predictor: Predictor
+    budget: Budget
+    clock: Clock
+    listener: "Callable[[Ledger], None] | None" = None
+    watcher: "Watcher | None" = None
+    bound_s: float = 0.0
+    plan_evaluations: int = 0
+    stage_evaluations: int = 0
+    best: Plan | None = None
+    prediction: Prediction | None = None
+    history: list[Improvement] = field(default_factory=list)
+    nearest: list[Rival] = field(default_factory=list)
+    said: "Callable[[Plan], Plan] | None" = None
+    hears: "Callable[[float], object] | None" = None
+    began_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began_s = self.clock()
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the search began."""
+        return self.clock() - self.began_s
+
+    @property
+    def best_s(self) -> float:
+        """The iteration time of the best plan; infinite before there is one."""
+        return float("inf") if self.prediction is None else self.prediction.iteration_s
+
+    def is_best(self, bound_s: float) -> bool:
+        """Whether the best plan is proven, where no plan beats a time."""
+        return bound_s >= self.best_s * (1 - ROUNDING)
+
+    @property
+    def gap(self) -> float | None:
+        """The share of the best plan's time by which another plan could be faster; None while
+        nothing is known of that."""
+        return max(0.0, 1 - self.bound_s / self.best_s) if self.bound_s and self.best else None
+
+    def best_of(self, engine: str) -> list[Plan]:
+        """The plans of an engine among the fastest few."""
+        return [one.plan for one in self.nearest if one.plan.engine == engine]
+
+    def bounded(self, bound_s: float) -> None:
+        """Hear that no plan of the space beats a time."""
+        if self.said is None:
+            self.bound_s = max(self.bound_s, bound_s)
+        elif self.hears is not None:
+            self.hears(bound_s)
+        if self.listener is not None:
+            self.listener(self)
+
+    @property
+    def evaluations_left(self) -> int | None:
+        """How many more plans may be predicted; None if only time counts."""
+        if self.budget.evaluations is None:
+            return None
+        used = self.plan_evaluations + self.stage_evaluations / STAGES_A_PLAN
+        return max(0, int(self.budget.evaluations - used))
+
+    @property
+    def budget_left(self) -> Budget:
+        """The rest of the budget, with at least a little of each limit."""
+        left = self.evaluations_left
+        return Budget(
+            evaluations=None if left is None else max(1, left),
+            seconds=None if self.budget.seconds is None else max(1e-3, self.seconds_left),
+        )
+
+    @property
+    def seconds_left(self) -> float:
+        """How much longer the search may take; infinite if only evaluations count."""
+        seconds = self.budget.seconds
+        return inf if seconds is None else max(0.0, seconds - self.wall_s)
+
+    def check_time(self) -> None:
+        """Raise ``BudgetSpentError`` if the seconds are spent.
+
+        Long work that asks the predictor nothing calls this as it goes on.
+        """
+        if self.seconds_left == 0:
+            raise BudgetSpentError
+
+    @contextmanager
+    def for_seconds(self, seconds: float) -> Iterator[None]:
+        """Spend no more than some seconds of the budget on what is done inside."""
+        budget = self.budget
+        ends_s = self.wall_s + seconds
+        if ends_s < (inf if budget.seconds is None else budget.seconds):
+            self.budget = replace(budget, seconds=ends_s)
+        try:
+            yield
+        finally:
+            self.budget = budget
+
+    @contextmanager
+    def for_share(self, share: float) -> Iterator[None]:
+        """Spend no more than a share of what is left of the budget on what is done inside."""
+        budget, left = self.budget, self.evaluations_left
+        if budget.evaluations is not None and left is not None:
+            spent = budget.evaluations - left
+            self.budget = replace(budget, evaluations=spent + ceil(share * left))
+        try:
+            with self.for_seconds(share * self.seconds_left):
+                yield
+        finally:
+            self.budget = budget
+
+    def count(self, *, stages: int) -> None:
+        """Count questions that were asked elsewhere on behalf of this search."""
+        self.stage_evaluations += stages
+
+    def predict(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
+        """Predict plans, and keep the best that fits. Raises ``BudgetSpentError``."""
+        left = self.evaluations_left
+        allowed = plans if left is None else plans[:left]
+        predictions: list[Prediction] = []
+        for start in range(0, max(1, len(allowed)), PLANS_AT_ONCE):
+            some = allowed[start : start + PLANS_AT_ONCE]
+            predictions += self._predicted(some)
+            is_last = start + len(some) == len(allowed)
+            self._continue(predictions, is_short=is_last and len(allowed) < len(plans))
+        return predictions
+
+    def _predicted(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
+        if self.said is not None:
+            plans = [self.said(plan) for plan in plans]
+        predictions = self.predictor.predict_many(plans)
+        self.plan_evaluations += len(plans)
+        for plan, prediction in zip(plans, predictions, strict=True):
+            self._shortlist(plan, prediction)
+            if self.watcher is not None:
+                self.watcher(plan, prediction)
+            if prediction.fits and prediction.iteration_s < self.best_s:
+                self.best, self.prediction = plan, prediction
+                self.history.append(
+                    Improvement(
+                        iteration_s=prediction.iteration_s,
+                        plan_evaluations=self.plan_evaluations,
+                        stage_evaluations=self.stage_evaluations,
+                        wall_s=self.wall_s,
+                    )
+                )
+        return predictions
+
+    def _shortlist(self, plan: Plan, prediction: Prediction) -> None:
+        """Keep the fastest few different plans; of equally fast plans the first comes first."""
+        is_full = len(self.nearest) == SHORT_LIST
+        if not prediction.fits or (
+            is_full and prediction.iteration_s >= self.nearest[-1].prediction.iteration_s
+        ):
+            return
+        if all(plan != known.plan for known in self.nearest):
+            rival = Rival(plan=plan, prediction=prediction)
+            insort(self.nearest, rival, key=lambda one: one.prediction.iteration_s)
+            del self.nearest[SHORT_LIST:]
+
+    @contextmanager
+    def for_part(
+        self, said: Callable[[Plan], Plan], hears: Callable[[float], object] | None = None
+    ) -> Iterator[None]:
+        """Search a part of the space inside: its plans are said in another way, which changes
+        nothing but words, and its bounds are none of the whole space; ``hears`` is told of them."""
+        before = self.said, self.hears
+        self.said, self.hears = said, hears
+        try:
+            yield
+        finally:
+            self.said, self.hears = before
+
+    def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
+        """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""
+        # Who needs costs of stages is asked once, by the searcher: Protocols are slow to ask.
+        model = cast("StageCostModel", self.predictor)
+        parts = self._in_parts(lambda some: model.stage_costs(some, engine=engine), batch)
+        return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
+
+    def stage_bounds(self, least: StageBatch, most: StageBatch, *, engine: str) -> StageCosts:
+        """Costs that no candidate between two undercuts. Raises ``BudgetSpentError``."""
+        model = cast("StageBoundModel", self.predictor)
+
+        def bounds(some: StageBatch, others: StageBatch) -> StageCosts:
+            found = model.stage_bounds(some, others, engine=engine)
+            assert found is not None, f"engine {engine} has no bounds"
+            return found
+
+        parts = self._in_parts(bounds, least, most)
+        return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
+
+    def part_seconds(
+        self, least: StageBatch, most: StageBatch | None = None, *, engine: str
+    ) -> StageSeconds:
+        """The times of parts of a model in an order of passes without a formula; with ``most``,
+        times that none between the two undercuts. Raises ``BudgetSpentError``."""
+        model = cast("StageBoundModel", self.predictor)
+        batches = (least,) if most is None else (least, most)
+        parts = self._in_parts(partial(model.part_seconds, engine=engine), *batches)
+        return parts[0] if len(parts) == 1 else StageSeconds.joined(parts)
+
+    def stage_fits(
+        self,
+        batch: StageBatch,
+        in_order: StagesInOrder | None = None,
+        *,
+        engine: str,
+        of_others: bool = False,
+    ) -> NDArray[np.bool_]:
+        """Whether each candidate fits on its GPUs; in some orders, whether one may fit that has
+        smaller ratios or recomputes fewer blocks. Raises ``BudgetSpentError``."""
+        model = cast("StageBoundModel", self.predictor)
+        ask = partial(model.stage_fits, engine=engine, of_others=of_others)
+        batches = (batch,) if in_order is None else (batch, in_order)
+        return np.concatenate(self._in_parts(ask, *batches))
+
+    def _in_parts(
+        self, ask: Callable[..., Answer], *batches: StageBatch | StagesInOrder
+    ) -> list[Answer]:
+        """The answers for rows of batches, a part of the rows at a time."""
+        rows, found = len(batches[0]), []
+        for some in np.array_split(np.arange(rows), -(-rows // STAGES_AT_ONCE) or 1):
+            is_all = len(some) == rows
+            found.append(ask(*batches) if is_all else ask(*(one.chosen(some) for one in batches)))
+            self.stage_evaluations += len(some)
+            self._continue((), is_short=False)
+        return found
+
+    def _continue(self, predictions: Sequence[Prediction], *, is_short: bool) -> None:
+        if self.listener is not None:
+            self.listener(self)
+        if is_short or self.evaluations_left == 0 or self.seconds_left == 0:
+            raise BudgetSpentError(predictions)
+
+    def result(
+        self, status: Status, seed: int, *, lower_bound_s: float | None = None, reason: str = ""
+    ) -> SearchResult:
+        """How the search ended."""
+        gap = None
+        if lower_bound_s is not None and self.prediction is not None:
+            lower_bound_s = min(lower_bound_s, self.best_s)
+            gap = 1 - lower_bound_s / self.best_s
+        return SearchResult(
+            status=status,
+            plan=self.best,
+            prediction=self.prediction,
+            plan_evaluations=self.plan_evaluations,
+            stage_evaluations=self.stage_evaluations,
+            wall_s=self.wall_s,
+            lower_bound_s=lower_bound_s,
+            gap=gap,
+            history=tuple(self.history),
+            rivals=tuple(one for one in self.nearest if one.plan != self.best),
+            seed=seed,
+            reason=reason,
+        )
+
+
+# A strategy is one function that asks a ledger and returns how it ended; this makes it a searcher.
+#
+# The rest of a ``Searcher`` is the same for all: it counts, keeps the best plan, ends with the
+# budget, and keeps what was found when it is interrupted.
+
 
 INTERRUPTED = "interrupted"
 

@@ -19,8 +19,8 @@ from mistlab.values.plan_words import plan_line, plan_words
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.workload import Workload
-from searchers.membership import contains
 from searchers.registry import SEARCHERS
+from searchers.savings import contains
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor

@@ -10,7 +10,7 @@ from experiments.comparing.cases import Case
 from mistlab.cost.named_views import VIEWS
 from mistlab.values.plan import Plan
 from mistlab.values.space import space_of
-from searchers.choices import Chooser, chosen_plan
+from searchers.savings import Chooser, chosen_plan
 
 # Spaces that plans are drawn from, in turns: those of all engines.
 SPACES = ("mist", "wide", "mist", "megatron", "mist", "deepspeed", "mist", "aceso")

@@ -20,7 +20,7 @@ from mistlab.values.errors import InputError
 from mistlab.values.plan_words import plan_line
 from mistlab.values.shares import spread_shares
 from mistlab.values.space import space_of
-from searchers.strategies.published import published
+from searchers.methods.published import published
 
 SIZES, QUICK_SIZES = ("1.3b", "2.7b", "7b"), ("1.3b",)
 QUICK_PLANS = 100

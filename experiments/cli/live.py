@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from searchers.ledger import STAGES_A_PLAN, Ledger
+from searchers.strategy import STAGES_A_PLAN, Ledger
 
 REFRESH_S = 0.25
 # Of a file or a pipe every line stays: fewer where nothing better was found.

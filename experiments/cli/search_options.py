@@ -14,8 +14,8 @@ from mistlab.values.references import space_from
 from mistlab.values.search import Budget, Problem, StageCostModel
 from mistlab.values.space import SearchSpace, space_of
 from searchers.registry import SEARCHERS
+from searchers.savings import why_empty
 from searchers.strategy import NeedsStageCosts
-from searchers.why_empty import why_empty
 from simulators.registry import PREDICTORS
 
 # These are grids over spaces of their own, whatever the others choose from.

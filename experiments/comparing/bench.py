@@ -19,10 +19,9 @@ from mistlab.values.prediction import Prediction, Predictor
 from mistlab.values.search import Budget, Problem, SearchResult, StageCostModel
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch
-from searchers.choices import Chooser, chosen_plan
-from searchers.ledger import Ledger
 from searchers.registry import SEARCHERS
-from searchers.strategy import INTERRUPTED, Strategy, StrategySearcher
+from searchers.savings import Chooser, chosen_plan
+from searchers.strategy import INTERRUPTED, Ledger, Strategy, StrategySearcher
 from simulators.events import EventSimulator
 from simulators.registry import PREDICTORS
 from simulators.symbolic import SymbolicPredictor

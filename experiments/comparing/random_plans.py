@@ -29,9 +29,9 @@ from mistlab.values.search import Budget, Problem
 from mistlab.values.shares import spread_shares
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.workload import Workload
-from searchers.choices import Chooser, chosen_plan
 from searchers.meshes import Pipeline, divisors, equal_pipelines, only
 from searchers.registry import SEARCHERS
+from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from experiments.frame.drawing import COLOURS
 from mistlab.values.prediction import MemoryByClass, Prediction
 from mistlab.values.units import GIB_BYTES
-from searchers.ledger import STAGES_A_PLAN
+from searchers.strategy import STAGES_A_PLAN
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -32,8 +32,7 @@ from searchers.meshes import (
     layer_counts,
     pipelines,
 )
-from searchers.savings import stage_of
-from searchers.why_empty import why_empty
+from searchers.savings import stage_of, why_empty
 
 # Pipelines of unequal meshes to look at.
 SOME = 100

@@ -25,7 +25,7 @@ from experiments.frame.tables import table
 from mistlab.values.plan_words import plan_words
 from mistlab.values.search import Problem
 from mistlab.values.space import space_of
-from searchers.membership import contains
+from searchers.savings import contains
 
 GRIDS = ("megatron", "deepspeed")
 # Sizes that are looked at in haste.

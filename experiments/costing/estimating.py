@@ -32,7 +32,7 @@ from mistlab.values.references import model_from
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
 from mistlab.values.workload import Workload
-from searchers.rule import plan_by_rule
+from searchers.methods.rule import plan_by_rule
 
 DAY_S = 86_400.0
 # In evaluations, so that equal runs give equal plans.

@@ -29,8 +29,8 @@ from mistlab.values.references import hardware_from, model_from
 from mistlab.values.search import Problem
 from mistlab.values.space import space_of
 from mistlab.values.workload import Workload
-from searchers.choices import Chooser, chosen_plan
 from searchers.meshes import equal_pipelines, only
+from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 
 # Trains a step of eight sequences in one to four seconds on a core: arithmetic decides, not Python.

@@ -25,7 +25,7 @@ from mistlab.values.search import Problem
 from mistlab.values.space import space_of
 from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Workload
-from searchers.choices import Chooser, chosen_plan
+from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 
 RATIOS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -19,7 +19,7 @@ from mistlab.values.plan_words import plan_words
 from mistlab.values.search import Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from searchers.ladder import Rung, ladder
-from searchers.strategies.exhaustive import all_plans
+from searchers.methods.exhaustive import all_plans
 
 TERMS = {**TERM_WORDS, "other_stages_s": "other stages"}
 COARSE = (0.0, 0.5, 1.0)

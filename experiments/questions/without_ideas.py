@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from searchers.joining import box_menus, partials, proof
-from searchers.joining.completions import Completions
-from searchers.joining.hierarchy import Hierarchy
-from searchers.ledger import Ledger
+from searchers.exact import box_menus, partials, proof
+from searchers.exact.hierarchy import Hierarchy
+from searchers.exact.partials import Completions
 from searchers.registry import SEARCHERS
-from searchers.strategy import Ending, NeedsStageCosts, Strategy
+from searchers.strategy import Ending, Ledger, NeedsStageCosts, Strategy
 
 # A module or a class, a name in it, and what stands there instead.
 Weaker = tuple[Any, str, Any]

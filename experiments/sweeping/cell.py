@@ -24,7 +24,7 @@ from mistlab.values.plan_words import plan_line
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.value import to_mapping
-from searchers.why_empty import why_empty
+from searchers.savings import why_empty
 
 # What a search says, as rows of compare_searchers have it.
 SAID = (

@@ -3,7 +3,7 @@ sums.
 
 A recurrence that is written with an ``Algebra`` works for any kind of duration: for numbers, for
 columns of candidates, and for expressions of a linear programme. There the longest of several ways
-becomes a variable with an inequality for each way (``searchers.joining.milp``).
+becomes a variable with an inequality for each way (``searchers.exact.milp``).
 """
 
 from functools import reduce

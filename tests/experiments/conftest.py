@@ -8,10 +8,9 @@ from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from searchers.choices import Chooser, chosen_plan
-from searchers.ledger import BudgetSpentError, Ledger
-from searchers.strategies.random_search import random_search
-from searchers.strategy import Ending
+from searchers.methods.random_search import random_search
+from searchers.savings import Chooser, chosen_plan
+from searchers.strategy import BudgetSpentError, Ending, Ledger
 from tests.workloads import workload_of
 
 

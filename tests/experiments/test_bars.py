@@ -24,9 +24,8 @@ from mistlab.values.quality import to_equal_quality
 from mistlab.values.search import Improvement
 from mistlab.values.space import space_of
 from mistlab.values.workload import Attention
-from searchers.choices import Chooser, chosen_plan
-from searchers.membership import contains
 from searchers.registry import SEARCHERS
+from searchers.savings import Chooser, chosen_plan, contains
 from searchers.strategy import Ending, NeedsStageCosts
 
 Main = Callable[[Sequence[str]], int]

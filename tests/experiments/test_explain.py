@@ -18,7 +18,7 @@ from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.workload import Workload
-from searchers.choices import Chooser, chosen_plan
+from searchers.savings import Chooser, chosen_plan
 
 BUDGET = Budget(evaluations=64)
 

@@ -14,9 +14,8 @@ from experiments.comparing.bench import Bench
 from experiments.comparing.search_words import proof_words
 from mistlab.values.search import Budget, SearchResult
 from mistlab.values.space import space_of
-from searchers.ledger import Ledger
 from searchers.registry import SEARCHERS
-from searchers.strategy import StrategySearcher
+from searchers.strategy import Ledger, StrategySearcher
 from tests.searchers.problems import SMALL, predictor_of
 
 PLENTY = Budget(evaluations=1_000_000)

@@ -21,10 +21,9 @@ from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.workload import Workload
-from searchers.choices import Chooser, chosen_plan
-from searchers.ledger import Ledger
 from searchers.registry import SEARCHERS
-from searchers.strategy import Ending
+from searchers.savings import Chooser, chosen_plan
+from searchers.strategy import Ending, Ledger
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.problems import SMALL, predictor_of
 

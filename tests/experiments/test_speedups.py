@@ -14,8 +14,8 @@ from experiments.comparing.speedups import _is_outside as is_outside
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
-from searchers.choices import Chooser, chosen_plan
 from searchers.registry import SEARCHERS
+from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import Ending
 from tests.searchers.problems import SMALL
 

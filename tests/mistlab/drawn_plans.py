@@ -12,7 +12,7 @@ from mistlab.values.job import Job
 from mistlab.values.search import Problem
 from mistlab.values.space import space_of
 from mistlab.values.workload import Workload
-from searchers.choices import Chooser, chosen_plan
+from searchers.savings import Chooser, chosen_plan
 
 MODELS = ("gpt3-2.7b", "llama-7b", "llama3-8b", "falcon-7b")
 SPACES = ("mist", "wide", "megatron", "deepspeed", "aceso", "+offload", "megatron-today")

@@ -22,7 +22,7 @@ from mistlab.values.search import Problem
 from mistlab.values.space import space_of
 from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Workload
-from searchers.choices import Chooser, chosen_plan
+from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.drawn_plans import drawn_jobs
 from tests.workloads import workload_of

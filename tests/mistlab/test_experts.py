@@ -25,8 +25,8 @@ from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
 from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Workload
-from searchers.membership import contains
 from searchers.registry import SEARCHERS
+from searchers.savings import contains
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor

@@ -18,7 +18,7 @@ from mistlab.values.search import Problem
 from mistlab.values.space import SPACES, OffloadRatios, SearchSpace, space_of
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.workload import Workload
-from searchers.strategies.exhaustive import count_plans
+from searchers.methods.exhaustive import count_plans
 
 # The first of these is another's name, the second a part of ``megatron-today``.
 NAMES = tuple(name for name in SPACES if name not in ("+imbalance", "megatron-core"))

@@ -8,11 +8,9 @@ import pytest
 from mistlab.values.plan import Plan
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
-from searchers.choices import Chooser, chosen_plan
-from searchers.ledger import Ledger
-from searchers.membership import Members, contains
-from searchers.strategies.aceso import Relief, bottlenecks, initial_plans
-from searchers.strategies.moves import Resource, moves
+from searchers.methods.aceso import Relief, Resource, bottlenecks, initial_plans, moves
+from searchers.savings import Chooser, Members, chosen_plan, contains
+from searchers.strategy import Ledger
 from tests.searchers.problems import SMALL, TOO_SMALL, predictor_of
 
 FOUR = replace(SMALL, cluster=replace(SMALL.cluster, gpus_per_node=4))

@@ -12,10 +12,10 @@ from mistlab.values.prediction import Prediction
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
 from mistlab.values.stages import StageBatch
-from searchers.ledger import Ledger
 from searchers.meshes import layer_counts, pipelines
+from searchers.methods.alpa import SPACING, alpa
 from searchers.savings import bare_stage
-from searchers.strategies.alpa import SPACING, alpa
+from searchers.strategy import Ledger
 from tests.searchers.problems import SMALL, Counting, predictor_of
 
 FOUR = replace(SMALL, cluster=replace(SMALL.cluster, gpus_per_node=4))

@@ -8,14 +8,13 @@ import pytest
 
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
-from searchers.joining.box_menus import FEW_PARTS, BoxMenus, halvings
-from searchers.joining.boxes import HALVED
-from searchers.joining.candidate_table import Options
-from searchers.joining.candidates import StagePosition
-from searchers.joining.hierarchy import Hierarchy
-from searchers.joining.partials import Partials
-from searchers.joining.programme import places_by_stage
-from searchers.ledger import Ledger
+from searchers.exact.box_costs import HALVED
+from searchers.exact.box_menus import FEW_PARTS, BoxMenus, halvings
+from searchers.exact.candidates import Options, StagePosition
+from searchers.exact.hierarchy import Hierarchy
+from searchers.exact.partials import Partials
+from searchers.exact.programme import places_by_stage
+from searchers.strategy import Ledger
 from tests.searchers.problems import SMALL, predictor_of
 
 

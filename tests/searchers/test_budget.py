@@ -19,16 +19,14 @@ from mistlab import catalog
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
 from mistlab.values.stages import StageBatch
-from searchers.joining import milp
-from searchers.joining.candidates import Menus
-from searchers.joining.groups import groups_of
-from searchers.joining.least_work import work_of
-from searchers.joining.milp import join_by
-from searchers.joining.programme import join, places_by_stage
-from searchers.ledger import BudgetSpentError, Ledger
+from searchers.exact import milp
+from searchers.exact.candidates import Menus
+from searchers.exact.groups import groups_of, work_of
+from searchers.exact.milp import join_by
+from searchers.exact.programme import join, places_by_stage
+from searchers.methods.aceso import initial_plans
 from searchers.registry import SEARCHERS
-from searchers.strategies.aceso import initial_plans
-from searchers.strategy import StrategySearcher
+from searchers.strategy import BudgetSpentError, Ledger, StrategySearcher
 from tests.searchers.problems import SMALL, predictor_of
 from tests.searchers.test_contract import OWN_SPACES, every_searcher
 from tests.sweep import sweep

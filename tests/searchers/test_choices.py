@@ -7,8 +7,8 @@ import pytest
 from mistlab.values.plan import Plan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from searchers.choices import Chooser, chosen_plan
-from searchers.strategies.exhaustive import all_plans
+from searchers.methods.exhaustive import all_plans
+from searchers.savings import Chooser, chosen_plan
 from tests.searchers.drawn import NAMES, drawn_problem
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from mistlab.cost.algebra import Numbers
 from mistlab.cost.chains import CHAINS, PASSES, Chains, Counts, PassLengths, chained
-from searchers.joining.candidates import StagePosition
-from searchers.joining.completions import Completions
+from searchers.exact.candidates import StagePosition
+from searchers.exact.partials import Completions
 
 
 def place(tensor: int) -> Any:

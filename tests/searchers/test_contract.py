@@ -14,10 +14,9 @@ from mistlab.values.job import Job
 from mistlab.values.search import Budget, Problem, SearchResult
 from mistlab.values.space import space_of
 from mistlab.values.value import to_mapping
-from searchers.ledger import SHORT_LIST
-from searchers.membership import contains
 from searchers.registry import SEARCHERS
-from searchers.strategy import INTERRUPTED, StrategySearcher
+from searchers.savings import contains
+from searchers.strategy import INTERRUPTED, SHORT_LIST, StrategySearcher
 from tests.searchers.problems import SMALL, TOO_SMALL, Counting, predictor_of
 
 EVALUATIONS = 60

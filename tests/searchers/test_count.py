@@ -9,7 +9,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.values.search import Problem
 from mistlab.values.space import OffloadRatios, SearchSpace
 from searchers.count import number_of_plans
-from searchers.strategies.exhaustive import all_plans, count_plans
+from searchers.methods.exhaustive import all_plans, count_plans
 from tests.searchers.small import small_problem
 from tests.workloads import workload_of
 

@@ -13,9 +13,9 @@ from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.search import Budget
 from mistlab.values.space import SearchSpace, space_of
-from searchers.membership import contains
+from searchers.methods.exhaustive import all_plans
 from searchers.registry import SEARCHERS
-from searchers.strategies.exhaustive import all_plans
+from searchers.savings import contains
 from searchers.strategy import StrategySearcher
 from tests.searchers.drawn import drawn_problem
 from tests.searchers.test_every_plan import OTHERS, PROVING, Tried, predictor_of, wrong_proofs

@@ -12,16 +12,15 @@ import pytest
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.search import Budget, Problem, SearchResult
 from mistlab.values.space import SearchSpace
-from searchers.joining.box_costs import BoxCosts
-from searchers.joining.completions import Completions
-from searchers.joining.groups import Group
-from searchers.joining.proof import has_bounds
-from searchers.ledger import Ledger
-from searchers.membership import contains
+from searchers.exact.box_costs import BoxCosts
+from searchers.exact.groups import Group
+from searchers.exact.partials import Completions
+from searchers.exact.proof import has_bounds
+from searchers.methods import mist
+from searchers.methods.exhaustive import all_plans
 from searchers.registry import SEARCHERS
-from searchers.strategies import mist
-from searchers.strategies.exhaustive import all_plans
-from searchers.strategy import StrategySearcher
+from searchers.savings import contains
+from searchers.strategy import Ledger, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.drawn import NAMES, drawn_problem, with_less_memory
 from tests.searchers.test_proofs import TooHigh, proven

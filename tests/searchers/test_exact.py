@@ -7,9 +7,9 @@ import pytest
 from mistlab.values.prediction import Prediction
 from mistlab.values.search import Budget, Problem, SearchResult
 from mistlab.values.space import SearchSpace, space_of
-from searchers.membership import contains
+from searchers.methods.exhaustive import all_plans, count_plans
 from searchers.registry import SEARCHERS
-from searchers.strategies.exhaustive import all_plans, count_plans
+from searchers.savings import contains
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.small import short_of_memory, small_problem

@@ -19,16 +19,13 @@ from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from mistlab.values.workload import Workload
-from searchers.joining import milp
-from searchers.joining.candidate_table import Grain, Options, fastest, undominated
-from searchers.joining.candidates import Menus, spread
-from searchers.joining.groups import Group, groups_of
-from searchers.joining.least_work import work_of
-from searchers.joining.milp import join_by
-from searchers.joining.programme import join, join_hastily, places_by_stage
-from searchers.ledger import Ledger
+from searchers.exact import milp
+from searchers.exact.candidates import Grain, Menus, Options, fastest, spread, undominated
+from searchers.exact.groups import Group, groups_of, work_of
+from searchers.exact.milp import join_by
+from searchers.exact.programme import join, join_hastily, places_by_stage
 from searchers.registry import SEARCHERS
-from searchers.strategy import StrategySearcher
+from searchers.strategy import Ledger, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.small import small_problem
 

@@ -11,11 +11,10 @@ from mistlab.values.dimensions import names_of
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
 from mistlab.values.stages import StageBatch
-from searchers.joining.least_work import work_of
-from searchers.ledger import Ledger
+from searchers.exact.groups import work_of
 from searchers.meshes import Mesh
 from searchers.registry import SEARCHERS
-from searchers.strategy import StrategySearcher
+from searchers.strategy import Ledger, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of
 

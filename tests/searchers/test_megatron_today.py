@@ -12,10 +12,9 @@ from mistlab.machine.cluster import Cluster
 from mistlab.values.job import Job
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
-from searchers.choices import Chooser, chosen_plan
-from searchers.membership import contains
 from searchers.meshes import divisors, meshes
 from searchers.registry import SEARCHERS
+from searchers.savings import Chooser, chosen_plan, contains
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of

@@ -10,10 +10,9 @@ from mistlab.values.job import Job
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.space import SPACES, OffloadRatios, SearchSpace, space_of
-from searchers.choices import Chooser, chosen_plan
-from searchers.membership import contains
 from searchers.meshes import equal_pipelines
-from searchers.strategies.choice_names import key_names
+from searchers.methods.optuna_study import key_names
+from searchers.savings import Chooser, chosen_plan, contains
 from tests.searchers.problems import SMALL
 
 FOUR = replace(SMALL, cluster=replace(SMALL.cluster, gpus_per_node=4))

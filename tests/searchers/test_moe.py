@@ -6,8 +6,8 @@ from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
-from searchers.membership import contains
 from searchers.registry import SEARCHERS
+from searchers.savings import contains
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of

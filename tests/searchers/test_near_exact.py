@@ -14,8 +14,8 @@ from mistlab.machine.cluster import Cluster
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
 from mistlab.values.workload import Workload
-from searchers.membership import contains
 from searchers.registry import SEARCHERS
+from searchers.savings import contains
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 

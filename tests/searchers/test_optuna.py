@@ -13,7 +13,7 @@ import pytest
 from mistlab.values.errors import InputError
 from mistlab.values.search import Budget, SearchResult
 from mistlab.values.space import space_of
-from searchers.strategies.optuna_search import optuna_strategy
+from searchers.methods.optuna_search import optuna_strategy
 from searchers.strategy import StrategySearcher
 from tests.searchers.problems import SMALL, Counting, predictor_of
 from tests.sweep import sweep

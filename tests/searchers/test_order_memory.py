@@ -15,7 +15,7 @@ from mistlab.values.search import Problem
 from mistlab.values.stages import StageBatch
 from mistlab.values.stages_in_order import StagesInOrder
 from mistlab.values.workload import Workload
-from searchers.joining.groups import Group
+from searchers.exact.groups import Group
 from tests.searchers.test_orders_proven import places_of, plans_in_orders, predictor_of
 from tests.sweep import sweep
 

@@ -15,10 +15,10 @@ from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch, StageCosts, StagePeaks, StageSeconds
 from mistlab.values.stages_in_order import StagesInOrder
-from searchers.joining.groups import Group
-from searchers.joining.in_orders import AlikeInOrder
-from searchers.joining.order_costs import OrderTraits, chains_in_front
-from searchers.strategies.exhaustive import all_plans, count_plans
+from searchers.exact.groups import Group
+from searchers.exact.hierarchy import AlikeInOrder
+from searchers.exact.order_costs import OrderTraits, chains_in_front
+from searchers.methods.exhaustive import all_plans, count_plans
 from simulators import symbolic
 from tests.searchers.drawn import NAMES, drawn_problem
 from tests.searchers.test_every_plan import (

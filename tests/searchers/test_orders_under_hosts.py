@@ -17,8 +17,8 @@ from mistlab.symbolic.library import graph_of
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch, StageSeconds
+from searchers.methods.exhaustive import count_plans
 from searchers.registry import SEARCHERS
-from searchers.strategies.exhaustive import count_plans
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.drawn import NAMES, drawn_problem

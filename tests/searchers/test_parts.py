@@ -11,11 +11,10 @@ from mistlab.machine.cluster import Cluster
 from mistlab.values.search import Budget, Problem, SearchResult
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.workload import Workload
-from searchers.choices import Chooser, chosen_plan
-from searchers.membership import Members, contains
-from searchers.parts import as_in, common, parts_of
+from searchers.meshes import as_in, common, parts_of
+from searchers.methods import mist
 from searchers.registry import SEARCHERS
-from searchers.strategies import mist
+from searchers.savings import Chooser, Members, chosen_plan, contains
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 

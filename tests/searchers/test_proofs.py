@@ -16,15 +16,14 @@ from mistlab.values.search import FEWEST_ALIKE, Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.stages import StageBatch, StageCosts
 from mistlab.values.workload import Workload
-from searchers.joining.box_menus import runs_of
-from searchers.joining.boxes import Boxes
-from searchers.joining.groups import Group
-from searchers.joining.hierarchy import Hierarchy
-from searchers.joining.proof import proven_s
-from searchers.ledger import Ledger
+from searchers.exact.box_costs import Boxes
+from searchers.exact.box_menus import runs_of
+from searchers.exact.groups import Group
+from searchers.exact.hierarchy import Hierarchy
+from searchers.exact.proof import proven_s
 from searchers.registry import SEARCHERS
-from searchers.strategy import StrategySearcher
-from searchers.why_empty import why_empty
+from searchers.savings import why_empty
+from searchers.strategy import Ledger, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.small import short_of_memory, small_problem
 from tests.searchers.test_exact import SEEDS, every_prediction, predictor_of

@@ -14,12 +14,12 @@ from mistlab.cost.published_objective import Published, extra_s, in_front, stead
 from mistlab.values.search import Budget, SearchResult
 from mistlab.values.space import space_of
 from mistlab.values.stages import StageBatch
-from searchers.joining.candidate_table import Options
-from searchers.joining.published import WEIGHTS, best_by_weights
-from searchers.membership import contains
+from searchers.exact.candidates import Options
+from searchers.exact.published_programme import WEIGHTS, best_by_weights
+from searchers.methods.exhaustive import all_plans
+from searchers.methods.published import published
 from searchers.registry import SEARCHERS
-from searchers.strategies.exhaustive import all_plans
-from searchers.strategies.published import published
+from searchers.savings import contains
 from searchers.strategy import Strategy, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.small import small_problem

@@ -6,8 +6,8 @@ from typing import Any
 
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
-from searchers.membership import contains
 from searchers.registry import SEARCHERS
+from searchers.savings import contains
 from searchers.strategy import StrategySearcher
 from tests.searchers.problems import SMALL, predictor_of
 

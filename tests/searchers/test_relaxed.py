@@ -16,16 +16,15 @@ from mistlab.values.prediction import Prediction
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch
-from searchers.joining import relaxed
-from searchers.joining.box_menus import BoxMenus
-from searchers.joining.groups import Group
-from searchers.joining.hierarchy import Hierarchy
-from searchers.joining.partials import Partials
-from searchers.joining.prices import Columns, Prices
-from searchers.joining.relaxed import Relaxed, Values
-from searchers.ledger import Ledger
+from searchers.exact import relaxed
+from searchers.exact.box_menus import BoxMenus
+from searchers.exact.groups import Group
+from searchers.exact.hierarchy import Hierarchy
+from searchers.exact.partials import Partials
+from searchers.exact.relaxed import Columns, Prices, Relaxed, Values
 from searchers.meshes import mesh_of
-from searchers.strategies.exhaustive import all_plans
+from searchers.methods.exhaustive import all_plans
+from searchers.strategy import Ledger
 from tests.searchers.drawn import drawn_problem
 from tests.searchers.test_every_plan import ENOUGH, predictor_of
 from tests.sweep import sweep

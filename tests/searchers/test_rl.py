@@ -4,8 +4,8 @@ import numpy as np
 
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
+from searchers.methods.rl import Policy
 from searchers.registry import SEARCHERS
-from searchers.strategies.rl import Policy
 from searchers.strategy import StrategySearcher
 from tests.searchers.problems import SMALL, predictor_of
 

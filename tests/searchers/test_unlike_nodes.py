@@ -9,10 +9,10 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.node_group import NodeGroup
 from mistlab.values.search import Budget, Problem, SearchResult
 from mistlab.values.space import SearchSpace, space_of
-from searchers.membership import contains
 from searchers.meshes import pipelines
+from searchers.methods.exhaustive import all_plans
 from searchers.registry import SEARCHERS
-from searchers.strategies.exhaustive import all_plans
+from searchers.savings import contains
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.small import small_problem

@@ -16,8 +16,8 @@ from mistlab.values.plan import Plan
 from mistlab.values.prediction import Predictor
 from mistlab.values.search import Budget, Problem, StageCostModel
 from mistlab.values.space import space_of
-from searchers.choices import Chooser, chosen_plan
 from searchers.registry import SEARCHERS
+from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor

@@ -9,9 +9,8 @@ from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SPACES, OffloadRatios, space_of
 from searchers.meshes import pipelines
 from searchers.registry import SEARCHERS
-from searchers.room import WAY_BYTES, free_bytes, too_many_ways, ways_listed
+from searchers.savings import WAY_BYTES, free_bytes, too_many_ways, ways_listed, why_empty
 from searchers.strategy import StrategySearcher
-from searchers.why_empty import why_empty
 from tests.searchers.problems import SMALL, predictor_of
 
 THOUSANDTHS = tuple(ratio / 1000 for ratio in range(1001))

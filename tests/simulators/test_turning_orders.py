@@ -23,8 +23,8 @@ from mistlab.values.parts import batch_of_parts
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
-from searchers.membership import contains
 from searchers.registry import SEARCHERS
+from searchers.savings import contains
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.memory import memory_of

@@ -1,0 +1,535 @@
+"""Boxes of ways to save memory: each stands for all ways whose ratios, and numbers of recomputed
+blocks, lie in some intervals.
+
+The corner with the least ratios takes the least time, the corner with the most leaves the most
+room. So the time of the one and the fit of the other say what no way inside the box undercuts. A
+ratio of zero is an interval of its own: it needs no buffers, and starts no copies. The number of
+recomputed blocks is apart from ratios: times are least at one end of its interval or the other.
+
+Axes: R rows, each a box with numbers of treated blocks; D dimensions of ``names_of("savings")``.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise, product
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.memory import host_room_at
+from mistlab.cost.pipeline import TIMES
+from mistlab.engines.table import ENGINES
+from mistlab.values.dimensions import DIMENSIONS, RECOMPUTED, counts_of_blocks, names_of
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.values.stages_in_order import StagesInOrder
+from searchers.exact.candidates import (
+    Column,
+    Options,
+    StagePosition,
+    least_with,
+    savings_columns,
+    telling_columns,
+)
+from searchers.exact.groups import Group, LeastWork
+from searchers.exact.order_costs import OrderTraits
+from searchers.meshes import Mesh
+from searchers.strategy import Ledger
+
+# The values of each dimension that a stage may choose, smallest first.
+Choices = tuple[tuple[float, ...], ...]
+# Numbers of choices (R, D).
+Places = NDArray[np.int64]
+
+# How often a box is halved at once.
+HALVED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Boxes:
+    """Boxes from the choices numbered ``low`` to those numbered ``high`` (R, D), with ``fewest`` to
+    ``most`` recomputed blocks (R)."""
+
+    choices: Choices
+    low: Places
+    high: Places
+    fewest: NDArray[np.int64]
+    most: NDArray[np.int64]
+
+    @classmethod
+    def whole(cls, choices: Choices) -> Self:
+        """The boxes that have every way to save memory once, without recomputed blocks."""
+        parts = [
+            _parts_of_box(own) if DIMENSIONS[name].is_ratio else [(i, i) for i in range(len(own))]
+            for name, own in zip(names_of("savings"), choices, strict=True)
+        ]
+        bounds = np.array([*product(*parts)], dtype=np.int64)
+        none = np.zeros(len(bounds), dtype=np.int64)
+        return cls(
+            choices=choices, low=bounds[:, :, 0], high=bounds[:, :, 1], fewest=none, most=none
+        )
+
+    def with_blocks(self, fewest: NDArray[np.int64], most: NDArray[np.int64]) -> Self:
+        """The boxes with these numbers of recomputed blocks."""
+        return replace(self, fewest=fewest, most=most)
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    @property
+    def are_points(self) -> NDArray[np.bool_]:
+        """Whether each box has a single way."""
+        return np.asarray((self.low == self.high).all(axis=1) & (self.fewest == self.most))
+
+    @property
+    def codes(self) -> NDArray[np.int64]:
+        """A number for each box; boxes with equal ratios have equal numbers."""
+        base = max(map(len, self.choices))
+        code = np.zeros(len(self), dtype=np.int64)
+        for places in (*self.low.T, *self.high.T):
+            code = code * base + places
+        return code
+
+    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
+        """The boxes in these rows."""
+        return self._with(lambda name: getattr(self, name)[rows])
+
+    def and_also(self, others: Self) -> Self:
+        """These boxes and others with the same choices."""
+        return self._with(lambda name: np.concatenate([getattr(self, name), getattr(others, name)]))
+
+    def _with(self, column: Callable[[str], NDArray[np.int64]]) -> Self:
+        return type(self)(choices=self.choices, **{name: column(name) for name in _BOX_COLUMNS})
+
+    def savings(self, places: Places) -> NDArray[np.float64]:
+        """The values (R, D) of choices."""
+        return np.stack(
+            [np.array(own)[column] for own, column in zip(self.choices, places.T, strict=True)],
+            axis=1,
+        )
+
+    def halved(self, times: int = HALVED) -> tuple[Self, NDArray[np.intp]]:
+        """Each box in parts, halved so often along its widest dimension, by ``box_weight``; and
+        the box of each part."""
+        parts, origin = self, np.arange(len(self))
+        weights = np.array([*(DIMENSIONS[name].box_weight for name in names_of("savings")), 1])
+        for _ in range(times):
+            low = np.column_stack([parts.low, parts.fewest])
+            high = np.column_stack([parts.high, parts.most])
+            width = high - low
+            widest = (width * weights).argmax(axis=1)
+            rows = np.flatnonzero(width.max(axis=1) > 0)
+            along = widest[rows]
+            middle = (low[rows, along] + high[rows, along]) // 2
+            upper_low, lower_high = low[rows], high.copy()
+            upper_low[np.arange(len(rows)), along] = middle + 1
+            lower_high[rows, along] = middle
+            lower = parts._between(low, lower_high)
+            parts = lower.and_also(parts._between(upper_low, high[rows]))
+            origin = np.concatenate([origin, origin[rows]])
+        return parts, origin
+
+    def _between(self, low: Places, high: Places) -> Self:
+        """Boxes with the same choices, and their blocks in the last columns (R, D + 1)."""
+        return type(self)(
+            choices=self.choices,
+            low=low[:, :-1],
+            high=high[:, :-1],
+            fewest=low[:, -1],
+            most=high[:, -1],
+        )
+
+
+_BOX_COLUMNS = [entry.name for entry in fields(Boxes) if entry.name != "choices"]
+
+
+def _parts_of_box(ratios: Sequence[float]) -> list[tuple[int, int]]:
+    """The numbers of the first and the last choice of each part: zero, and all positive ratios."""
+    zeros = sum(ratio == 0 for ratio in ratios)
+    return [*([(0, zeros - 1)] if zeros else []), *_rest(zeros, len(ratios))]
+
+
+def _rest(first: int, count: int) -> Iterator[tuple[int, int]]:
+    if first < count:
+        yield first, count - 1
+
+
+# Works out what boxes of ways to save memory cost, for many places at a time.
+#
+# A box with several numbers of recomputed blocks is narrowed first, to the fewest blocks that
+# leave enough memory with the largest ratios. Then its bounds are asked for at the fewest and at
+# the most blocks alone.
+#
+# Axes: R rows, each a box at a place; T treatments of ``counts_of_blocks()``.
+
+
+Mask = NDArray[np.bool_]
+Numbers = NDArray[np.intp]
+
+# Rows that are worked out together.
+TOGETHER = 1 << 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pool:
+    """The rows of a place: candidates, their boxes, and whether each stands for a box."""
+
+    options: Options
+    boxes: Boxes
+    is_open: Mask
+
+    def chosen(self, rows: Mask | Numbers) -> Self:
+        """These rows alone."""
+        return type(self)(
+            options=self.options.chosen(rows),
+            boxes=self.boxes.chosen(rows),
+            is_open=self.is_open[rows],
+        )
+
+    def and_also(self, other: Self) -> Self:
+        """These rows and others."""
+        return type(self)(
+            options=self.options.and_also(other.options),
+            boxes=self.boxes.and_also(other.boxes),
+            is_open=np.concatenate([self.is_open, other.is_open]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """Boxes to work out for a place, each with its numbers of treated blocks (R, T); the box has
+    the numbers of recomputed blocks."""
+
+    place: StagePosition
+    counts: NDArray[np.int64]
+    boxes: Boxes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxCosts:
+    """Works out the boxes of a group of pipelines."""
+
+    problem: Problem
+    space: SearchSpace
+    ledger: Ledger
+    group: Group
+    work: Mapping[Mesh, LeastWork]
+
+    def pools(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[StagePosition, Pool]]:
+        """The rows of each place that may be part of a pipeline that takes less than a limit."""
+        for some in _parts(asked):
+            yield from self._pools(some, _BoxRows.of(some), limit_s)
+
+    def least(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[Options, Numbers]]:
+        """Candidates that nothing of ``pools`` is faster than, and the number of each one's place;
+        without what only plans need."""
+        start = 0
+        for some in _parts(asked):
+            rows, boxes = self._hopeful(_BoxRows.of(some), limit_s)
+            # The true times of others are no less than those of their boxes.
+            own = rows.chosen(alike := np.flatnonzero(rows.are_alike))
+            fitting = alike[self._fits(own, own.low, own.most, of_others=False)]
+            options, ends, _ = self._with_candidates(rows, boxes, fitting)
+            yield options, start + ends.place
+            start += len(some)
+
+    def _pools(
+        self, asked: Sequence[Asked], rows: "_BoxRows", limit_s: float
+    ) -> Iterator[tuple[StagePosition, Pool]]:
+        rows, boxes = self._hopeful(rows, limit_s)
+        fitting = np.flatnonzero(self._fits(rows, rows.low, rows.most, of_others=False))
+        both, ends, are_open = self._with_candidates(rows, boxes, fitting)
+        in_order = np.argsort(ends.place, kind="stable")
+        bounds = np.searchsorted(ends.place[in_order], np.arange(len(asked) + 1)).tolist()
+        for one, (start, end) in zip(asked, pairwise(bounds), strict=True):
+            here = in_order[start:end]
+            own = one.boxes.chosen(ends.row[here])
+            own = own.with_blocks(ends.fewest[here], ends.most[here])
+            yield one.place, Pool(options=both.chosen(here), boxes=own, is_open=are_open[here])
+
+    def _hopeful(self, rows: "_BoxRows", limit_s: float) -> tuple["_BoxRows", Options]:
+        """The boxes that may fit and be part of a pipeline that takes less than a limit, and
+        candidates that nothing in them is better than."""
+        rows = rows.chosen(self._fits(rows, rows.high, rows.most, of_others=True))
+        rows = replace(rows, fewest=self._fewest(rows, rows.high, of_others=True))
+        boxes = self._bounds(rows)
+        may = self._has_host(rows, boxes) & (self._least_s(rows, boxes) < limit_s)
+        return rows.chosen(may), boxes.chosen(may)
+
+    def _with_candidates(
+        self, rows: "_BoxRows", boxes: Options, fitting: Numbers
+    ) -> tuple[Options, "_BoxRows", Mask]:
+        """The candidates of the boxes that are ``fitting`` with the least ratios, then those boxes
+        in which something else may be better; and which of both are boxes."""
+        sure = rows.chosen(fitting)
+        sure = replace(sure, fewest=self._fewest(sure, sure.low, of_others=False))
+        true, are_best = self._true(sure)
+        has_host = self._has_host(sure, true)
+        is_open = ~rows.are_points
+        if not self.group.has_formula:
+            # Memory may grow with recomputed blocks: none of several numbers is left out.
+            are_best &= rows.are_points[fitting]
+        is_open[fitting[has_host & are_best]] = False
+        closed, open_rows = fitting[has_host], np.flatnonzero(is_open)
+        both = true.chosen(has_host).and_also(boxes.chosen(open_rows))
+        ends = sure.chosen(has_host).closed().and_also(rows.chosen(open_rows))
+        return both, ends, np.repeat([False, True], [len(closed), len(open_rows)])
+
+    def _true(self, rows: "_BoxRows") -> tuple[Options, Mask]:
+        """Candidates with the least ratios and the fewest recomputed blocks; and whether, if each
+        ratio has one value, nothing in their box, which recomputes more blocks, is anywhere
+        better."""
+        if not len(rows):
+            return _nothing(rows), np.empty(0, dtype=np.bool_)
+        best = rows.are_alike
+        several = np.flatnonzero(best & (rows.fewest < rows.most))
+        if not self._are_lines:
+            best[several] = False
+            several = several[:0]
+        with_most = rows.chosen(several)
+        ends = rows.and_also(replace(with_most, fewest=with_most.most))
+        batch = self._batch(ends, ends.low, ends.fewest)
+        true = _options(ends, self._costs(batch, self._places(ends)))
+        # What is not less at the most blocks is nowhere less.
+        times = true.times
+        # Where sends cost less, a pass that takes longer in all can be shorter in between.
+        lost = (
+            times.forward_s - times.through_forward_s,
+            times.backward_s - times.through_backward_s,
+        )
+        columns = [*telling_columns(true, with_host=True), *lost]
+        best[several] = np.logical_and.reduce(
+            [column[several] <= column[len(rows) :] for column in columns]
+        )
+        return true.chosen(np.arange(len(rows))), best
+
+    @property
+    def _are_lines(self) -> bool:
+        """Whether times lie between those at both ends of a box's recomputed blocks. Those of
+        passes in an order without a formula, or under a host, need not."""
+        return self.group.has_formula and ENGINES[self.space.engine].host is None
+
+    def _bounds(self, rows: "_BoxRows") -> Options:
+        """Candidates that nothing in the boxes is better than."""
+        if not len(rows):
+            return _nothing(rows)
+        least = self._batch(rows, rows.low, rows.fewest)
+        most = self._batch(rows, rows.high, rows.most)
+        return _options(rows, self._least_costs(least, most, self._places(rows)))
+
+    def _costs(self, batch: StageBatch, places: StagesInOrder | None) -> StageCosts:
+        ledger, engine = self.ledger, self.space.engine
+        costs = ledger.stage_costs(batch, engine=engine)
+        if self.group.has_formula:
+            return costs
+        traits = OrderTraits.of(self.group.order, engine, self.group.micro_batches)
+        return traits.in_order(
+            costs,
+            (batch, batch),
+            places,
+            lambda few, _: ledger.part_seconds(few, engine=engine),
+        )
+
+    def _least_costs(
+        self, least: StageBatch, most: StageBatch, places: StagesInOrder | None
+    ) -> StageCosts:
+        ledger, engine = self.ledger, self.space.engine
+        costs = ledger.stage_bounds(least, most, engine=engine)
+        if self.group.has_formula:
+            return costs
+        traits = OrderTraits.of(self.group.order, engine, self.group.micro_batches)
+        return traits.in_order(
+            costs,
+            (least, most),
+            places,
+            lambda *ends: ledger.part_seconds(*ends, engine=engine),
+        )
+
+    def _fits(
+        self, rows: "_BoxRows", savings: Column, recomputed: Column, *, of_others: bool
+    ) -> Mask:
+        if not len(rows):
+            return np.empty(0, dtype=np.bool_)
+        batch = self._batch(rows, savings, recomputed)
+        return self.ledger.stage_fits(
+            batch, self._places(rows), engine=self.space.engine, of_others=of_others
+        )
+
+    def _fewest(self, rows: "_BoxRows", savings: Column, *, of_others: bool) -> NDArray[np.int64]:
+        """The fewest recomputed blocks (R) of each box that fit, if the most do: memory never
+        grows with their number, or bounds of memory do not."""
+        fewest, most = rows.fewest.copy(), rows.most.copy()
+        batch = self._batch(rows, savings, most)
+        asked = fewest.copy()
+        while len(left := np.flatnonzero(fewest < most)):
+            some = batch.chosen(left).with_columns(**{RECOMPUTED: asked[left]})
+            fits = self.ledger.stage_fits(
+                some,
+                self._places(rows.chosen(left)),
+                engine=self.space.engine,
+                of_others=of_others,
+            )
+            most[left[fits]] = asked[left[fits]]
+            fewest[left[~fits]] = asked[left[~fits]] + 1
+            asked = (fewest + most) // 2
+        return most
+
+    def _has_host(self, rows: "_BoxRows", options: Options) -> Mask:
+        cluster = self.problem.cluster
+        gpus = np.minimum(rows.of_place("num_gpus"), cluster.gpus_per_node)
+        room = host_room_at(cluster, rows.of_place("first_rank"))
+        return np.asarray(options.host_bytes * gpus <= room)
+
+    def _least_s(self, rows: "_BoxRows", options: Options) -> Column:
+        layers, in_flight = rows.of_place("layers"), rows.of_place("in_flight")
+        return least_with(self.problem, self.group, self.work, options, layers, in_flight)
+
+    def _places(self, rows: "_BoxRows") -> StagesInOrder | None:
+        return self.group.in_order(rows.of_place("stage"))
+
+    def _batch(self, rows: "_BoxRows", savings: Column, recomputed: Column) -> StageBatch:
+        has_head = "has_embedding" if self.group.turns else "has_head"
+        counts = dict(zip(counts_of_blocks(), rows.counts.T, strict=True))
+        return StageBatch(
+            **{name: rows.of_place(name) for name in (*names_of("mesh"), *_POSITIONS)},
+            has_head=rows.of_place(has_head),
+            **savings_columns(savings),
+            **{**counts, RECOMPUTED: recomputed},
+            micro_batches=self.group.micro_batches,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _BoxRows:
+    """The boxes of several places in columns.
+
+    ``places`` are columns of the places. ``place`` is the number of a row's place, ``row`` its row
+    among the boxes of the place; ``low`` and ``high`` (R, 5) are its least and largest values of
+    ``names_of("savings")``, and ``fewest`` and ``most`` its numbers of recomputed blocks.
+    """
+
+    places: Mapping[str, NDArray[np.int64]]
+    place: Numbers
+    row: Numbers
+    low: Column
+    high: Column
+    fewest: Column
+    most: Column
+    counts: Column
+
+    @classmethod
+    def of(cls, asked: Sequence[Asked]) -> Self:
+        sizes = [len(one.boxes) for one in asked]
+        return cls(
+            places=_columns_of([one.place for one in asked]),
+            place=np.repeat(np.arange(len(asked)), sizes),
+            row=np.concatenate([np.arange(size) for size in sizes]),
+            low=_values(asked, lambda boxes: boxes.low),
+            high=_values(asked, lambda boxes: boxes.high),
+            fewest=np.concatenate([one.boxes.fewest for one in asked]),
+            most=np.concatenate([one.boxes.most for one in asked]),
+            counts=np.concatenate([one.counts for one in asked]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    @property
+    def are_alike(self) -> Mask:
+        """Whether each box has one value of each ratio."""
+        return np.asarray((self.low == self.high).all(axis=1))
+
+    @property
+    def are_points(self) -> Mask:
+        """Whether each box has a single way."""
+        return np.asarray(self.are_alike & (self.fewest == self.most))
+
+    def chosen(self, rows: Mask | Numbers) -> Self:
+        return self._with({name: getattr(self, name)[rows] for name in _COLUMNS})
+
+    def and_also(self, others: Self) -> Self:
+        return self._with(
+            {
+                name: np.concatenate([getattr(self, name), getattr(others, name)])
+                for name in _COLUMNS
+            }
+        )
+
+    def closed(self) -> Self:
+        """The same with the fewest recomputed blocks alone."""
+        return replace(self, most=self.fewest)
+
+    def of_place(self, name: str) -> NDArray[np.int64]:
+        """A column of each row's place."""
+        return self.places[name][self.place]
+
+    def _with(self, columns: Mapping[str, Column]) -> Self:
+        return type(self)(places=self.places, **columns)
+
+
+def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Places]) -> Column:
+    """The values (R, 5) of one corner of all boxes; boxes of one set of choices together."""
+    sizes = [len(one.boxes) for one in asked]
+    ends = np.cumsum(sizes)
+    by_choices: dict[Choices, list[int]] = defaultdict(list)
+    for number, one in enumerate(asked):
+        by_choices[one.boxes.choices].append(number)
+    values = np.empty((ends[-1], len(names_of("savings"))))
+    for numbers in by_choices.values():
+        rows = np.concatenate([np.arange(ends[i] - sizes[i], ends[i]) for i in numbers])
+        places = np.concatenate([corner(asked[i].boxes) for i in numbers])
+        values[rows] = asked[numbers[0]].boxes.savings(places)
+    return values
+
+
+_COLUMNS = [entry.name for entry in fields(_BoxRows) if entry.name != "places"]
+
+
+def _columns_of(places: Sequence[StagePosition]) -> Mapping[str, NDArray[np.int64]]:
+    """The columns of places in candidates for them, and their GPUs."""
+    values = {mesh: mesh.values() for mesh in {place.mesh for place in places}}
+    columns = {
+        **{name: [values[place.mesh][name] for place in places] for name in names_of("mesh")},
+        "layers": [place.layers for place in places],
+        "in_flight": [place.in_flight for place in places],
+        "has_embedding": [place.is_first for place in places],
+        "has_head": [place.is_last for place in places],
+        "stage": [place.stage for place in places],
+        "first_rank": [place.place_in_node for place in places],
+        "num_gpus": [place.mesh.num_gpus for place in places],
+    }
+    return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+
+
+_POSITIONS = ("layers", "in_flight", "has_embedding", "first_rank")
+
+
+def _options(rows: _BoxRows, costs: StageCosts) -> Options:
+    """Candidates with the least ratios and the fewest recomputed blocks of boxes."""
+    counts = rows.counts.copy()
+    counts[:, counts_of_blocks().index(RECOMPUTED)] = rows.fewest
+    return Options(
+        savings=rows.low,
+        counts=counts,
+        **{name: getattr(costs.seconds, name) for name in TIMES},
+        host_bytes=costs.host_bytes,
+    )
+
+
+def _nothing(rows: _BoxRows) -> Options:
+    """The candidates of no boxes."""
+    none = np.empty(0)
+    times = dict.fromkeys(TIMES, none)
+    return Options(savings=rows.low, counts=rows.counts, **times, host_bytes=none)
+
+
+def _parts(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
+    """The places in parts with few enough rows."""
+    part = np.cumsum([len(one.boxes) for one in asked]) // TOGETHER
+    bounds = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(asked)]
+    for start, end in pairwise(bounds):
+        if end > start:
+            yield asked[start:end]

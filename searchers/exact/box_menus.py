@@ -1,0 +1,236 @@
+"""Candidates for stages that stand for boxes of ways to save memory, finer where it matters.
+
+Of each box the candidate has the least times. Where the least ratios fit, they are a candidate of
+their own, with their true times. So a pipeline of such candidates is never slower than the
+pipelines that it stands for, and if it has no boxes it is one of them.
+
+Axes: R rows of a place.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.values.dimensions import RECOMPUTED, counts_of_blocks
+from mistlab.values.search import FEWEST_ALIKE, Problem
+from mistlab.values.space import SearchSpace
+from searchers.exact.box_costs import HALVED, Asked, BoxCosts, Boxes, Pool
+from searchers.exact.candidates import (
+    Options,
+    StagePosition,
+    hopeful_s,
+    telling_columns,
+    undominated,
+)
+from searchers.exact.groups import Group, LeastWork
+from searchers.meshes import Mesh
+from searchers.savings import CountsRow, counts_choices, savings_choices
+from searchers.strategy import SHORT_LIST, Ledger
+
+Mask = NDArray[np.bool_]
+# Numbers of treated blocks (R, T), and the largest number of recomputed ones (R).
+Runs = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+# Boxes that are halved at once for a stage that is a whole pipeline: as a rule all that are left.
+ALONE = 1024
+# Boxes are halved more often at once while they have fewer parts than this.
+FEW_PARTS = 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class BoxMenus:
+    """The candidates for the stages of a group of pipelines, as boxes; in the joining programme
+    they take the place of ``Menus``."""
+
+    problem: Problem
+    space: SearchSpace
+    ledger: Ledger
+    group: Group
+    work: Mapping[Mesh, LeastWork]
+    with_host: bool = False
+    _pools: dict[StagePosition, Pool] = field(default_factory=dict, init=False)
+    # The largest boxes of places with a mesh and some blocks, which may be alone.
+    _largest: dict[tuple[Mesh, int, bool], tuple[NDArray[np.int64], Boxes]] = field(
+        default_factory=dict, init=False
+    )
+    # The largest boxes of a mesh, and the runs of some blocks.
+    _of_mesh: dict[tuple[Mesh, bool], Boxes] = field(default_factory=dict, init=False)
+    _runs: dict[int, Runs] = field(default_factory=dict, init=False)
+    # The rows of a place's pool that no other row is at least as good as.
+    _best: dict[StagePosition, tuple[Options, NDArray[np.intp]]] = field(
+        default_factory=dict, init=False
+    )
+
+    def __getitem__(self, place: StagePosition) -> Options:
+        """The candidates for a place that was prepared."""
+        if place not in self._best:
+            pool = self._pools[place]
+            rows = undominated(telling_columns(pool.options, with_host=self.with_host))
+            self._best[place] = pool.options.chosen(rows), rows
+        return self._best[place][0]
+
+    def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
+        """Look at places in pipelines that take less than a limit, with the largest boxes."""
+        asked = [self._whole(place) for place in sorted(set(places) - self._pools.keys())]
+        for place, pool in self._costs.pools(asked, limit_s):
+            self._pools[place] = self._tidied(pool)
+
+    def least(
+        self, places: Sequence[StagePosition], limit_s: float
+    ) -> Iterator[tuple[Options, NDArray[np.intp]]]:
+        """Candidates that no other at some places is better than, in pipelines that take less than
+        a limit, and the number of each one's place; the menus stay as they are."""
+        return self._costs.least([self._whole(place) for place in places], limit_s)
+
+    def _whole(self, place: StagePosition) -> Asked:
+        """The largest boxes of a place, each with every run of numbers of recomputed blocks."""
+        key = place.mesh, place.layers, place.is_alone
+        if key not in self._largest:
+            self._largest[key] = whole_boxes(self._ways(place), self._runs_of(place.layers))
+        counts, boxes = self._largest[key]
+        return Asked(place=place, counts=counts, boxes=boxes)
+
+    def _ways(self, place: StagePosition) -> Boxes:
+        """The largest boxes of a mesh, without recomputed blocks, made once."""
+        key = place.mesh, place.is_alone
+        if key not in self._of_mesh:
+            choices = savings_choices(self.space, place.mesh, in_pipeline=not place.is_alone)
+            self._of_mesh[key] = Boxes.whole(tuple(tuple(sorted(own)) for own in choices))
+        return self._of_mesh[key]
+
+    def _runs_of(self, layers: int) -> Runs:
+        if layers not in self._runs:
+            self._runs[layers] = runs_of(self.space, layers)
+        return self._runs[layers]
+
+    def is_open(self, place: StagePosition, row: int) -> bool:
+        """Whether a row of a place's menu stands for a box."""
+        return bool(self._pools[place].is_open[self._best[place][1][row]])
+
+    def split(self, stages: Iterable[tuple[StagePosition, int]], limit_s: float) -> None:
+        """Halve the boxes of some rows of menus, wherever else equal boxes are."""
+        codes: dict[tuple[Mesh, bool], set[int]] = {}
+        for place, row in stages:
+            rows = self._best[place][1][[row]]
+            pool = self._pools[place]
+            if place.is_alone:
+                # No other place has boxes to halve at the same time.
+                least_s = self._least_s(place, pool.options)
+                rows = np.argsort(np.where(pool.is_open, least_s, np.inf), kind="stable")[:ALONE]
+            boxes = pool.boxes.chosen(rows[pool.is_open[rows]])
+            codes.setdefault((place.mesh, place.is_alone), set()).update(boxes.codes.tolist())
+        asked, wanted = [], self._wanted(codes)
+        times = halvings(sum(int(chosen.sum()) for chosen in wanted.values()))
+        for place, chosen in wanted.items():
+            pool = self._pools[place]
+            boxes, origin = pool.boxes.chosen(chosen).halved(times)
+            counts = pool.options.counts[chosen][origin]
+            asked.append(Asked(place=place, counts=counts, boxes=boxes))
+            self._pools[place] = pool.chosen(~chosen)
+        for place, new in self._costs.pools(asked, limit_s):
+            self._pools[place] = self._tidied(self._pools[place].and_also(new))
+            self._best.pop(place, None)
+
+    def _wanted(self, codes: Mapping[tuple[Mesh, bool], set[int]]) -> dict[StagePosition, Mask]:
+        """The boxes of each place that have some codes; places without any are left out."""
+        wanted = {}
+        for place, pool in self._pools.items():
+            own = codes.get((place.mesh, place.is_alone))
+            if own and len(pool.is_open):
+                chosen = pool.is_open & _are_in(pool.boxes.codes, np.array(sorted(own)))
+                if chosen.any():
+                    wanted[place] = chosen
+        return wanted
+
+    def certain(self) -> "BoxMenus":
+        """The same menus without boxes: every pipeline of their candidates is a plan."""
+        menus = replace(self)
+        menus._pools = {place: pool.chosen(~pool.is_open) for place, pool in self._pools.items()}
+        return menus
+
+    def fastest(self, place: StagePosition) -> list[int]:
+        """The rows of the fastest few candidates for a stage that is the whole pipeline."""
+        seconds = self._least_s(place, self[place])
+        fastest: list[int] = np.argsort(seconds, kind="stable")[:SHORT_LIST].tolist()
+        return fastest
+
+    def fall_to(self, limit_s: float) -> None:
+        """Forget candidates of pipelines that take no less than a limit."""
+        for place, pool in self._pools.items():
+            hopeful = self._is_hopeful(place, pool.options, limit_s)
+            if not hopeful.all():
+                self._pools[place] = pool.chosen(hopeful)
+                self._best.pop(place, None)
+
+    def heed_hosts(self) -> None:
+        """From now on, stages of a node share its host memory."""
+        self.with_host = True
+        self._best.clear()
+
+    @property
+    def _costs(self) -> BoxCosts:
+        return BoxCosts(
+            problem=self.problem,
+            space=self.space,
+            ledger=self.ledger,
+            group=self.group,
+            work=self.work,
+        )
+
+    def _is_hopeful(self, place: StagePosition, options: Options, limit_s: float) -> Mask:
+        return np.asarray(self._least_s(place, options) < limit_s)
+
+    def _least_s(self, place: StagePosition, options: Options) -> NDArray[np.float64]:
+        return hopeful_s(self.problem, self.group, self.work, place, options)
+
+    def _tidied(self, pool: Pool) -> Pool:
+        """The rows without boxes that a single candidate is at least as good as."""
+        if not len(pool.is_open):
+            return pool
+        columns = np.stack(telling_columns(pool.options, with_host=True), axis=1)
+        left = np.flatnonzero(pool.is_open)
+        closed = np.flatnonzero(~pool.is_open)
+        closed = closed[undominated([*columns[closed].T])] if len(closed) else closed
+        for row in closed:
+            left = left[(columns[left] < columns[row]).any(axis=1)]
+        return pool.chosen(np.sort(np.concatenate([closed, left])))
+
+
+def _are_in(codes: NDArray[np.int64], some: NDArray[np.int64]) -> Mask:
+    """Whether each code is one of some codes, which are sorted."""
+    places = np.searchsorted(some[:-1], codes)
+    return np.asarray(some[places] == codes)
+
+
+def halvings(boxes: int) -> int:
+    """How often to halve so many boxes at once: a small table takes as long as a large one."""
+    return max(HALVED, (FEW_PARTS // max(1, boxes)).bit_length() - 1)
+
+
+def whole_boxes(whole: Boxes, runs: Runs) -> tuple[NDArray[np.int64], Boxes]:
+    """The largest boxes of a stage, each with every run of numbers of recomputed blocks; and its
+    fewest treated blocks (R, T)."""
+    counts, most = runs
+    of_row = np.repeat(np.arange(len(counts)), len(whole))
+    fewest = counts[of_row, counts_of_blocks().index(RECOMPUTED)]
+    boxes = whole.chosen(np.tile(np.arange(len(whole)), len(counts)))
+    return counts[of_row], boxes.with_blocks(fewest, most[of_row])
+
+
+def runs_of(space: SearchSpace, layers: int) -> Runs:
+    """The numbers of a stage's treated blocks (R, T) as runs: each from its number of recomputed
+    blocks to a largest one (R). Where slots are not of the same kinds, a run has one number."""
+    at, counts = counts_of_blocks().index(RECOMPUTED), counts_choices(space, layers)
+    runs: list[tuple[CountsRow, int]] = []
+    for row in sorted(counts, key=lambda row: (row[:at], row[at + 1 :], row[at])):
+        alike = FEWEST_ALIKE <= row[at] < layers and sum(row) == row[at]
+        first, last = runs[-1] if runs else (row, -1)
+        follows = last + 1 == row[at] and first[at] >= FEWEST_ALIKE
+        if alike and follows and sum(first) == first[at]:
+            runs[-1] = first, row[at]
+        else:
+            runs.append((row, row[at]))
+    firsts, most = zip(*runs, strict=True)
+    return np.array(firsts, dtype=np.int64), np.array(most, dtype=np.int64)

@@ -1,0 +1,127 @@
+"""Searches spaces with several orders of passes, each order a branch with bounds of its own.
+
+One order has a formula, and stages are joined by it. An order without a formula has bounds that
+hold for every way to run its passes; whole plans in it are predicted where a bound is below the
+best time. The bound of the space is the least bound of all branches.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from mistlab.schedule.orders import DEFAULT_ORDER, chunks_of, order_problem
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.exact.groups import Group, groups_in_orders
+from searchers.exact.hierarchy import AlikeInOrder, Hierarchy
+from searchers.exact.proof import has_bounds, proven_s
+from searchers.meshes import allows, layer_counts, orders_of, pipelines
+from searchers.savings import ways_listed
+from searchers.strategy import OTHER_ORDERS, BudgetSpentError, Ending, Ledger
+
+# Up to this many ways to save memory (without recomputation), all of them are tried.
+FEW = 256
+# The share of a budget's seconds for the order that has a formula; the seconds for plans in others
+# before their proof; and until when the proof goes on, but at least as long as plans had.
+FORMULA_SHARE = 0.6
+OTHERS_S = 30.0
+UNTIL_S = 90.0
+
+
+def in_branches(
+    problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
+) -> Ending:
+    """The best plan of all orders of a space; ``search`` looks for those of the order that has a
+    formula."""
+    if not has_bounds(ledger, space.engine):
+        return Ending(status="REFUSED", reason=OTHER_ORDERS)
+    whole = Hierarchy.of(problem, space, ledger)
+    if _is_alike(space):
+        return whole.all_alike() if ways_listed(space) <= FEW else whole.most_alike()
+    bounds = [_with_formula_s(problem, space, ledger, search)]
+    with suppress(BudgetSpentError), ledger.for_seconds(OTHERS_S):
+        _reorder(problem, space, ledger)
+        if DEFAULT_ORDER not in space.orders:
+            # Pipelines that can run none of the space's orders have the one with a formula.
+            whole.show_alike()
+        whole.show_in_orders(AlikeInOrder.show_coarse)
+    left_s = min(max(OTHERS_S, UNTIL_S - ledger.wall_s), ledger.seconds_left)
+    bounds.append(_without_formula_s(problem, space, ledger, whole, left_s))
+    if ledger.evaluations_left == 0 or ledger.seconds_left == 0:
+        ledger.bounded(min(bounds))
+        raise BudgetSpentError
+    return Ending.of(ledger, min(bounds))
+
+
+def can_prove(space: SearchSpace, ledger: Ledger) -> bool:
+    """Whether every plan of a space with several orders can be looked at."""
+    return _is_alike(space) and has_bounds(ledger, space.engine)
+
+
+def _is_alike(space: SearchSpace) -> bool:
+    return not space.unequal_stages and space.layers_off_balance == 0
+
+
+def _with_formula_s(
+    problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
+) -> float:
+    """A time that no plan beats in the order that has a formula."""
+    pipeline = space.pipeline
+    if DEFAULT_ORDER not in space.orders:
+        # A single stage has this order alone, since no order matters to it.
+        if not allows(pipeline, 1):
+            return float("inf")
+        pipeline = (1,)
+    own = replace(space, orders=(DEFAULT_ORDER,), pipeline=pipeline)
+    if next(pipelines(problem, own), None) is None:
+        return float("inf")
+    bounds = [0.0]
+    with (
+        suppress(BudgetSpentError),
+        ledger.for_seconds(FORMULA_SHARE * ledger.seconds_left),
+        ledger.for_part(lambda plan: plan, bounds.append),
+    ):
+        ending = search(own)
+        bounds.append(float("inf") if ending.status == "INFEASIBLE" else ending.lower_bound_s or 0)
+    return max(bounds)
+
+
+def _without_formula_s(
+    problem: Problem, space: SearchSpace, ledger: Ledger, whole: Hierarchy, seconds: float
+) -> float:
+    """A time that no plan beats whose order has no formula; the group with the least bound is
+    looked at next. What no group stands for has bounds by arithmetic."""
+    orders = {group: whole.bound_s(group) for group in groups_in_orders(problem, space)}
+    others = [
+        least_s
+        for group, least_s in whole.least_s.items()
+        if _has_arithmetic_alone(problem, space, group)
+    ]
+    bounds = [float("inf")]
+    if orders:
+        proven = proven_s(
+            problem, space, ledger, whole.work, orders, tolerance=0.0, seconds=seconds
+        )
+        bounds.append(proven)
+    return min([*bounds, *others])
+
+
+def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) -> bool:
+    """Whether pipelines of a group may have a bound by arithmetic alone, because they may be unable
+    to run any order of the space."""
+    if group.num_stages == 1 or DEFAULT_ORDER in space.orders:
+        return False
+    if group.num_stages is None:
+        return all(chunks_of(order) > 1 for order in space.orders)
+    fewest = layer_counts(problem.workload.model.layers, group.num_stages, space)[0]
+    count = group.num_stages, group.micro_batches
+    return all(order_problem(order, *count, fewest) for order in space.orders)
+
+
+def _reorder(problem: Problem, space: SearchSpace, ledger: Ledger) -> None:
+    """Show the ledger its best plans in the other orders that they can run."""
+    count = problem.workload.model.layers
+    for plan in ledger.best_of(space.engine):
+        fewest = min((stage.layers for stage in plan.stages), default=count)
+        orders = orders_of(space, plan.num_stages, plan.micro_batches, fewest)
+        ledger.predict([replace(plan, order=order) for order in orders if order != plan.order])

@@ -1,0 +1,571 @@
+"""Candidates for a stage as columns: the way in which each saves memory, and its times.
+
+Axes: F candidates.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import product
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.memory import host_room_at
+from mistlab.cost.pipeline import TIMES, StageTimes
+from mistlab.machine.cluster import Cluster
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
+from mistlab.values.plan import StagePlan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.stages import StageBatch, StageCosts
+from searchers.exact.groups import Group, LeastWork
+from searchers.meshes import Mesh
+from searchers.savings import CountsRow, Way, counts_choices, savings_choices, stage_of
+from searchers.strategy import Ledger
+
+Column = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grain:
+    """How far apart candidates must be to count as different; ``host_bytes`` is None where host
+    memory does not matter."""
+
+    steady_s: float = 0.0
+    once_s: float = 0.0
+    host_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Options:
+    """Candidates for one stage that fit on their GPUs.
+
+    ``savings`` (F, 5) are values of ``names_of("savings")``, ``counts`` (F, 1) of
+    ``counts_of_blocks()``; ``host_bytes`` are of one rank.
+    """
+
+    savings: Column
+    counts: Column
+    forward_s: Column
+    backward_s: Column
+    through_forward_s: Column
+    through_backward_s: Column
+    delta_forward_s: Column
+    delta_backward_s: Column
+    within_forward_s: Column
+    within_backward_s: Column
+    after_first_s: Column
+    point_to_point_s: Column
+    first_send_late_s: Column
+    within_round_s: Column
+    left_backward_s: Column
+    issued_forward_s: Column
+    issued_backward_s: Column
+    issued_forward_late_s: Column
+    issued_backward_late_s: Column
+    issued_end_s: Column
+    host_bytes: Column
+
+    def __len__(self) -> int:
+        return len(self.host_bytes)
+
+    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
+        """The candidates with these numbers."""
+        return type(self)(**{name: getattr(self, name)[rows] for name in _COLUMNS})
+
+    def and_also(self, others: Self) -> Self:
+        """These candidates and others."""
+        return type(self)(
+            **{
+                name: np.concatenate([getattr(self, name), getattr(others, name)])
+                for name in _COLUMNS
+            }
+        )
+
+    @property
+    def stable_s(self) -> Column:
+        """Seconds of a steady forward and backward pass."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def issued_s(self) -> Column:
+        """Seconds in which a host issues a forward and a backward pass."""
+        return self.issued_forward_s + self.issued_backward_s
+
+    @property
+    def once_s(self) -> Column:
+        """The seconds that the first and the last micro-batch take beyond steady ones."""
+        times = self.times
+        within_s = times.within_forward_s + times.after_first_s + times.within_backward_s
+        first_s = times.through_forward_s - times.forward_s
+        return np.asarray(times.begin_s + first_s + within_s + times.end_s)
+
+    @property
+    def times(self) -> StageTimes:
+        """All times as columns."""
+        return StageTimes(**{name: getattr(self, name) for name in TIMES})
+
+    def stage_plan(self, row: int, mesh: Mesh, layers: int) -> StagePlan:
+        """One candidate as a stage of a plan."""
+        saving = {
+            **dict(zip(names_of("savings"), self.savings[row].tolist(), strict=True)),
+            **dict(zip(counts_of_blocks(), self.counts[row].tolist(), strict=True)),
+        }
+        return stage_of(mesh, layers, saving)
+
+
+_COLUMNS = tuple(entry.name for entry in fields(Options))
+
+
+def fastest(options: Options, grain: Grain) -> Options:
+    """The candidates that are not dominated: no other candidate is at least as fast in every
+    respect and, where host memory counts, takes at most as much of it."""
+    times = options.times
+    steady = (
+        *(times.forward_s, times.backward_s),
+        *_of_sends(times),
+        *(times.through_forward_s, times.through_backward_s),
+    )
+    once = (
+        *(times.begin_s, times.end_s, times.after_first_s),
+        *(times.within_forward_s, times.within_backward_s),
+    )
+    columns = [
+        *(_grains(column, grain.steady_s) for column in steady),
+        *(_grains(one, grain.once_s) for one in (*once, *_of_hosts(options), *_of_left(times))),
+    ]
+    if grain.host_bytes is not None:
+        columns.append(_grains(options.host_bytes, grain.host_bytes))
+    return options.chosen(undominated(columns))
+
+
+def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
+    """The times that never make a pipeline faster by being longer: what a micro-batch waits for,
+    what passes take in all, the last backward pass too, and what is waited for in the first and
+    the last pass, without and with work beside them."""
+    times = options.times
+    first = times.through_forward_s + times.within_forward_s
+    last = times.through_backward_s + times.within_backward_s
+    columns = [
+        *(times.through_forward_s, times.through_backward_s),
+        *(times.forward_s, times.backward_s, times.backward_s + times.within_backward_s),
+        *(first, last, first + times.begin_s, last + times.end_s, times.after_first_s),
+        times.backward_s + times.within_backward_s + times.end_s,
+        *_of_hosts(options),
+        *_of_left(times),
+        *_of_sends(times),
+    ]
+    return [*columns, options.host_bytes] if with_host else columns
+
+
+def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
+    """The fastest few candidates, with different strategies, for a stage that is the whole
+    pipeline. Here only one time counts."""
+    issued_s = micro_batches * options.issued_s + options.issued_end_s
+    seconds = np.maximum(micro_batches * options.stable_s + options.once_s, issued_s)
+    in_order = np.argsort(seconds, kind="stable")
+    first_of_each = np.unique(options.savings[in_order], axis=0, return_index=True)[1]
+    return options.chosen(in_order[np.sort(first_of_each)[:count]])
+
+
+def _of_left(times: StageTimes) -> list[Column]:
+    """The times that never make a pipeline faster by being longer where reductions are left of
+    backward passes whose gradients have gone back, if there are any."""
+    left = times.left_backward_s
+    if not left.any():
+        return []
+    within, through = times.within_backward_s, times.through_backward_s + left
+    gone = times.gone_backward_s
+    return [through, through + within + times.end_s, gone, gone + within]
+
+
+def _of_sends(times: StageTimes) -> list[Column]:
+    """The times of sends that never make a pipeline faster by being longer, if candidates differ
+    in them: copies that are still under way when a pass has ended keep its send waiting."""
+    sends = times.point_to_point_s, times.first_send_late_s
+    return [column for column in sends if (column != column[:1]).any()]
+
+
+def _of_hosts(options: Options) -> list[Column]:
+    """The times of hosts that never make a pipeline faster by being longer, if any host issues
+    passes."""
+    forward_s, backward_s = options.issued_forward_s, options.issued_backward_s
+    if not backward_s.any():
+        return []
+    return [
+        *(forward_s, forward_s + options.issued_forward_late_s),
+        *(backward_s, backward_s + options.issued_backward_late_s),
+        backward_s + options.issued_end_s,
+    ]
+
+
+def _grains(column: Column, grain: float) -> Column:
+    return np.ceil(column / grain) if grain else column
+
+
+def undominated(columns: Sequence[Column]) -> NDArray[np.intp]:
+    """The rows that are not dominated: no other row is at most as large in all columns. Of equal
+    rows the first stays."""
+    points = np.stack(columns, axis=1).astype(np.float64)
+    # A row that dominates another has a smaller sum, or is the first of equal rows.
+    left = np.lexsort((np.arange(len(points)), points.sum(axis=1)))
+    kept = []
+    while len(left):
+        first, left = left[0], left[1:]
+        kept.append(first)
+        left = left[(points[left] < points[first]).any(axis=1)]
+    return np.array(kept, dtype=np.intp)
+
+
+# Finds the candidates for a stage: every way to save memory on a mesh, less those that cannot be
+# best.
+#
+# A stage's place in the pipeline decides how much memory it must hold, and whether it has the
+# embedding or the head. Its cost depends on nothing else of the pipeline. Where nodes are equal,
+# only the place of its first rank inside a node matters; else its group of nodes matters, too.
+
+
+# Rows asked for at once.
+TOGETHER = 1 << 19
+
+# With coarse to fine, candidates that differ by less than this share of an iteration count as
+# equal.
+FINEST = 2e-4
+# The number of candidates near which better ones are looked for, where only one time counts.
+BESIDE = 16
+
+# A stage's choices for each of ``names_of("savings")``.
+Choices = Sequence[Sequence[float]]
+# Values of ``names_of("savings")`` (rows, 5).
+Savings = NDArray[np.float64]
+
+
+class StagePosition(NamedTuple):
+    """A number of blocks on a mesh, at some place of a pipeline.
+
+    ``place_in_node`` is the first rank from which the stage costs the same (``Cluster.like_rank``).
+    ``stage`` is the stage's number where the order of passes asks for it, else 0.
+    """
+
+    mesh: Mesh
+    place_in_node: int
+    layers: int
+    in_flight: int
+    is_first: bool
+    is_last: bool
+    stage: int = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the stage is the whole pipeline."""
+        return self.is_first and self.is_last
+
+
+@dataclass(slots=True, kw_only=True)
+class Menus:
+    """The candidates for the stages of a group of pipelines that can be part of the fastest
+    pipeline.
+
+    ``work`` is a lower bound for the times of the other stages. With ``with_host``, slower
+    candidates that take less host memory are kept too. With ``coarse_to_fine``, ratios are first
+    tried in steps of a half, and ``refine`` tries ever smaller steps near the best: many times
+    faster, but it may miss some. With a ``way`` to save memory, every stage saves in that way. With
+    ``even_hosts``, each rank may use its even share of a node's host memory alone. ``pick`` says
+    which candidates stay, in place of all that can be part of the fastest pipeline.
+    """
+
+    problem: Problem
+    space: SearchSpace
+    ledger: Ledger
+    group: Group
+    work: Mapping[Mesh, LeastWork]
+    with_host: bool = False
+    coarse_to_fine: bool = False
+    way: Way | None = None
+    even_hosts: bool = False
+    pick: Callable[[Options], Options] | None = None
+    _found: dict[StagePosition, Options] = field(default_factory=dict, init=False)
+
+    def __getitem__(self, place: StagePosition) -> Options:
+        """The candidates for a place that was prepared."""
+        return self._found[place]
+
+    def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
+        """Work out the candidates for places in pipelines that take less than a limit. The limit
+        may only fall from one call to the next."""
+        alike: dict[tuple[bool, Choices], list[StagePosition]] = defaultdict(list)
+        for place in sorted(set(places) - self._found.keys()):
+            alike[place.is_alone, self._choices(place)].append(place)
+        for (is_alone, every), some in alike.items():
+            choices = coarse(every, is_alone=is_alone) if self.coarse_to_fine else every
+            strategies = np.array([*product(*choices)], dtype=np.float64)
+            self._found |= zip(some, self._evaluated(some, strategies, limit_s), strict=True)
+
+    def refine(self, places: Iterable[StagePosition], limit_s: float) -> None:
+        """Try ratios near those of the best candidates so far, in ever smaller steps, for places
+        that were prepared."""
+        for some in _by_mesh(places):
+            self._refine(some, self._choices(some[0]), limit_s)
+
+    def _refine(self, places: Sequence[StagePosition], choices: Choices, limit_s: float) -> None:
+        seen: set[tuple[float, ...]] = set()
+        step = first_step(choices)
+        gone_on: set[tuple[float, ...]] = set()
+        while step:
+            best = {
+                strategy
+                for place in places
+                for strategy in map(tuple, self._found[place].savings.tolist())
+            } - gone_on
+            gone_on |= best
+            new = {near for one in best for near in neighbours(one, choices, step)} - seen
+            if not new:
+                step, gone_on = step // 2, set()
+                continue
+            seen |= new
+            others = self._evaluated(places, np.array(sorted(new)), limit_s)
+            for place, other in zip(places, others, strict=True):
+                self.ledger.check_time()
+                both = self._found[place].and_also(other)
+                self._found[place] = self._fastest(place, both, limit_s)
+
+    def _choices(self, place: StagePosition) -> Choices:
+        if self.way is not None:
+            return tuple((value,) for value in self.way.savings)
+        return savings_choices(self.space, place.mesh, in_pipeline=not place.is_alone)
+
+    def _counts(self, place: StagePosition) -> list[CountsRow]:
+        if self.way is not None:
+            return [self.way.counts_within(place.layers)]
+        return counts_choices(self.space, place.layers)
+
+    def _evaluated(
+        self, places: Sequence[StagePosition], strategies: Savings, limit_s: float
+    ) -> list[Options]:
+        """For each place, the best of some strategies, with any number of recomputed blocks."""
+        found: list[Options | None] = [None] * len(places)
+        every = [self._counts(place) for place in places]
+        for part in _parts(places, every, len(strategies)):
+            rows = _Rows(part, strategies, self.group.micro_batches)
+            costs = self.ledger.stage_costs(rows.batch(), engine=self.space.engine)
+            for number, options in rows.options(costs, self.problem):
+                self.ledger.check_time()
+                hopeful = options.chosen(self._is_hopeful(places[number], options, limit_s))
+                before = found[number]
+                both = hopeful if before is None else before.and_also(hopeful)
+                found[number] = self._fastest(places[number], both, limit_s)
+        return [options for options in found if options is not None]
+
+    def _is_hopeful(
+        self, place: StagePosition, options: Options, limit_s: float
+    ) -> NDArray[np.bool_]:
+        hopeful = hopeful_s(self.problem, self.group, self.work, place, options) < limit_s
+        if self.even_hosts:
+            cluster = self.problem.cluster
+            room = host_room_at(cluster, np.array([place.place_in_node]))
+            hopeful &= options.host_bytes * cluster.gpus_per_node <= room
+        return np.asarray(hopeful)
+
+    def _fastest(self, place: StagePosition, options: Options, limit_s: float) -> Options:
+        if self.pick is not None:
+            return self.pick(options)
+        if place.is_alone:
+            count = BESIDE if self.coarse_to_fine else 1
+            return fastest_alone(options, self.group.micro_batches, count)
+        finest_s = FINEST * limit_s if self.coarse_to_fine and limit_s < np.inf else 0.0
+        host_bytes = None
+        if self.with_host:
+            share = FINEST if finest_s else 0.0
+            host_bytes = share * self.problem.cluster.host_memory_bytes
+        steady_s = finest_s / self.group.micro_batches
+        return fastest(options, Grain(steady_s=steady_s, once_s=finest_s, host_bytes=host_bytes))
+
+
+def hopeful_s(
+    problem: Problem,
+    group: Group,
+    work: Mapping[Mesh, LeastWork],
+    place: StagePosition,
+    options: Options,
+) -> Column:
+    """The least seconds of a pipeline that has a candidate for a place."""
+    return least_with(problem, group, work, options, place.layers, place.in_flight)
+
+
+def least_with(
+    problem: Problem,
+    group: Group,
+    work: Mapping[Mesh, LeastWork],
+    options: Options,
+    layers: Column | int,
+    in_flight: Column | int,
+) -> Column:
+    """The least seconds of a pipeline that has a candidate with so many blocks and passes in
+    flight. Half of its passes in flight, at most, run while the other stages compute; so does
+    its work before its first pass and after its last."""
+    if not group.has_formula:
+        # All passes, and what comes before and after them; or until their host has issued them.
+        own_s = group.micro_batches * options.stable_s + options.times.begin_s
+        return np.asarray(np.maximum(own_s + options.times.end_s, options.after_first_s))
+    others_s = (problem.workload.model.layers - layers) * group.least_stages_s(work, 1)
+    hidden_s = (in_flight - 1) / 2 * options.stable_s
+    beside_s = options.times.begin_s + options.times.end_s
+    own_s = options.once_s + group.micro_batches * options.stable_s
+    longest_s = own_s + np.maximum(others_s - hidden_s - beside_s, 0.0)
+    return np.asarray(np.maximum(longest_s, group.micro_batches * options.issued_s))
+
+
+def coarse(choices: Choices, *, is_alone: bool) -> Choices:
+    """Some of the choices. Of ratios: the first, the last, and those between into which
+    ``coarse_parts`` divide them. Of other choices: all.
+
+    A stage that is a whole pipeline gets twice as many: no other stage can make up for it.
+    """
+    times = 2 if is_alone else 1
+    return tuple(
+        spread(own, times * row.coarse_parts) if row.is_ratio else own
+        for name, own in zip(names_of("savings"), choices, strict=True)
+        for row in [DIMENSIONS[name]]
+    )
+
+
+def first_step(choices: Choices) -> int:
+    """The distance from a coarse choice to its first neighbours, in places among the choices."""
+    most = (
+        len(own) - 1
+        for name, own in zip(names_of("savings"), choices, strict=True)
+        if DIMENSIONS[name].is_ratio
+    )
+    return max(most) // 4 or 1
+
+
+def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
+    """The first and the last choice, and the choices between that divide them into ``parts``
+    parts."""
+    last = len(choices) - 1
+    return [choices[place] for place in sorted({last * part // parts for part in range(parts + 1)})]
+
+
+def _by_mesh(places: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
+    """The places with each mesh; places that are a whole pipeline are apart."""
+    found: dict[tuple[Mesh, bool], list[StagePosition]] = defaultdict(list)
+    for place in sorted(places):
+        found[place.mesh, place.is_alone].append(place)
+    return found.values()
+
+
+def neighbours(
+    strategy: tuple[float, ...], choices: Choices, step: int
+) -> Iterator[tuple[float, ...]]:
+    """The neighbours of a strategy. One ratio differs by ``step`` places among its choices; or two
+    differ, one up and one down, so that they need about as much memory."""
+    here = [allowed.index(value) for allowed, value in zip(choices, strategy, strict=True)]
+    ratios = [i for i, name in enumerate(names_of("savings")) if DIMENSIONS[name].is_ratio]
+    for up, down in product((*ratios, None), repeat=2):
+        there = here[:]
+        for kind, by in ((up, step), (down, -step)):
+            if kind is not None:
+                there[kind] += by
+        is_inside = all(0 <= p < len(allowed) for p, allowed in zip(there, choices, strict=True))
+        if is_inside and up != down:
+            yield tuple(allowed[p] for p, allowed in zip(there, choices, strict=True))
+
+
+# The number of a place, the place, and its numbers of treated blocks (rows, 1).
+_Part = list[tuple[int, StagePosition, NDArray[np.int64]]]
+
+
+def _parts(
+    places: Sequence[StagePosition], every: Sequence[Sequence[CountsRow]], strategies: int
+) -> Iterator[_Part]:
+    """Places with their numbers of recomputed blocks, in parts that are small enough."""
+    most = max(1, TOGETHER // max(1, strategies))
+    part: _Part = []
+    room = most
+    for number, (place, own) in enumerate(zip(places, every, strict=True)):
+        counts = np.array(own)
+        for start in range(0, len(counts), most):
+            some = counts[start : start + most]
+            if len(some) > room and part:
+                yield part
+                part, room = [], most
+            part.append((number, place, some))
+            room -= len(some)
+    if part:
+        yield part
+
+
+def savings_columns(savings: Savings) -> dict[str, NDArray[Any]]:
+    """The column of each of ``names_of("savings")``: whole numbers, or ratios."""
+    columns = dict(zip(names_of("savings"), savings.T, strict=True))
+    return {
+        name: column if DIMENSIONS[name].is_ratio else column.astype(np.int64)
+        for name, column in columns.items()
+    }
+
+
+class _Rows:
+    """Every strategy at every place of a part, as rows: the rows of one strategy follow one
+    another."""
+
+    def __init__(self, part: _Part, strategies: Savings, micro_batches: int) -> None:
+        self.part = part
+        self.micro_batches = micro_batches
+        self.strategies = strategies
+        self.counts = [len(counts) for _, _, counts in part]
+
+    def batch(self) -> StageBatch:
+        """All rows as candidates for stages."""
+        each = np.sum(self.counts)
+        counts = np.tile(
+            np.concatenate([counts for _, _, counts in self.part]), (len(self.strategies), 1)
+        )
+        return StageBatch(
+            layers=self._of_place(lambda place: place.layers),
+            **{name: self._of_mesh(name) for name in names_of("mesh")},
+            **savings_columns(np.repeat(self.strategies, each, axis=0)),
+            **dict(zip(counts_of_blocks(), counts.T, strict=True)),
+            in_flight=self._of_place(lambda place: place.in_flight),
+            has_embedding=self._of_place(lambda place: place.is_first),
+            has_head=self._of_place(lambda place: place.is_last),
+            first_rank=self._of_place(lambda place: place.place_in_node),
+            micro_batches=self.micro_batches,
+        )
+
+    def options(self, costs: StageCosts, problem: Problem) -> Iterator[tuple[int, Options]]:
+        """The number of each place, and its candidates that fit."""
+        cluster = problem.cluster
+        gpus_of_node = np.minimum(
+            self._of_place(lambda place: place.mesh.num_gpus), cluster.gpus_per_node
+        )
+        fits = costs.fits & (costs.host_bytes * gpus_of_node <= self._host_room(cluster))
+        by_strategy = fits.reshape(len(self.strategies), -1)
+        seconds, first = costs.seconds, 0
+        for number, _, counts in self.part:
+            rows, columns = np.nonzero(by_strategy[:, first : first + len(counts)])
+            flat = rows * by_strategy.shape[1] + first + columns
+            yield (
+                number,
+                Options(
+                    savings=self.strategies[rows],
+                    counts=counts[columns],
+                    **{name: getattr(seconds, name)[flat] for name in TIMES},
+                    host_bytes=costs.host_bytes[flat],
+                ),
+            )
+            first += len(counts)
+
+    def _host_room(self, cluster: Cluster) -> NDArray[np.float64] | float:
+        """Bytes of the host memory of each row's nodes; one number where all nodes are equal."""
+        if not cluster.others:
+            return cluster.host_memory_bytes
+        return host_room_at(cluster, self._of_place(lambda place: place.place_in_node))
+
+    def _of_mesh(self, name: str) -> NDArray[np.int64]:
+        return self._of_place(lambda place: place.mesh.value(name))
+
+    def _of_place(self, value: Callable[[StagePosition], int]) -> NDArray[np.int64]:
+        values = np.array([int(value(place)) for _, place, _ in self.part])
+        return np.tile(np.repeat(values, self.counts), len(self.strategies))

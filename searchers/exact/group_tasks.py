@@ -1,0 +1,219 @@
+"""Makes calls one after another, or in processes where joblib's context asks for several jobs.
+
+    with joblib.parallel_config(n_jobs=2):
+        ...
+
+joblib takes long to import. If nobody has imported it, nobody has asked for jobs.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import TypeVar
+
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Predictor
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import SearchSpace
+from searchers.exact.candidates import Menus, StagePosition
+from searchers.exact.groups import Group, LeastWork
+from searchers.exact.programme import join_hastily, near_best
+from searchers.meshes import Mesh
+from searchers.savings import Way
+from searchers.strategy import SHORT_LIST, BudgetSpentError, Clock, Ledger
+
+Argument = TypeVar("Argument")
+Answer = TypeVar("Answer")
+
+
+def jobs() -> int:
+    """The number of processes."""
+    if "joblib" not in sys.modules:
+        return 1
+    from joblib import effective_n_jobs  # noqa: PLC0415 (takes long to import)
+
+    return int(effective_n_jobs(None))
+
+
+def in_processes(
+    call: Callable[[Argument], Answer], arguments: Sequence[Argument]
+) -> Sequence[Answer]:
+    """The results for all arguments, in order."""
+    from joblib import Parallel, delayed  # noqa: PLC0415 (takes long to import)
+
+    answers: Sequence[Answer] = Parallel()(delayed(call)(one) for one in arguments)
+    return answers
+
+
+# Searches groups of pipelines, one after another or side by side.
+#
+# joblib's context says where: by default in this process; with ``parallel_config(n_jobs=2)`` in
+# processes of this machine; with another backend on a Ray or Dask cluster.
+
+
+# A function that joins stages to the fastest pipeline of a group that takes less than a limit. It
+# returns the pipeline's time, by its chains, and its plan.
+Joiner = Callable[[Menus, float], tuple[float, Plan] | None]
+
+# A group is looked at closely if its time with coarse ratios is at most this many times the best
+# plan's: for a single stage, for stages of equal sizes, and for stages of any sizes, of which there
+# are many.
+NEAR_ALONE = 1.15
+NEAR = 1.05
+NEAR_UNEQUAL = 1.02
+# How often ratios near the best pipelines are tried more finely.
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTask:
+    """A group of pipelines to search for plans that take less than a limit; with a ``way``, for
+    plans whose stages all save memory in that way."""
+
+    problem: Problem
+    space: SearchSpace
+    group: Group
+    work: Mapping[Mesh, LeastWork]
+    join: Joiner
+    limit_s: float
+    coarse_to_fine: bool
+    way: Way | None = None
+
+    def solved(self, ledger: Ledger) -> float:
+        """The time of the best plan, by its chains, once the ledger has seen the plan; the limit if
+        there is none."""
+        # Stages of a node share its host memory. Host memory is ignored until a plan does not fit
+        # into it. Without a plan to beat, everything must be looked at.
+        is_hasty = self.coarse_to_fine and self.limit_s < inf
+        work = self._likely_work(ledger) if is_hasty else self.work
+        for with_host in (False, True):
+            found = self._joined(self._menus(ledger, work, with_host=with_host))
+            if found is None:
+                break
+            seconds, plan = found
+            if ledger.predict([plan])[0].fits:
+                return seconds
+        return self.limit_s
+
+    def _menus(self, ledger: Ledger, work: Mapping[Mesh, LeastWork], *, with_host: bool) -> Menus:
+        return Menus(
+            problem=self.problem,
+            space=self.space,
+            ledger=ledger,
+            group=self.group,
+            work=work,
+            with_host=with_host,
+            coarse_to_fine=self.coarse_to_fine,
+            way=self.way,
+        )
+
+    def _likely_work(self, ledger: Ledger) -> Mapping[Mesh, LeastWork]:
+        """The likely least work of each mesh, from middle stages with half an even share of the
+        blocks and coarse ratios: hardly any pipeline has less work. Infinite where nothing fits."""
+        layers, gpus = self.problem.workload.model.layers, self.problem.cluster.num_gpus
+        starts = [ranks.start for ranks in self.problem.cluster.ranks_of_groups]
+        places = {
+            (mesh, start): StagePosition(
+                mesh=mesh,
+                place_in_node=start,
+                layers=max(1, layers * mesh.num_gpus // gpus // 2),
+                in_flight=min(self.group.micro_batches, max(1, gpus // mesh.num_gpus // 2)),
+                is_first=False,
+                is_last=False,
+            )
+            for mesh in self.group.meshes
+            for start in starts
+        }
+        menus = self._menus(ledger, self.work, with_host=False)
+        menus.prepare(places.values(), inf)
+        return {
+            mesh: LeastWork(
+                block_s=min(_least_block_s(menus, places[mesh, start]) for start in starts),
+                ends_s=self.work[mesh].ends_s,
+            )
+            for mesh in self.group.meshes
+        }
+
+    @property
+    def _near(self) -> float:
+        if self.group.num_stages == 1:
+            return NEAR_ALONE
+        return NEAR_UNEQUAL if self.group.has_unequal_sizes else NEAR
+
+    def _joined(self, menus: Menus) -> tuple[float, Plan] | None:
+        if not self.coarse_to_fine:
+            return self.join(menus, self.limit_s)
+        quick = self._refined(menus)
+        if quick is None:
+            return None
+        limit_s = min(self.limit_s, quick[0])
+        found = None if self.join is join_hastily else self.join(menus, limit_s)
+        return quick if found is None and quick[0] < self.limit_s else found
+
+    def _refined(self, menus: Menus) -> tuple[float, Plan] | None:
+        """A quick answer, after ratios of the stages of pipelines near it were tried more
+        finely."""
+        refined: set[StagePosition] = set()
+        limit_s = self._near * self.limit_s
+        found = None
+        for _ in range(ROUNDS):
+            near = near_best(menus, limit_s)
+            if not near:
+                break
+            found = near[0][:2]
+            # The budget may end before a better plan is found; the others become its rivals.
+            menus.ledger.predict([plan for _, plan, _ in near[:SHORT_LIST]])
+            limit_s = min(limit_s, self._near * found[0])
+            places = {place for *_, of_plan in near for place in of_plan}
+            if places <= refined:
+                break
+            menus.refine(places - refined, min(self.limit_s, found[0]))
+            refined |= places
+        return found
+
+
+def _least_block_s(menus: Menus, place: StagePosition) -> float:
+    return float(menus[place].stable_s.min(initial=inf)) / place.layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What a process found, and how much it asked its predictor."""
+
+    seconds: float
+    nearest: Sequence[Plan]
+    stage_evaluations: int
+    is_spent: bool
+
+
+def solved(tasks: Sequence[GroupTask], ledger: Ledger) -> list[float]:
+    """The times of the tasks' best plans; the ledger has seen all these plans."""
+    if len(tasks) <= 1:
+        return [task.solved(ledger) for task in tasks]
+    budget = ledger.budget_left
+    answer = partial(_answer, predictor=ledger.predictor, budget=budget, clock=ledger.clock)
+    seconds = []
+    for found in in_processes(answer, tasks):
+        ledger.count(stages=found.stage_evaluations)
+        ledger.predict(found.nearest)
+        if found.is_spent:
+            raise BudgetSpentError
+        seconds.append(found.seconds)
+    return seconds
+
+
+def _answer(task: GroupTask, predictor: Predictor, budget: Budget, clock: Clock) -> _Answer:
+    ledger = Ledger(predictor=predictor, budget=budget, clock=clock)
+    seconds, is_spent = task.limit_s, False
+    try:
+        seconds = task.solved(ledger)
+    except BudgetSpentError:
+        is_spent = True
+    return _Answer(
+        seconds=seconds,
+        nearest=[one.plan for one in ledger.nearest],
+        stage_evaluations=ledger.stage_evaluations,
+        is_spent=is_spent,
+    )

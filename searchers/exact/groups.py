@@ -1,0 +1,304 @@
+"""The least time of stages for one micro-batch, however a plan saves memory.
+
+A stage that recomputes, shards and offloads nothing only computes, and no slot is shorter than its
+computation. A stage with the embedding and the head also sends nothing; sends slow the passes
+beside them, and those of a few blocks more than those of many. Of dimensions that change passes
+themselves all values are tried: some may make computation faster.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.schedule.held_moments import moments_in
+from mistlab.schedule.orders import DEFAULT_ORDER, TURNING, chunks_of, order_problem
+from mistlab.values.dimensions import DIMENSIONS, names_of
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.stages import StageBatch
+from mistlab.values.stages_in_order import StagesInOrder
+from searchers.meshes import Mesh, Pipeline, allows, equal_stages, meshes, micro_batch_counts
+from searchers.strategy import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastWork:
+    """The least seconds of a micro-batch on a mesh: in a block, and in the embedding and head."""
+
+    block_s: float
+    ends_s: float
+
+    def blocks_within(self, seconds: float, layers: int) -> int:
+        """The most blocks, up to ``layers``, of a stage that takes less than some seconds."""
+        if layers * self.block_s < seconds:
+            return layers
+        if self.block_s == math.inf:
+            return 0
+        return max(0, math.ceil(seconds / self.block_s) - 1)
+
+
+def work_of(
+    problem: Problem, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
+) -> dict[Mesh, LeastWork]:
+    """The least work on each mesh, in the fastest of unlike groups of nodes, from stages that have
+    both ends and one block or two."""
+    found = [
+        _work_from(ranks.start, space, ledger, meshes) for ranks in problem.cluster.ranks_of_groups
+    ]
+    return {
+        mesh: LeastWork(
+            block_s=min(of_group[mesh].block_s for of_group in found),
+            ends_s=min(of_group[mesh].ends_s for of_group in found),
+        )
+        for mesh in meshes
+    }
+
+
+def _work_from(
+    first_rank: int, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
+) -> dict[Mesh, LeastWork]:
+    """The least work on each mesh of the group of nodes at a rank."""
+    names = [name for name in names_of("savings") if DIMENSIONS[name].changes_passes]
+    ways = [
+        dict(zip(names, values, strict=True))
+        for values in product(*(space.listed(name) or () for name in names))
+    ]
+    layers = np.repeat([1, 2], len(meshes))
+    columns = {name: np.tile([mesh.value(name) for mesh in meshes], 2) for name in names_of("mesh")}
+    batches = [
+        StageBatch(
+            layers=layers,
+            **columns,
+            **way,
+            has_embedding=1,
+            has_head=1,
+            first_rank=first_rank,
+        )
+        for way in ways
+    ]
+    costs = ledger.stage_costs(StageBatch.joined(batches), engine=space.engine)
+    # Hosts may be ahead, so that a micro-batch passes through as fast as GPUs compute.
+    both_s = costs.seconds.forward_s + costs.seconds.backward_s
+    stable_s = both_s.reshape(len(ways), -1).min(axis=0)
+    one_s, two_s = stable_s.reshape(2, -1)
+    block_s = two_s - one_s
+    return {
+        mesh: LeastWork(block_s=float(block), ends_s=max(0.0, float(ends)))
+        for mesh, block, ends in zip(meshes, block_s, one_s - block_s, strict=True)
+    }
+
+
+# Divides the pipelines of a space into groups that can be searched one by one.
+
+
+# Less than any number of blocks, even when blocks of more stages are added.
+NONE = -(1 << 60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """All pipelines with a number of micro-batches and any of these meshes for their stages.
+
+    ``num_stages`` is None where meshes have different sizes, and pipelines any number of stages.
+    ``order`` is the order of their passes.
+    """
+
+    micro_batches: int
+    meshes: tuple[Mesh, ...]
+    num_stages: int | None
+    order: str = DEFAULT_ORDER
+
+    def equal_pipelines(self, problem: Problem) -> Iterator[Pipeline]:
+        """The pipelines whose stages all have the same mesh."""
+        for mesh in self.meshes:
+            num_stages = equal_stages(mesh, problem)
+            if num_stages and self._allows(num_stages):
+                yield Pipeline(micro_batches=self.micro_batches, meshes=(mesh,) * num_stages)
+
+    def _allows(self, num_stages: int) -> bool:
+        return self.num_stages in (None, num_stages)
+
+    @property
+    def has_unequal_sizes(self) -> bool:
+        """Whether the meshes differ in their numbers of GPUs."""
+        return len({mesh.num_gpus for mesh in self.meshes}) > 1
+
+    @property
+    def has_formula(self) -> bool:
+        """Whether the order of the passes has a formula."""
+        return self.order == DEFAULT_ORDER
+
+    @property
+    def fewest_blocks(self) -> int:
+        """The fewest blocks of a stage: one for each chunk."""
+        return chunks_of(self.order)
+
+    @property
+    def turns(self) -> bool:
+        """Whether the first stage has the head, too."""
+        return self.order in TURNING
+
+    def held(self, after: int) -> int:
+        """The micro-batches that a stage in front of so many others holds, all its chunks at once:
+        no fewer are on the host where activations are offloaded."""
+        if self.has_formula:
+            return min(self.micro_batches, after + 1)
+        if self.num_stages is None:
+            return 1
+        moments = moments_in(self.order, self.num_stages, self.micro_batches)
+        return moments[self.num_stages - 1 - after].least_held
+
+    def number(self, after: int) -> int:
+        """The number of a stage in front of so many others, if its order asks for it; else 0."""
+        return 0 if self.has_formula or self.num_stages is None else self.num_stages - 1 - after
+
+    def in_order(self, stage: NDArray[np.int64]) -> StagesInOrder | None:
+        """The places of stages (C) with these numbers, if their order asks for them."""
+        if self.has_formula or self.num_stages is None:
+            return None
+        return StagesInOrder(
+            order=self.order,
+            num_stages=self.num_stages,
+            micro_batches=self.micro_batches,
+            stage=stage,
+        )
+
+    def least_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
+        """The least seconds of any of these pipelines.
+
+        In each micro-batch the slowest stage takes at least an even share. While the stages after
+        it compute, it can do at most half its passes ahead (the forwards or the backwards); the
+        rest of their time is added. If they take less than this half, the slowest stage takes its
+        own time for every micro-batch all the same.
+        """
+        layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
+        ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)
+        slowest_s = (self.least_gpu_s(work, layers) + ends_s) / gpus
+        stages = self.num_stages or min(layers, gpus)
+        ahead = min(self.micro_batches, stages) - 1
+        through_s = self.least_stages_s(work, layers) + ends_s / self._largest
+        hidden_s = min(through_s, (1 + ahead / 2) * slowest_s)
+        return self.micro_batches * slowest_s + through_s - hidden_s
+
+    def least_of_orders_s(
+        self, problem: Problem, work: Mapping[Mesh, LeastWork], space: SearchSpace
+    ) -> float:
+        """The least seconds of any of these pipelines in the orders of a space."""
+        if space.orders == (DEFAULT_ORDER,) and self.has_formula:
+            return self.least_s(problem, work)
+        return self.least_in_any_order_s(problem, work)
+
+    def least_in_any_order_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
+        """The least seconds of any of these pipelines, in whatever order its passes run: the
+        slowest stage takes at least an even share of every micro-batch."""
+        layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
+        ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)
+        return self.micro_batches * (self.least_gpu_s(work, layers) + ends_s) / gpus
+
+    def least_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
+        """The least GPU-seconds of a micro-batch in some blocks."""
+        return layers * min(work[mesh].block_s * mesh.num_gpus for mesh in self.meshes)
+
+    def least_stages_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
+        """The least seconds of a micro-batch in stages that have these blocks together."""
+        return self.least_gpu_s(work, layers) / self._largest
+
+    def most_blocks(
+        self, problem: Problem, work: Mapping[Mesh, LeastWork], each_s: float
+    ) -> list[int]:
+        """The most blocks of stages on 0, 1, ... GPUs together, if each stage takes less than
+        ``each_s`` for a micro-batch; negative where no meshes use exactly these GPUs."""
+        layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
+        of_size: dict[int, int] = {}
+        for mesh in self.meshes:
+            own = work[mesh].blocks_within(each_s, layers)
+            if own:
+                of_size[mesh.num_gpus] = max(own, of_size.get(mesh.num_gpus, 0))
+        return _most_blocks(tuple(of_size.items()), gpus)
+
+    @property
+    def _largest(self) -> int:
+        return max(mesh.num_gpus for mesh in self.meshes)
+
+
+# The same is asked for at every stage, and takes long with thousands of GPUs.
+@lru_cache(maxsize=16)
+def _most_blocks(of_size: tuple[tuple[int, int], ...], gpus: int) -> list[int]:
+    """The most blocks on 0, 1, ... GPUs together, by the most of a stage of each size."""
+    most = [0]
+    for number in range(1, gpus + 1):
+        ways = [own + most[number - size] for size, own in of_size if size <= number]
+        most.append(max(ways, default=NONE))
+    return most
+
+
+def groups_of(
+    problem: Problem, space: SearchSpace, *, equal_sizes: bool = False
+) -> Iterator[Group]:
+    """The groups of all pipelines of a space, or of those whose stages have equally many GPUs."""
+    for micro_batches in micro_batch_counts(problem, space):
+        choices = meshes(problem, space, micro_batches)
+        if space.unequal_meshes and not equal_sizes:
+            together = [(tuple(choices), count) for count in _stage_counts(problem, space)]
+        else:
+            together = [
+                (alike, problem.cluster.num_gpus // size)
+                for size in sorted(
+                    {mesh.num_gpus for mesh in choices if equal_stages(mesh, problem)}
+                )
+                for alike in _alike(space, [mesh for mesh in choices if mesh.num_gpus == size])
+            ]
+        for alike, count in together:
+            group = Group(micro_batches=micro_batches, meshes=alike, num_stages=count)
+            if alike and (count is None or _is_pipeline(problem, space, alike, count)):
+                yield group
+
+
+def groups_in_orders(problem: Problem, space: SearchSpace) -> Iterator[Group]:
+    """The groups of pipelines in each order of a space that has no formula. All pipelines of a
+    group have equally many stages: what a stage holds depends on their number."""
+    orders = [order for order in space.orders if order != DEFAULT_ORDER]
+    for group in groups_of(problem, space):
+        for order in orders:
+            for num_stages in _stages_in_order(problem, group, order):
+                yield replace(group, order=order, num_stages=num_stages)
+
+
+def _stages_in_order(problem: Problem, group: Group, order: str) -> Iterator[int]:
+    """The numbers of stages with which pipelines of a group may run an order."""
+    layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
+    smallest = min(mesh.num_gpus for mesh in group.meshes)
+    most = min(layers // chunks_of(order), gpus // smallest)
+    counts = range(2, most + 1) if group.num_stages is None else (group.num_stages,)
+    for count in counts:
+        if count > 1 and not order_problem(order, count, group.micro_batches, layers // count):
+            yield count
+
+
+def _alike(space: SearchSpace, choices: list[Mesh]) -> list[tuple[Mesh, ...]]:
+    """The meshes that can be together in one pipeline."""
+    return [tuple(choices)] if space.unequal_meshes else [(mesh,) for mesh in choices]
+
+
+def _is_pipeline(
+    problem: Problem, space: SearchSpace, choices: tuple[Mesh, ...], num_stages: int
+) -> bool:
+    sizes = [mesh.num_gpus for mesh in choices]
+    gpus = problem.cluster.num_gpus
+    return (
+        allows(space.pipeline, num_stages)
+        and num_stages <= problem.workload.model.layers
+        and min(sizes) * num_stages <= gpus <= max(sizes) * num_stages
+    )
+
+
+def _stage_counts(problem: Problem, space: SearchSpace) -> list[int | None]:
+    """The numbers of stages; None where the number does not matter."""
+    if space.layers_off_balance is None and space.pipeline is None:
+        return [None]
+    return list(range(1, problem.cluster.num_gpus + 1))

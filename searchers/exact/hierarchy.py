@@ -1,0 +1,567 @@
+"""Plans whose stages all save memory in the same way: times of whole iterations, in columns.
+
+Axes: C candidates, S stages.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from math import inf
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.order_bound import order_bound_s
+from mistlab.cost.pipeline import TIMES, StageTimes, iteration_s
+from mistlab.engines.table import ENGINES
+from mistlab.schedule.orders import DEFAULT_ORDER, SPLIT, TURNING, chunks_of, in_flight
+from mistlab.schedule.placement import loop, turning
+from mistlab.values.dimensions import counts_of_blocks, names_of
+from mistlab.values.parts import parts_of_stages, with_ends
+from mistlab.values.plan import Plan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.stages import Column, StageBatch, StageCosts
+from mistlab.values.stages_in_order import StagesInOrder
+from searchers.exact.candidates import (
+    BESIDE,
+    Choices,
+    coarse,
+    first_step,
+    neighbours,
+    savings_columns,
+    spread,
+)
+from searchers.exact.group_tasks import NEAR, GroupTask, Joiner, jobs, solved
+from searchers.exact.groups import Group, LeastWork, groups_of, work_of
+from searchers.exact.programme import join_hastily
+from searchers.exact.proof import has_bounds, proven_s
+from searchers.meshes import Mesh, Pipeline, even_layers, layer_counts, mesh_of, orders_of
+from searchers.savings import (
+    CountsRow,
+    SavingsRow,
+    Way,
+    alike,
+    counts_choices,
+    savings_choices,
+    stage_of,
+    way_of,
+    ways_alike,
+)
+from searchers.strategy import BudgetSpentError, Ending, Ledger
+
+# Stage candidates asked for at once.
+TOGETHER = 1 << 19
+
+# Values of ``names_of("savings")``, then of ``counts_of_blocks()`` (C, 6).
+Candidates = NDArray[np.float64]
+
+
+@dataclass(slots=True, kw_only=True)
+class AlikeStages:
+    """A pipeline of stages with one mesh that all save memory in the same way.
+
+    ``choices`` are the allowed values of each of ``names_of("savings")``, ``counts`` the allowed
+    numbers of the first stage's blocks with each treatment.
+    """
+
+    problem: Problem
+    space: SearchSpace
+    ledger: Ledger
+    pipeline: Pipeline
+    shares: tuple[int, ...] = field(init=False)
+    choices: Choices = field(init=False)
+    counts: list[CountsRow] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shares = even_layers(self.problem.workload.model.layers, self.pipeline.num_stages)
+        self.choices = savings_choices(
+            self.space, self.pipeline.meshes[0], in_pipeline=not self._is_alone
+        )
+        self.counts = counts_choices(self.space, self.shares[0])
+
+    @property
+    def orders(self) -> tuple[str, ...]:
+        """The orders that the pipeline may have."""
+        pipeline = self.pipeline
+        return orders_of(self.space, pipeline.num_stages, pipeline.micro_batches, min(self.shares))
+
+    def show_all(self) -> float:
+        """Show the ledger the fastest plan that fits, if it beats the ledger's best; its
+        seconds."""
+        return float(self._show(self.every()).min())
+
+    def show_coarse(self, *, is_coarsest: bool = False) -> float:
+        """Show the ledger the fastest plan of a coarse grid of ratios, with treated blocks in
+        quarters; its seconds. The coarsest grid is no finer for a stage that is alone."""
+        return float(self._show(self.coarse(is_coarsest=is_coarsest)).min())
+
+    def every(self) -> Candidates:
+        """Every way to save memory."""
+        return _combined(product(*self.choices), self.counts)
+
+    def coarse(self, *, is_coarsest: bool = False) -> Candidates:
+        """A coarse grid of ratios, with treated blocks in quarters."""
+        quarters = counts_choices(self.space, self.shares[0], lambda counts: spread(counts, 4))
+        grid = coarse(self.choices, is_alone=False) if is_coarsest else self._coarse
+        return _combined(product(*grid), quarters)
+
+    def show_near(self, count: int) -> None:
+        """Begin with the fastest few strategies of coarse ratios, and look for better neighbours in
+        ever smaller steps, each with any number of recomputed blocks."""
+        new = set(product(*self._coarse))
+        best_s: dict[SavingsRow, float] = {}
+        step = first_step(self.choices)
+        while step:
+            best_s |= self._show_strategies(sorted(new))
+            best = sorted(best_s, key=lambda strategy: (best_s[strategy], strategy))[:count]
+            near = {other for one in best for other in neighbours(one, self.choices, step)}
+            new = near - best_s.keys()
+            if not new:
+                step //= 2
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.pipeline.num_stages == 1
+
+    @property
+    def _coarse(self) -> Choices:
+        return coarse(self.choices, is_alone=self._is_alone)
+
+    def _show_strategies(self, strategies: Sequence[SavingsRow]) -> dict[SavingsRow, float]:
+        """The least seconds of each strategy; the ledger sees the fastest plan."""
+        seconds = self._show(_combined(strategies, self.counts))
+        best = seconds.reshape(len(strategies), len(self.counts)).min(axis=1)
+        return dict(zip(strategies, best.tolist(), strict=True))
+
+    def _show(self, candidates: Candidates) -> NDArray[np.float64]:
+        """Seconds (C) of an iteration, infinite where a stage does not fit; the ledger sees the
+        fastest."""
+        at_once = max(1, TOGETHER // self.pipeline.num_stages)
+        found = []
+        for start in range(0, len(candidates), at_once):
+            some = candidates[start : start + at_once]
+            costs = self.ledger.stage_costs(self.batch(some), engine=self.space.engine)
+            seconds = _iterations(costs, self.pipeline, len(some))
+            found.append(seconds)
+            for row in np.argsort(seconds, kind="stable"):
+                # The stages of a node share its host memory, which only a whole plan shows.
+                if seconds[row] >= self.ledger.best_s:
+                    break
+                if self.ledger.predict([self.plan(some[row])])[0].fits:
+                    break
+        return np.concatenate([np.empty(0), *found])
+
+    def batch(self, candidates: Candidates) -> StageBatch:
+        """All candidates' first stages, then their second stages, and so on."""
+        pipeline, rows = self.pipeline, len(candidates)
+        stages, mesh = pipeline.num_stages, pipeline.meshes[0]
+        savings, counts = np.split(candidates, [len(self.choices)], axis=1)
+        layers, number = np.repeat(self.shares, rows), np.arange(stages)
+        held = [in_flight(stage, stages, pipeline.micro_batches) for stage in range(stages)]
+        cluster = self.problem.cluster
+        ranks = [cluster.like_rank(rank, mesh.num_gpus) for rank in pipeline.first_ranks()]
+        return StageBatch(
+            layers=layers,
+            **mesh.values(),
+            **savings_columns(np.tile(savings, (stages, 1))),
+            **_counts_within(np.tile(counts.astype(np.int64), (stages, 1)), layers),
+            in_flight=np.repeat(held, rows),
+            has_embedding=np.repeat((number == 0).astype(np.int64), rows),
+            has_head=np.repeat((number == stages - 1).astype(np.int64), rows),
+            first_rank=np.repeat(ranks, rows),
+            micro_batches=pipeline.micro_batches,
+        )
+
+    def plan(self, candidate: NDArray[np.float64]) -> Plan:
+        """The plan of a candidate."""
+        names = (*names_of("savings"), *counts_of_blocks())
+        saving = dict(zip(names, candidate.tolist(), strict=True))
+        first = stage_of(self.pipeline.meshes[0], self.shares[0], saving)
+        return Plan(
+            engine=self.space.engine,
+            micro_batches=self.pipeline.micro_batches,
+            stages=tuple(alike(first, own) for own in self.shares),
+        )
+
+
+def _combined(savings: Iterable[SavingsRow], counts: Sequence[CountsRow]) -> Candidates:
+    """Every way to save memory combined with every way to treat blocks."""
+    rows = [(*saving, *count) for saving in savings for count in counts]
+    return np.array(rows, dtype=np.float64)
+
+
+def _counts_within(counts: NDArray[np.int64], layers: NDArray[np.int64]) -> dict[str, Column]:
+    """The numbers of treated blocks in each stage: as many as asked for, if it has enough
+    blocks."""
+    columns: dict[str, Column] = {}
+    left = layers
+    for name, asked in zip(counts_of_blocks(), counts.T, strict=True):
+        columns[name] = np.minimum(asked, left)
+        left = left - columns[name]
+    return columns
+
+
+def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> NDArray[np.float64]:
+    """Seconds (C) of an iteration; infinite where a stage does not fit."""
+    times = StageTimes(
+        **{
+            entry.name: getattr(costs.seconds, entry.name).reshape(-1, rows).T
+            for entry in fields(StageTimes)
+        }
+    )
+    seconds = iteration_s(times, np.full(rows, pipeline.micro_batches))
+    return np.where(costs.fits.reshape(-1, rows).all(axis=0), seconds, np.inf)
+
+
+# Pipelines of stages that save memory alike, in orders of passes without a formula.
+#
+# Each candidate has a bound that holds in the order. The candidates with the least bounds are
+# predicted first, until no bound is below the best plan's time.
+#
+# Axes: R candidates, S stages, P parts.
+
+
+# Plans that are predicted together, with bounds below the best time before them.
+ORDERS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlikeInOrder:
+    """A pipeline of stages that save memory alike, in an order that it can run."""
+
+    stages: AlikeStages
+    order: str
+
+    def show_all(self) -> None:
+        """Show the ledger the fastest plan, if it beats the ledger's best."""
+        self._show(self.stages.every())
+
+    def show_coarse(self) -> None:
+        """Show the ledger the fastest plan of a coarse grid, if it beats the ledger's best."""
+        self._show(self.stages.coarse())
+
+    def _show(self, candidates: Candidates) -> None:
+        least_s = self.least_s(candidates)
+        ledger = self.stages.ledger
+        in_turn = np.argsort(least_s, kind="stable")
+        for start in range(0, len(in_turn), ORDERS_AT_ONCE):
+            rows = in_turn[start : start + ORDERS_AT_ONCE]
+            rows = rows[least_s[rows] < ledger.best_s]
+            if not len(rows):
+                break
+            plans = [self.stages.plan(candidates[row]) for row in rows]
+            ledger.predict([replace(plan, order=self.order) for plan in plans])
+
+    def least_s(self, candidates: Candidates) -> NDArray[np.float64]:
+        """Seconds (R) that no candidate undercuts; infinite where one that may beat the ledger's
+        best cannot fit."""
+        ledger, pipeline = self.stages.ledger, self.stages.pipeline
+        least_s = self._bounds_s(candidates)
+        hopeful = np.flatnonzero(least_s < ledger.best_s)
+        if len(hopeful):
+            count = pipeline.num_stages
+            places = StagesInOrder(
+                order=self.order,
+                num_stages=count,
+                micro_batches=pipeline.micro_batches,
+                stage=np.repeat(np.arange(count), len(hopeful)),
+            )
+            batch = with_ends(self.stages.batch(candidates[hopeful]), places.placement)
+            fits = ledger.stage_fits(batch, places, engine=self.stages.space.engine)
+            least_s[hopeful[~fits.reshape(count, -1).all(axis=0)]] = np.inf
+        return least_s
+
+    def _bounds_s(self, candidates: Candidates) -> NDArray[np.float64]:
+        """Seconds (R) that no candidate undercuts, whether it fits or not."""
+        engine, pipeline = self.stages.space.engine, self.stages.pipeline
+        count = pipeline.num_stages
+        placement = turning(count) if self.order in TURNING else loop(count, chunks_of(self.order))
+        parts = parts_of_stages(with_ends(self.stages.batch(candidates), placement), placement)
+        seconds = self.stages.ledger.part_seconds(parts, engine=engine)
+        columns = {
+            name: getattr(seconds, name).reshape(-1, len(candidates)).T
+            for name in (*TIMES, "issued_s")
+        }
+        return order_bound_s(
+            StageTimes(**{name: columns[name] for name in TIMES}),
+            placement,
+            pipeline.micro_batches,
+            issued_s=columns["issued_s"],
+            splits=self.order in SPLIT,
+            steps_apart=ENGINES[engine].steps_apart,
+        )
+
+
+# The search in two levels: first candidates for each stage, then pipelines joined from them.
+#
+# First each group of pipelines gets its best plan with alike stages and coarse ratios; groups are
+# searched in the order of these plans. A group is left out if its arithmetic alone takes longer
+# than the best plan so far.
+
+
+# With coarse to fine, a group is left out if its best plan of alike stages takes this many times as
+# long as the best plan.
+FAR = 1.15
+
+# If stages of unequal sizes may be better, stages of equally many GPUs come first, then a quick
+# look at the others: each gets at most this share of the seconds.
+FIRST = 0.2
+
+
+def _shape_of(plan: Plan) -> tuple[int, Mesh]:
+    """What tells groups of pipelines of equal meshes apart."""
+    return plan.micro_batches, mesh_of(plan.stages[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchy:
+    """A search in two levels. ``work`` is the least work on each mesh, ``least_s`` the least time
+    of each group; the groups have all pipelines of the space."""
+
+    problem: Problem
+    space: SearchSpace
+    ledger: Ledger
+    work: Mapping[Mesh, LeastWork]
+    least_s: Mapping[Group, float]
+    _alike_s: dict[Pipeline, float] = field(default_factory=dict, init=False)
+
+    @classmethod
+    def of(cls, problem: Problem, space: SearchSpace, ledger: Ledger) -> Self:
+        """The search of a whole space."""
+        groups = list(groups_of(problem, space))
+        meshes = sorted({mesh for group in groups for mesh in group.meshes})
+        work = work_of(problem, space, ledger, meshes)
+        least_s = {group: group.least_of_orders_s(problem, work, space) for group in groups}
+        ledger.bounded(min(least_s.values(), default=0.0))
+        return cls(
+            problem=problem,
+            space=space,
+            ledger=ledger,
+            work=work,
+            least_s=least_s,
+        )
+
+    def all_alike(self) -> Ending:
+        """Look at every plan whose stages are alike, in every order."""
+        for group in self.least_s:
+            for stages in self._with_formula(group):
+                stages.show_all()
+        self.show_in_orders(AlikeInOrder.show_all)
+        return self._proven()
+
+    def most_alike(self) -> Ending:
+        """Find the best plan whose stages are alike, with ratios from coarse to fine; in orders
+        without a formula, with coarse ratios alone."""
+        for group, alike_s in self._in_order(list(self.least_s)):
+            if alike_s <= NEAR * self.ledger.best_s:
+                for stages in self._with_formula(group):
+                    stages.show_near(BESIDE)
+        self.show_in_orders(AlikeInOrder.show_coarse)
+        return self._bounded()
+
+    def show_in_orders(self, show: Callable[[AlikeInOrder], None]) -> None:
+        """Show the ledger the best plans of pipelines in orders without a formula, the pipelines
+        with the least bounds first."""
+        if self.space.orders == (DEFAULT_ORDER,):
+            return
+        left = [(self.bound_s(group), group) for group in self.least_s]
+        for least_s, group in sorted(left, key=lambda one: one[0]):
+            if least_s >= self.ledger.best_s:
+                break
+            self.ledger.bounded(least_s)
+            for stages in self._alike(group):
+                for order in stages.orders:
+                    if order != DEFAULT_ORDER:
+                        show(AlikeInOrder(stages=stages, order=order))
+
+    def show_alike(self) -> None:
+        """Show the ledger the best plans of alike stages with coarse ratios, in the order that has
+        a formula."""
+        self._in_order(list(self.least_s))
+
+    def joined(self, join: Joiner) -> Ending:
+        """Find the best plan among all ways to save memory on its stages."""
+        in_order = self._in_order(list(self.least_s))
+        self._join([group for group, _ in in_order], join, coarse_to_fine=False)
+        return self._proven()
+
+    def joined_alike(self, join: Joiner) -> Ending:
+        """Find the best plan whose stages save memory alike and may have unequal blocks: all ways
+        to save for all stages, one after another."""
+        for group, _ in self._in_order(list(self.least_s)):
+            self._join_ways(group, join, self._ways(group))
+        return self._proven()
+
+    def near_alike(self, join: Joiner) -> Ending:
+        """Look for the best plan whose stages save memory alike: with even blocks first, then with
+        unequal blocks for the ways to save that were best."""
+        self.most_alike()
+        plans = self.ledger.best_of(self.space.engine)
+        near = [(_shape_of(plan), way_of(plan)) for plan in plans]
+        for group in self.least_s:
+            mesh = group.meshes[0]
+            ways = [way for key, way in near if key == (group.micro_batches, mesh)]
+            self._join_ways(group, join, dict.fromkeys(ways))
+        return self._bounded()
+
+    def _join_ways(self, group: Group, join: Joiner, ways: Iterable[Way]) -> None:
+        for way in ways:
+            self._join([group], join, coarse_to_fine=False, way=way)
+
+    def _ways(self, group: Group) -> Iterator[Way]:
+        assert group.num_stages is not None, "stages that are alike have one mesh"
+        layers = self.problem.workload.model.layers
+        most = layer_counts(layers, group.num_stages, self.space)[-1]
+        return ways_alike(self.space, group.meshes[0], most, in_pipeline=group.num_stages > 1)
+
+    def joined_coarse_to_fine(
+        self, join: Joiner, *, tolerance: float = 0.0, seconds: float = 0.0
+    ) -> Ending:
+        """Find the best plan whose stages have equally many GPUs, with ratios from coarse to fine;
+        then look for better plans with stages of different sizes.
+
+        Plans with alike stages say little about stages of different sizes.
+        """
+        sizes = list(groups_of(self.problem, self.space, equal_sizes=True))
+        in_order = self._in_order(sizes)
+        far_s = FAR * self.ledger.best_s
+        near = [group for group, alike_s in in_order if not far_s < alike_s < inf]
+        self._join(near, join, coarse_to_fine=True)
+        if self.space.unequal_meshes:
+            self._join_unequal()
+        return self._proven_within(tolerance, seconds)
+
+    def _join_unequal(self) -> None:
+        """Look quickly for better plans whose stages have unequal sizes."""
+        unequal = [group for group in self.least_s if group.has_unequal_sizes]
+        in_order = self._in_order(unequal)
+        self._join([group for group, _ in in_order], join_hastily, coarse_to_fine=True)
+
+    def _join(
+        self,
+        left: Sequence[Group],
+        join: Joiner,
+        *,
+        coarse_to_fine: bool,
+        way: Way | None = None,
+    ) -> None:
+        """Show the ledger the best plan of each group; joblib's context says how many at once."""
+        best_s = self.ledger.best_s
+        at_once = jobs()
+        while left:
+            left = [group for group in left if self.bound_s(group) < best_s]
+            tasks = [
+                GroupTask(
+                    problem=self.problem,
+                    space=self.space,
+                    group=group,
+                    work=self.work,
+                    join=join,
+                    limit_s=best_s,
+                    coarse_to_fine=coarse_to_fine,
+                    way=way,
+                )
+                for group in left[:at_once]
+            ]
+            best_s = min([best_s, *solved(tasks, self.ledger)])
+            left = left[at_once:]
+
+    def _in_order(
+        self, groups: Sequence[Group], *, is_coarsest: bool = False
+    ) -> Sequence[tuple[Group, float]]:
+        """The groups that may have the best plan, with the time of each one's best plan of alike
+        stages. The ledger has seen these plans."""
+        found = []
+        for group in sorted(groups, key=self.bound_s):
+            if self.bound_s(group) < self.ledger.best_s:
+                every = self._with_formula(group)
+                alike_s = [self._coarse_s(stages, is_coarsest) for stages in every]
+                found.append((group, min(alike_s, default=inf)))
+        return sorted(found, key=lambda entry: entry[1])
+
+    def bound_s(self, group: Group) -> float:
+        """The least seconds of a group by arithmetic."""
+        return group.least_of_orders_s(self.problem, self.work, self.space)
+
+    def _coarse_s(self, stages: AlikeStages, is_coarsest: bool) -> float:
+        """The best time of a pipeline of alike stages, worked out once."""
+        if stages.pipeline not in self._alike_s:
+            self._alike_s[stages.pipeline] = stages.show_coarse(is_coarsest=is_coarsest)
+        return self._alike_s[stages.pipeline]
+
+    def _with_formula(self, group: Group) -> Iterator[AlikeStages]:
+        """The pipelines of a group that may have the order with a formula."""
+        return (stages for stages in self._alike(group) if DEFAULT_ORDER in stages.orders)
+
+    def _alike(self, group: Group) -> Iterator[AlikeStages]:
+        for pipeline in group.equal_pipelines(self.problem):
+            yield AlikeStages(
+                problem=self.problem, space=self.space, ledger=self.ledger, pipeline=pipeline
+            )
+
+    def _proven(self) -> Ending:
+        if self.ledger.best is None:
+            return Ending(status="INFEASIBLE")
+        return Ending(status="OPTIMAL", lower_bound_s=self.ledger.best_s)
+
+    def _bounded(self) -> Ending:
+        if self.ledger.best is None:
+            return Ending(status="INFEASIBLE")
+        return Ending(status="FEASIBLE", lower_bound_s=min(self.least_s.values()))
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether stages have bounds over boxes of ratios."""
+        return has_bounds(self.ledger, self.space.engine)
+
+    def proven(self, *, tolerance: float, seconds: float) -> Ending:
+        """Find the best plan by bounds over boxes of ratios, to a tolerance or for some seconds.
+
+        Plans whose stages are alike come first, then plans whose stages have equally many GPUs,
+        then a quick look at plans whose stages have not.
+        """
+        ends_s = self.ledger.wall_s + seconds
+        sizes = list(groups_of(self.problem, self.space, equal_sizes=True))
+        with suppress(BudgetSpentError), self.ledger.for_seconds(seconds):
+            # Boxes soon find better plans of single stages than a finer grid has.
+            self._in_order(sizes, is_coarsest=True)
+            if self.space.unequal_meshes:
+                equal = {group: self.bound_s(group) for group in sizes}
+                self._bound_s(equal, tolerance, FIRST * seconds)
+                with suppress(BudgetSpentError), self.ledger.for_seconds(FIRST * seconds):
+                    self._join_unequal()
+        left_s = ends_s - self.ledger.wall_s
+        return self._proven_within(tolerance, max(0.0, left_s))
+
+    def _proven_within(self, tolerance: float, seconds: float) -> Ending:
+        """Prove how good the best plan is, or find a better one, for some seconds at most."""
+        if not self.has_bounds:
+            return self._bounded()
+        # Bounds of all groups are bounds of the whole space, and shown as such.
+        bound_s = self._bound_s(self.least_s, tolerance, seconds, hear=self.ledger.bounded)
+        if self.ledger.best is None:
+            return Ending(status="INFEASIBLE" if bound_s == inf else None)
+        if self.ledger.is_best(bound_s):
+            return self._proven()
+        return Ending(status="FEASIBLE", lower_bound_s=bound_s)
+
+    def _bound_s(
+        self,
+        least_s: Mapping[Group, float],
+        tolerance: float,
+        seconds: float,
+        hear: Callable[[float], object] = float,
+    ) -> float:
+        return proven_s(
+            self.problem,
+            self.space,
+            self.ledger,
+            self.work,
+            least_s,
+            tolerance=tolerance,
+            seconds=seconds,
+            hear=hear,
+        )

@@ -1,0 +1,204 @@
+"""What stages cost in orders of passes without a formula, for bounds.
+
+A stage has all passes of its chunks, and what only passes through it passes its first chunk. A box
+of numbers of recomputed blocks is one for each chunk; where slots are not of the same kinds, the
+numbers of a chunk are told apart, and each time is the least of all.
+
+Axes: C candidates.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.chains import ISSUED, Chains
+from mistlab.cost.order_bound import OF_CHUNKS, InOrder, in_front_s
+from mistlab.cost.pipeline import StageTimes, Table, prepended
+from mistlab.engines.table import ENGINES
+from mistlab.schedule.orders import SPLIT, chunks_of
+from mistlab.values.dimensions import RECOMPUTED, counts_of_blocks
+from mistlab.values.parts import chunk_in_order, chunk_of_loop
+from mistlab.values.search import FEWEST_ALIKE
+from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
+from mistlab.values.stages_in_order import StagesInOrder
+from searchers.exact.groups import Group
+
+Column = NDArray[np.float64]
+# Seconds of stages whose ratios and recomputed blocks lie between those of two columns.
+Bounds = Callable[[StageBatch, StageBatch], StageSeconds]
+
+# The times of a chunk of which a box has the least.
+ADDED = (*OF_CHUNKS, "point_to_point_s")
+
+# What chunks of a stage differ in, beside their recomputed blocks.
+_OF_CHUNKS = (
+    *("layers", "has_embedding", "has_head", "comes_from", "goes_to"),
+    *(name for name in counts_of_blocks() if name != RECOMPUTED),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderTraits:
+    """What bounds need to know of an order on an engine."""
+
+    chunks: int
+    micro_batches: int
+    splits: bool
+    steps_apart: bool
+
+    @classmethod
+    def of(cls, order: str, engine: str, micro_batches: int) -> "OrderTraits":
+        """The traits of a named order of so many micro-batches."""
+        return cls(
+            chunks=chunks_of(order),
+            micro_batches=micro_batches,
+            splits=order in SPLIT,
+            steps_apart=ENGINES[engine].steps_apart,
+        )
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether a stage is over only when its last gradient has gone back to the first stage."""
+        return not (self.splits or self.steps_apart)
+
+    def in_order(
+        self,
+        costs: StageCosts,
+        ends: tuple[StageBatch, StageBatch],
+        places: StagesInOrder | None,
+        bounds: Bounds,
+    ) -> StageCosts:
+        """The costs of stages, with times that no stage of this order undercuts whose savings lie
+        between those of ``ends``; without ``places`` parts lie in a loop."""
+
+        def chunk_of(stages: StageBatch, chunk: int) -> StageBatch:
+            if places is None:
+                return chunk_of_loop(stages, chunk, self.chunks)
+            return chunk_in_order(stages, chunk, places)
+
+        least, most = (
+            StageBatch.joined([chunk_of(end, chunk) for chunk in range(self.chunks)])
+            for end in ends
+        )
+        rows = len(ends[0])
+        times = _least_of(least, most, np.tile(np.arange(rows), self.chunks), bounds)
+        chunks = [
+            {name: column.reshape(self.chunks, rows)[chunk] for name, column in times.items()}
+            for chunk in range(self.chunks)
+        ]
+        stage = InOrder.of(chunks, self.micro_batches, goes_back=self.goes_back)
+        sent_s = chunks[0]["point_to_point_s"]
+        return replace(costs, seconds=self._as_times(stage, sent_s, costs.seconds))
+
+    def _as_times(self, stage: InOrder, sent_s: Column, seconds: StageSeconds) -> StageSeconds:
+        """The times of stages as those of a stage whose passes are forward passes alone; what it
+        waits for after the first one is its host."""
+        nothing = np.zeros_like(sent_s)
+        each_s = stage.all_s / self.micro_batches
+        return replace(
+            seconds,
+            forward_s=each_s,
+            backward_s=nothing,
+            through_forward_s=stage.first_s,
+            through_backward_s=stage.last_s,
+            within_forward_s=nothing,
+            within_backward_s=nothing,
+            delta_forward_s=stage.begin_s + stage.first_s - each_s + stage.issued_s,
+            delta_backward_s=stage.end_s,
+            after_first_s=stage.issued_s,
+            point_to_point_s=sent_s,
+            first_send_late_s=nothing,
+            within_round_s=nothing,
+            left_backward_s=nothing,
+            **dict.fromkeys(ISSUED, nothing),
+        )
+
+    def in_front_s(
+        self, times: StageTimes, behind: Chains[Table], *, is_last: bool
+    ) -> Chains[Table]:
+        """Bounds of stages with such times and of those behind them."""
+        stage = InOrder(
+            all_s=self.micro_batches * times.forward_s,
+            issued_s=times.after_first_s,
+            first_s=times.through_forward_s,
+            last_s=times.through_backward_s,
+            begin_s=times.begin_s,
+            end_s=times.end_s,
+        )
+        each_way_s = times.point_to_point_s / 2
+        return in_front_s(
+            stage,
+            (each_way_s, each_way_s if self.goes_back else np.zeros_like(each_way_s)),
+            behind,
+            is_last=is_last,
+            steps_apart=self.steps_apart,
+        )
+
+
+def chains_in_front(
+    group: Group, engine: str, stage: StageTimes, behind: Chains[Table], after: int
+) -> Chains[Table]:
+    """The chains of stages (C) of a group and of the ``after`` stages behind them; bounds of them
+    in an order without a formula."""
+    if group.has_formula:
+        return prepended(stage, behind, group.micro_batches, after + 1)
+    traits = OrderTraits.of(group.order, engine, group.micro_batches)
+    return traits.in_front_s(stage, behind, is_last=after == 0)
+
+
+def _least_of(
+    least: StageBatch, most: StageBatch, stage: NDArray[np.intp], bounds: Bounds
+) -> dict[str, Column]:
+    """The least times of chunks of stages (C) between two; ``stage`` has the number of each one's
+    stage. Chunks of a stage that are alike are asked about once."""
+    low, high, row = (
+        np.concatenate(column)
+        for column in zip(
+            *(
+                (
+                    np.maximum(least.value(RECOMPUTED), fewest),
+                    np.minimum(most.value(RECOMPUTED), at_most),
+                    np.arange(len(least)),
+                )
+                for fewest, at_most in _runs(least.layers)
+            ),
+            strict=True,
+        )
+    )
+    asked = np.flatnonzero(low <= high)
+    low, high, row = low[asked], high[asked], row[asked]
+    told_apart = [stage[row], low, high, *(least.value(name)[row] for name in _OF_CHUNKS)]
+    first, of = _alike(told_apart)
+    low, high, chosen = low[first], high[first], row[first]
+    seconds = bounds(
+        least.chosen(chosen).with_columns(**{RECOMPUTED: low}),
+        most.chosen(chosen).with_columns(**{RECOMPUTED: high}),
+    )
+    times = StageTimes.of(seconds, -1)
+    found = {name: np.full(len(least), np.inf) for name in ADDED}
+    for name, column in found.items():
+        own = seconds.issued_s if name == "issued_s" else getattr(times, name)
+        np.minimum.at(column, row, own[of])
+    return found
+
+
+def _alike(
+    columns: Sequence[NDArray[np.int64]],
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The first row of each kind of rows with equal whole numbers, and the kind of each row."""
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        least = column.min(initial=0)
+        codes = codes * (column.max(initial=0) - least + 1) + column - least
+    _, first, of = np.unique(codes, return_index=True, return_inverse=True)
+    return first, of
+
+
+def _runs(blocks: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """The fewest and the most recomputed blocks of stages whose slots are of the same kinds."""
+    for few in range(FEWEST_ALIKE):
+        yield np.full(len(blocks), few), np.full(len(blocks), few)
+    yield np.full(len(blocks), FEWEST_ALIKE), blocks - 1
+    yield np.maximum(blocks, FEWEST_ALIKE), blocks

@@ -1,0 +1,327 @@
+"""Partial pipelines in columns: the blocks and GPUs of each, its chains, and its parts.
+
+A partial pipeline has the last stages of a pipeline. Axes: K partial pipelines.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.chains import CHAINS, Chains
+from mistlab.cost.pipeline import TIMES, StageTimes, Table, no_stages
+from mistlab.symbolic.distinct import first_of_each
+from searchers.exact.candidates import Options, StagePosition, undominated
+from searchers.exact.groups import Group
+
+# Blocks and GPUs that a partial pipeline has.
+Taken = tuple[int, int]
+Rows = NDArray[np.intp]
+# Partial pipelines that are put together at once.
+TOGETHER = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Partials:
+    """Partial pipelines with equally many stages. Those with the same blocks and GPUs are side by
+    side. Each is a stage in front of one of the pipelines in ``behind`` (K).
+
+    ``host_bytes`` are the bytes on the node of the first stage, if the node has GPUs left.
+    """
+
+    layers: Rows
+    gpus: Rows
+    chains: Chains[Table]
+    host_bytes: NDArray[np.float64]
+    # The parts of each: a stage, its row on the menu, and the partial pipeline behind it.
+    places: tuple[StagePosition, ...]
+    place: Rows
+    option: Rows
+    behind: "Partials | None"
+    row_behind: Rows
+
+    @classmethod
+    def nothing(cls) -> Self:
+        """The partial pipeline without stages."""
+        none = np.zeros(1, dtype=np.intp)
+        return cls(
+            layers=none,
+            gpus=none,
+            chains=no_stages(1),
+            host_bytes=np.zeros(1),
+            places=(),
+            place=none,
+            option=none,
+            behind=None,
+            row_behind=none,
+        )
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def chosen(self, rows: Rows | NDArray[np.bool_]) -> Self:
+        """The partial pipelines in these rows."""
+        return replace(
+            self,
+            layers=self.layers[rows],
+            gpus=self.gpus[rows],
+            chains=chosen_chains(self.chains, rows),
+            host_bytes=self.host_bytes[rows],
+            place=self.place[rows],
+            option=self.option[rows],
+            row_behind=self.row_behind[rows],
+        )
+
+    def in_order(self) -> Self:
+        """The partial pipelines with the same blocks and GPUs side by side."""
+        return self.chosen(np.lexsort((self.gpus, self.layers)))
+
+    def by_taken(self) -> Iterator[tuple[Taken, slice]]:
+        """The blocks and GPUs of pipelines that have the same, and the place of these pipelines."""
+        changes = (self.layers[1:] != self.layers[:-1]) | (self.gpus[1:] != self.gpus[:-1])
+        bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self)]
+        for start, end in pairwise(bounds):
+            if end > start:
+                yield (int(self.layers[start]), int(self.gpus[start])), slice(start, end)
+
+    def undominated(self, rows: Rows) -> Rows:
+        """Of rows with the same blocks and GPUs, the rows that no other row is at least as good
+        as."""
+        chains = [getattr(self.chains, name)[rows] for name in CHAINS]
+        columns = np.stack([*chains, self.host_bytes[rows]], axis=1)
+        # Of equal ones the first is enough; there are many once times are rounded.
+        different = first_of_each(columns)
+        return rows[different[undominated([*columns[different].T])]]
+
+    def first_with_each_places(self, rows: Rows) -> Rows:
+        """Of some rows, the first one with each choice of places for all stages, in order."""
+        chosen, partials, of_row = [], self, rows
+        while partials.behind is not None:
+            chosen.append(partials.place[of_row])
+            of_row, partials = partials.row_behind[of_row], partials.behind
+        paths = np.stack(chosen, axis=1)
+        return rows[first_of_each(paths.astype(np.float64))]
+
+    def stages(self, row: int) -> Iterator[tuple[StagePosition, int]]:
+        """The stages of one pipeline, the first stage first, each with its row on the menu."""
+        if self.behind is not None:
+            yield self.places[int(self.place[row])], int(self.option[row])
+            yield from self.behind.stages(int(self.row_behind[row]))
+
+
+def joined(parts: Sequence[Partials]) -> Partials:
+    """One table from its parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    chains = [part.chains for part in parts]
+    return Partials(
+        layers=np.concatenate([part.layers for part in parts]),
+        gpus=np.concatenate([part.gpus for part in parts]),
+        chains=Chains(
+            **{name: np.concatenate([getattr(c, name) for c in chains]) for name in CHAINS}
+        ),
+        host_bytes=np.concatenate([part.host_bytes for part in parts]),
+        places=parts[0].places,
+        place=np.concatenate([part.place for part in parts]),
+        option=np.concatenate([part.option for part in parts]),
+        behind=parts[0].behind,
+        row_behind=np.concatenate([part.row_behind for part in parts]),
+    )
+
+
+def chosen_chains(chains: Chains[Table], rows: Rows | NDArray[np.bool_]) -> Chains[Table]:
+    """The chains in these rows."""
+    return Chains(**{name: getattr(chains, name)[rows] for name in CHAINS})
+
+
+def rounded_down(chains: Chains[Table], grain_s: float) -> Chains[Table]:
+    """The chains in whole grains."""
+    return Chains(**{name: np.floor(getattr(chains, name) / grain_s) * grain_s for name in CHAINS})
+
+
+def in_parts(sizes: Rows) -> Iterator[Rows]:
+    """The numbers of the steps in parts that make few enough partial pipelines at a time; at least
+    one part."""
+    part = np.cumsum(sizes) // TOGETHER
+    yield from np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(part)) + 1)
+
+
+def each_of(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
+    """Repeat each number as often as its size says; also, how often it has come before."""
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(numbers, sizes), np.arange(sizes.sum()) - np.repeat(before, sizes)
+
+
+# The least time of any pipeline that a partial pipeline can become, from the menus of its places.
+#
+# For a group whose stages have equally many GPUs: then the number of stages that are left, and of
+# blocks, say which places they can have.
+#
+# Axes: S stages, the last first; L numbers of blocks; K partial pipelines.
+
+
+Values = NDArray[np.float64]
+
+
+class _Menus(Protocol):
+    def __getitem__(self, place: StagePosition) -> Options: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completions:
+    """What all stages from one on to the first take at least, for each number of blocks (S + 1, L).
+
+    ``through_s`` is the time in which a micro-batch passes all of them, there and back.
+    ``slowest_s`` is the time of the slowest of them for each micro-batch, ``own_s`` the least
+    passage of one.
+    """
+
+    micro_batches: int
+    layers: int
+    through_s: Values
+    slowest_s: Values
+    own_s: Values
+
+    @classmethod
+    def of(
+        cls,
+        menus: _Menus,
+        stages: Sequence[Sequence[StagePosition]],
+        micro_batches: int,
+        layers: int,
+    ) -> Self:
+        """The completions of partial pipelines of menus; ``stages`` has the places of each."""
+        shape = len(stages) + 1, layers + 1
+        through, slowest, own = (np.full(shape, np.inf) for _ in range(3))
+        through[-1, 0] = slowest[-1, 0] = 0.0
+        each_s = partial(_each_s, micro_batches=micro_batches, num_stages=len(stages))
+        for after in reversed(range(len(stages))):
+            passes = _least_by_layers(menus, stages[after], _passage_s)
+            steady = _least_by_layers(menus, stages[after], each_s)
+            own[after] = min([*own[after + 1, :1], *passes.values()])
+            for count, least_s in passes.items():
+                rest = slice(0, layers + 1 - count)
+                here = through[after, count:]
+                np.minimum(here, through[after + 1, rest] + least_s, out=here)
+            for count, least_s in steady.items():
+                rest = slice(0, layers + 1 - count)
+                here = slowest[after, count:]
+                np.minimum(here, np.maximum(slowest[after + 1, rest], least_s), out=here)
+        return cls(
+            micro_batches=micro_batches,
+            layers=layers,
+            through_s=through,
+            slowest_s=slowest,
+            own_s=own[:, 0],
+        )
+
+    def least_s(self, partials: Partials, stages: int) -> Values:
+        """The least seconds of any completion (K) of partial pipelines of so many stages."""
+        chains, left = partials.chains, self.layers - partials.layers
+        count, most = self.micro_batches, len(self.own_s) - 1
+        through_s = self.through_s[stages, left]
+        can_end = np.isfinite(through_s)
+        # Infinity times zero would be no number.
+        slowest_s = np.where(can_end, self.slowest_s[stages, left], 0.0)
+        ahead = min(count, most) - 1
+        # The slowest stage waits for the first or for the last micro-batch, whichever is longer.
+        around = np.minimum(chains.around_first, chains.around_last)
+        ways = [
+            chains.through + through_s,
+            chains.whole,
+            count * slowest_s + np.maximum(around - ahead / 2 * slowest_s, 0.0),
+        ]
+        if stages < most and count > ahead + 1:
+            # Or for both.
+            both = chains.around_first + chains.around_last + self.own_s[stages]
+            # A backward that waited takes less than its whole time: at least a forward is left.
+            ways.append((count - ahead - 2) * slowest_s + both)
+        return np.asarray(np.where(can_end, np.maximum.reduce(ways), np.inf))
+
+
+def _each_s(options: Options, *, micro_batches: int, num_stages: int) -> Values:
+    """The steady time, or a little less: the first forward and the last backward may be shorter
+    than steady passes, because nothing is fetched before the one and left over after the other.
+
+    Where a stage waits for a micro-batch, all micro-batches but that one and half of those that it
+    runs ahead count, so this difference is shared out to so many.
+    """
+    ahead = min(micro_batches, num_stages) - 1
+    shorter_s = np.maximum(options.stable_s - _passage_s(options), 0.0)
+    return np.asarray(options.stable_s - shorter_s / (micro_batches - ahead / 2))
+
+
+def _passage_s(options: Options) -> Values:
+    times = options.times
+    first = times.through_forward_s + times.within_forward_s
+    last = times.through_backward_s + times.within_backward_s
+    return np.asarray(first + last)
+
+
+def _least_by_layers(
+    menus: _Menus, places: Sequence[StagePosition], seconds: Callable[[Options], Values]
+) -> Mapping[int, float]:
+    """The least seconds of stages with each number of blocks."""
+    found: dict[int, float] = {}
+    for place in places:
+        least_s = float(seconds(menus[place]).min(initial=np.inf))
+        found[place.layers] = min(least_s, found.get(place.layers, np.inf))
+    return found
+
+
+# The candidates of several places of pipelines, side by side.
+#
+# Axes: P places, O options of all places.
+
+
+class _PlaceMenus(Protocol):
+    group: Group
+
+    def __getitem__(self, place: StagePosition) -> Options: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlaceOptions:
+    """The candidates of several places (P), one place after another (O). The candidates of a place
+    begin at its ``starts``, and ``counts`` says how many there are; ``row`` is a candidate's row on
+    the menu of its place."""
+
+    places: tuple[StagePosition, ...]
+    layers: Rows
+    gpus: Rows
+    starts: Rows
+    counts: Rows
+    times: StageTimes
+    host_bytes: NDArray[np.float64]
+    place: Rows
+    row: Rows
+
+    @classmethod
+    def of(cls, menus: _PlaceMenus, places: Sequence[StagePosition], limit_s: float) -> Self:
+        """The candidates for pipelines that take less than a limit."""
+        found = [menus[place] for place in places]
+        rows = [
+            np.flatnonzero(menus.group.micro_batches * options.stable_s < limit_s)
+            for options in found
+        ]
+        counts = np.array([len(some) for some in rows], dtype=np.intp)
+
+        def column(name: str) -> NDArray[np.float64]:
+            parts = [getattr(own, name)[some] for own, some in zip(found, rows, strict=True)]
+            return np.concatenate([np.empty(0), *parts])
+
+        return cls(
+            places=tuple(places),
+            layers=np.array([place.layers for place in places], dtype=np.intp),
+            gpus=np.array([place.mesh.num_gpus for place in places], dtype=np.intp),
+            starts=np.cumsum(counts) - counts,
+            counts=counts,
+            times=StageTimes(**{name: column(name) for name in TIMES}),
+            host_bytes=column("host_bytes"),
+            place=np.repeat(np.arange(len(places)), counts),
+            row=np.concatenate([np.empty(0, dtype=np.intp), *rows]),
+        )

@@ -1,0 +1,398 @@
+"""Joins stages to the best pipeline by a dynamic programme, from the last stage to the first.
+
+Everything that matters of a partial pipeline is its stages, blocks and GPUs, and the chains that it
+means for stages in front of it (``mistlab.cost.chains``). No chain becomes shorter if a chain
+behind it becomes longer. So a partial pipeline can be left out if another one is nowhere worse, or
+if no way to complete it takes less time than a known pipeline.
+
+Axes: K partial pipelines.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.memory import host_room_at
+from mistlab.cost.pipeline import TIMES, StageTimes
+from mistlab.values.plan import Plan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.exact.candidates import Menus, Options, StagePosition
+from searchers.exact.groups import Group, LeastWork
+from searchers.exact.order_costs import chains_in_front
+from searchers.exact.partials import (
+    Completions,
+    Partials,
+    PlaceOptions,
+    Rows,
+    Taken,
+    chosen_chains,
+    each_of,
+    in_parts,
+    joined,
+    rounded_down,
+)
+from searchers.exact.relaxed import Relaxed
+from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
+from searchers.strategy import Ledger
+
+# In haste, this many partial pipelines with the same blocks and GPUs go on.
+BEAM = 16
+FEW = 16  # How many pipelines are near the best.
+# Where times are rounded, so many partial pipelines are compared before more are made.
+MOST = 1 << 17
+
+
+class StageMenus(Protocol):
+    """Candidates for the stages of a group of pipelines, by their places."""
+
+    problem: Problem
+    space: SearchSpace
+    ledger: Ledger
+    group: Group
+    work: Mapping[Mesh, LeastWork]
+    with_host: bool
+
+    def __getitem__(self, place: StagePosition) -> Options:
+        """The candidates for a place that was prepared."""
+        ...
+
+    def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
+        """Work out the candidates for places in pipelines that take less than a limit."""
+
+
+# Each stage of a pipeline: its place, and the row of its candidate on the place's menu.
+Chosen = tuple[tuple[StagePosition, int], ...]
+
+
+def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
+    """The fastest pipeline of a group that takes less than a limit, and its time by its chains;
+    None if there is none."""
+    return _Join(menus=menus).fastest(limit_s)
+
+
+def join_hastily(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
+    """Like ``join``, but goes on with only a few partial pipelines: mostly as good, and much
+    faster."""
+    return _Join(menus=menus, beam=BEAM).fastest(limit_s)
+
+
+def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
+    """The fastest few pipelines that ``join_hastily`` finds and that differ in more than their
+    savings: their times, plans and stages, fastest first."""
+    # All partial pipelines that go on in haste may leave a host too little memory. So without a
+    # plan to beat, none is left out.
+    beam = None if menus.with_host and limit_s == np.inf else BEAM
+    return _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
+
+
+def fastest_few(
+    menus: StageMenus,
+    limit_s: float,
+    count: int,
+    *,
+    completions: Completions | None,
+    relaxed: Relaxed | None = None,
+    grain_s: float = 0.0,
+    beam: int | None = None,
+) -> list[tuple[float, Chosen]]:
+    """The fastest few pipelines with different places that take less than a limit, and their
+    times, fastest first. The times of partial pipelines are rounded down to a grain, if it is not
+    zero: so times are lower bounds, and far fewer partial pipelines differ."""
+    joined = _Join(
+        menus=menus, beam=beam, completions=completions, relaxed=relaxed, grain_s=grain_s
+    )
+    return joined.found(limit_s, count)
+
+
+def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
+    """The plan of a pipeline of candidates."""
+    stages = tuple(
+        menus[place].stage_plan(option, place.mesh, place.layers) for place, option in chosen
+    )
+    return Plan(
+        engine=menus.space.engine,
+        micro_batches=menus.group.micro_batches,
+        order=menus.group.order,
+        stages=stages,
+    )
+
+
+def places_by_stage(menus: StageMenus, limit_s: float) -> list[list[StagePosition]]:
+    """The possible places of each stage, the last stage first. Menus are prepared for all of
+    them."""
+    stages = _Join(menus=menus).places_by_stage(limit_s)
+    menus.prepare([place for places in stages for place in places], limit_s)
+    return stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Join:
+    menus: StageMenus
+    beam: int | None = None
+    completions: Completions | None = None
+    relaxed: Relaxed | None = None
+    grain_s: float = 0.0
+
+    def fastest(self, limit_s: float) -> tuple[float, Plan] | None:
+        found = self.pipelines(limit_s, 1)
+        return found[0][:2] if found else None
+
+    def pipelines(
+        self, limit_s: float, count: int
+    ) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
+        """The fastest few pipelines with different places, their times and plans."""
+        return [
+            (seconds, plan_of(self.menus, chosen), tuple(place for place, _ in chosen))
+            for seconds, chosen in self.found(limit_s, count)
+        ]
+
+    def found(self, limit_s: float, count: int) -> list[tuple[float, Chosen]]:
+        """The fastest few pipelines with different places, and their times."""
+        found: dict[tuple[StagePosition, ...], tuple[float, Partials, int]] = {}
+        partials = Partials.nothing()
+        for after in range(self._stages_within(limit_s)):
+            partials = self._extended(partials, after, limit_s)
+            is_whole = partials.gpus == self._all[1]
+            whole = partials.chosen(is_whole)
+            in_order = np.argsort(whole.chains.whole, kind="stable")
+            near = in_order[whole.chains.whole[in_order] < limit_s]
+            for row in whole.first_with_each_places(near).tolist():
+                seconds = float(whole.chains.whole[row])
+                self.menus.ledger.check_time()
+                if seconds >= limit_s:
+                    break
+                places = tuple(place for place, _ in whole.stages(row))
+                found[places] = seconds, whole, row
+                if len(found) > count:
+                    del found[max(found, key=lambda places: found[places][0])]
+                if len(found) == count:
+                    limit_s = max(seconds for seconds, _, _ in found.values())
+            partials = self._worth(partials.chosen(~is_whole), after + 1, limit_s)
+            if not len(partials):
+                break
+        fastest = sorted(found.values(), key=lambda entry: entry[0])
+        return [(seconds, tuple(whole.stages(row))) for seconds, whole, row in fastest]
+
+    def _worth(self, partials: Partials, stages: int, limit_s: float) -> Partials:
+        """The partial pipelines, of so many stages, that may be part of the fastest pipeline."""
+        least_s = self._least_s(partials, stages)
+        kept = [np.empty(0, dtype=np.intp)]
+        for _, here in partials.by_taken():
+            self.menus.ledger.check_time()
+            rows = here.start + np.flatnonzero(least_s[here] < limit_s)
+            if self.beam is not None:
+                rows = rows[np.argsort(least_s[rows], kind="stable")[: self.beam]]
+            if len(rows):
+                kept.append(partials.undominated(rows))
+        return partials.chosen(np.concatenate(kept))
+
+    def places_by_stage(self, limit_s: float) -> list[list[StagePosition]]:
+        """The possible places of each stage, the last stage first."""
+        taken: Iterable[Taken] = [(0, 0)]
+        stages = []
+        for after in range(self._most_stages):
+            # One step after another: of thousands of GPUs there are millions of steps.
+            places, behind = set(), set()
+            for before, place in self._steps(taken, after, limit_s):
+                places.add(place)
+                behind.add(_with(before, place))
+            stages.append(sorted(places))
+            taken = behind
+        return stages
+
+    @property
+    def _all(self) -> Taken:
+        problem = self.menus.problem
+        return problem.workload.model.layers, problem.cluster.num_gpus
+
+    @property
+    def _most_stages(self) -> int:
+        layers, gpus = self._all
+        smallest = min(mesh.num_gpus for mesh in self.menus.group.meshes)
+        return self.menus.group.num_stages or min(layers, gpus // smallest)
+
+    def _stages_within(self, limit_s: float) -> int:
+        """The most stages of a pipeline that may take less than a limit."""
+        if self.relaxed is None:
+            return self._most_stages
+        return min(self._most_stages, self.relaxed.most_stages(limit_s))
+
+    def _extended(self, partials: Partials, after: int, limit_s: float) -> Partials:
+        """Every partial pipeline with every possible stage in front of it, if the result may become
+        a pipeline that takes less than a limit."""
+        where = dict(partials.by_taken())
+        steps = sorted(self._steps(where, after, limit_s), key=lambda step: _with(*step))
+        places = sorted({place for _, place in steps})
+        self.menus.prepare(places, limit_s)
+        options = PlaceOptions.of(self.menus, places, limit_s)
+        number = {place: row for row, place in enumerate(places)}
+        place = np.array([number[place] for _, place in steps], dtype=np.intp)
+        first = np.array([where[taken].start for taken, _ in steps], dtype=np.intp)
+        behind = np.array([where[taken].stop for taken, _ in steps], dtype=np.intp) - first
+        sizes = behind * options.counts[place]
+        found: list[Partials] = []
+        for some in in_parts(sizes):
+            self.menus.ledger.check_time()
+            step, nth = each_of(some, sizes[some])
+            option, row = np.divmod(nth, behind[step])
+            option += options.starts[place[step]]
+            part = self._in_front(options, option, partials, first[step] + row, after)
+            if self.grain_s:
+                part = replace(part, chains=rounded_down(part.chains, self.grain_s))
+            found.append(part.chosen(self._least_s(part, after + 1) < limit_s))
+            if self.grain_s and sum(map(len, found)) > MOST:
+                found = [self._fewer(joined(found), after + 1, limit_s)]
+        return joined(found)
+
+    def _fewer(self, partials: Partials, stages: int, limit_s: float) -> Partials:
+        """The partial pipelines that no other beats; rounded further while they are many."""
+        grain_s = self.grain_s
+        partials = self._worth(partials.in_order(), stages, limit_s)
+        while len(partials) > MOST // 2:
+            grain_s *= 2
+            rounded = replace(partials, chains=rounded_down(partials.chains, grain_s))
+            partials = self._worth(rounded, stages, limit_s)
+        return partials
+
+    def _steps(
+        self, partials: Iterable[Taken], after: int, limit_s: float
+    ) -> Iterator[tuple[Taken, StagePosition]]:
+        """Every number of blocks and GPUs taken, with every stage that can be in front. The stage
+        must not be too slow, and must leave the others no more blocks than they can take."""
+        problem, group, work = self.menus.problem, self.menus.group, self.menus.work
+        layers, gpus = self._all
+        each_s = limit_s / group.micro_batches
+        most = group.most_blocks(problem, work, each_s)
+        own = {mesh: work[mesh].blocks_within(each_s, layers) for mesh in group.meshes}
+        counts = self._counts(after, limit_s)
+        for taken in partials:
+            self.menus.ledger.check_time()
+            for mesh in group.meshes:
+                first_rank = gpus - taken[1] - mesh.num_gpus
+                if not (own[mesh] and counts[mesh] and self._may_be(first_rank, mesh, after)):
+                    continue
+                left, is_first = layers - taken[0], first_rank == 0
+                for count in self._layer_counts(left, after, counts[mesh], is_first=is_first):
+                    fewest = max(left - most[first_rank], group.fewest_blocks)
+                    if fewest <= count <= own[mesh]:
+                        yield taken, self._place(mesh, count, first_rank, after)
+
+    def _counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
+        """The numbers of blocks of stages on each mesh, in front of so many others, that may be
+        part of a pipeline that takes less than a limit."""
+        (layers, gpus), meshes = self._all, self.menus.group.meshes
+        if self.relaxed is None:
+            return dict.fromkeys(meshes, range(1, layers + 1))
+        found = self.relaxed.counts(after, limit_s)
+        alone = [layers] if after == 0 else []
+        return {mesh: alone if mesh.num_gpus == gpus else found.get(mesh, []) for mesh in meshes}
+
+    def _may_be(self, first_rank: int, mesh: Mesh, after: int) -> bool:
+        """Whether a stage on a mesh can begin at a rank."""
+        num_stages, cluster = self.menus.group.num_stages, self.menus.problem.cluster
+        if first_rank < 0 or not lies_well(first_rank, mesh.num_gpus, cluster):
+            return False
+        return num_stages is None or (first_rank == 0) == (after == num_stages - 1)
+
+    def _place(self, mesh: Mesh, layers: int, first_rank: int, after: int) -> StagePosition:
+        return StagePosition(
+            mesh=mesh,
+            layers=layers,
+            in_flight=self.menus.group.held(after),
+            place_in_node=self.menus.problem.cluster.like_rank(first_rank, mesh.num_gpus),
+            is_first=first_rank == 0,
+            is_last=after == 0,
+            stage=self.menus.group.number(after),
+        )
+
+    def _layer_counts(
+        self, left: int, after: int, every: Sequence[int], *, is_first: bool
+    ) -> Sequence[int]:
+        if self.menus.group.num_stages is None:
+            if is_first:
+                return [left] if left in every else []
+            return every[: bisect_left(every, left)]
+        if self.menus.space.layers_off_balance == 0:
+            shares = even_layers(self._all[0], self.menus.group.num_stages)
+            return shares[len(shares) - 1 - after :][:1]
+        counts = layer_counts(self._all[0], self.menus.group.num_stages, self.menus.space)
+        others = self.menus.group.num_stages - after - 1
+        return [
+            count for count in counts if others * counts[0] <= left - count <= others * counts[-1]
+        ]
+
+    def _in_front(
+        self,
+        options: "PlaceOptions",
+        option: Rows,
+        behind: Partials,
+        row_behind: Rows,
+        after: int,
+    ) -> Partials:
+        """Put candidates for stages (K) in front of partial pipelines (K) that have ``after``
+        stages."""
+        place = options.place[option]
+        times = {name: getattr(options.times, name)[option] for name in TIMES}
+        chains = chains_in_front(
+            self.menus.group,
+            self.menus.space.engine,
+            StageTimes(**times),
+            chosen_chains(behind.chains, row_behind),
+            after,
+        )
+        partials = Partials(
+            layers=behind.layers[row_behind] + options.layers[place],
+            gpus=behind.gpus[row_behind] + options.gpus[place],
+            chains=chains,
+            host_bytes=np.zeros(len(option)),
+            places=options.places,
+            place=place,
+            option=options.row[option],
+            behind=behind,
+            row_behind=row_behind,
+        )
+        return self._with_host(partials, options, option) if self.menus.with_host else partials
+
+    def _with_host(self, partials: Partials, options: "PlaceOptions", option: Rows) -> Partials:
+        """The partial pipelines whose stages fit into the host memory of their node."""
+        cluster, gpus = self.menus.problem.cluster, options.gpus[partials.place]
+        place_in_node = np.array([place.place_in_node for place in options.places])[partials.place]
+        held = options.host_bytes[option] * np.minimum(gpus, cluster.gpus_per_node)
+        assert partials.behind is not None
+        shares_node = (place_in_node + gpus) % cluster.gpus_per_node > 0
+        held += shares_node * partials.behind.host_bytes[partials.row_behind]
+        partials = replace(partials, host_bytes=held * (place_in_node % cluster.gpus_per_node > 0))
+        return partials.chosen(held <= host_room_at(cluster, place_in_node))
+
+    def _least_s(self, partials: Partials, stages: int) -> NDArray[np.float64]:
+        """The least seconds of any completion (K) of so many stages: the slowest stage that is
+        left takes an even share of the blocks, and does at most half its passes ahead while the
+        stages behind it compute."""
+        if self.completions is not None:
+            return self.completions.least_s(partials, stages)
+        group, work, chains = self.menus.group, self.menus.work, partials.chains
+        layers, gpus = self._all[0] - partials.layers, self._all[1] - partials.gpus
+        slowest_s = group.least_gpu_s(work, 1) * layers / np.maximum(gpus, 1)
+        if not group.has_formula:
+            return np.maximum(chains.whole, group.micro_batches * slowest_s)
+        ahead = min(group.micro_batches, self._most_stages) - 1
+        around = np.minimum(chains.around_first, chains.around_last)
+        behind = np.maximum(around - ahead / 2 * slowest_s, 0.0)
+        ways = [
+            chains.through + group.least_stages_s(work, 1) * layers,
+            chains.whole,
+            group.micro_batches * slowest_s + behind,
+        ]
+        if self.relaxed is not None:
+            rest_s = self.relaxed.rest_s(partials, stages)
+            ways.append(np.where(gpus > 0, rest_s, 0.0))
+        return np.asarray(np.maximum.reduce(ways))
+
+
+def _with(taken: Taken, place: StagePosition) -> Taken:
+    return taken[0] + place.layers, taken[1] + place.mesh.num_gpus

@@ -1,0 +1,231 @@
+"""Proves how good the best plan is, by bounds from boxes of ways to save memory.
+
+Each group of pipelines has a bound: the time of its fastest pipeline of boxes. The boxes of this
+pipeline are halved until it has none, or until no pipeline of the group may beat the best plan.
+The group with the least bound comes next. So the least bound of all rises, and is the bound of the
+whole space.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
+
+import numpy as np
+
+from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
+from mistlab.values.plan import Plan
+from mistlab.values.search import Problem, StageBoundModel
+from mistlab.values.space import SearchSpace
+from mistlab.values.stages import StageBatch
+from searchers.exact.box_menus import BoxMenus
+from searchers.exact.groups import Group, LeastWork
+from searchers.exact.partials import Completions
+from searchers.exact.programme import BEAM, Chosen, fastest_few, places_by_stage, plan_of
+from searchers.exact.relaxed import Relaxed, alone_s
+from searchers.meshes import Mesh
+from searchers.strategy import ROUNDING, BudgetSpentError, Ledger
+
+# Pipelines whose boxes are halved at once.
+AT_ONCE = 8
+# Where to begin with telling partial pipelines apart, and how much finer to go on where the boxes
+# are points.
+GRAIN, FINER = 0.25, 2.0
+# In an order without a formula a group has ended with so fine a share, as its bounds are no times.
+FINEST = 0.0625
+# The gaps that are reached one after another where meshes have unequal sizes: the larger the gap,
+# the fewer stages must be looked at.
+GAPS = (0.2, 0.175, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
+
+
+def has_bounds(ledger: Ledger, engine: str) -> bool:
+    """Whether the predictor bounds the costs of boxes of an engine's stages."""
+    model = ledger.predictor
+    one = StageBatch(layers=np.array([1]), data_parallel=1, tensor_parallel=1, micro_batch=1)
+    return isinstance(model, StageBoundModel) and (
+        model.stage_bounds(one, one, engine=engine) is not None
+    )
+
+
+def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
+    problem: Problem,
+    space: SearchSpace,
+    ledger: Ledger,
+    work: Mapping[Mesh, LeastWork],
+    least_s: Mapping[Group, float],
+    *,
+    tolerance: float,
+    seconds: float,
+    hear: Callable[[float], object] = float,
+) -> float:
+    """Seconds that no plan of the groups beats: within the tolerance of the best plan's, or as
+    near to them as some seconds allow. ``least_s`` are bounds of the groups to begin with.
+    ``hear`` is told of the bound after each round."""
+    known = _Known(bounds=dict(least_s))
+    is_long = any(group.has_unequal_sizes for group in least_s)
+    with suppress(BudgetSpentError), ledger.for_seconds(seconds):
+        for gap in (*(gap for gap in GAPS if is_long and gap > tolerance), tolerance):
+            for _ in _closing(problem, space, ledger, work, known, gap=gap):
+                hear(min([ledger.best_s, *known.bounds.values()]))
+    return min([ledger.best_s, *known.bounds.values()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What is known of groups: the bound of each, those that have ended, and the bounds of
+    pipelines whose stages may be fractions."""
+
+    bounds: dict[Group, float]
+    ended: set[Group] = field(default_factory=set)
+    relaxed: dict[Group, Relaxed] = field(default_factory=dict)
+
+
+def _closing(
+    problem: Problem,
+    space: SearchSpace,
+    ledger: Ledger,
+    work: Mapping[Mesh, LeastWork],
+    known: _Known,
+    *,
+    gap: float,
+) -> Iterator[Group]:
+    """Raise the bounds of groups until none is further from the best plan than a gap, but those
+    that have ended; tells of each group that had a round."""
+    goal = 1 - max(gap, ROUNDING)
+    bounds, ended = known.bounds, known.ended
+    # The numbers keep groups with equal bounds from being compared.
+    left = [
+        (bound, number, group)
+        for number, (group, bound) in enumerate(bounds.items())
+        if group not in ended
+    ]
+    heapify(left)
+    proofs: dict[Group, _GroupProof] = {}
+    while left and left[0][0] < goal * ledger.best_s:
+        bound, number, group = left[0]
+        if group not in proofs:
+            menus = BoxMenus(problem=problem, space=space, ledger=ledger, group=group, work=work)
+            proofs[group] = _GroupProof(menus=menus, bound_s=bound, gap=gap, known=known)
+        bounds[group] = proofs[group].further()
+        if proofs[group].has_ended:
+            ended.add(group)
+        if bounds[group] >= goal * ledger.best_s or group in ended:
+            # The menus of a group take much memory.
+            del proofs[group]
+        heapreplace(left, (bounds[group], number, group))
+        if group in ended:
+            left.remove((bounds[group], number, group))
+            heapify(left)
+        yield group
+
+
+@dataclass(slots=True, kw_only=True)
+class _GroupProof:
+    """The bound of one group of pipelines so far."""
+
+    menus: BoxMenus
+    bound_s: float
+    # A share of the best time: pipelines that are nearer to it are left out.
+    gap: float
+    known: _Known
+    # Partial pipelines are told apart by this share of the gap, divided by the number of stages.
+    share: float = GRAIN
+    rounds: int = 0
+    # Whether the bound rises no further: pipelines in an order without a formula take longer.
+    has_ended: bool = False
+
+    def further(self) -> float:
+        """A bound after one more round; the best time of the ledger, less the gap, if the group
+        cannot beat it. The ledger sees every plan that is found."""
+        menus, ledger, group = self.menus, self.menus.ledger, self.menus.group
+        limit_s = self._limit_s
+        if self._may_be_relaxed and group not in self.known.relaxed:
+            return self._relaxed_s()
+        relaxed = self.known.relaxed.get(group)
+        menus.fall_to(limit_s)
+        completions = None
+        if relaxed is None:
+            stages = places_by_stage(menus, limit_s)
+            most_stages = len(stages)
+            if group.num_stages is not None and group.has_formula and not group.has_unequal_sizes:
+                layers = menus.problem.workload.model.layers
+                completions = Completions.of(menus, stages, group.micro_batches, layers)
+        else:
+            # Only few of all places are reached.
+            most_stages = relaxed.most_stages(limit_s)
+        # Without a plan to beat, anything up to twice the bound may be the best.
+        gap_s = min(limit_s, 2 * self.bound_s) - self.bound_s
+        grain_s = self.share * gap_s / max(1, most_stages)
+        found = fastest_few(
+            menus, limit_s, AT_ONCE, completions=completions, relaxed=relaxed, grain_s=grain_s
+        )
+        self.bound_s = max(self.bound_s, found[0][0]) if found else limit_s
+        closed = [one for _, one in found if not any(menus.is_open(*stage) for stage in one)]
+        if group.has_formula:
+            for plan in [plan_of(menus, one) for one in closed]:
+                if not ledger.predict([plan])[0].fits and not menus.with_host:
+                    menus.heed_hosts()
+                    return self.bound_s
+        else:
+            self._show(menus, closed)
+            # Its fastest pipelines are plans, which take longer than their bounds.
+            self.has_ended = bool(closed) and len(closed) == len(found) and self.share < FINEST
+        if closed:
+            self.share /= FINER
+        elif found and self._may_look():
+            self._look_for_plans(completions)
+        menus.split([stage for _, one in found for stage in one], self._limit_s)
+        return self.bound_s
+
+    def _may_look(self) -> bool:
+        """Whether to look for plans after this round: with unequal meshes it takes as long as the
+        round, so it is done ever more seldom."""
+        self.rounds += 1
+        is_long = self.menus.group.has_unequal_sizes
+        return not (is_long and self.rounds & (self.rounds - 1))
+
+    @property
+    def _may_be_relaxed(self) -> bool:
+        group, is_found = self.menus.group, self.menus.ledger.best is not None
+        return group.num_stages is None and group.has_formula and is_found
+
+    def _relaxed_s(self) -> float:
+        """A bound of pipelines whose stages may be fractions, and of those of one stage."""
+        relaxed = Relaxed.of(self.menus, self.menus.ledger.best_s)
+        self.known.relaxed[self.menus.group] = relaxed
+        limit_s = self._limit_s
+        least_s = min(relaxed.bound_s(limit_s), alone_s(self.menus, limit_s))
+        self.bound_s = max(self.bound_s, least_s)
+        return self.bound_s
+
+    @property
+    def _limit_s(self) -> float:
+        return (1 - self.gap) * self.menus.ledger.best_s
+
+    def _look_for_plans(self, completions: Completions | None) -> None:
+        """Show the ledger a plan of candidates without boxes that beats its best, if a few
+        partial pipelines lead to one."""
+        certain = self.menus.certain()
+        limit_s = self._limit_s
+        relaxed = self.known.relaxed.get(self.menus.group)
+        found = fastest_few(
+            certain, limit_s, 1, completions=completions, relaxed=relaxed, beam=BEAM
+        )
+        chosen = [one for _, one in found]
+        if self.menus.group.num_stages == 1:
+            # Few rounds lead to the best plan of a single stage: the others become its rivals.
+            chosen = [((place, row),) for ((place, _),) in chosen for row in certain.fastest(place)]
+        self._show(certain, chosen)
+
+    def _show(self, menus: BoxMenus, pipelines: Iterable[Chosen]) -> None:
+        """Show the ledger the plans of pipelines of candidates that can run their order."""
+        plans = [plan_of(menus, one) for one in pipelines]
+        self.menus.ledger.predict([plan for plan in plans if _can_run(plan)])
+
+
+def _can_run(plan: Plan) -> bool:
+    """Whether a plan can run its order; a single stage has the default order alone."""
+    if plan.num_stages == 1:
+        return plan.order == DEFAULT_ORDER
+    fewest = min(stage.layers for stage in plan.stages)
+    return not order_problem(plan.order, plan.num_stages, plan.micro_batches, fewest)

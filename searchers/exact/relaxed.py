@@ -1,0 +1,504 @@
+"""Prices of blocks and GPUs that make the bounds of ``searchers.exact.relaxed`` high.
+
+Axes: M columns, S positions from the end; E ends: the last stage, any between, and the first one.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.pipeline import no_stages, prepended
+from mistlab.values.search import Problem
+from searchers.exact.box_menus import BoxMenus
+from searchers.exact.candidates import StagePosition
+from searchers.exact.partials import Partials
+from searchers.meshes import Mesh, lies_well
+
+Values = NDArray[np.float64]
+Whole = NDArray[np.intp]
+
+# Pipelines that lack blocks or GPUs, or have too many, cost so many times the limit in the linear
+# programme. So it has a solution.
+FAR = 50.0
+# The numbers of ends.
+LAST, BETWEEN, FIRST = range(3)
+ENDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """The least times (E, M) of stages with some blocks on some GPUs, for any of G micro-batches.
+
+    The first stage has the embedding and receives nothing, the last one has the head and sends
+    nothing, so they may take more or less than the others. ``sent_s`` (M) is the time of sends to
+    the next stage and back.
+    """
+
+    micro_batches: int
+    all_layers: int
+    all_gpus: int
+    layers: Whole
+    gpus: Whole
+    passed_s: Values
+    sent_s: Values
+    forward_s: Values
+    backward_s: Values
+    # Whether only the passage counts, and no stage waits.
+    is_passage: bool = False
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def passing(self) -> Self:
+        """The columns' passages alone."""
+        return replace(self, is_passage=True)
+
+    @property
+    def share_of_layers(self) -> Values:
+        """The share (M) of all blocks that each column has."""
+        return np.asarray(self.layers / self.all_layers)
+
+    @property
+    def share_of_gpus(self) -> Values:
+        """The share (M) of all GPUs that each column has."""
+        return np.asarray(self.gpus / self.all_gpus)
+
+    def merged(self) -> Self:
+        """One column for each number of blocks and GPUs, with the least of each time."""
+        shapes, which = np.unique(np.stack([self.layers, self.gpus]), axis=1, return_inverse=True)
+        least: dict[str, Any] = {}
+        for name in ("passed_s", "sent_s", "forward_s", "backward_s"):
+            own = getattr(self, name)
+            column = np.full((*own.shape[:-1], shapes.shape[1]), np.inf)
+            np.minimum.at(column.T, which.reshape(-1), own.T)
+            least[name] = column
+        return replace(self, layers=shapes[0], gpus=shapes[1], **least)
+
+    def passages_s(self, stages: int) -> Values:
+        """The passage (S, M) of each column at each position: the last stage sends nothing on."""
+        passed_s = self.passed_s[_ends(stages)]
+        passed_s[1:] += self.sent_s
+        return passed_s
+
+    def waits_s(self, stages: int) -> Values:
+        """What a pipeline takes beyond the passage (S, M), if it waits at one stage."""
+        count = 1 if self.is_passage else self.micro_batches
+        ahead = np.minimum(count, np.arange(1, stages + 1)) - 1
+        forward_s, backward_s = (own[_ends(stages)] for own in (self.forward_s, self.backward_s))
+        return np.asarray((count - 1) * (forward_s + backward_s) - ahead[:, None] * forward_s)
+
+
+def _ends(stages: int) -> list[int]:
+    """The end (S) that each position is, of two stages or more."""
+    return [LAST, *[BETWEEN] * (stages - 2), FIRST]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prices:
+    """Weights of positions (S), and of the shares of blocks and of GPUs, which add up to one at
+    most; and what all blocks and all GPUs are worth."""
+
+    positions: Values
+    of_layers: float
+    of_gpus: float
+    layers_s: float
+    gpus_s: float
+
+    @classmethod
+    def made(cls, weights: Values, layers_s: float, gpus_s: float) -> Self:
+        """Prices with weights (S + 2) in these proportions."""
+        weights = np.maximum(weights, 0.0)
+        weights = weights / max(weights.sum(), 1e-300)
+        return cls(
+            positions=weights[:-2],
+            of_layers=float(weights[-2]),
+            of_gpus=float(weights[-1]),
+            layers_s=layers_s,
+            gpus_s=gpus_s,
+        )
+
+    def for_stages(self, stages: int) -> Self:
+        """The same for another number of stages."""
+        at = np.linspace(0, len(self.positions) - 1, stages)
+        positions = np.interp(at, np.arange(len(self.positions)), self.positions)
+        weights = np.array([*positions, self.of_layers, self.of_gpus])
+        return type(self).made(weights, self.layers_s, self.gpus_s)
+
+    def raised(self, factor: float) -> Self:
+        """The same with weights that are larger by a factor."""
+        return replace(
+            self,
+            positions=factor * self.positions,
+            of_layers=factor * self.of_layers,
+            of_gpus=factor * self.of_gpus,
+        )
+
+    def weight_of(self, after: int, layers: Values, gpus: Values) -> Values:
+        """What the weights of stages in front of some add up to, by their shares (K)."""
+        positions = self.positions[after:].sum()
+        return np.asarray(positions + self.of_layers * layers + self.of_gpus * gpus)
+
+    def cost_s(self, columns: Columns) -> Values:
+        """The cost (S, M) of each column at each position."""
+        stages = len(self.positions)
+        weights = self.positions[:, None] + (
+            self.of_layers * columns.share_of_layers + self.of_gpus * columns.share_of_gpus
+        )
+        return columns.passages_s(stages) + weights * columns.waits_s(stages)
+
+    def beyond_s(self, columns: Columns) -> Values:
+        """What each column costs beyond its worth (S, M)."""
+        worth_s = self.layers_s * columns.share_of_layers + self.gpus_s * columns.share_of_gpus
+        return self.cost_s(columns) - worth_s
+
+    def bound_s(self, columns: Columns) -> float:
+        """Seconds that no pipeline of these columns takes less than."""
+        least_s = self.beyond_s(columns).min(axis=1).sum()
+        return float(least_s + self.layers_s + self.gpus_s)
+
+
+def dearest(
+    columns: Columns, stages: int, near: Prices | None, enough_s: float
+) -> tuple[Prices, float]:
+    """Prices that make the bound of pipelines of so many stages high, and the bound. If prices near
+    them, of another number of stages, make it high enough, these will do."""
+    if near is not None:
+        prices = near.for_stages(stages)
+        bound_s = prices.bound_s(columns)
+        if bound_s >= enough_s:
+            return prices, bound_s
+    prices = _solved(columns.merged(), stages, FAR * enough_s)
+    return prices, prices.bound_s(columns)
+
+
+def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
+    """The prices by the linear programme, whose variables are shares of columns at positions,
+    blocks and GPUs too few and too many, and the largest wait."""
+    from scipy import sparse  # noqa: PLC0415 (slow to import)
+    from scipy.optimize import linprog  # noqa: PLC0415
+
+    waits_s, shares = columns.waits_s(stages), [columns.share_of_layers, columns.share_of_gpus]
+    longest = np.ones((stages + 2, 1))
+    waits = sparse.vstack(
+        [
+            sparse.block_diag([row[None] for row in waits_s]),
+            *((share * waits_s).reshape(1, -1) for share in shares),
+        ]
+    )
+    most = sparse.hstack([waits, np.zeros((stages + 2, 4)), -longest])
+    each = sparse.hstack(
+        [sparse.block_diag([np.ones((1, len(columns)))] * stages), np.zeros((stages, 5))]
+    )
+    totals = [np.tile(share, stages)[None] for share in shares]
+    off = np.array([[1.0, -1.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0]])
+    equal = sparse.vstack(
+        [
+            each,
+            np.column_stack([np.concatenate(totals), np.array(off), np.zeros((2, 1))]),
+        ]
+    )
+    cost = np.concatenate([columns.passages_s(stages).reshape(-1), np.full(4, far_s), [1.0]])
+    found = linprog(
+        cost,
+        A_ub=most.tocsr(),
+        b_ub=np.zeros(stages + 2),
+        A_eq=equal.tocsr(),
+        b_eq=np.ones(stages + 2),
+        method="highs",
+    )
+    layers_s, gpus_s = found.eqlin.marginals[-2:].tolist()
+    return Prices.made(-found.ineqlin.marginals, layers_s, gpus_s)
+
+
+# Bounds of pipelines whose stages have unequal numbers of GPUs, where stages may be fractions.
+#
+# A pipeline of S stages takes a *column* at each position: a mesh and a number of blocks, with the
+# least times of any way to save memory. The columns have all blocks and all GPUs together. Let p
+# be a stage's position from the end, P the passage of a micro-batch through a stage there and
+# back, with its sends, and t = f + b the stage's steady time. A chain of passes waits for the
+# first of G micro-batches at any one stage i (``mistlab.cost.chains``), so a pipeline takes at
+# least
+#
+#     sum P + r_i    with    r_i = (G - 1) t_i - (min(G, p_i) - 1) f_i
+#
+# The largest r is at least any weighted mean of all. Weights may be of positions, or be shares of
+# the blocks or of the GPUs. Blocks and GPUs have prices. Then the bound is what all blocks and
+# GPUs are worth, and for each position the least that a column costs beyond the worth of its own.
+# It holds for any weights and prices; a linear programme finds those that make it high.
+#
+# Axes: M columns, S positions from the end, K partial pipelines.
+
+
+# Weights are raised by such factors for what is left of a pipeline, and prices of blocks varied.
+RAISED = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
+VARIED = (0.7, 0.85, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Relaxed:
+    """The bounds of a group's pipelines of several stages that take less than a limit.
+
+    ``prices`` are those of each number of stages, for the time of all passes and for the passage
+    alone; ``least_s`` is the bound of pipelines with so many stages.
+    """
+
+    meshes: Sequence[Mesh]
+    columns: Columns
+    prices: Mapping[int, tuple[Prices, Prices]]
+    least_s: Mapping[int, float]
+    _lines: dict[int, "list[_Lines]"] = field(default_factory=dict)
+    _counts: dict[int, tuple[float, Mapping[Mesh, Sequence[int]]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, menus: BoxMenus, limit_s: float) -> Self:
+        """The bounds of a group of pipelines; ``menus`` are its menus, which are not changed."""
+        meshes, columns = _columns(replace(menus), limit_s)
+        prices: dict[int, tuple[Prices, Prices]] = {}
+        least_s: dict[int, float] = {}
+        if len(columns):
+            before = None
+            for stages in range(2, _most_stages(menus) + 1):
+                menus.ledger.check_time()
+                own, bound_s = dearest(columns, stages, before, limit_s)
+                before = own
+                if bound_s < limit_s:
+                    passage, _ = dearest(columns.passing, stages, None, limit_s)
+                    prices[stages], least_s[stages] = (own, passage), bound_s
+        return cls(meshes=meshes, columns=columns, prices=prices, least_s=least_s)
+
+    def bound_s(self, limit_s: float) -> float:
+        """Seconds that no pipeline takes less than; the limit if none may take less than it."""
+        return min([limit_s, *self.least_s.values()])
+
+    def most_stages(self, limit_s: float) -> int:
+        """The most stages of a pipeline that may take less than a limit; 1 if none has several."""
+        return max([1, *(stages for stages, least_s in self.least_s.items() if least_s < limit_s)])
+
+    def counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
+        """The numbers of blocks of stages on each mesh, in front of so many others, that may be
+        part of a pipeline of several stages that takes less than a limit."""
+        known_s, counts = self._counts.get(after, (-1.0, {}))
+        if known_s != limit_s:
+            counts = self._worked_out(after, limit_s)
+            self._counts[after] = limit_s, counts
+        return counts
+
+    def _worked_out(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
+        may = np.zeros(len(self.columns), dtype=np.bool_)
+        for stages, (own, _) in self.prices.items():
+            if stages > after and self.least_s[stages] < limit_s:
+                beyond_s = own.beyond_s(self.columns)[after]
+                may |= self.least_s[stages] + beyond_s - beyond_s.min() < limit_s
+        found: dict[Mesh, list[int]] = {}
+        for row in np.flatnonzero(may).tolist():
+            found.setdefault(self.meshes[row], []).append(int(self.columns.layers[row]))
+        return found
+
+    def rest_s(self, partials: Partials, stages: int) -> Values:
+        """The least seconds of any completion (K) of partial pipelines of so many stages."""
+        if not len(partials):
+            return np.empty(0)
+        if stages not in self._lines:
+            self._lines[stages] = [
+                _Lines.of(self.columns, *prices, stages)
+                for count, prices in self.prices.items()
+                if count > stages
+            ]
+        # Those with the same blocks and GPUs are side by side.
+        changes = np.diff(partials.layers).astype(bool) | np.diff(partials.gpus).astype(bool)
+        first = np.flatnonzero(np.concatenate([[True], changes]))
+        left = (
+            1 - partials.layers[first] / self.columns.all_layers,
+            1 - partials.gpus[first] / self.columns.all_gpus,
+        )
+        through = np.full(len(first), np.inf)
+        around = through.copy()
+        for lines in self._lines[stages]:
+            own_through, own_around = lines.at(*left)
+            through, around = np.minimum(through, own_through), np.minimum(around, own_around)
+        chains, of = partials.chains, np.concatenate([[0], np.cumsum(changes)])
+        return np.asarray(
+            np.maximum(chains.through + through[of], chains.around_first + around[of])
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Lines:
+    """Bounds of the stages that are left, in front of some, of pipelines of a number of stages:
+    lines over the shares of the blocks and of the GPUs that are left.
+
+    Each line has its worth of blocks and of GPUs, and what it costs beside (B). A line holds where
+    its weights add up to one at most.
+    """
+
+    prices: Prices
+    stages: int
+    passing: Values
+    raised: Values
+
+    @classmethod
+    def of(cls, columns: Columns, own: Prices, passage: Prices, stages: int) -> Self:
+        """The lines of pipelines with these prices, of which ``stages`` stages are known."""
+        return cls(
+            prices=own,
+            stages=stages,
+            passing=_lines(columns.passing, [passage], stages),
+            raised=_lines(columns, [own.raised(factor) for factor in RAISED], stages),
+        )
+
+    def at(self, layers: Values, gpus: Values) -> tuple[Values, Values]:
+        """The least passage, and the least passage with the largest r (K)."""
+        through = _highest(self.passing, layers, gpus)
+        weight = self.prices.weight_of(self.stages, layers, gpus)
+        around = np.full(len(layers), -np.inf)
+        for number, factor in enumerate(RAISED):
+            lines = self.raised[number * len(VARIED) : (number + 1) * len(VARIED)]
+            holds = factor * weight <= 1 + 1e-12
+            found = np.where(holds, _highest(lines, layers, gpus), -np.inf)
+            around = np.maximum(around, found)
+        return through, np.maximum(around, through)
+
+
+def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Values:
+    """A row of worths and costs for each of some prices, with prices of blocks varied."""
+    rows = []
+    for one in prices:
+        cost_s = one.cost_s(columns)[stages:] - one.gpus_s * columns.share_of_gpus
+        for factor in VARIED:
+            worth_s = factor * one.layers_s
+            beside_s = (cost_s - worth_s * columns.share_of_layers).min(axis=1).sum()
+            rows.append((worth_s, one.gpus_s, beside_s))
+    return np.array(rows)
+
+
+def _highest(lines: Values, layers: Values, gpus: Values) -> Values:
+    """The highest line at each share of blocks and GPUs (K)."""
+    layers_s, gpus_s, beside_s = lines.T[:, :, None]
+    return np.asarray((layers_s * layers + gpus_s * gpus + beside_s).max(axis=0))
+
+
+def alone_s(menus: BoxMenus, limit_s: float) -> float:
+    """The least seconds of a group's pipelines of a single stage, up to a limit."""
+    cluster, group = menus.problem.cluster, menus.group
+    places = [
+        StagePosition(
+            mesh=mesh,
+            place_in_node=cluster.like_rank(0, mesh.num_gpus),
+            layers=menus.problem.workload.model.layers,
+            in_flight=1,
+            is_first=True,
+            is_last=True,
+        )
+        for mesh in group.meshes
+        if mesh.num_gpus == cluster.num_gpus and lies_well(0, mesh.num_gpus, cluster)
+    ]
+    menus.prepare(places, limit_s)
+    least_s = limit_s
+    for place in places:
+        options = menus[place]
+        nothing = no_stages(len(options))
+        whole_s = prepended(options.times, nothing, group.micro_batches, 1).whole
+        least_s = min([least_s, *whole_s.tolist()])
+    return least_s
+
+
+def _most_stages(menus: BoxMenus) -> int:
+    smallest = min(mesh.num_gpus for mesh in menus.group.meshes)
+    return min(menus.problem.workload.model.layers, menus.problem.cluster.num_gpus // smallest)
+
+
+def _columns(menus: BoxMenus, limit_s: float) -> tuple[Sequence[Mesh], Columns]:
+    """The columns of stages in pipelines of several stages that take less than a limit, and their
+    meshes."""
+    places = [*_places(menus, limit_s)]
+    numbers: dict[tuple[Mesh, int], int] = {}
+    ends = [
+        ENDS * numbers.setdefault((place.mesh, place.layers), len(numbers)) + _end(place)
+        for place in places
+    ]
+    # Where no stage is that fits, none is faster.
+    found = np.full((4, ENDS * len(numbers)), limit_s)
+    for options, of_place in menus.least(places, limit_s):
+        times = options.times
+        passed_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
+        own = np.stack([passed_s, times.point_to_point_s, times.forward_s, times.backward_s])
+        end = np.array(ends, dtype=np.intp)[of_place]
+        in_order = np.argsort(end, kind="stable")
+        first = np.flatnonzero(np.diff(end[in_order], prepend=-1))
+        here = end[in_order[first]]
+        least_s = np.minimum.reduceat(own[:, in_order], first, axis=1) if len(first) else own
+        found[:, here] = np.minimum(found[:, here], least_s)
+    times_s = found.reshape(4, -1, ENDS)
+    kept = np.flatnonzero((times_s < limit_s).any(axis=(0, 2)))
+    passed_s, sent_s, forward_s, backward_s = times_s[:, kept].swapaxes(1, 2)
+    every = [*numbers]
+    meshes = [every[row][0] for row in kept.tolist()]
+    columns = Columns(
+        micro_batches=menus.group.micro_batches,
+        all_layers=menus.problem.workload.model.layers,
+        all_gpus=menus.problem.cluster.num_gpus,
+        layers=np.array([every[row][1] for row in kept.tolist()], dtype=np.intp),
+        gpus=np.array([mesh.num_gpus for mesh in meshes], dtype=np.intp),
+        passed_s=passed_s,
+        # The last stage sends nothing on.
+        sent_s=sent_s[[BETWEEN, FIRST]].min(axis=0),
+        forward_s=forward_s,
+        backward_s=backward_s,
+    )
+    return meshes, columns
+
+
+def _end(place: StagePosition) -> int:
+    return FIRST if place.is_first else LAST if place.is_last else BETWEEN
+
+
+def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
+    """A place for each mesh, number of blocks and place in a node, where a stage needs the least
+    memory: as the first stage, as the last one, and between them."""
+    problem, group, work = menus.problem, menus.group, menus.work
+    layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
+    least_s = min(work[mesh].block_s for mesh in group.meshes)
+    each_s, gpu_s = limit_s / group.micro_batches, group.least_gpu_s(work, 1)
+    for mesh in group.meshes:
+        if mesh.num_gpus == gpus:
+            continue
+        block_s = work[mesh].block_s
+        most = work[mesh].blocks_within(each_s, layers - 1)
+        fewest = layers - _most_elsewhere(each_s * (gpus - mesh.num_gpus), gpu_s, layers)
+        for count in range(fewest, most + 1):
+            if count * block_s + (layers - count) * least_s >= limit_s:
+                break
+            for place in sorted(_places_in_node(problem, mesh.num_gpus)):
+                between = StagePosition(
+                    mesh=mesh,
+                    place_in_node=place,
+                    layers=count,
+                    in_flight=1,
+                    is_first=False,
+                    is_last=False,
+                )
+                yield between
+                yield between._replace(is_last=True)
+                if place == problem.cluster.like_rank(0, mesh.num_gpus):
+                    yield between._replace(is_first=True)
+
+
+def _most_elsewhere(gpus_s: float, gpu_s: float, layers: int) -> int:
+    """The most blocks in the other stages, which have so many GPU-seconds for a micro-batch: a
+    block takes at least ``gpu_s`` of them."""
+    return math.ceil(min(gpus_s / gpu_s, layers - 1))
+
+
+def _places_in_node(problem: Problem, gpus: int) -> set[int]:
+    cluster = problem.cluster
+    ranks = cluster.num_gpus if cluster.others else cluster.gpus_per_node
+    return {
+        cluster.like_rank(rank, gpus)
+        for rank in range(min(ranks, cluster.num_gpus - gpus + 1))
+        if lies_well(rank, gpus, cluster)
+    }

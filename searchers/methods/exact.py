@@ -1,0 +1,31 @@
+"""Finds the fastest plan of a space, with a proof: tries every way to save memory on each stage,
+and every way to join stages."""
+
+import numpy as np
+
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.exact.branches import can_prove
+from searchers.exact.hierarchy import Hierarchy
+from searchers.exact.programme import join
+from searchers.savings import too_many_ways
+from searchers.strategy import OTHER_ORDERS, Ending, Ledger, NeedsStageCosts
+
+
+def _exact(
+    problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
+) -> Ending:
+    """Prove the best plan, or that there is none; refuse what memory cannot hold, and orders
+    without a formula where stages are not alike."""
+    if space.orders != (DEFAULT_ORDER,) and not can_prove(space, ledger):
+        return Ending(status="REFUSED", reason=OTHER_ORDERS)
+    if reason := too_many_ways(problem, space):
+        return Ending(status="REFUSED", reason=reason)
+    hierarchy = Hierarchy.of(problem, space, ledger)
+    if space.unequal_stages:
+        return hierarchy.joined(join)
+    return hierarchy.all_alike() if space.layers_off_balance == 0 else hierarchy.joined_alike(join)
+
+
+exact = NeedsStageCosts(_exact, takes_orders=True)

@@ -1,0 +1,179 @@
+"""Predicts every plan of a space, where there are few enough: a check of the other searchers.
+
+Each plan is predicted as a whole, so nothing is shared with searchers that join stages.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise, product
+from math import prod
+
+import numpy as np
+
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.meshes import Pipeline, even_layers, layer_counts, orders_of, pipelines
+from searchers.savings import alike, number_of_ways, ways_to_save
+from searchers.strategy import Ending, Ledger, Strategy
+
+# About as many plans as are predicted in a minute.
+MOST_PLANS = 200_000
+TOGETHER = 4096
+
+
+def exhaustive(
+    problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
+) -> Ending:
+    """Predict every plan; refuse if there are too many, and say how many."""
+    left = ledger.evaluations_left
+    most = MOST_PLANS if left is None else min(MOST_PLANS, left)
+    plans = count_plans(problem, space, most)
+    if plans > most:
+        count = f"{plans:,}" if plans <= MOST_PLANS else f"more than {MOST_PLANS:,}"
+        reason = f"space {space.name} has {count} plans, and at most {most:,} may be predicted"
+        return Ending(status="REFUSED", reason=reason)
+    every = all_plans(problem, space)
+    while some := list(islice(every, TOGETHER)):
+        ledger.predict(some)
+    if ledger.best is None:
+        return Ending(status="INFEASIBLE")
+    return Ending(status="OPTIMAL", lower_bound_s=ledger.best_s)
+
+
+def count_plans(problem: Problem, space: SearchSpace, most: int | None = None) -> int:
+    """The number of plans in a space; counting stops above ``most``. Where a space has several
+    orders, stages are taken to have even shares of the blocks."""
+    total = 0
+    for pipeline in pipelines(problem, space):
+        fewest = problem.workload.model.layers // pipeline.num_stages
+        orders = orders_of(space, pipeline.num_stages, pipeline.micro_batches, fewest)
+        total += len(orders) * _ways(problem, space, pipeline)
+        if most is not None and total > most:
+            break
+    return total
+
+
+def all_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
+    """Every plan of a space."""
+    layers = problem.workload.model.layers
+    for pipeline in pipelines(problem, space):
+        for stages in _stages(layers, space, pipeline):
+            fewest = min(stage.layers for stage in stages)
+            for order in orders_of(space, len(stages), pipeline.micro_batches, fewest):
+                yield Plan(
+                    engine=space.engine,
+                    micro_batches=pipeline.micro_batches,
+                    order=order,
+                    stages=stages,
+                )
+
+
+def _stages(layers: int, space: SearchSpace, pipeline: Pipeline) -> Iterator[tuple[StagePlan, ...]]:
+    meshes = pipeline.meshes
+    in_pipeline = len(meshes) > 1
+    for shares in _divisions(layers, len(meshes), space):
+        if not space.unequal_stages:
+            for largest in ways_to_save(space, meshes[0], max(shares), in_pipeline=in_pipeline):
+                yield tuple(alike(largest, own) for own in shares)
+            continue
+        menus = (
+            list(ways_to_save(space, mesh, own, in_pipeline=in_pipeline))
+            for mesh, own in zip(meshes, shares, strict=True)
+        )
+        yield from product(*menus)
+
+
+def _divisions(layers: int, stages: int, space: SearchSpace) -> Iterator[tuple[int, ...]]:
+    """All ways in which the space divides blocks among stages."""
+    if space.layers_off_balance == 0:
+        yield even_layers(layers, stages)
+    else:
+        yield from _splits(layers, stages, layer_counts(layers, stages, space))
+
+
+def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All ways to divide blocks among stages."""
+    if stages == 0:
+        if layers == 0:
+            yield ()
+        return
+    for own in counts:
+        if own <= layers:
+            for others in _splits(layers - own, stages - 1, counts):
+                yield (own, *others)
+
+
+def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
+    """The number of plans of a pipeline: a sum over divisions of products over stages, by
+    convolution."""
+    layers, stages = problem.workload.model.layers, pipeline.num_stages
+    if space.layers_off_balance == 0:
+        each = [
+            _ways_of_stage(space, pipeline, stage, own)
+            for stage, own in enumerate(even_layers(layers, stages))
+        ]
+        return prod(each) if space.unequal_stages else each[0]
+    counts = layer_counts(layers, stages, space)
+    if not space.unequal_stages:
+        return _ways_alike(problem, space, pipeline, counts)
+    by_layers = {0: 1}
+    for stage in range(stages):
+        of_stage = {own: _ways_of_stage(space, pipeline, stage, own) for own in counts}
+        after: dict[int, int] = {}
+        for taken, ways in by_layers.items():
+            for own, own_ways in of_stage.items():
+                if taken + own <= layers:
+                    after[taken + own] = after.get(taken + own, 0) + ways * own_ways
+        by_layers = after
+    return by_layers.get(layers, 0)
+
+
+def _ways_alike(
+    problem: Problem, space: SearchSpace, pipeline: Pipeline, counts: Sequence[int]
+) -> int:
+    """The number of plans whose stages save memory alike: what the largest stage may do, for each
+    division in which it is the largest."""
+    layers, stages = problem.workload.model.layers, pipeline.num_stages
+    up_to = [_number_of_splits(layers, stages, counts[: k + 1]) for k in range(len(counts))]
+    largest = [after - before for before, after in pairwise([0, *up_to])]
+    return sum(
+        divisions * _ways_of_stage(space, pipeline, 0, own)
+        for own, divisions in zip(counts, largest, strict=True)
+        if divisions
+    )
+
+
+def _number_of_splits(layers: int, stages: int, counts: Sequence[int]) -> int:
+    """In how many ways blocks can be divided among stages that have one of some counts each."""
+    by_layers = Counter({0: 1})
+    for _ in range(stages):
+        after: Counter[int] = Counter()
+        for taken, ways in by_layers.items():
+            for own in counts:
+                if taken + own <= layers:
+                    after[taken + own] += ways
+        by_layers = after
+    return by_layers[layers]
+
+
+def _ways_of_stage(space: SearchSpace, pipeline: Pipeline, stage: int, layers: int) -> int:
+    mesh, in_pipeline = pipeline.meshes[stage], pipeline.num_stages > 1
+    return number_of_ways(space, mesh, layers, in_pipeline=in_pipeline)
+
+
+# The grids that users of Megatron-LM and DeepSpeed try: every plan of their own small spaces.
+
+
+def grid_of(engine: str) -> Strategy:
+    """The grid of one engine; refuses spaces of other engines."""
+
+    def grid(
+        problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
+    ) -> Ending:
+        if space.engine != engine:
+            reason = f"tries plans of engine {engine}, and space {space.name} has {space.engine}'s"
+            return Ending(status="REFUSED", reason=reason)
+        return exhaustive(problem, space, ledger, draw)
+
+    return grid

@@ -1,0 +1,99 @@
+"""Mist's hierarchical search: Pareto sets of stages, joined to pipelines, with a proof.
+
+It follows Mist (EuroSys 2025), but with true frontiers instead of weighted sums, and only with
+stages that a pipeline can have. Where a space has too many ratios to try all, boxes of ratios have
+bounds, and are halved where the best plan may be (``searchers.exact.proof``). The result is
+proven, or has its gap to the bounds. Where nothing bounds boxes, ratios are tried from coarse to
+fine, and the gap is to a bound from arithmetic alone. Where meshes may be unequal, the search
+begins with smaller parts of the space. Orders of passes without a formula are branches of their own
+(``searchers.exact.branches``).
+"""
+
+from contextlib import suppress
+
+import numpy as np
+
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.values.plan import Plan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.exact.branches import in_branches
+from searchers.exact.candidates import Menus
+from searchers.exact.group_tasks import Joiner
+from searchers.exact.hierarchy import Hierarchy
+from searchers.exact.programme import join as join_exactly
+from searchers.meshes import as_in, parts_of, pipelines
+from searchers.savings import ways_listed
+from searchers.strategy import BudgetSpentError, Ending, Ledger, NeedsStageCosts, Strategy
+
+# Up to this many ways to save memory (without recomputation), all of them are tried.
+FEW = 256
+# Seconds that the solver has to join the stages of one group of pipelines.
+PATIENCE_S = 30.0
+# Seconds for bounds over boxes of ratios; most problems with equal meshes end sooner.
+PROOF_S = 60.0
+# The share of a budget's seconds that goes to parts of a space, before the whole space is searched.
+PARTS_SHARE = 0.25
+
+
+def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
+    """The strategy with one of the solvers of ``searchers.exact.milp``; it ends when its plan is
+    known to be within a tolerance (a share of the plan's time) of the best."""
+    join = _joined_by(solver)
+
+    def mist(
+        problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
+    ) -> Ending:
+        def joined(some: SearchSpace) -> Ending:
+            return _joined(problem, some, ledger, join, tolerance)
+
+        if space.orders == (DEFAULT_ORDER,):
+            return joined(space)
+        return in_branches(problem, space, ledger, joined)
+
+    return NeedsStageCosts(mist, takes_orders=True)
+
+
+def _joined(
+    problem: Problem, space: SearchSpace, ledger: Ledger, join: Joiner, tolerance: float
+) -> Ending:
+    """The best plan of a space with the order that has a formula; parts of the space first."""
+    # The bounds of the whole space come first: a budget may end while its parts are searched.
+    whole = Hierarchy.of(problem, space, ledger)
+    seconds = min(PROOF_S, PARTS_SHARE * ledger.seconds_left)
+    said = ledger.for_part(lambda plan: as_in(plan, space))
+    with suppress(BudgetSpentError), ledger.for_seconds(seconds), said:
+        for part in parts_of(space):
+            if next(pipelines(problem, part), None) is not None:
+                _searched(Hierarchy.of(problem, part, ledger), join, tolerance)
+    if ledger.evaluations_left == 0:
+        raise BudgetSpentError
+    return _searched(whole, join, tolerance)
+
+
+def _searched(hierarchy: Hierarchy, join: Joiner, tolerance: float) -> Ending:
+    space = hierarchy.space
+    is_small = ways_listed(space) <= FEW
+    if not space.unequal_stages and space.layers_off_balance != 0:
+        return hierarchy.joined_alike(join) if is_small else hierarchy.near_alike(join)
+    if not space.unequal_stages:
+        return hierarchy.all_alike() if is_small else hierarchy.most_alike()
+    # Stages of unequal sizes are left to the exact searcher.
+    if is_small and not space.unequal_meshes:
+        return hierarchy.joined(join)
+    if hierarchy.has_bounds:
+        return hierarchy.proven(tolerance=tolerance, seconds=PROOF_S)
+    return hierarchy.joined_coarse_to_fine(join)
+
+
+def _joined_by(solver: str) -> Joiner:
+    """A joiner that asks a solver only where there are stages to join, and imports it only then."""
+
+    def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
+        if menus.group.num_stages == 1:
+            return join_exactly(menus, limit_s)
+        from searchers.exact.milp import join_by  # noqa: PLC0415 (the solver is slow to import)
+
+        return join_by(solver, PATIENCE_S)(menus, limit_s)
+
+    return join

@@ -1,0 +1,30 @@
+"""Searches with Optuna's samplers (TPE, CMA-ES, NSGA-II, random keys), on a study that may be kept.
+
+A plan is made from a vector of keys in [0, 1), one for each choice that any plan of the space may
+ask for. So all plans have the same keys. A key becomes a place among the options of its choice
+(random keys, Bean 1994).
+"""
+
+import numpy as np
+
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.strategy import Ending, Ledger, Strategy
+
+
+def optuna_strategy(sampler: str, storage: str | None = None) -> Strategy:
+    """A strategy that draws plans with one of ``optuna_study.SAMPLERS``.
+
+    ``storage`` keeps the study, to go on later or to share it between processes: a database
+    (``sqlite:///study.db``) or the path of a journal file. Studies in it are named by sampler,
+    space and problem; processes that share one need seeds of their own.
+    """
+    # Importing Optuna takes half a second, which no budget pays, nor who asks for another searcher.
+    from searchers.methods.optuna_study import sample  # noqa: PLC0415
+
+    def search(
+        problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
+    ) -> Ending:
+        return sample(problem, space, ledger, draw, sampler=sampler, storage=storage)
+
+    return search

@@ -1,0 +1,272 @@
+"""Lists the names of all choices that plans of a space may ask for.
+
+The names are the same for every plan of the space.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.util import find_spec
+from itertools import zip_longest
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
+from optuna.samplers import BaseSampler, CmaEsSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from mistlab.values.dimensions import label_of
+from mistlab.values.errors import InputError, near_matches
+from mistlab.values.plan import Plan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.value import to_mapping
+from searchers.meshes import equal_pipelines
+from searchers.methods.scores import Score, Scores
+from searchers.savings import Chooser, chosen_plan, saving_names
+from searchers.strategy import Ending, Ledger
+
+
+def key_names(problem: Problem, space: SearchSpace) -> list[str]:
+    """The names of all choices that any plan of the space may ask for."""
+    most = _most_stages(problem, space)
+    names = ["micro_batches", *(["order"] if len(space.orders) > 1 else [])]
+    names += [f"mesh {stage}" for stage in range(most if space.unequal_meshes else 1)]
+    if space.layers_off_balance != 0:
+        names += [f"layers {stage}" for stage in range(most - 1)]
+    for stage in range(most if space.unequal_stages else 1):
+        names += [f"{saving} {stage}" for saving in _savings(space)]
+    return names
+
+
+def _savings(space: SearchSpace) -> Iterator[str]:
+    for name in saving_names():
+        listed = space.listed(name)
+        if listed is None or len(listed) > 1:
+            yield label_of(name)
+
+
+def _most_stages(problem: Problem, space: SearchSpace) -> int:
+    if not space.unequal_meshes:
+        return max(pipeline.num_stages for pipeline in equal_pipelines(problem, space))
+    return min(problem.cluster.num_gpus, problem.workload.model.layers)
+
+
+# Runs a search as an Optuna study: ask for several trials, predict their plans together, tell.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """Makes a sampler from a seed, for plans with a number of keys.
+
+    A sampler that needs all keys also gets keys that a plan does not ask for. A sampler without
+    constraints gets longer times instead.
+    """
+
+    of_seed: Callable[[int, int], BaseSampler]
+    needs_all_keys: bool = False
+    knows_constraints: bool = True
+
+
+def _cmaes(seed: int, keys: int) -> BaseSampler:
+    """CMA-ES; with a diagonal covariance where decomposing a whole one takes longer than predicting
+    plans (Ros & Hansen 2008)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return CmaEsSampler(seed=seed, use_separable_cma=keys > MOST_KEYS)
+
+
+SAMPLERS: Mapping[str, Sampler] = {
+    "tpe": Sampler(of_seed=lambda seed, _: TPESampler(seed=seed)),
+    "cmaes": Sampler(of_seed=_cmaes, needs_all_keys=True, knows_constraints=False),
+    "nsgaii": Sampler(of_seed=lambda seed, _: NSGAIISampler(seed=seed), needs_all_keys=True),
+    "random": Sampler(of_seed=lambda seed, _: RandomSampler(seed=seed)),
+}
+# Up to this many keys, CMA-ES learns how keys go together.
+MOST_KEYS = 200
+TOGETHER = 16
+# After this many batches without a new plan, nothing is left to draw.
+SETTLED = 8
+# The errors of a storage that is locked, damaged or no study, by kind of storage.
+_STORAGE_ERRORS = (SQLAlchemyError, StorageInternalError, OSError, ValueError, LookupError)
+
+
+class StudyLostError(InputError):
+    """A study cannot be read or written; the message says what to do."""
+
+
+def sample(
+    problem: Problem,
+    space: SearchSpace,
+    ledger: Ledger,
+    draw: np.random.Generator,
+    *,
+    sampler: str,
+    storage: str | None,
+) -> Ending:
+    """Draw plans until the budget is spent or no new plans are drawn.
+
+    A study that cannot be opened is an ``InputError``. A study that is lost later ends the search.
+    """
+    with _quiet():
+        study = _opened(problem, space, draw, sampler=sampler, storage=storage)
+        scores = Scores(ledger=ledger, cluster=problem.cluster)
+        try:
+            ledger.predict(study.best_plans())
+            while scores.repeats < SETTLED:
+                _draw_together(study, scores)
+        except StudyLostError as lost:
+            return Ending(reason=str(lost))
+    return Ending()
+
+
+def _draw_together(study: "PlanStudy", scores: Scores) -> None:
+    left = scores.ledger.evaluations_left
+    trials: list[Trial] = []
+    plans: list[Plan | None] = []
+    try:
+        for _ in range(TOGETHER if left is None else min(TOGETHER, left)):
+            scores.ledger.check_time()
+            trials.append(study.ask())
+            plans.append(study.plan_of(_asking(trials[-1])))
+        scores.of(plans)
+    finally:
+        # However the search ends, the study learns of all predictions.
+        found = [None if plan is None else scores.known.get(plan) for plan in plans]
+        study.tell(trials, found)
+
+
+def _asking(trial: Trial) -> Callable[[str], float]:
+    return lambda name: trial.suggest_float(name, 0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStudy:
+    """A study whose trials are vectors of keys, each for a plan.
+
+    A trial's value is its plan's time, and its constraint the plan's excess of memory.
+    """
+
+    problem: Problem
+    space: SearchSpace
+    study: optuna.Study
+    keys: Mapping[str, BaseDistribution]
+    storage: str | None
+    knows_constraints: bool
+
+    def ask(self) -> Trial:
+        """A new trial."""
+        with _storage_errors(self.storage):
+            return self.study.ask(dict(self.keys))
+
+    def tell(self, trials: Sequence[Trial], scores: Sequence[Score | None]) -> None:
+        """End trials; a trial without a score has failed."""
+        with _storage_errors(self.storage):
+            for trial, score in zip_longest(trials, scores):
+                if score is None:
+                    self.study.tell(trial, state=TrialState.FAIL)
+                    continue
+                trial.set_user_attr("fits", score.excess == 0)
+                if self.knows_constraints:
+                    trial.set_constraint("memory", score.excess)
+                    self.study.tell(trial, score.iteration_s)
+                else:
+                    self.study.tell(trial, score.penalised_s)
+
+    def plan_of(self, key: Callable[[str], float]) -> Plan | None:
+        """The plan for some keys."""
+        chooser = Chooser(lambda name, options: min(int(key(name) * options), options - 1))
+        return chosen_plan(self.problem, self.space, chooser)
+
+    def best_plans(self) -> list[Plan]:
+        """The fastest plan that fits among all trials; empty if there is none."""
+        with _storage_errors(self.storage):
+            trials = self.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+        fitting = [trial for trial in trials if trial.user_attrs["fits"]]
+        best = min(fitting, key=lambda trial: (trial.value, trial.number), default=None)
+        plan = None if best is None else self.plan_of(best.params.__getitem__)
+        return [] if plan is None else [plan]
+
+
+def _opened(
+    problem: Problem,
+    space: SearchSpace,
+    draw: np.random.Generator,
+    *,
+    sampler: str,
+    storage: str | None,
+) -> PlanStudy:
+    chosen = _sampler(sampler)
+    with _storage_errors(storage):
+        study = optuna.create_study(
+            study_name=_name(problem, space, sampler),
+            storage=_storage(storage),
+            load_if_exists=True,
+        )
+        # A study that goes on must not draw the same plans as at first.
+        seed = (int(draw.integers(2**31)) + len(study.get_trials(deepcopy=False))) % 2**31
+    names = key_names(problem, space)
+    study.sampler = chosen.of_seed(seed, len(names))
+    return PlanStudy(
+        problem=problem,
+        space=space,
+        study=study,
+        keys={name: FloatDistribution(0, 1) for name in names if chosen.needs_all_keys},
+        storage=storage,
+        knows_constraints=chosen.knows_constraints,
+    )
+
+
+def _sampler(name: str) -> Sampler:
+    if name not in SAMPLERS:
+        message = f"sampler {name!r} is unknown{near_matches(name, SAMPLERS)}"
+        raise InputError(message)
+    if name == "cmaes" and find_spec("cmaes") is None:
+        message = "sampler 'cmaes' needs a package that is not installed: pip install cmaes"
+        raise InputError(message)
+    return SAMPLERS[name]
+
+
+def _name(problem: Problem, space: SearchSpace, sampler: str) -> str:
+    """The name of the study: equal only for equal problems, spaces and samplers."""
+    plain = json.dumps([to_mapping(problem), to_mapping(space)], sort_keys=True)
+    return f"{sampler} {space.name} {sha256(plain.encode()).hexdigest()[:16]}"
+
+
+def _storage(storage: str | None) -> BaseStorage | str | None:
+    if storage is None or "://" in storage:
+        return storage
+    return JournalStorage(JournalFileBackend(storage))
+
+
+@contextmanager
+def _storage_errors(storage: str | None) -> Iterator[None]:
+    try:
+        yield
+    except _STORAGE_ERRORS as error:
+        if storage is None:
+            raise
+        first_line = str(error).partition("\n")[0]
+        message = (
+            f"storage {storage!r}: {first_line}: if another process holds it, wait for that to "
+            "end; if it is damaged, move it away, and a new study is made"
+        )
+        raise StudyLostError(message) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide Optuna's messages about each study and trial, but not its errors."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)

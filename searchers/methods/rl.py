@@ -1,0 +1,101 @@
+"""Learns which choices make plans fast, by the policy gradient REINFORCE (Williams 1992).
+
+Each choice of a plan is drawn from its own logits. These move towards choices that made plans
+faster than others of their batch.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.values.plan import Plan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.methods.scores import Score, Scores
+from searchers.savings import Chooser, chosen_plan
+from searchers.strategy import Ending, Ledger
+
+TOGETHER = 64
+RATE = 0.05
+ENTROPY_BONUS = 0.01
+# Batches without a new plan after which a policy has settled; a fresh one finds the space empty.
+SETTLED = 5
+
+# A choice: its name and its number of options.
+Choice = tuple[str, int]
+
+
+def rl(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator) -> Ending:
+    """Learn until the budget is spent; when a policy has settled, begin a new one."""
+    scores = Scores(ledger=ledger, cluster=problem.cluster)
+    while _learn(problem, space, scores, draw):
+        scores.repeats = 0
+    return Ending()
+
+
+def _learn(problem: Problem, space: SearchSpace, scores: Scores, draw: np.random.Generator) -> bool:
+    """Learn a policy until it settles; whether it found any new plan."""
+    policy, known = Policy(draw=draw), len(scores.known)
+    while scores.repeats < SETTLED:
+        policy.begin()
+        plans: list[Plan | None] = []
+        while len(plans) < TOGETHER:
+            scores.ledger.check_time()
+            plans.append(policy.plan(problem, space))
+        policy.learn(_rewards(scores.of(plans)))
+    return len(scores.known) > known
+
+
+def _rewards(scores: list[Score | None]) -> NDArray[np.float64]:
+    """The rewards of a batch: minus log time, in deviations from the mean. A choice without a plan
+    counts as the worst plan of the batch."""
+    found = [-np.log(score.penalised_s) for score in scores if score is not None]
+    worst = min(found, default=0.0)
+    rewards = np.array([worst if s is None else -np.log(s.penalised_s) for s in scores])
+    return np.asarray((rewards - rewards.mean()) / (rewards.std() or 1.0))
+
+
+@dataclass(slots=True, kw_only=True)
+class Policy:
+    """Independent logits for every choice, and the latest plans' choices."""
+
+    draw: np.random.Generator
+    logits: dict[Choice, NDArray[np.float64]] = field(default_factory=dict)
+    episodes: list[dict[Choice, int]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Forget the choices of the latest plans."""
+        self.episodes = []
+
+    def plan(self, problem: Problem, space: SearchSpace) -> Plan | None:
+        """Draw a plan from the policy."""
+        self.episodes.append({})
+        return chosen_plan(problem, space, Chooser(self._place))
+
+    def learn(self, rewards: NDArray[np.float64]) -> None:
+        """Move each choice's logits towards choices with high rewards, and a little towards
+        evenness."""
+        gradients: dict[Choice, NDArray[np.float64]] = {}
+        for episode, reward in zip(self.episodes, rewards, strict=True):
+            for choice, place in episode.items():
+                shares = _softmax(self.logits[choice])
+                towards = np.eye(len(shares))[place] - shares
+                gradients[choice] = gradients.get(choice, 0.0) + reward * towards
+        for choice, gradient in gradients.items():
+            shares = _softmax(self.logits[choice])
+            surprise = -np.log(shares)
+            evenness = shares * (surprise - (shares * surprise).sum())
+            self.logits[choice] += RATE * (gradient + ENTROPY_BONUS * TOGETHER * evenness)
+
+    def _place(self, name: str, options: int) -> int:
+        choice = (name, options)
+        logits = self.logits.setdefault(choice, np.zeros(options))
+        place = int(self.draw.choice(options, p=_softmax(logits)))
+        self.episodes[-1][choice] = place
+        return place
+
+
+def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    shares = np.exp(logits - logits.max())
+    return np.asarray(shares / shares.sum())

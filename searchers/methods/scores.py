@@ -1,0 +1,78 @@
+"""Scores of plans, for strategies that learn also from plans that do not fit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mistlab.cost.memory import fullest_host, room_of_plan
+from mistlab.machine.cluster import Cluster
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Prediction
+from searchers.strategy import BudgetSpentError, Ledger
+
+# For each GPU's memory of excess, a plan counts this many times as long.
+_TIMES_A_MEMORY = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Score:
+    """A plan's excess of memory, as a share of memory, and its time; a smaller score is better."""
+
+    excess: float
+    iteration_s: float
+
+    @property
+    def penalised_s(self) -> float:
+        """The score as one number of seconds: the time of a plan that fits; for another plan twice
+        its time, and more for more excess."""
+        if self.excess == 0:
+            return self.iteration_s
+        return self.iteration_s * (2 + _TIMES_A_MEMORY * self.excess)
+
+
+def score_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> Score:
+    """The score of a predicted plan."""
+    excess = 0.0 if prediction.fits else _excess(plan, prediction, cluster)
+    return Score(excess=excess, iteration_s=prediction.iteration_s)
+
+
+def _excess(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
+    reserved = np.array([stage.peak_reserved_bytes for stage in prediction.stages])
+    over = np.maximum(0.0, reserved / room_of_plan(cluster, plan) - 1)
+    gpus = np.array([stage.num_gpus for stage in plan.stages])
+    of_stage = np.array([stage.host_bytes for stage in prediction.stages])
+    of_rank = of_stage / np.minimum(gpus, cluster.gpus_per_node)
+    host = fullest_host(of_rank, gpus, cluster)
+    # Where sizes do not divide, bytes mean nothing; the excess is then a GPU's memory.
+    return sum(over.tolist()) + max(0.0, host - 1) or 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Scores:
+    """Scores of the plans that a strategy draws; each plan is predicted once.
+
+    ``repeats`` counts the latest calls in a row that had no new plan.
+    """
+
+    ledger: Ledger
+    cluster: Cluster
+    known: dict[Plan, Score] = field(default_factory=dict)
+    repeats: int = 0
+
+    def of(self, plans: Sequence[Plan | None]) -> list[Score | None]:
+        """The score of each plan, None for None. Raises ``BudgetSpentError``."""
+        drawn = dict.fromkeys(plan for plan in plans if plan is not None)
+        new = [plan for plan in drawn if plan not in self.known]
+        self.repeats = 0 if new else self.repeats + 1
+        try:
+            self._keep(new, self.ledger.predict(new))
+        except BudgetSpentError as spent:
+            self._keep(new, spent.predictions)
+            raise
+        return [None if plan is None else self.known[plan] for plan in plans]
+
+    def _keep(self, plans: Sequence[Plan], predictions: Sequence[Prediction]) -> None:
+        # The budget may have ended before all plans were predicted.
+        for plan, prediction in zip(plans, predictions, strict=False):
+            self.known[plan] = score_of(plan, prediction, self.cluster)
