@@ -6,7 +6,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from mistlab.values import dimension_fields
+from mistlab.plan import dimension_fields
 
 STUB = Path(dimension_fields.__file__).with_suffix(".pyi")
 

@@ -18,12 +18,12 @@ import pytest
 from simpy import Environment, Event
 
 from mistlab import catalog
+from mistlab.core.files import GIB_BYTES
+from mistlab.graph.stage_model import StageModel
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.memory import memory_of
 

@@ -26,8 +26,8 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mistlab.values.model import Family
-from mistlab.values.plan import NO_OFFLOAD, Offload
+from mistlab.plan.plan import NO_OFFLOAD, Offload
+from mistlab.plan.workload import Family
 from runtime.devices.driver import Driver
 from runtime.engine.streams.device_streams import CudaStreams, SimulatedStreams
 from runtime.engine.streams.lanes import Streams

@@ -12,14 +12,14 @@ import sympy
 
 from mistlab import catalog
 from mistlab.engines.table import ENGINES
-from mistlab.symbolic.compiled import Compiled, compile_expressions
-from mistlab.symbolic.graph import PHASES
-from mistlab.symbolic.layer import expressions_of
-from mistlab.symbolic.library import Variant, shipped
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.symbolic.states import Parameters, gradients, optimizer, weights
-from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
+from mistlab.graph.compiled import Compiled, compile_expressions
+from mistlab.graph.graph import PHASES
+from mistlab.graph.layer_types import expressions_of
+from mistlab.graph.library import Variant, shipped
+from mistlab.graph.stage_expressions import Parameters, gradients, optimizer, weights
+from mistlab.graph.stage_model import StageModel
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch
 
 GPT_22B = {"s": 2048, "h": 6144, "n": 64, "k": 64, "d": 96, "f": 24576, "V": 50304}
 

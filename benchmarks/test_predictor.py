@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.prediction import Prediction
-from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch
 from simulators.symbolic import SymbolicPredictor
 
 STRATEGIES = tuple(

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor

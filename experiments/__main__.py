@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from experiments.cli.command import execute
 from experiments.cli.commandline import DONE, run
 from experiments.commands import COMMANDS, GROUPS
-from mistlab.values.errors import InputError, near_matches
+from mistlab.core.values import InputError, near_matches
 
 
 def main(arguments: Sequence[str], program: str = "python -m experiments") -> int:

@@ -7,26 +7,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mistlab.machine.cluster import Cluster
-    from mistlab.machine.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
-    from mistlab.schedule.slot_table import Action
-    from mistlab.values.errors import FieldError, InputError, near_matches
-    from mistlab.values.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
-    from mistlab.values.measurement import Environment, Measurement, StageMeasurement
-    from mistlab.values.model import ModelSpec
-    from mistlab.values.plan import Offload, Plan, StagePlan
-    from mistlab.values.prediction import (
+    from mistlab.core.values import FieldError, InputError, from_mapping, near_matches, to_mapping
+    from mistlab.job.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
+    from mistlab.job.prediction import (
+        Environment,
+        Measurement,
         MemoryByClass,
         MemoryByPhase,
         Prediction,
         Predictor,
+        StageMeasurement,
         StagePrediction,
     )
-    from mistlab.values.search import Budget, Improvement, Problem, Searcher, SearchResult
-    from mistlab.values.space import OffloadRatios, SearchSpace
-    from mistlab.values.stages import StageBatch, StageFigures
-    from mistlab.values.value import from_mapping, to_mapping
-    from mistlab.values.workload import Workload
+    from mistlab.job.search import Budget, Improvement, Problem, Searcher, SearchResult
+    from mistlab.machine.cluster import Cluster
+    from mistlab.machine.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
+    from mistlab.plan.plan import Offload, Plan, StagePlan
+    from mistlab.plan.space import OffloadRatios, SearchSpace
+    from mistlab.plan.workload import ModelSpec, Workload
+    from mistlab.schedule.slots import Action
+    from mistlab.stages.stage_batch import StageBatch, StageFigures
 
 __all__ = [
     "Action",
@@ -72,46 +72,46 @@ __all__ = [
 ]
 
 _MODULE_OF_NAME = {
-    "Action": "mistlab.schedule.slot_table",
-    "Budget": "mistlab.values.search",
+    "Action": "mistlab.schedule.slots",
+    "Budget": "mistlab.job.search",
     "Cluster": "mistlab.machine.cluster",
-    "Environment": "mistlab.values.measurement",
-    "FieldError": "mistlab.values.errors",
+    "Environment": "mistlab.job.prediction",
+    "FieldError": "mistlab.core.values",
     "Gpu": "mistlab.machine.hardware",
     "Hardware": "mistlab.machine.hardware",
-    "Improvement": "mistlab.values.search",
-    "InputError": "mistlab.values.errors",
-    "Job": "mistlab.values.job",
-    "Measurement": "mistlab.values.measurement",
-    "MemoryByClass": "mistlab.values.prediction",
-    "MemoryByPhase": "mistlab.values.prediction",
-    "ModelSpec": "mistlab.values.model",
+    "Improvement": "mistlab.job.search",
+    "InputError": "mistlab.core.values",
+    "Job": "mistlab.job.job",
+    "Measurement": "mistlab.job.prediction",
+    "MemoryByClass": "mistlab.job.prediction",
+    "MemoryByPhase": "mistlab.job.prediction",
+    "ModelSpec": "mistlab.plan.workload",
     "Node": "mistlab.machine.hardware",
-    "Offload": "mistlab.values.plan",
-    "OffloadRatios": "mistlab.values.space",
+    "Offload": "mistlab.plan.plan",
+    "OffloadRatios": "mistlab.plan.space",
     "PeakTflops": "mistlab.machine.hardware",
-    "Plan": "mistlab.values.plan",
-    "Prediction": "mistlab.values.prediction",
-    "Predictor": "mistlab.values.prediction",
-    "Problem": "mistlab.values.search",
+    "Plan": "mistlab.plan.plan",
+    "Prediction": "mistlab.job.prediction",
+    "Predictor": "mistlab.job.prediction",
+    "Problem": "mistlab.job.search",
     "Provenance": "mistlab.machine.hardware",
-    "SearchResult": "mistlab.values.search",
-    "SearchSpace": "mistlab.values.space",
-    "Searcher": "mistlab.values.search",
+    "SearchResult": "mistlab.job.search",
+    "SearchSpace": "mistlab.plan.space",
+    "Searcher": "mistlab.job.search",
     "Source": "mistlab.machine.hardware",
-    "StageBatch": "mistlab.values.stages",
-    "StageFigures": "mistlab.values.stages",
-    "StageMeasurement": "mistlab.values.measurement",
-    "StagePlan": "mistlab.values.plan",
-    "StagePrediction": "mistlab.values.prediction",
-    "Workload": "mistlab.values.workload",
-    "dump_job": "mistlab.values.job",
-    "from_mapping": "mistlab.values.value",
-    "job_from_mapping": "mistlab.values.job",
-    "job_to_mapping": "mistlab.values.job",
-    "load_job": "mistlab.values.job",
-    "near_matches": "mistlab.values.errors",
-    "to_mapping": "mistlab.values.value",
+    "StageBatch": "mistlab.stages.stage_batch",
+    "StageFigures": "mistlab.stages.stage_batch",
+    "StageMeasurement": "mistlab.job.prediction",
+    "StagePlan": "mistlab.plan.plan",
+    "StagePrediction": "mistlab.job.prediction",
+    "Workload": "mistlab.plan.workload",
+    "dump_job": "mistlab.job.job",
+    "from_mapping": "mistlab.core.values",
+    "job_from_mapping": "mistlab.job.job",
+    "job_to_mapping": "mistlab.job.job",
+    "load_job": "mistlab.job.job",
+    "near_matches": "mistlab.core.values",
+    "to_mapping": "mistlab.core.values",
 }
 
 

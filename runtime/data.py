@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
+from mistlab.core.values import InputError
+from mistlab.job.job import Job
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_TYPES: dict[int, np.dtype[Any]] = {

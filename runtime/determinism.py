@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import deterministic
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 # Without a fixed workspace cuBLAS may choose other algorithms from run to run. cuBLAS reads the
 # setting when the process computes its first product.

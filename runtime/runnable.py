@@ -1,11 +1,11 @@
 """Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
 
+from mistlab.core.values import InputError
 from mistlab.engines.table import ENGINES
-from mistlab.values.dimensions import DIMENSIONS
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.plan import Plan
-from mistlab.values.workload import Workload
+from mistlab.job.job import Job
+from mistlab.plan.dimensions import DIMENSIONS
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
 
 
 def check_started(job: Job, stage: int | None, started: int) -> None:

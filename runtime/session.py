@@ -11,10 +11,10 @@ from typing import Self
 
 import torch
 
-from mistlab.schedule.plan_orders import ends_of_plan
-from mistlab.schedule.slot_table import Action
-from mistlab.values.job import Job
-from mistlab.values.measurement import Clocks, Environment
+from mistlab.job.job import Job
+from mistlab.job.prediction import Clocks, Environment
+from mistlab.schedule.slots import Action
+from mistlab.stages.plan_orders import ends_of_plan
 from runtime.checkpoints.checkpoint import latest
 from runtime.checkpoints.exported_weights import export
 from runtime.comm.group import Shortage, ShortageError, refusals

@@ -12,8 +12,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
+from mistlab.job.search import Problem
+from mistlab.plan.space import SearchSpace
 from searchers.meshes import lies_well, meshes, micro_batch_counts
 from searchers.methods.exhaustive import count_plans
 from searchers.savings import counts_choices, savings_choices

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from mistlab.cost.iteration_terms import Terms
-from mistlab.values.dimensions import DIMENSIONS, amount_words, counts_of_blocks, names_of
-from mistlab.values.mesh import dimensions_of_axes
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Problem
+from mistlab.cost.pipeline import Terms
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Problem
+from mistlab.plan.dimensions import DIMENSIONS, amount_words, counts_of_blocks, names_of
+from mistlab.plan.mesh import dimensions_of_axes
+from mistlab.plan.plan import Plan, StagePlan
 from searchers.meshes import even_layers
 from searchers.savings import alike, saving_names
 

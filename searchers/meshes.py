@@ -10,17 +10,16 @@ from itertools import product
 from math import isqrt
 from typing import Any, NamedTuple
 
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.dimension import Setting, degree_problem
+from mistlab.plan.dimensions import DIMENSIONS, names_of
+from mistlab.plan.made_fields import Recomputation
+from mistlab.plan.mesh import num_gpus, ranks_of
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import SearchSpace, space_of
 from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
-from mistlab.values.dimension import Setting
-from mistlab.values.dimension_checks import degree_problem
-from mistlab.values.dimensions import DIMENSIONS, names_of
-from mistlab.values.made_fields import Recomputation
-from mistlab.values.mesh import num_gpus, ranks_of
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.search import Problem
-from mistlab.values.shares import even_shares
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.schedule.placement import even_shares
 
 
 class Mesh(NamedTuple):

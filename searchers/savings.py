@@ -11,17 +11,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mistlab.values.dimensions import (
-    DIMENSIONS,
-    counts_of_blocks,
-    counts_within,
-    label_of,
-    names_of,
-)
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.units import GIB_BYTES
+from mistlab.core.files import GIB_BYTES
+from mistlab.job.search import Problem
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, counts_within, label_of, names_of
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import SearchSpace
 from searchers.meshes import (
     Mesh,
     Pipeline,

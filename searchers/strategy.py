@@ -16,11 +16,9 @@ from typing import Self, TypeVar, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.symbolic.library import graph_of
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction, Predictor
-from mistlab.values.search import (
+from mistlab.graph.library import graph_of
+from mistlab.job.prediction import Prediction, Predictor
+from mistlab.job.search import (
     Budget,
     Improvement,
     Problem,
@@ -30,9 +28,10 @@ from mistlab.values.search import (
     StageCostModel,
     Status,
 )
-from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
-from mistlab.values.stages_in_order import StagesInOrder
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
 from searchers.savings import ways_listed, why_empty
 
 # This many stage candidates count as one plan.

@@ -1,6 +1,6 @@
 """One pass of a micro-batch through a stage, as columns of tasks with what they wait for.
 
-The schedule says which tasks there are and what they wait for (``mistlab.schedule.pass_waits``).
+The schedule says which tasks there are and what they wait for (``mistlab.stages.pass_columns``).
 How long each takes comes from the stage.
 """
 
@@ -10,14 +10,11 @@ from itertools import pairwise
 
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.order_text import PassKind
-from mistlab.schedule.pass_columns import Offsets
-from mistlab.schedule.pass_links import PassLinks
-from mistlab.schedule.pass_waits import PassWaits, pass_waits
 from mistlab.schedule.placement import StageChunk
-from mistlab.schedule.places import layer_at
-from mistlab.schedule.slot_table import IN_TURN, Action, Direction, Kind, Phase, Task, Template
-from mistlab.schedule.split_passes import rows_of_pass
-from mistlab.schedule.stage_passes import StagePass, StagePasses
+from mistlab.schedule.slots import IN_TURN, Action, Direction, Kind, Phase, Task, Template
+from mistlab.schedule.stage_passes import StagePass, StagePasses, rows_of_pass
+from mistlab.stages.pass_columns import Offsets, PassLinks, PassWaits, pass_waits
+from mistlab.stages.stage_shape import layer_at
 from simulators.graph import LANES, SENDS, Label, TaskGraph, Use
 
 # A kind of task and its direction: F, P<, A>.

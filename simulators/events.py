@@ -10,31 +10,27 @@ from itertools import pairwise
 
 import numpy as np
 
-from mistlab.cost.arithmetic import model_flop
-from mistlab.cost.bounds import bounds_of
-from mistlab.cost.figures_at import groups_of, mean_peak_flop_per_s
-from mistlab.cost.host_waits import of_ranks, peculiar_s
-from mistlab.cost.iteration import iteration_figures
-from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
-from mistlab.cost.unlike_nodes import task_models
-from mistlab.cost.weight_gradients import weight_gradients_s
+from mistlab.core.values import check_field, refuse
+from mistlab.cost.kernels import model_flop
+from mistlab.cost.links import groups_of, mean_peak_flop_per_s
+from mistlab.cost.order_times import task_models
+from mistlab.cost.stage import of_ranks, peculiar_s
+from mistlab.cost.sureness import bounds_of, iteration_figures
+from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_parts import HostTime
 from mistlab.engines.table import ENGINES
+from mistlab.job.prediction import Prediction, StagePrediction
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.placement import HERE, PREVIOUS, Placement
-from mistlab.schedule.plan_orders import passes_of_plan
-from mistlab.schedule.slot_table import Action, Kind, Template
-from mistlab.schedule.stage_chunks import parts_of_plan
+from mistlab.schedule.slots import Action, Kind, Template
 from mistlab.schedule.stage_passes import StagePasses
-from mistlab.values.errors import refuse
-from mistlab.values.parts import batch_of_parts
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction, StagePrediction
-from mistlab.values.stages import StageBatch
-from mistlab.values.value import check_field
-from mistlab.values.workload import Workload
+from mistlab.stages.plan_orders import passes_of_plan
+from mistlab.stages.stage_batch import StageBatch, batch_of_parts
+from mistlab.stages.stage_shape import parts_of_plan
 from simulators.build import Name, StageTasks, build_graph, build_stage
 from simulators.graph import LANES, TaskGraph, Use
 from simulators.play import ALONE, Factors, PassTimes, Times, pass_times, play

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.placement import StageChunk
-from mistlab.schedule.slot_table import Action, Direction, Kind
+from mistlab.schedule.slots import Action, Direction, Kind
 
 # A link's number, and the share of the link that a send takes when it is alone.
 Use = tuple[int, float]

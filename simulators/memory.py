@@ -23,14 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.order_memory import left_bytes, sums_of_layers, whole_types
-from mistlab.schedule.plan_orders import passes_of_plan
-from mistlab.schedule.stage_chunks import StagePart, parts_of_plan
-from mistlab.symbolic.layer import sum_name
-from mistlab.symbolic.layer_types import EMBEDDING
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.parts import batch_of_parts
-from mistlab.values.plan import Plan
-from mistlab.values.stages import StageBatch, StageFigures
+from mistlab.graph.layer_types import EMBEDDING, sum_name
+from mistlab.graph.stage_model import StageModel
+from mistlab.plan.plan import Plan
+from mistlab.stages.plan_orders import passes_of_plan
+from mistlab.stages.stage_batch import StageBatch, StageFigures, batch_of_parts
+from mistlab.stages.stage_shape import StagePart, parts_of_plan
 from simulators.graph import Label
 
 if TYPE_CHECKING:

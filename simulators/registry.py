@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mistlab.values.on_use import OnUse, imported
+from mistlab.core.on_use import OnUse, imported
 
 if TYPE_CHECKING:
-    from mistlab.values.prediction import Predictor
+    from mistlab.job.prediction import Predictor
 
 
 # A predictor is made with a ``workload`` and a ``cluster``, and predicts plans of these.

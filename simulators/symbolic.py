@@ -10,42 +10,39 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.arithmetic import model_flop, stage_flop
-from mistlab.cost.bounds import PredictionBounds, bounds_of, slowest_cluster
-from mistlab.cost.figures_at import in_one_group, mean_peak_flop_per_s
-from mistlab.cost.iteration import iteration_figures
+from mistlab.core.values import refuse
+from mistlab.cost.kernels import model_flop, stage_flop
+from mistlab.cost.links import in_one_group, mean_peak_flop_per_s
 from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
 from mistlab.cost.order_memory import figures_in_order, peaks_in_order
-from mistlab.cost.order_times import engine_of, ordered_iterations_s
+from mistlab.cost.order_times import StagesOnGroups, engine_of, ordered_iterations_s, task_models
 from mistlab.cost.pipeline import TIMES, StageTimes, iteration_s
-from mistlab.cost.slot_sums import FEW_ROWS
+from mistlab.cost.slot_work import FEW_ROWS
+from mistlab.cost.sureness import PredictionBounds, bounds_of, iteration_figures, slowest_cluster
 from mistlab.cost.tasks import TaskModel
-from mistlab.cost.unlike_nodes import StagesOnGroups, task_models
 from mistlab.engines.engine import Engine
 from mistlab.engines.mistlab import MISTLAB
 from mistlab.engines.table import ENGINES
+from mistlab.graph.stage_model import StageModel
+from mistlab.job.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED
+from mistlab.plan.mesh import num_gpus
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.schedule.plan_orders import order_of_plan, shortened
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.dimensions import OFFLOADS, RECOMPUTED
-from mistlab.values.errors import refuse
-from mistlab.values.mesh import num_gpus
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
-from mistlab.values.stages import (
+from mistlab.stages.plan_orders import order_of_plan, shortened
+from mistlab.stages.stage_batch import (
     StageBatch,
     StageCosts,
     StageFigures,
     StagePeaks,
     StageRow,
     StageSeconds,
+    StagesInOrder,
     rows_of,
 )
-from mistlab.values.stages_in_order import StagesInOrder
-from mistlab.values.workload import Workload
 
 # Bytes that 64 bits hold: 8 EiB.
 MOST_BYTES = 2.0**63

@@ -11,8 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from mistlab.values.errors import refuse
-from mistlab.values.value import bounded, check_field, check_fields
+from mistlab.core.values import bounded, check_field, check_fields, refuse
 from simulators.graph import LANES, TaskGraph
 
 _COMPUTE = LANES.index("compute")

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
+from mistlab.graph.graph import LayerGraph
+from mistlab.graph.treatments import TREATMENTS, Treatment
+from mistlab.job.job import Job, dump_job, load_job
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.symbolic.graph import LayerGraph
-from mistlab.symbolic.treatments import TREATMENTS, Treatment
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, dump_job, load_job
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.plan_words import plan_line, plan_words
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import SearchSpace, space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.plan_words import plan_line, plan_words
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import StrategySearcher

@@ -14,7 +14,7 @@ from experiments.cli.problem import problem_of
 from experiments.commands import COMMANDS
 from experiments.reports.survey import EIGHTHS
 from mistlab.cost.survey import candidates_of, meshes
-from mistlab.values.job import job_from_mapping
+from mistlab.job.job import job_from_mapping
 from simulators.symbolic import SymbolicPredictor
 
 ROOT = Path(__file__).parents[1]

@@ -11,14 +11,14 @@ import pytest
 
 from mistlab.engines.engine_parts import KernelRule
 from mistlab.engines.table import ENGINES
+from mistlab.job.job import Job, dump_job, load_job
+from mistlab.job.search import Budget, Problem
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import space_of
 from mistlab.schedule.orders import ORDERS
-from mistlab.schedule.slot_table import GATHER_STEPPED
-from mistlab.schedule.stage_program import iterations
-from mistlab.schedule.stage_shape import StageShape
-from mistlab.values.job import Job, dump_job, load_job
-from mistlab.values.plan import Plan
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
+from mistlab.schedule.slots import GATHER_STEPPED
+from mistlab.stages.stage_program import iterations
+from mistlab.stages.stage_shape import StageShape
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator

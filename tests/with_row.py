@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TABLE = "mistlab.values.dimensions"
+TABLE = "mistlab.plan.dimensions"
 LAST_ROW = "\n}\nRECOMPUTED"
 SKIPPED = 77
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from mistlab import catalog
-from mistlab.values.precision import Precision
-from mistlab.values.workload import Attention, Workload
+from mistlab.core.precision import Precision
+from mistlab.plan.workload import Attention, Workload
 
 
 def workload_of(

@@ -17,10 +17,10 @@ from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table, table_of
 from mistlab.cost.averages import Summary
-from mistlab.cost.named_views import view_of
+from mistlab.cost.views import view_of
 from mistlab.engines.mistlab import MIST
-from mistlab.values.plan_words import plan_line
-from mistlab.values.space import space_of
+from mistlab.plan.plan_words import plan_line
+from mistlab.plan.space import space_of
 
 SIZES, QUICK_SIZES = ("7b", "13b", "22b"), ("7b",)
 PUBLISHED, TUNED = "megatron:published", "megatron"

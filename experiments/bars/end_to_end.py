@@ -17,7 +17,7 @@ from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab.cost.averages import Summary, difference_in_parts
-from mistlab.values.workload import Attention
+from mistlab.plan.workload import Attention
 
 QUICK_SIZES = 2
 HEADS = {

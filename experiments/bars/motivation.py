@@ -13,15 +13,15 @@ from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab import catalog
-from mistlab.cost.iteration_terms import Terms
+from mistlab.cost.pipeline import Terms
 from mistlab.engines.mistlab import MIST
+from mistlab.job.references import hardware_from
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.plan_words import plan_line
-from mistlab.values.references import hardware_from
-from mistlab.values.search import Problem
-from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.plan_words import plan_line
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Workload
 
 SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist")
 QUICK_SPACES = ("3d", "+zero", "+checkpointing")

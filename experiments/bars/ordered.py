@@ -7,9 +7,9 @@ import numpy as np
 
 from experiments.comparing.bench import Bench
 from experiments.comparing.cases import Case
-from mistlab.cost.named_views import VIEWS
-from mistlab.values.plan import Plan
-from mistlab.values.space import space_of
+from mistlab.cost.views import VIEWS
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import space_of
 from searchers.savings import Chooser, chosen_plan
 
 # Spaces that plans are drawn from, in turns: those of all engines.

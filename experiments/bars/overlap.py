@@ -14,12 +14,12 @@ from experiments.frame.in_order import answers
 from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
+from mistlab.core.values import InputError
 from mistlab.cost.averages import Summary
-from mistlab.cost.named_views import FULL, VIEWS
-from mistlab.values.errors import InputError
-from mistlab.values.plan_words import plan_line
-from mistlab.values.shares import spread_shares
-from mistlab.values.space import space_of
+from mistlab.cost.views import FULL, VIEWS
+from mistlab.plan.plan_words import plan_line
+from mistlab.plan.space import space_of
+from mistlab.schedule.placement import spread_shares
 from searchers.methods.published import published
 
 SIZES, QUICK_SIZES = ("1.3b", "2.7b", "7b"), ("1.3b",)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from mistlab.cost.named_views import FULL
-from mistlab.values.space import OffloadRatios, SearchSpace, space_of
+from mistlab.cost.views import FULL
+from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import Any
 from experiments.comparing.bench import BUDGET, Bench, Found
 from experiments.comparing.cases import Case, measured
 from mistlab.engines.mistlab import MIST, MISTLAB
-from mistlab.values.plan_words import plan_line
-from mistlab.values.search import Budget
-from mistlab.values.space import space_of
+from mistlab.job.search import Budget
+from mistlab.plan.plan_words import plan_line
+from mistlab.plan.space import space_of
 
 OURS = "mist"
 # Searchers of the systems that are compared with ours, in spaces of the same names.

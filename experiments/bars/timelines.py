@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from experiments.reports.lanes import lanes, legend, name_lanes
-from mistlab.schedule.slot_table import Kind
+from mistlab.schedule.slots import Kind
 from simulators.events import Simulation
 
 

@@ -15,11 +15,10 @@ from experiments.frame.numbers_in_words import number
 from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table_of
-from mistlab.cost.named_views import FULL
-from mistlab.values.errors import InputError
-from mistlab.values.quality import seconds_until, to_equal_quality
-from mistlab.values.search import Budget, Improvement
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.core.values import InputError
+from mistlab.cost.views import FULL
+from mistlab.job.search import Budget, Improvement, seconds_until, to_equal_quality
+from mistlab.plan.space import SearchSpace, space_of
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 

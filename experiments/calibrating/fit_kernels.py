@@ -7,10 +7,15 @@ from experiments.calibrating.fits import Fitted, Residual, Step, calibrated
 from mistlab.calibration import kernel_tables as tables
 from mistlab.calibration.best_products import Best, read_best_products
 from mistlab.calibration.collective_tests import read_collective_tests
-from mistlab.machine.compute import Compute, OperatorClass, Rate
-from mistlab.machine.hardware import Hardware
-from mistlab.machine.transfers import GroupTransfers, Transfers
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
+from mistlab.machine.hardware import (
+    Compute,
+    GroupTransfers,
+    Hardware,
+    OperatorClass,
+    Rate,
+    Transfers,
+)
 
 ATTENTION: tuple[OperatorClass, ...] = ("attention_forward", "attention_backward")
 

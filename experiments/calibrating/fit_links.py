@@ -12,9 +12,9 @@ import numpy as np
 
 from experiments.calibrating.fits import Fitted, Residual, Step, calibrated, report_dropped, sourced
 from experiments.cli.commandline import about, progress
-from mistlab.calibration import slowdowns as interference
-from mistlab.calibration import transfers
-from mistlab.calibration.slowdowns import OverlapRows
+from mistlab.calibration import fitted_slowdowns as interference
+from mistlab.calibration import fitted_transfers as transfers
+from mistlab.calibration.fitted_slowdowns import OverlapRows
 from mistlab.calibration.tables import (
     GroupShape,
     TransferTable,
@@ -23,12 +23,10 @@ from mistlab.calibration.tables import (
     read_point_to_point_table,
     read_transfer_table,
 )
-from mistlab.machine.derived_slowdowns import slowdowns_of_group
-from mistlab.machine.hardware import Hardware, Source
-from mistlab.machine.slowdowns import GroupSlowdowns, Interference
-from mistlab.machine.transfers import GroupTransfers, Line, Transfers
-from mistlab.values.errors import InputError
-from mistlab.values.units import GBYTES, GIB_BYTES, MICROSECONDS
+from mistlab.core.files import GBYTES, GIB_BYTES, MICROSECONDS
+from mistlab.core.values import InputError
+from mistlab.machine.hardware import GroupTransfers, Hardware, Line, Source, Transfers
+from mistlab.machine.slowdowns import GroupSlowdowns, Interference, slowdowns_of_group
 
 FEWEST_ROWS = 4
 # Numbers of nodes, and of GPUs in each, for which parameters are published.

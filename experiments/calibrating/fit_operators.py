@@ -13,11 +13,10 @@ from experiments.calibrating.fits import (
     report_dropped,
 )
 from mistlab.calibration import launches, operators
-from mistlab.calibration.attention import read_attention_table
-from mistlab.machine.compute import OPERATOR_CLASSES, Compute, OperatorClass, Rate
-from mistlab.machine.hardware import Hardware
-from mistlab.values.errors import InputError
-from mistlab.values.units import MICROSECONDS
+from mistlab.calibration.operators import read_attention_table
+from mistlab.core.files import MICROSECONDS
+from mistlab.core.values import InputError
+from mistlab.machine.hardware import OPERATOR_CLASSES, Compute, Hardware, OperatorClass, Rate
 
 FUSED_ATTENTION: tuple[OperatorClass, ...] = ("attention_forward", "attention_backward")
 

@@ -16,8 +16,8 @@ from experiments.calibrating.whole_runs import (
     widths_left_out,
 )
 from experiments.cli.commandline import progress
+from mistlab.core.values import InputError
 from mistlab.machine.hardware import Hardware, Source
-from mistlab.values.errors import InputError
 
 FEWEST_RUNS = 2
 

@@ -9,9 +9,15 @@ import numpy as np
 
 from experiments.cli.commandline import progress
 from mistlab.calibration.tables import GroupShape
-from mistlab.machine.compute import Compute, Rate
-from mistlab.machine.hardware import CALIBRATED, Hardware, Provenance, Source
-from mistlab.machine.transfers import Transfers
+from mistlab.machine.hardware import (
+    CALIBRATED,
+    Compute,
+    Hardware,
+    Provenance,
+    Rate,
+    Source,
+    Transfers,
+)
 
 DIGEST_CHARACTERS = 16
 

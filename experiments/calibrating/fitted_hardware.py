@@ -6,9 +6,9 @@ from typing import Any
 
 from experiments.calibrating.fits import Fitted, Residual
 from experiments.cli.commandline import print_json
+from mistlab.core.files import write_yaml
+from mistlab.core.values import to_mapping
 from mistlab.machine.hardware import Hardware
-from mistlab.values.datafile import write_yaml
-from mistlab.values.value import to_mapping
 
 
 def write_fitted(

@@ -7,13 +7,11 @@ from experiments.calibrating.noted_machine import Machine
 from experiments.calibrating.profile_sizes import ProfileSizes
 from experiments.cli.commandline import progress
 from experiments.cli.moved_clocks import moved_words
+from mistlab.core.files import GBYTES, GIB_BYTES, TFLOP, read_yaml, write_yaml
+from mistlab.core.precision import Precision
+from mistlab.core.values import InputError, from_mapping, to_mapping
+from mistlab.job.prediction import Environment
 from mistlab.machine.hardware import PeakTflops
-from mistlab.values.datafile import read_yaml, write_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.measurement import Environment
-from mistlab.values.precision import Precision
-from mistlab.values.units import GBYTES, GIB_BYTES, TFLOP
-from mistlab.values.value import from_mapping, to_mapping
 from runtime.profiling import environment
 from runtime.profiling.environment import Devices, clocks_of
 from runtime.profiling.operator_times import memory_bytes_per_s, product_flop_per_s

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.cli.moved_clocks import moved_words
+from mistlab.core.files import read_yaml
+from mistlab.core.values import InputError, check_fields, from_mapping
+from mistlab.job.prediction import Clocks, Environment
 from mistlab.machine.hardware import PeakTflops
-from mistlab.values.datafile import read_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.measurement import Clocks, Environment
-from mistlab.values.value import check_fields, from_mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

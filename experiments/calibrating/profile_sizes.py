@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mistlab.values.units import GIB_BYTES, MIB_BYTES
+from mistlab.core.files import GIB_BYTES, MIB_BYTES
 from runtime.profiling.operator_times import AttentionSizes, BlockSizes
 from runtime.profiling.side_by_side import Lengths
 

@@ -10,9 +10,8 @@ from experiments.calibrating.noted_machine import Machine
 from experiments.calibrating.profile_tables import KINDS, Tables
 from experiments.calibrating.resumed_table import ResumedTable
 from mistlab import catalog
-from mistlab.machine.hardware import Gpu, Hardware, Node, Provenance, Source
-from mistlab.machine.whole_runs import Allocator
-from mistlab.values.units import GBYTES, GIB_BYTES, MIB_BYTES, MILLISECONDS
+from mistlab.core.files import GBYTES, GIB_BYTES, MIB_BYTES, MILLISECONDS
+from mistlab.machine.hardware import Allocator, Gpu, Hardware, Node, Provenance, Source
 
 # What nobody measures on one node, where no datasheet is named: 10 Gb/s.
 ASSUMED_NETWORK_GBYTES_PER_S = 1.25

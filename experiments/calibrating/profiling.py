@@ -17,11 +17,10 @@ from experiments.calibrating.resumed_table import Key, ResumedTable
 from experiments.cli.commandline import progress
 from experiments.cli.countdown import Countdown
 from experiments.cli.rundir import revision
+from mistlab.core.files import MIB_BYTES, MICROSECONDS, MILLISECONDS
+from mistlab.core.values import InputError
 from mistlab.engines.mistlab import MISTLAB
-from mistlab.values.errors import InputError
-from mistlab.values.model import Family
-from mistlab.values.units import MIB_BYTES, MICROSECONDS, MILLISECONDS
-from mistlab.values.workload import Attention
+from mistlab.plan.workload import Attention, Family
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.profiling.environment import Devices
 from runtime.profiling.launches import launches

@@ -13,19 +13,16 @@ import numpy as np
 from experiments.calibrating.published_run import PublishedRun, plan_of, stage_columns
 from experiments.calibrating.uniform_runs import MEGATRON_COLUMNS, megatron_runs, weak_scaling_runs
 from mistlab import catalog
-from mistlab.calibration.rows import Row, positive, read_rows
+from mistlab.calibration.tables import Row, positive, read_rows
+from mistlab.core.files import MIB_BYTES, parse_yaml
+from mistlab.core.values import InputError, check_field
 from mistlab.engines.baselines import ACESO, DEEPSPEED, MEGATRON
 from mistlab.engines.engine import Engine
 from mistlab.engines.mistlab import MIST, MISTLAB
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
-from mistlab.values.stages import StageBatch
-from mistlab.values.units import MIB_BYTES
-from mistlab.values.value import check_field
-from mistlab.values.workload import Workload
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.stages.stage_batch import StageBatch
 
 END_TO_END = (
     *("id", "hardware", "nodes", "gpus", "system", "model", "flash", "seq", "vocab"),

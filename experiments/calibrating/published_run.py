@@ -6,11 +6,11 @@ import numpy as np
 
 from mistlab.engines.engine import Engine
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import in_flight
-from mistlab.values.dimensions import DIMENSIONS, OFFLOADS
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
+from mistlab.stages.stage_batch import StageBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mistlab.values.datafile import naming
-from mistlab.values.errors import InputError
+from mistlab.core.files import naming
+from mistlab.core.values import InputError
 
 Key = Mapping[str, object]
 

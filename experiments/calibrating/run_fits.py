@@ -13,17 +13,16 @@ from numpy.typing import NDArray
 from experiments.cli.commandline import DONE, about, as_options, print_json, progress, writable
 from mistlab import catalog
 from mistlab.calibration.run_constants import CONSTANTS, Setting, fitted, values_of, with_values
+from mistlab.core.files import write_yaml
+from mistlab.core.values import InputError, near_matches, to_mapping
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
+from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware, Source
 from mistlab.runs.cells import count_of, number_of
 from mistlab.runs.configuration import configuration_of
 from mistlab.runs.jobs import job_of
 from mistlab.runs.table import TableRow, rows_of_table
-from mistlab.values.datafile import write_yaml
-from mistlab.values.errors import InputError, near_matches
-from mistlab.values.job import Job
-from mistlab.values.value import to_mapping
 from simulators.symbolic import SymbolicPredictor
 
 Values = NDArray[np.float64]

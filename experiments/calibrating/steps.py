@@ -10,8 +10,8 @@ from experiments.calibrating.fit_kernels import best_products, collective_tests,
 from experiments.calibrating.fit_operators import launch_time, operator_rates
 from experiments.calibrating.fitted_hardware import write_fitted
 from experiments.cli.commandline import DONE, writable
-from mistlab.values.errors import InputError
-from mistlab.values.references import hardware_from
+from mistlab.core.values import InputError
+from mistlab.job.references import hardware_from
 
 
 def calibrate(options: argparse.Namespace) -> int:

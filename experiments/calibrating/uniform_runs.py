@@ -6,15 +6,14 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.calibrating.published_run import PublishedRun, plan_of, stage_columns
-from mistlab.calibration.rows import Row
-from mistlab.cost.arithmetic import megatron_flop
+from mistlab.calibration.tables import Row
+from mistlab.core.files import MILLISECONDS, TFLOP
+from mistlab.cost.kernels import megatron_flop
 from mistlab.engines.baselines import MEGATRON
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
-from mistlab.values.model import ModelSpec
-from mistlab.values.shares import even_shares
-from mistlab.values.units import MILLISECONDS, TFLOP
-from mistlab.values.workload import Workload
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.schedule.placement import even_shares
 
 MEGATRON_COLUMNS = (
     *("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "sequence_length"),

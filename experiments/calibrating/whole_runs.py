@@ -11,16 +11,15 @@ from scipy.optimize import minimize
 
 from experiments.calibrating.published_run import PublishedRun
 from experiments.cli.commandline import progress
-from mistlab.calibration.allocator import beyond_tensors, errors_of, fitted_allocator
-from mistlab.calibration.sureness import half_width_of, misses, trimmed_mean
-from mistlab.cost.bounds import half_width_at
+from mistlab.calibration.fitted_memory import beyond_tensors, errors_of, fitted_allocator
+from mistlab.calibration.fitted_sureness import half_width_of, misses, trimmed_mean
 from mistlab.cost.memory import reserved_bytes, room_bytes
+from mistlab.cost.sureness import half_width_at
 from mistlab.engines.table import ENGINES
-from mistlab.machine.hardware import Hardware, Source
-from mistlab.machine.whole_runs import Allocator, EngineCalibration, MeasuredAt
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.mesh import num_gpus
-from mistlab.values.stages import StageBatch, StageFigures
+from mistlab.graph.stage_model import StageModel
+from mistlab.machine.hardware import Allocator, EngineCalibration, Hardware, MeasuredAt, Source
+from mistlab.plan.mesh import num_gpus
+from mistlab.stages.stage_batch import StageBatch, StageFigures
 from simulators.symbolic import SymbolicPredictor
 
 Values = NDArray[np.float64]

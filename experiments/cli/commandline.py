@@ -20,9 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
+from mistlab.core.precision import Precision
+from mistlab.core.values import FieldError, InputError, near_matches
 from mistlab.engines.table import names_for_plans
-from mistlab.values.errors import FieldError, InputError, near_matches
-from mistlab.values.precision import Precision
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 

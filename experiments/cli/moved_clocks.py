@@ -1,6 +1,6 @@
 """Whether a GPU's clocks were the same before and after something was timed."""
 
-from mistlab.values.measurement import Clocks
+from mistlab.job.prediction import Clocks
 
 # Clocks that move by more make times that are not of one machine.
 MOST_MOVED = 0.03

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError, refuse
 from mistlab.cost.memory import allocator_of, room_bytes
+from mistlab.job.job import Job, load_job
+from mistlab.job.references import fields_of, groups_named, hardware_from, model_from
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError, refuse
-from mistlab.values.group_references import fields_of, groups_named
-from mistlab.values.job import Job, load_job
-from mistlab.values.references import hardware_from, model_from
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.workload import Workload
+from mistlab.plan.workload import Workload
 
 # What a command says that does not know groups of unlike nodes.
 EQUAL_NODES = (

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from experiments.cli.commandline import as_json, progress, writable
-from mistlab.values.datafile import naming, read_json
-from mistlab.values.errors import InputError
+from mistlab.core.files import naming, read_json
+from mistlab.core.values import InputError
 
 PACKAGES = ("mistlab", "highspy", "numpy", "optuna", "pulp", "scipy", "simpy", "sympy")
 

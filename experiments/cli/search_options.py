@@ -7,12 +7,12 @@ from typing import cast
 
 from experiments.cli.commandline import as_options
 from experiments.cli.problem import problem_of
+from mistlab.core.values import InputError, near_matches
 from mistlab.engines.table import ENGINES, names_for_plans
-from mistlab.values.errors import InputError, near_matches
-from mistlab.values.model import ModelSpec
-from mistlab.values.references import space_from
-from mistlab.values.search import Budget, Problem, StageCostModel
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.job.references import space_from
+from mistlab.job.search import Budget, Problem, StageCostModel
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import ModelSpec
 from searchers.registry import SEARCHERS
 from searchers.savings import why_empty
 from searchers.strategy import NeedsStageCosts

@@ -9,16 +9,16 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.iteration_terms import Terms
 from mistlab.cost.memory import allocator_of, room_of_plan
-from mistlab.cost.named_views import FULL, view_of
+from mistlab.cost.pipeline import Terms
+from mistlab.cost.views import FULL, view_of
 from mistlab.engines.engine import Engine
-from mistlab.values.job import Job
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction, Predictor
-from mistlab.values.search import Budget, Problem, SearchResult, StageCostModel
-from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction, Predictor
+from mistlab.job.search import Budget, Problem, SearchResult, StageCostModel
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
+from mistlab.stages.stage_batch import StageBatch
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import INTERRUPTED, Ledger, Strategy, StrategySearcher

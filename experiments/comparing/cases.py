@@ -7,11 +7,11 @@ from importlib.resources import files
 from typing import Any
 
 from mistlab import catalog
+from mistlab.core.files import parse_yaml
+from mistlab.core.values import InputError, near_matches
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.errors import InputError, near_matches
-from mistlab.values.search import Problem
-from mistlab.values.workload import Attention, Workload
+from mistlab.plan.workload import Attention, Workload
 
 FAMILIES = ("gpt3", "llama", "falcon")
 ATTENTIONS: tuple[Attention, ...] = ("flash", "math")

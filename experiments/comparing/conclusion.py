@@ -24,12 +24,12 @@ from experiments.comparing.search_words import (
 from experiments.comparing.smallest import Smallest, smallest
 from experiments.frame.tables import csv_of
 from experiments.reports.drawings import draw
-from mistlab.values.datafile import naming, read_json
-from mistlab.values.job import job_to_mapping
-from mistlab.values.plan import Plan
-from mistlab.values.plan_words import plan_words
-from mistlab.values.search import Budget
-from mistlab.values.value import to_mapping
+from mistlab.core.files import naming, read_json
+from mistlab.core.values import to_mapping
+from mistlab.job.job import job_to_mapping
+from mistlab.job.search import Budget
+from mistlab.plan.plan import Plan
+from mistlab.plan.plan_words import plan_words
 from searchers.registry import SEARCHERS
 
 COMMAND = "compare_searchers"

@@ -20,12 +20,12 @@ from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table, table_of
 from experiments.reports import plots
 from mistlab import catalog
+from mistlab.core.files import write_yaml
+from mistlab.core.values import FieldError, InputError
 from mistlab.engines.table import ENGINES
+from mistlab.graph.stage_model import StageModel
+from mistlab.job.job import Job, job_to_mapping
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.datafile import write_yaml
-from mistlab.values.errors import FieldError, InputError
-from mistlab.values.job import Job, job_to_mapping
 from simulators.events import EventSimulator
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor

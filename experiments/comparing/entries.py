@@ -9,9 +9,9 @@ from experiments.cli.rundir import RunDirectory
 from experiments.cli.search_options import space_for
 from experiments.comparing.bench import Bench, Entry
 from experiments.comparing.search_rows import entry_of, rows_of
-from mistlab.values.job import dump_job
-from mistlab.values.search import Budget
-from mistlab.values.space import SearchSpace
+from mistlab.job.job import dump_job
+from mistlab.job.search import Budget
+from mistlab.plan.space import SearchSpace
 from searchers.strategy import INTERRUPTED as SEARCH_INTERRUPTED
 
 

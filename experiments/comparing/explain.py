@@ -16,11 +16,10 @@ from experiments.comparing.bench import BASELINE, Bench, Entry
 from experiments.comparing.neighbours import neighbours
 from experiments.frame.fullest import lacking_bytes, largest
 from mistlab.cost.breakdown import breakdown_of
-from mistlab.cost.iteration_terms import Terms, slowest_stage
 from mistlab.cost.memory import host_bytes_over
-from mistlab.values.breakdown import Breakdown
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Comparison, Prediction, compared
+from mistlab.cost.pipeline import Terms, slowest_stage
+from mistlab.job.prediction import Breakdown, Comparison, Prediction, compared
+from mistlab.plan.plan import Plan
 from simulators.symbolic import NAME as CLOSED_FORM
 
 # A stage is limited by communication where so much of its time nothing else hides it.

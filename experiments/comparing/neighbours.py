@@ -8,10 +8,10 @@ step may also make micro-batches twice as large and half as many.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from mistlab.values.dimensions import change_words, counts_of_blocks, names_of
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
+from mistlab.job.search import Problem
+from mistlab.plan.dimensions import change_words, counts_of_blocks, names_of
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import SearchSpace
 from searchers.meshes import mesh_of, meshes, micro_batch_counts
 
 Step = Callable[[StagePlan], StagePlan]

@@ -18,8 +18,7 @@ from experiments.comparing.search_words import HEAD, WORDS, by_time, cells_of
 from experiments.frame.drawing import save
 from experiments.frame.numbers_in_words import played_words
 from experiments.reports.breakdown_plot import bar
-from mistlab.values.breakdown import Breakdown
-from mistlab.values.prediction import Prediction
+from mistlab.job.prediction import Breakdown, Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,15 +20,15 @@ from experiments.cli.commandline import PROBLEM
 from experiments.cli.problem import problem_of
 from experiments.comparing.bench import answer_of
 from mistlab import catalog
-from mistlab.cost.arithmetic import rough_state_bytes
+from mistlab.cost.kernels import rough_state_bytes
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.job import Job
-from mistlab.values.plan import Offload, Plan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Budget, Problem
-from mistlab.values.shares import spread_shares
-from mistlab.values.space import SearchSpace, space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import Workload
+from mistlab.schedule.placement import spread_shares
 from searchers.meshes import Pipeline, divisors, equal_pipelines, only
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.table import ENGINES
+from mistlab.job.job import Job
 from mistlab.machine.slowdowns import NO_INTERFERENCE
-from mistlab.schedule.slot_table import Kind
-from mistlab.values.dimensions import OFFLOADS
-from mistlab.values.job import Job
-from mistlab.values.plan import Offload, Plan
+from mistlab.plan.dimensions import OFFLOADS
+from mistlab.plan.plan import Offload, Plan
+from mistlab.schedule.slots import Kind
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor, as_they_are
 

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.frame.drawing import COLOURS
-from mistlab.values.prediction import MemoryByClass, Prediction
-from mistlab.values.units import GIB_BYTES
+from mistlab.core.files import GIB_BYTES
+from mistlab.job.prediction import MemoryByClass, Prediction
 from searchers.strategy import STAGES_A_PLAN
 
 Rows = Sequence[Mapping[str, Any]]

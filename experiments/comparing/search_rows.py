@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from experiments.comparing.bench import BASELINE, Bench, Entry, PlayedRival, Point
-from mistlab.values.job import job_from_mapping, job_to_mapping
-from mistlab.values.search import Improvement, SearchResult
-from mistlab.values.space import SearchSpace
-from mistlab.values.value import to_mapping
+from mistlab.core.values import to_mapping
+from mistlab.job.job import job_from_mapping, job_to_mapping
+from mistlab.job.search import Improvement, SearchResult
+from mistlab.plan.space import SearchSpace
 
 
 def rows_of(entries: Sequence[Entry], bench: Bench) -> list[dict[str, Any]]:

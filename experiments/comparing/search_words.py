@@ -10,11 +10,11 @@ from experiments.comparing.stages_alike import limits_in_words
 from experiments.frame.numbers_in_words import gib, number, played_words, rate_words
 from experiments.frame.tables import aligned
 from experiments.reports.breakdown import sentence
-from mistlab.values.plan import Plan
-from mistlab.values.plan_words import count_words
-from mistlab.values.prediction import Comparison, Prediction
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.value import to_mapping
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import to_mapping
+from mistlab.job.prediction import Comparison, Prediction
+from mistlab.plan.plan import Plan
+from mistlab.plan.plan_words import count_words
 
 # Below this many milliseconds a difference is not worth a word.
 NEGLIGIBLE_S = 5e-4

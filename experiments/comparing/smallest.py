@@ -17,13 +17,13 @@ import numpy as np
 
 from experiments.comparing.bench import Bench
 from experiments.frame.fullest import largest
+from mistlab.core.files import GIB_BYTES
 from mistlab.cost.memory import allocator_of, host_bytes_of
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.units import GIB_BYTES
+from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan, StagePlan
+from mistlab.plan.space import SearchSpace
 from searchers.meshes import (
     Mesh,
     Pipeline,

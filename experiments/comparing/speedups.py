@@ -22,9 +22,9 @@ from experiments.frame.charts import Bars
 from experiments.frame.numbers_in_words import number
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table
-from mistlab.values.plan_words import plan_words
-from mistlab.values.search import Problem
-from mistlab.values.space import space_of
+from mistlab.job.search import Problem
+from mistlab.plan.plan_words import plan_words
+from mistlab.plan.space import space_of
 from searchers.savings import contains
 
 GRIDS = ("megatron", "deepspeed")

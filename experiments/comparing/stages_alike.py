@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from experiments.comparing.explain import StageLimit
-from mistlab.values.plan_words import runs_of
-from mistlab.values.units import GIB_BYTES
+from mistlab.core.files import GIB_BYTES
+from mistlab.plan.plan_words import runs_of
 
 
 def limits_in_words(limits: Sequence[StageLimit]) -> Iterator[str]:

@@ -33,12 +33,11 @@ from experiments.comparing.search_words import (
 )
 from experiments.comparing.smallest import smallest
 from experiments.exporting.improving import improve
-from mistlab.values.errors import InputError
-from mistlab.values.job import dump_job
-from mistlab.values.plan_words import plan_words
-from mistlab.values.search import Budget
-from mistlab.values.space import SearchSpace
-from mistlab.values.value import to_mapping
+from mistlab.core.values import InputError, to_mapping
+from mistlab.job.job import dump_job
+from mistlab.job.search import Budget
+from mistlab.plan.plan_words import plan_words
+from mistlab.plan.space import SearchSpace
 
 # The searcher, and the one for what it refuses: it asks for whole plans alone.
 SEARCHER, OF_WHOLE_PLANS = "mist", "aceso"

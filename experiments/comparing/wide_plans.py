@@ -13,15 +13,15 @@ import numpy as np
 
 from experiments.comparing.random_plans import RandomPlan
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.engines.table import ENGINES, names_for_plans
+from mistlab.job.job import Job
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan, StagePlan
+from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS, SPLIT
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
-from mistlab.values.search import Problem
-from mistlab.values.shares import even_shares, spread_shares
-from mistlab.values.workload import Workload
+from mistlab.schedule.placement import even_shares, spread_shares
 from simulators.symbolic import SymbolicPredictor
 
 # Models, each with the numbers of nodes of eight GPUs on which it is drawn.

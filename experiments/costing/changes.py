@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 
 from experiments.frame.groups import grouped
+from mistlab.core.values import InputError
 from mistlab.engines.table import ENGINES
+from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
-from mistlab.values.dimensions import DIMENSIONS, OFFLOADS, counts_of_blocks
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.shares import even_shares
+from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS, counts_of_blocks
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.schedule.placement import even_shares
 
 EIGHTHS = tuple(i / 8 for i in range(1, 9))
 QUARTERS = (0.25, 0.5, 0.75, 1.0)

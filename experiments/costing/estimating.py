@@ -14,24 +14,26 @@ from experiments.costing.estimate_words import report_of
 from experiments.costing.known_runs import known_rows
 from experiments.frame.study import Study
 from mistlab import catalog
-from mistlab.economy.bill import Prices, bill_of, gpu_hours_of
-from mistlab.economy.parameters import model_parameters
-from mistlab.economy.training_time import (
+from mistlab.core.values import InputError, near_matches
+from mistlab.economy.bill import (
+    Prices,
     batch_of,
+    bill_of,
     chinchilla_tokens,
+    gpu_hours_of,
+    model_parameters,
     steps_of,
     training_s,
     utilisation_of,
 )
+from mistlab.job.prediction import Prediction
+from mistlab.job.references import model_from
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError, near_matches
-from mistlab.values.plan import Plan
-from mistlab.values.plan_words import plan_words
-from mistlab.values.prediction import Prediction
-from mistlab.values.references import model_from
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.plan_words import plan_words
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Workload
 from searchers.methods.rule import plan_by_rule
 
 DAY_S = 86_400.0

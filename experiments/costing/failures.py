@@ -11,6 +11,7 @@ from experiments.cli.commandline import DONE, NO_ANSWER, as_options
 from experiments.frame.charts import Bars, Lines
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table, table_of
+from mistlab.core.values import InputError
 from mistlab.economy.failures import (
     Reliability,
     Shares,
@@ -20,7 +21,6 @@ from mistlab.economy.failures import (
     lost_gpu_hours,
     shares_of,
 )
-from mistlab.values.errors import InputError
 from simulators.failures import played
 
 HOUR_S, DAY_S = 3600.0, 86_400.0

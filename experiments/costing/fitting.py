@@ -13,14 +13,13 @@ from experiments.costing.tried import Tried
 from experiments.frame.groups import grouped
 from experiments.frame.study import Study
 from mistlab import catalog
+from mistlab.core.values import InputError, to_mapping
 from mistlab.cost.memory import allocator_of, host_bytes_of, room_bytes
+from mistlab.job.job import Job, dump_job
+from mistlab.job.prediction import MemoryByClass
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, dump_job
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.prediction import MemoryByClass
-from mistlab.values.shares import even_shares
-from mistlab.values.value import to_mapping
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.schedule.placement import even_shares
 from simulators.symbolic import SymbolicPredictor
 
 # So many changes at once are tried, and in haste.

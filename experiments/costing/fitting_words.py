@@ -11,9 +11,9 @@ from experiments.frame.charts import Drawn
 from experiments.frame.numbers_in_words import gib, yes_no
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table, table_of
+from mistlab.core.files import GIB_BYTES
 from mistlab.cost.memory import allocator_of
-from mistlab.values.plan_words import plan_words
-from mistlab.values.units import GIB_BYTES
+from mistlab.plan.plan_words import plan_words
 
 Row = Mapping[str, Any]
 

@@ -6,10 +6,9 @@ from importlib.resources import files
 from typing import Any
 
 from mistlab import catalog
-from mistlab.economy.bill import Prices, bill_of
-from mistlab.economy.training_time import training_s, utilisation_of
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.value import from_mapping
+from mistlab.core.files import parse_yaml
+from mistlab.core.values import from_mapping
+from mistlab.economy.bill import Prices, bill_of, training_s, utilisation_of
 
 DAY_S = 86_400.0
 FILE = "known_runs.yaml"

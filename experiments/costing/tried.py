@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from experiments.costing.changes import Changed
-from mistlab.values.job import Job
-from mistlab.values.prediction import Prediction
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from mistlab.core.values import InputError
 from mistlab.export.table import TARGETS
-from mistlab.values.errors import InputError
-from mistlab.values.job import job_from_mapping
+from mistlab.job.job import job_from_mapping
 from runtime.baselines.accepted import check_accepted
 from runtime.baselines.builds import check_installed
 

@@ -13,10 +13,10 @@ from experiments.exporting.import_facts import wrong_facts
 from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table
+from mistlab.core.files import parse_yaml, text_in
+from mistlab.core.values import InputError
 from mistlab.export.given import Given
-from mistlab.values.datafile import parse_yaml, text_in
-from mistlab.values.errors import InputError
-from mistlab.values.references import hardware_from
+from mistlab.job.references import hardware_from
 
 OWN = Path(__file__).parent / "real_files"
 ENDS = ("as it is", "with options", "started as its words say", "refused", "crashed", "missing")

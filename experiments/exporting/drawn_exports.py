@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.engines.table import ENGINES
+from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.shares import even_shares
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Workload
+from mistlab.schedule.placement import even_shares
 
 # Models by family, each family drawn as often as the others.
 MODELS: Mapping[str, tuple[str, ...]] = {

@@ -13,10 +13,10 @@ from experiments.exporting.fidelity import Export, costs_as, exported, fits
 from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
+from mistlab.core.values import InputError
 from mistlab.export.back import read_back
 from mistlab.export.table import TARGETS
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, job_to_mapping
+from mistlab.job.job import Job, job_to_mapping
 
 _QUICK, _ALL = 8, 60
 _COLUMNS = (

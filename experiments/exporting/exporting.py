@@ -7,11 +7,10 @@ from pathlib import Path
 from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, progress
 from experiments.exporting.fidelity import Export, exported, fits
 from experiments.frame.numbers_in_words import brief_words
+from mistlab.core.values import InputError, to_mapping
 from mistlab.export.table import TARGETS, target_for
-from mistlab.values.errors import InputError
-from mistlab.values.job import load_job
-from mistlab.values.prediction import compared
-from mistlab.values.value import to_mapping
+from mistlab.job.job import load_job
+from mistlab.job.prediction import compared
 
 # The exit status of an export whose plan fits, and whose text says one that does not.
 NO_LONGER_FITS = 3

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from experiments.exporting.refitting import fitting_form
 from experiments.frame.fullest import fullest_words
 from experiments.frame.refusals import Answer, predicted
+from mistlab.core.values import InputError, to_mapping
 from mistlab.export.back import read_back
 from mistlab.export.nearest import Nearest, canonical, nearest
 from mistlab.export.remarks import Remark, changes
 from mistlab.export.target import Target
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.prediction import Prediction
-from mistlab.values.value import to_mapping
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
 
 NEAR = 1e-9
 # What a prediction tells beside its figures.

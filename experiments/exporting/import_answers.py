@@ -8,9 +8,9 @@ from typing import Any
 
 from experiments.exporting.source_files import source_of
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.formats.table import format_of
-from mistlab.values.errors import InputError
 
 # What a user gives by an option for what a file does not say.
 ANSWERS: Mapping[str, Any] = {

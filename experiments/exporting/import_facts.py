@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mistlab.export.given import Imported
-from mistlab.values.job import Job
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import StagePlan
+from mistlab.job.job import Job
+from mistlab.plan.plan import StagePlan
+from mistlab.plan.workload import ModelSpec
 
 # Words of a remark that tell of a fact, by the fact's name.
 _TOLD_BY: Mapping[str, tuple[str, ...]] = {

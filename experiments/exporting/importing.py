@@ -15,17 +15,17 @@ from experiments.cli.commandline import (
 from experiments.exporting.source_files import source_of
 from experiments.frame.numbers_in_words import brief_words
 from experiments.frame.refusals import predicted
-from mistlab.economy.parameters import model_parameters
+from mistlab.core.files import format_yaml
+from mistlab.core.values import InputError
+from mistlab.economy.bill import model_parameters
 from mistlab.export.given import Given
 from mistlab.export.remarks import Remark
 from mistlab.export.table import TARGETS
 from mistlab.formats.format import Format
 from mistlab.formats.table import FORMATS, format_of
-from mistlab.values.datafile import format_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, job_to_mapping
-from mistlab.values.plan_words import plan_words
-from mistlab.values.references import hardware_from, model_from
+from mistlab.job.job import Job, job_to_mapping
+from mistlab.job.references import hardware_from, model_from
+from mistlab.plan.plan_words import plan_words
 
 
 def import_plan(options: argparse.Namespace) -> int:

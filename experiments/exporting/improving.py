@@ -10,8 +10,8 @@ from experiments.cli.rundir import file_at
 from experiments.exporting.single_changes import Change, single_changes
 from experiments.frame.numbers_in_words import brief_words
 from experiments.frame.refusals import order_of, predicted_each
-from mistlab.values.job import Job, dump_job, load_job
-from mistlab.values.prediction import Prediction, compared
+from mistlab.job.job import Job, dump_job, load_job
+from mistlab.job.prediction import Prediction, compared
 from simulators.symbolic import SymbolicPredictor
 
 # How many changes are told alone, how many are made one after another, and the least that each of

@@ -11,11 +11,11 @@ from pathlib import Path
 from experiments.calibrating.published_run import PublishedRun
 from experiments.cli.commandline import about
 from experiments.exporting.source_files import source_of
+from mistlab.core.values import InputError
 from mistlab.engines.table import ENGINES
 from mistlab.export.given import Given
 from mistlab.formats.table import format_of
-from mistlab.values.errors import InputError
-from mistlab.values.stages import StageBatch
+from mistlab.stages.stage_batch import StageBatch
 
 
 def launched_runs(runs: Sequence[PublishedRun], folder: Path) -> list[PublishedRun]:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from experiments.exporting.single_changes import single_changes
 from experiments.frame.fullest import lacking_bytes
 from experiments.frame.refusals import predicted_each
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError
 from mistlab.export.nearest import Nearest, nearest
 from mistlab.export.remarks import changes
 from mistlab.export.target import Target
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.prediction import Prediction
-from mistlab.values.units import GIB_BYTES
 from simulators.symbolic import SymbolicPredictor
 
 # How many changes are made one after another.

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
+from mistlab.core.values import InputError
 from mistlab.export.nearest import canonical
 from mistlab.export.remarks import choice_of, values_words
+from mistlab.job.job import Job
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks
+from mistlab.plan.mesh import dimensions_of_axes
+from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.orders import ORDERS
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.mesh import dimensions_of_axes
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.shares import even_shares
+from mistlab.schedule.placement import even_shares
 from searchers.meshes import divisors
 
 # Shares of blocks and ratios of states that are tried.

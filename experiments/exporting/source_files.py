@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from mistlab.core.files import text_in
+from mistlab.core.values import InputError
 from mistlab.formats.table import format_of
 from mistlab.shell.source import Source
-from mistlab.values.datafile import text_in
-from mistlab.values.errors import InputError
 
 MOST_BYTES = 4_000_000
 # How many folders above a script its own references may start from: scripts are often started from

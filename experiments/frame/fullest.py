@@ -3,17 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+from mistlab.core.files import GIB_BYTES
 from mistlab.cost.memory import host_bytes_over, room_of_plan
+from mistlab.job.job import Job
+from mistlab.job.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
 from mistlab.machine.cluster import Cluster
-from mistlab.values.job import Job
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import (
-    MemoryByClass,
-    MemoryByPhase,
-    Prediction,
-    StagePrediction,
-)
-from mistlab.values.units import GIB_BYTES
+from mistlab.plan.plan import Plan
 
 
 def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:

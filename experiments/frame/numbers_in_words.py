@@ -1,8 +1,8 @@
 """Numbers with their units, rounded alike by all commands: times, memory, rates and bounds."""
 
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction
-from mistlab.values.units import GIB_BYTES
+from mistlab.core.files import GIB_BYTES
+from mistlab.job.prediction import Prediction
+from mistlab.plan.plan import Plan
 
 # A number that is not there.
 NONE = "-"

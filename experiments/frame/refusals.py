@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction, Predictor
+from mistlab.core.values import InputError
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction, Predictor
+from mistlab.plan.plan import Plan
 from simulators.symbolic import SymbolicPredictor
 
 Answer = Prediction | InputError

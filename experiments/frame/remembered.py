@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction
-from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
-from mistlab.values.stages_in_order import StagesInOrder
+from mistlab.job.prediction import Prediction
+from mistlab.plan.plan import Plan
+from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
 from simulators.symbolic import SymbolicPredictor
 
 Answer = TypeVar("Answer")

@@ -13,9 +13,9 @@ from experiments.measured.picture import draw
 from experiments.measured.rows import RowPredictor
 from experiments.measured.sureness import left_out_lines, write_sureness
 from mistlab import catalog
+from mistlab.core.files import naming
 from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
 from mistlab.runs.ranking import Ranked, ranked, separation, spreads
-from mistlab.values.datafile import naming
 
 COLUMNS = ("engine", "hardware", "model", "gpus", "tp", "pp", "micro_batch", "precision")
 MOST_GROUPS = 14

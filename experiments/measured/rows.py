@@ -13,8 +13,12 @@ from time import perf_counter
 from experiments.cli.commandline import as_options, batch_status, print_json, progress
 from experiments.measured.errors import error_lines
 from mistlab import catalog
+from mistlab.core.values import InputError
+from mistlab.job.prediction import Prediction
+from mistlab.job.references import hardware_from
+from mistlab.machine.cluster import Profile
 from mistlab.machine.hardware import Hardware
-from mistlab.machine.profile import Profile
+from mistlab.plan.plan import Plan
 from mistlab.runs.answers import RunAnswer, answered, is_far_too_full, nearly_fills
 from mistlab.runs.cells import text_of
 from mistlab.runs.configuration import Configuration, configuration_of
@@ -22,10 +26,6 @@ from mistlab.runs.jobs import RunJob, job_of
 from mistlab.runs.judged import check_measured
 from mistlab.runs.table import TableRow, rows_of_table
 from mistlab.runs.ways import ways_of
-from mistlab.values.errors import InputError
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction
-from mistlab.values.references import hardware_from
 from simulators.symbolic import SymbolicPredictor
 
 # Rows that are predicted together, and the seconds after which progress is shown.

@@ -7,16 +7,16 @@ from itertools import product
 from typing import Any
 
 from experiments.frame.refusals import order_of, predicted
+from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor

@@ -17,12 +17,12 @@ from experiments.measuring.contenders import OURS, TARGET, Contender, contenders
 from experiments.measuring.nodes import Nodes
 from experiments.measuring.speedup_report import Case, report_of
 from experiments.measuring.trial import run_trial, take_part
+from mistlab.core.values import InputError, near_matches
 from mistlab.export.found import checked_whole
 from mistlab.export.table import TARGETS
+from mistlab.job.job import job_to_mapping
+from mistlab.job.references import hardware_from, model_from
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError, near_matches
-from mistlab.values.job import job_to_mapping
-from mistlab.values.references import hardware_from, model_from
 
 SYSTEMS = (OURS, *TARGET)
 # With less time left no run begins. One that the end of the call cuts begins again in the next.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 # As long as a leader waits for the first node's next run.
 LONGEST_WAIT = timedelta(days=1)

@@ -13,7 +13,7 @@ from experiments.measuring.contenders import OURS
 from experiments.measuring.nodes import Nodes
 from experiments.running.last_words import last_words
 from experiments.running.plan_runs import ended_within
-from mistlab.values.job import Job, dump_job, job_from_mapping, job_to_mapping
+from mistlab.job.job import Job, dump_job, job_from_mapping, job_to_mapping
 
 # Steps at the beginning that are not timed: kernels are loaded and memory is taken.
 WARM_UPS = 2

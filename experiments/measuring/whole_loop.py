@@ -21,14 +21,13 @@ from experiments.measuring.contenders import OURS, Contender, contenders
 from experiments.measuring.loop_report import report
 from experiments.measuring.measuring import chosen_systems
 from experiments.measuring.trial import run_trial
+from mistlab.job.job import Job, job_to_mapping
+from mistlab.job.references import hardware_from, model_from
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
-from mistlab.values.job import Job, job_to_mapping
-from mistlab.values.model import ModelSpec
-from mistlab.values.references import hardware_from, model_from
-from mistlab.values.search import Problem
-from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import ModelSpec, Workload
 from searchers.meshes import equal_pipelines, only
 from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor

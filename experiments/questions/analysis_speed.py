@@ -17,14 +17,14 @@ from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, Row, table_of
 from mistlab.cost.survey import candidates_of, meshes, rows_of_mesh
-from mistlab.symbolic.library import Variant
-from mistlab.symbolic.sizes import constants_of
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem
-from mistlab.values.space import space_of
-from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
+from mistlab.graph.library import Variant
+from mistlab.graph.stage_model import StageModel
+from mistlab.graph.symbols import constants_of
+from mistlab.job.search import Problem
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch
 from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 
@@ -127,7 +127,7 @@ def _concrete_s(workload: Workload, rounds: int) -> dict[str, float]:
         missing = f"{error.name} is not installed: pip install '.[runtime]'"
         progress(f"left out: concrete traces: {missing}")
         return {}
-    layer = import_module("mistlab.symbolic.layer")
+    layer = import_module("mistlab.graph.layer_types")
     variant = Variant(
         family=model.family,
         attention=workload.attention,

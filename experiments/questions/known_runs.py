@@ -10,14 +10,14 @@ from experiments.calibrating.whole_runs import is_said_to_fit, predicted_s
 from experiments.frame.groups import grouped
 from experiments.frame.tables import Row
 from mistlab import catalog
-from mistlab.cost.arithmetic import megatron_flop
-from mistlab.cost.iteration_terms import Terms
+from mistlab.core.files import TFLOP
+from mistlab.cost.kernels import megatron_flop
+from mistlab.cost.pipeline import Terms
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.mesh import num_gpus
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.mesh import num_gpus
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.units import TFLOP
-from mistlab.values.workload import Workload
 from searchers.meshes import even_layers
 from simulators.symbolic import SymbolicPredictor
 

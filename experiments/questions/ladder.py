@@ -13,11 +13,11 @@ from experiments.frame.charts import Bars
 from experiments.frame.numbers_in_words import gib
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table_of
-from mistlab.cost.iteration_terms import Terms
-from mistlab.values.plan import Plan
-from mistlab.values.plan_words import plan_words
-from mistlab.values.search import Problem
-from mistlab.values.space import OffloadRatios, SearchSpace, space_of
+from mistlab.cost.pipeline import Terms
+from mistlab.job.search import Problem
+from mistlab.plan.plan import Plan
+from mistlab.plan.plan_words import plan_words
+from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
 from searchers.ladder import Rung, ladder
 from searchers.methods.exhaustive import all_plans
 

@@ -11,12 +11,11 @@ from experiments.cli.commandline import DONE, NO_ANSWER, writable
 from experiments.frame.charts import Lines
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table, table_of
-from mistlab.economy.parameters import model_parameters
+from mistlab.core.values import InputError
+from mistlab.economy.bill import model_parameters
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.huggingface.model_types import TypeRow, model_types, refused_types
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Workload
+from mistlab.plan.workload import ModelSpec, Workload
 
 # Types of which the library builds no model with the defaults, and keys that complete them.
 COMPLETED: Mapping[str, Mapping[str, Any]] = {

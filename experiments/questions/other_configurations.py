@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from experiments.frame.groups import grouped
+from mistlab.core.values import InputError
 from mistlab.cost.memory import room_of_plan
 from mistlab.engines.table import ENGINES
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
 from mistlab.runs.configuration import Configuration
 from mistlab.runs.jobs import job_of
 from mistlab.schedule.orders import INTERLEAVED
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.prediction import Prediction
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 

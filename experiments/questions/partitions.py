@@ -11,6 +11,7 @@ from experiments.cli.commandline import DONE, as_options
 from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table_of
+from mistlab.core.values import InputError
 from mistlab.cost.links import LinkTimes
 from mistlab.cost.partitions import (
     BY_COLUMNS,
@@ -28,9 +29,8 @@ from mistlab.cost.partitions import (
     weight_ways,
 )
 from mistlab.cost.partitions import partitions as all_partitions
+from mistlab.job.references import hardware_from, model_from
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError
-from mistlab.values.references import hardware_from, model_from
 
 # Libraries that reduce to every rank, or not at all.
 WITHOUT_SCATTER: tuple[Collective, ...] = ("all_reduce", "all_gather")

@@ -11,11 +11,10 @@ from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, Row, table, table_of
 from experiments.questions.other_configurations import Tried, played_s, search, tried
+from mistlab.core.files import GIB_BYTES, parse_yaml
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, dimension_words
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.table import TableRow
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, dimension_words
-from mistlab.values.units import GIB_BYTES
 
 FILE = "published_configurations.yaml"
 # For a first look: models of one node.

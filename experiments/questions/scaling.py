@@ -15,15 +15,13 @@ from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, Row
 from experiments.questions import scaling_words as words
 from experiments.questions.known_runs import llama3_405b, weak_scaling_rows
-from mistlab.cost.latency import all_reduce_latency
-from mistlab.cost.links import LinkTimes
+from mistlab.cost.links import LinkTimes, all_reduce_latency
+from mistlab.job.references import hardware_from, model_from
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
-from mistlab.values.model import ModelSpec
-from mistlab.values.references import hardware_from, model_from
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace, space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import ModelSpec, Workload
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor

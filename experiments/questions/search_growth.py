@@ -15,9 +15,9 @@ from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table_of
 from experiments.questions.without_ideas import IDEAS, without
 from mistlab import catalog
-from mistlab.values.errors import InputError
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import OffloadRatios, SearchSpace, space_of
+from mistlab.core.values import InputError
+from mistlab.job.search import Budget, Problem
+from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
 from searchers.registry import SEARCHERS
 from searchers.strategy import Strategy, StrategySearcher
 from simulators.symbolic import SymbolicPredictor

@@ -15,13 +15,13 @@ from experiments.frame.in_order import answers
 from experiments.frame.numbers_in_words import number
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, Row, table, table_of
+from mistlab.core.files import GIB_BYTES
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import NO_INTERFERENCE
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem
-from mistlab.values.space import OffloadRatios, SearchSpace, space_of
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
+from mistlab.plan.workload import Workload
 
 BATCHES = (64, 128, 256, 512, 1024, 2048)
 DEPTHS = (48, 64, 80, 96)

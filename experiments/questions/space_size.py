@@ -11,8 +11,8 @@ from experiments.cli.problem import problem_of
 from experiments.frame.charts import Lines
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.job.search import Problem
+from mistlab.plan.space import SearchSpace, space_of
 from searchers.count import number_of_plans
 
 DEPTHS = (16, 32, 48, 64, 80)

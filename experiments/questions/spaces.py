@@ -16,9 +16,9 @@ from experiments.frame.in_order import answers
 from experiments.frame.remembered import Remembered
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, Row, table
-from mistlab.values.plan_words import plan_line
-from mistlab.values.search import Budget
-from mistlab.values.space import space_of
+from mistlab.job.search import Budget
+from mistlab.plan.plan_words import plan_line
+from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
+from mistlab.job.search import Problem
+from mistlab.plan.space import SearchSpace
 from searchers.exact import box_menus, partials, proof
 from searchers.exact.hierarchy import Hierarchy
 from searchers.exact.partials import Completions

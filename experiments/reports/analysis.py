@@ -9,13 +9,13 @@ import numpy as np
 from experiments.cli.commandline import about, batch_status, print_json, progress
 from experiments.cli.problem import check_equal
 from experiments.frame.tables import aligned
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError
 from mistlab.cost.memory import host_bytes_of_fullest_node
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, load_job
-from mistlab.values.stages import StageBatch, StageFigures
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.workload import Workload
+from mistlab.graph.stage_model import StageModel
+from mistlab.job.job import Job, load_job
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch, StageFigures
 
 HOLDINGS = ("weights", "gradients", "optimizer", "activations", "buffers")
 PEAKS = ("forward", "backward", "step")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from experiments.frame.tables import aligned
-from mistlab.values.breakdown import PARTS, Breakdown
+from mistlab.job.prediction import PARTS, Breakdown
 
 WORDS: Mapping[str, str] = {
     "arithmetic_s": "the model's arithmetic at the peak rate",

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from experiments.frame.drawing import COLOURS
 from experiments.reports.breakdown import NEGLIGIBLE, WORDS
-from mistlab.values.breakdown import PARTS, Breakdown
+from mistlab.job.prediction import PARTS, Breakdown
 
 # A part narrower than this share has no number in it.
 NARROW = 0.04

@@ -13,8 +13,8 @@ from experiments.cli.moved_clocks import moved_words
 from experiments.reports.plans import ReportPlan
 from experiments.reports.rows import median_s
 from experiments.running.plan_runs import Said
-from mistlab.values.measurement import Clocks
-from mistlab.values.value import from_mapping
+from mistlab.core.values import from_mapping
+from mistlab.job.prediction import Clocks
 
 # Of a loss: more than twice what two roundings of every gradient of the queries make of it, and
 # less than a gradient does that is lost (tests/runtime/test_equal_losses.py).

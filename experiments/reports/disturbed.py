@@ -5,9 +5,15 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from experiments.cli.countdown import Countdown
-from mistlab.values.errors import FieldError, InputError, near_matches
-from mistlab.values.job import Job
-from mistlab.values.value import check_field, from_mapping, to_mapping
+from mistlab.core.values import (
+    FieldError,
+    InputError,
+    check_field,
+    from_mapping,
+    near_matches,
+    to_mapping,
+)
+from mistlab.job.job import Job
 from simulators.events import DisturbedIteration, EventSimulator
 from simulators.variability import Quantiles, Variability
 

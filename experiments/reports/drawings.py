@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from experiments.cli.commandline import progress
+from mistlab.core.files import naming
 from mistlab.cost.memory import reserved_bytes, room_of_plan
 from mistlab.engines.table import ENGINES
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.datafile import naming
-from mistlab.values.job import Job
-from mistlab.values.stages import StageBatch
+from mistlab.graph.stage_model import StageModel
+from mistlab.job.job import Job
+from mistlab.stages.stage_batch import StageBatch
 from simulators.events import Simulation
 from simulators.memory import MemoryOverTime, memory_of
 from simulators.timeline import trace_text

@@ -25,12 +25,12 @@ from experiments.reports import plots
 from experiments.reports.error_summary import memory_summary, summary_of
 from experiments.reports.error_words import words_of
 from mistlab import catalog
-from mistlab.cost.arithmetic import model_flop
-from mistlab.cost.bounds import bounds_of
+from mistlab.cost.kernels import model_flop
 from mistlab.cost.memory import reserved_bytes
+from mistlab.cost.sureness import bounds_of
 from mistlab.engines.table import ENGINES
-from mistlab.values.mesh import num_gpus
-from mistlab.values.plan import Plan
+from mistlab.plan.mesh import num_gpus
+from mistlab.plan.plan import Plan
 from simulators.events import EventSimulator
 
 END_TO_END = "end_to_end.csv"

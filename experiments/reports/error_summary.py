@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from experiments.calibrating.published_run import PublishedRun
 from experiments.calibrating.whole_runs import fit_allocator
 from experiments.frame.groups import grouped
-from mistlab.calibration.sureness import misses
+from mistlab.calibration.fitted_sureness import misses
 
 # Two runs that differ by less than this can be in either order.
 TELLING = 0.03

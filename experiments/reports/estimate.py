@@ -13,10 +13,9 @@ from experiments.reports.plans import ReportPlan
 from experiments.reports.rows import steps_of
 from experiments.running.run_results import prediction_of
 from mistlab import catalog
+from mistlab.core.files import GIB_BYTES
 from mistlab.cost.run_seconds import PinnedMemory, run_seconds
-from mistlab.machine.hardware import Hardware
-from mistlab.machine.transfers import Line
-from mistlab.values.units import GIB_BYTES
+from mistlab.machine.hardware import Hardware, Line
 
 REFERENCE = "h100-80gb"
 LINK_SHARE, LINK_LATENCY_US = 0.5, 20.0

@@ -18,9 +18,9 @@ from experiments.reports.plans import ReportPlan
 from experiments.reports.rows import ReportRow, row_of, summary_of, table_row
 from experiments.running.plan_runs import Said
 from experiments.running.run_results import prediction_of
+from mistlab.core.files import naming, read_yaml, write_yaml
+from mistlab.core.values import from_mapping, to_mapping
 from mistlab.machine.hardware import Hardware
-from mistlab.values.datafile import naming, read_yaml, write_yaml
-from mistlab.values.value import from_mapping, to_mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

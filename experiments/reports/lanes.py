@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from experiments.frame.drawing import save
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slot_table import Kind
+from mistlab.schedule.slots import Kind
 from simulators.events import PlayedTask, Simulation
 from simulators.graph import SENDS
 from simulators.timeline import WORDS

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.cli.commandline import progress, writable
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 NAME = "report.zip"
 # What a folder holds, by its parts; all that is not measured can be made again from what is.

@@ -6,8 +6,8 @@ from pathlib import Path
 from experiments.frame.tables import narrow
 from experiments.reports.checks import LOSS_TOLERANCE, Checks, Difference
 from experiments.reports.rows import ERRORS, TIMED, WARM_UPS, ReportRow, summary_of
+from mistlab.core.files import GIB_BYTES
 from mistlab.machine.hardware import Hardware
-from mistlab.values.units import GIB_BYTES
 
 HEAD = (
     *("plan", "time (s)", "predicted", "", "allocated (GiB)", "predicted", ""),

@@ -15,11 +15,11 @@ profiled, and the others follow.
 from dataclasses import dataclass
 
 from mistlab import catalog
+from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
-from mistlab.values.job import Job
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import Workload
 
 Ratios = tuple[float, float, float, float]
 Row = tuple[str, int, int, int, int, int, Ratios]

@@ -22,16 +22,14 @@ from experiments.frame.numbers_in_words import rate_words
 from experiments.frame.refusals import predicted_each
 from experiments.frame.tables import aligned
 from experiments.reports.breakdown import lines as breakdown_lines
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError, check_field, to_mapping
 from mistlab.cost.breakdown import breakdown_of
+from mistlab.job.job import Job, load_job
+from mistlab.job.prediction import Breakdown, Prediction, Predictor, compared
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.breakdown import Breakdown
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, load_job
-from mistlab.values.prediction import Prediction, Predictor, compared
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.value import check_field, to_mapping
-from mistlab.values.workload import Workload
 from simulators.registry import PREDICTORS
 from simulators.symbolic import NAME as CLOSED_FORM
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from experiments.reports.plans import ReportPlan
 from experiments.running.plan_runs import Said
-from mistlab.values.job import Job
-from mistlab.values.prediction import Prediction
-from mistlab.values.units import MIB_BYTES
+from mistlab.core.files import MIB_BYTES
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
 
 WARM_UPS, TIMED = 2, 5
 # Of a check: gradients of three steps are in the last loss.

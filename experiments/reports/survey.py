@@ -13,9 +13,9 @@ from experiments.frame.charts import Drawn
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table_of
 from experiments.reports import plots
+from mistlab.core.files import GIB_BYTES
 from mistlab.cost.survey import Surveyed, meshes, survey
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.units import GIB_BYTES
+from mistlab.graph.stage_model import StageModel
 
 EIGHTHS = tuple(i / 8 for i in range(9))
 

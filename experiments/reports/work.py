@@ -31,9 +31,8 @@ from experiments.running.plan_runs import (
     ended_within,
 )
 from mistlab import catalog
-from mistlab.values.errors import InputError
-from mistlab.values.job import dump_job
-from mistlab.values.value import to_mapping
+from mistlab.core.values import InputError, to_mapping
+from mistlab.job.job import dump_job
 
 # A run that fails to end by then is not started: the last seconds are for the page.
 RESERVE_S = 20.0

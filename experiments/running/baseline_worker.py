@@ -14,9 +14,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from mistlab.values.errors import InputError
-from mistlab.values.job import load_job
-from mistlab.values.units import GIB_BYTES
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError
+from mistlab.job.job import load_job
 
 # By system: where its driver is.
 DRIVERS = {

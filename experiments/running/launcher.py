@@ -13,7 +13,7 @@ from typing import Any, Self
 from experiments.cli.commandline import missing
 from experiments.running.last_words import ERROR, last_words
 from experiments.running.plan_runs import PlanRun, WorkerRunner, ended_within
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 RUN_PLAN = ("-m", "experiments.run_plan")

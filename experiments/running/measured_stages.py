@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
-from mistlab.schedule.slot_table import Action
+from mistlab.schedule.slots import Action
 
 if TYPE_CHECKING:
     from runtime.session import MeasuredTask

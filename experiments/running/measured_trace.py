@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.cli.commandline import progress
 from experiments.running.run_results import stages_run
+from mistlab.core.files import naming
+from mistlab.core.values import UncalibratedError
+from mistlab.job.job import Job
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slot_table import Action
-from mistlab.values.datafile import naming
-from mistlab.values.errors import UncalibratedError
-from mistlab.values.job import Job
+from mistlab.schedule.slots import Action
 from simulators.timeline import MICROSECONDS, WORDS, trace_of
 
 if TYPE_CHECKING:

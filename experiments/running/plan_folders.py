@@ -16,8 +16,8 @@ from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, table_of
 from experiments.running.launcher import Launcher
 from experiments.running.run_results import WARM_UP
-from mistlab.values.errors import InputError, near_matches
-from mistlab.values.job import Job, load_job
+from mistlab.core.values import InputError, near_matches
+from mistlab.job.job import Job, load_job
 
 # Of each folder of plan files, the first few are run in haste.
 QUICK_STEPS, QUICK_PLANS = 3, 2

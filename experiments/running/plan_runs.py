@@ -16,8 +16,8 @@ from typing import Any
 
 from experiments.cli.commandline import WRONG_USAGE
 from experiments.running.last_words import ERROR
-from mistlab.values.datafile import naming
-from mistlab.values.errors import InputError
+from mistlab.core.files import naming
+from mistlab.core.values import InputError
 
 Said = Mapping[str, Any]
 

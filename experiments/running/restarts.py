@@ -18,7 +18,7 @@ from experiments.cli.commandline import INTERRUPTED, progress
 from experiments.running.run_endings import last_checkpoint
 from experiments.running.run_options import LATEST, checkpoints_of
 from experiments.running.run_process import CRASHED
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 from runtime.checkpoints.checkpoint import latest
 
 COMMAND = (sys.executable, "-m", "experiments.run_plan")

@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.cli.commandline import NoAnswerError
 from experiments.running.run_options import checkpoints_of
 from experiments.running.run_results import shortage_words
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 from runtime.checkpoints.checkpoint import latest
 
 

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from experiments.cli.commandline import writable
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 # In place of a folder: the newest checkpoint of the run itself.
 LATEST = "latest"

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.cli.moved_clocks import moved_words
 from experiments.running.measured_stages import stage_times
-from mistlab.cost.arithmetic import mfu_of
-from mistlab.values.errors import InputError, UncalibratedError
-from mistlab.values.job import Job
-from mistlab.values.measurement import Clocks, Environment, Measurement, StageMeasurement
-from mistlab.values.prediction import Prediction
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.value import to_mapping
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError, UncalibratedError, to_mapping
+from mistlab.cost.kernels import mfu_of
+from mistlab.job.job import Job
+from mistlab.job.prediction import Clocks, Environment, Measurement, Prediction, StageMeasurement
 from simulators.symbolic import SymbolicPredictor
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json, progress
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, load_job
-from mistlab.values.value import to_mapping
+from mistlab.core.values import InputError, to_mapping
+from mistlab.job.job import Job, load_job
 
 if TYPE_CHECKING:
     from runtime.checks.fake.watch import WaitFinding

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import mistlab.catalog
 from experiments.cli.commandline import DONE, progress
-from mistlab.symbolic import graphfile
-from mistlab.symbolic.library import variants
+from mistlab.graph import graph_text as graphfile
+from mistlab.graph.library import variants
 from runtime.tracing.traced_families import trace_variant
 
 SHIPPED = Path(mistlab.catalog.__file__).parent / "graphs"

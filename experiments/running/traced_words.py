@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mistlab.symbolic.graph import ModelGraph
-from mistlab.symbolic.layer import expressions_of
-from mistlab.values.model import ModelSpec
+from mistlab.graph.graph import ModelGraph
+from mistlab.graph.layer_types import expressions_of
+from mistlab.plan.workload import ModelSpec
 
 
 def summary_of(spec: ModelSpec, graphs: Sequence[ModelGraph], out: Path) -> dict[str, Any]:

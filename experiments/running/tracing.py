@@ -9,12 +9,11 @@ from typing import Any
 
 from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress, writable
 from experiments.running.traced_words import summary_of, tell
-from mistlab.symbolic import graphfile
-from mistlab.symbolic.graph import ModelGraph
-from mistlab.values.datafile import naming, read_json, read_yaml
-from mistlab.values.errors import InputError, near_matches
-from mistlab.values.model import ModelSpec
-from mistlab.values.value import to_mapping
+from mistlab.core.files import naming, read_json, read_yaml
+from mistlab.core.values import InputError, near_matches, to_mapping
+from mistlab.graph import graph_text as graphfile
+from mistlab.graph.graph import ModelGraph
+from mistlab.plan.workload import ModelSpec
 
 ATTENTIONS = ("flash", "math")
 

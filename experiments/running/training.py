@@ -23,11 +23,10 @@ from experiments.running.run_options import (
     goes_on,
 )
 from experiments.running.run_results import WARM_UP, History, measurement_of, result_of, summary_of
-from mistlab.cost.arithmetic import mfu_of
-from mistlab.values.datafile import write_yaml
-from mistlab.values.job import Job, load_job
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.value import to_mapping
+from mistlab.core.files import GIB_BYTES, write_yaml
+from mistlab.core.values import to_mapping
+from mistlab.cost.kernels import mfu_of
+from mistlab.job.job import Job, load_job
 
 if TYPE_CHECKING:
     from runtime.engine.executor import Report

@@ -18,12 +18,11 @@ from experiments.comparing.search_rows import rows_of
 from experiments.comparing.search_words import need_words
 from experiments.comparing.smallest import nearest
 from experiments.frame.tables import TIMING, Row
-from mistlab.values.errors import InputError
-from mistlab.values.job import job_to_mapping
-from mistlab.values.plan_words import plan_line
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.value import to_mapping
+from mistlab.core.values import InputError, to_mapping
+from mistlab.job.job import job_to_mapping
+from mistlab.job.search import Budget, Problem
+from mistlab.plan.plan_words import plan_line
+from mistlab.plan.space import SearchSpace
 from searchers.savings import why_empty
 
 # What a search says, as rows of compare_searchers have it.

@@ -19,18 +19,31 @@ from typing import Any, TypeVar
 from experiments.cli.commandline import PROBLEM
 from experiments.cli.search_options import space_for, usual_space
 from experiments.sweeping.cell import Cell
+from mistlab.core.files import read_yaml
+from mistlab.core.precision import Precision
+from mistlab.core.values import (
+    FieldError,
+    InputError,
+    bounded,
+    check_fields,
+    from_mapping,
+    near_matches,
+    refuse,
+    shown,
+    within,
+)
+from mistlab.job.references import (
+    MODEL,
+    hardware_from,
+    model_from,
+    profile_from,
+    space_from,
+    with_groups,
+)
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.datafile import read_yaml
-from mistlab.values.errors import FieldError, InputError, near_matches, refuse, within
-from mistlab.values.field_checks import shown
-from mistlab.values.group_references import with_groups
-from mistlab.values.model import ModelSpec
-from mistlab.values.precision import Precision
-from mistlab.values.references import MODEL, hardware_from, model_from, profile_from, space_from
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import SearchSpace, space_of
-from mistlab.values.value import bounded, check_fields, from_mapping
-from mistlab.values.workload import Attention, Workload
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import Attention, ModelSpec, Workload
 from searchers.registry import SEARCHERS
 
 # Plans that each cell's searcher may ask about: never seconds, so that answers are equal on every

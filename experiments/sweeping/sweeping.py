@@ -15,9 +15,9 @@ from experiments.sweeping.page import report
 from experiments.sweeping.sweep_file import load_cells
 from experiments.sweeping.versions import here
 from experiments.sweeping.workers import Workers, workers
-from mistlab.values.datafile import format_yaml, read_json
-from mistlab.values.errors import InputError
-from mistlab.values.search import Budget
+from mistlab.core.files import format_yaml, read_json
+from mistlab.core.values import InputError
+from mistlab.job.search import Budget
 
 # In haste: cells from the beginning of the sweep, and what their searchers may ask.
 QUICK_CELLS = 4

@@ -7,7 +7,7 @@ imports only what every Python has, and answers in plain texts.
 from collections.abc import Mapping
 from functools import cache
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 # What must be equal, by the word for it.
 Version = Mapping[str, str]

@@ -17,7 +17,7 @@ from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 
 from experiments.cli.commandline import progress
 from experiments.sweeping.versions import Version, check_equal, here, told
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

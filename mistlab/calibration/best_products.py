@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from mistlab.calibration.rows import Origin, Row, is_of_machine, read_rows
-from mistlab.values.errors import InputError
+from mistlab.calibration.tables import Origin, Row, is_of_machine, read_rows
+from mistlab.core.values import InputError
 
 NEEDED = ("hardware", "operation", "precision", "tflops")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mistlab.calibration.rows import Origin, Row, is_of_machine, read_rows
-from mistlab.calibration.transfers import TransferRows, fit, mean_error
-from mistlab.machine.transfers import Line
-from mistlab.values.errors import InputError
-from mistlab.values.units import GBYTES, MIB_BYTES
+from mistlab.calibration.fitted_transfers import TransferRows, fit, mean_error
+from mistlab.calibration.tables import Origin, Row, is_of_machine, read_rows
+from mistlab.core.files import GBYTES, MIB_BYTES
+from mistlab.core.values import InputError
+from mistlab.machine.hardware import Line
 
 NEEDED = ("hardware", "operation", "group_size", "nodes", "bytes", "algorithm", "busbw_GBps")
 # The messages of training: layers exchange tens of mebibytes, steps gibibytes.

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from mistlab.calibration.rows import Origin, Row, read_rows
-from mistlab.machine.compute import OperatorClass, Rate
-from mistlab.values.errors import InputError
-from mistlab.values.units import GBYTES, MICROSECONDS, TFLOP
+from mistlab.calibration.tables import Origin, Row, read_rows
+from mistlab.core.files import GBYTES, MICROSECONDS, TFLOP
+from mistlab.core.values import InputError
+from mistlab.machine.hardware import OperatorClass, Rate
 
 NEEDED = ("hardware", "op", "m", "k", "n", "groups", "time_us", "efficiency", "tflops", "notes")
 # Products with fewer operations end before a GPU is at its rate; layers have few of them.

@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_parts import ExpertExchange
-from mistlab.machine.compute import Compute, Rate
-from mistlab.machine.hardware import Hardware
-from mistlab.machine.profile import Profile
-from mistlab.machine.transfers import GroupTransfers, Line, Transfers
+from mistlab.machine.cluster import Profile
+from mistlab.machine.hardware import Compute, GroupTransfers, Hardware, Line, Rate, Transfers
 
 Values = NDArray[np.float64]
 

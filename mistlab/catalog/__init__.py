@@ -6,13 +6,11 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, NoReturn
 
+from mistlab.core.files import parse_yaml
+from mistlab.core.values import from_mapping, near_matches, refuse, shown
+from mistlab.machine.cluster import Profile
 from mistlab.machine.hardware import Hardware
-from mistlab.machine.profile import Profile
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.errors import near_matches, refuse
-from mistlab.values.field_checks import shown
-from mistlab.values.model import ModelSpec
-from mistlab.values.value import from_mapping
+from mistlab.plan.workload import ModelSpec
 
 ENDING = ".yaml"
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, Streams, endless
-from mistlab.cost.slot_lengths import in_slots
+from mistlab.cost.slot_work import in_slots
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slot_table import Phase
+from mistlab.schedule.slots import Phase
 
 Values = NDArray[np.float64]
 

@@ -1,38 +1,197 @@
-"""Where the GPU-seconds of a plan's iteration go, by the closed form's own sums.
+"""What the kernels of layers take, by what limits them.
 
-Time that several things share counts once: as arithmetic where there is any, then as what sticks
-out (``mistlab.cost.exposed``). What an iteration takes longer because hosts launch kernels late is
-the difference to hosts that take no time, and what it takes longer because stages send is the
-difference to sends that take none. In the rest a stage works, or waits for its pipeline: all stages
-for the bubble, and those that have less to do than the busiest one also for imbalance.
-
-Axes: P parts of the model in order, S stages.
+Axes: T types of layers, S strategies.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.arithmetic import stage_flop
-from mistlab.cost.figures_at import mean_peak_flop_per_s
-from mistlab.cost.kernel_parts import rest_of
-from mistlab.cost.order_times import engine_of, ordered_iterations_s
+from mistlab.cost.exposed import share_of_link
+from mistlab.cost.kernels import stage_flop
+from mistlab.cost.layers import CLASSES, OF_ATTENTION, of_classes
+from mistlab.cost.links import mean_peak_flop_per_s
+from mistlab.cost.order_times import StagesOnGroups, engine_of, ordered_iterations_s, task_models
 from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.cost.stage_parts import NAMES, split_parts, stage_parts
-from mistlab.cost.tasks import TaskModel
-from mistlab.cost.unlike_nodes import StagesOnGroups, task_models
+from mistlab.cost.stage import StageSlots, StageTimeModel, split_seconds
+from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
+from mistlab.graph.graph import PHASES
+from mistlab.graph.symbols import layer_columns, size_columns
+from mistlab.job.job import Job
+from mistlab.job.prediction import Breakdown, StepParts
+from mistlab.plan.plan import Plan
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.schedule.plan_orders import order_of_plan, shortened
 from mistlab.schedule.stage_passes import passes_of
-from mistlab.values.breakdown import Breakdown, StepParts
-from mistlab.values.job import Job
-from mistlab.values.parts import batch_of_parts
-from mistlab.values.plan import Plan
-from mistlab.values.stages import StageBatch
+from mistlab.stages.plan_orders import order_of_plan, shortened
+from mistlab.stages.stage_batch import StageBatch, batch_of_parts
 
 Values = NDArray[np.float64]
+
+# Classes whose operators do no arithmetic that counts.
+OF_MEMORY = ("memory", "scan")
+# What may be left of a difference of equal sums, as a share of them.
+ROUNDING = 1e-12
+_ATTENTION = [CLASSES.index(one) for one in OF_ATTENTION]
+_MEMORY = [place for place, one in enumerate(CLASSES) if one in OF_MEMORY]
+_PRODUCTS = [place for place in range(len(CLASSES)) if place not in (*_ATTENTION, *_MEMORY)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelParts:
+    """Seconds (T, S) of the kernels in one forward and one backward pass, with the operations of
+    those that do arithmetic. By ``launched_s`` passes take longer than their kernels, because a
+    host launches them. For ``again_s`` a part of the forward pass runs a second time."""
+
+    products_s: Values
+    attention_s: Values
+    memory_bound_s: Values
+    launched_s: Values
+    again_s: Values
+    products_flop: Values
+    attention_flop: Values
+
+
+def kernel_parts(seconds: TaskSeconds) -> KernelParts:
+    """The seconds of the kernels of each type of layer, for each strategy."""
+    model, types = seconds.model.layers, seconds.model.types
+    sizes = {symbol: seconds.columns[name] for symbol, name in layer_columns().items()}
+    values, rates = model.work(size_columns(seconds.model.workload, sizes)), model.rates()
+    shape = len(types.names), len(CLASSES), len(seconds.zero)
+    flop, own_s = np.zeros(shape), np.zeros(shape)
+    for number, layer in enumerate(types.names):
+        for phase in PHASES:
+            name = model.work.pass_of(layer, phase)
+            assert name is not None, f"{layer} has no {phase}"
+            flop_of_pass, seconds_of_pass = of_classes(name, values, rates)
+            flop[number] += flop_of_pass[: len(CLASSES)]
+            own_s[number] += seconds_of_pass[: len(CLASSES)]
+    again_s = np.stack(
+        [
+            np.zeros(shape[-1]) if one.again is None else one.again.compute_s
+            for one in seconds.of_type
+        ]
+    )
+    whole_s = seconds.alone("F", "") + seconds.alone("B", "") - again_s
+    return KernelParts(
+        products_s=own_s[:, _PRODUCTS].sum(axis=1),
+        attention_s=own_s[:, _ATTENTION].sum(axis=1),
+        memory_bound_s=own_s[:, _MEMORY].sum(axis=1),
+        launched_s=rest_of(whole_s, own_s.sum(axis=1)),
+        again_s=again_s,
+        products_flop=flop[:, _PRODUCTS].sum(axis=1),
+        attention_flop=flop[:, _ATTENTION].sum(axis=1),
+    )
+
+
+def rest_of(whole_s: Values, parts_s: Values) -> Values:
+    """The seconds that are no part of a whole's parts; none if only rounding is left."""
+    rest_s = whole_s - parts_s
+    return np.where(rest_s > ROUNDING * whole_s, rest_s, 0.0)
+
+
+# Where the time of stages goes while they work: kernels, what they wait for inside layers, the
+# optimizer's step, and what sticks out of their slots.
+#
+# Axes: C candidates, T types of layers, S strategies (here one for each candidate).
+
+
+# The groups of the mesh whose ranks exchange something inside layers, by the part that it is of.
+EXCHANGED = {
+    "tensor_exchange_s": ("tensor",),
+    "context_exchange_s": ("context",),
+    "expert_exchange_s": ("experts", "expert tensor"),
+}
+NAMES = (
+    *("products_s", "attention_s", "memory_bound_s", "recomputation_s"),
+    *EXCHANGED,
+    *("data_parallel_s", "copies_s", "hosts_s", "step_s"),
+    *("products_flop", "attention_flop"),
+)
+
+
+def stage_parts(model: StageTimeModel, batch: StageBatch) -> Values:
+    """The ``NAMES`` of each candidate (names, C), over a whole iteration.
+
+    Nothing sends and no host waits in the model, so a stage works for the sum of all seconds.
+    """
+    seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
+    counts = model.tasks.types.counts(batch.columns)
+    kernels = kernel_parts(seconds)
+
+    def in_passes(of_types: Values) -> Values:
+        return np.asarray(batch.micro_batches * (counts * of_types).sum(axis=0))
+
+    found = {
+        "products_s": in_passes(kernels.products_s),
+        "attention_s": in_passes(kernels.attention_s),
+        "memory_bound_s": in_passes(kernels.memory_bound_s),
+        "recomputation_s": in_passes(kernels.again_s),
+        "hosts_s": in_passes(kernels.launched_s),
+        "step_s": (counts * seconds.alone("S", "")).sum(axis=0),
+    }
+    exchanged, waited = _exchanged(seconds)
+    found |= {name: in_passes(one) for name, one in exchanged.items()}
+    # Ranks wait inside layers for what is no exchange: for hosts.
+    found["hosts_s"] = found["hosts_s"] + in_passes(waited)
+    times = model(batch)
+    busy_s = batch.micro_batches * times.stable_s + times.delta_forward_s + times.delta_backward_s
+    slots = StageSlots.of(model.tasks, batch)
+    tied_s = slots.outside_passes().tied_s
+    exposed_s = rest_of(busy_s, np.sum([*found.values(), tied_s], axis=0))
+    link = share_of_link(slots, batch.micro_batches)
+    found["data_parallel_s"] = tied_s + link * exposed_s
+    found["copies_s"] = (1 - link) * exposed_s
+    found["products_flop"] = in_passes(kernels.products_flop)
+    found["attention_flop"] = in_passes(kernels.attention_flop)
+    return np.stack([found[name] for name in NAMES])
+
+
+def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Values], Values]:
+    """Seconds (T, S) that one forward and one backward pass of layers waits for exchanges, by
+    their part, and those for which it waits for anything else."""
+    overlaps = seconds.model.template.overlaps_tensor_backward
+    found = {
+        name: np.stack(
+            [
+                sum(
+                    exchanges.unhidden_s(layer, phase, overlaps_products=overlaps)
+                    for phase in PHASES
+                )
+                for layer in seconds.of_type
+            ]
+        )
+        for name, groups in EXCHANGED.items()
+        for exchanges in (seconds.exchanges.within(groups),)
+    }
+    waited_s = np.sum([seconds.tensor_s[phase] for phase in PHASES], axis=0)
+    return found, rest_of(waited_s, np.sum([*found.values()], axis=0))
+
+
+def split_parts(model: StageTimeModel, batch: StageBatch) -> Values:
+    """Seconds by which the ``NAMES`` of each candidate (names, C) grow if gradients of weights are
+    passes of their own: they no longer hide exchanges, and reductions run beside them alone."""
+    seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
+    weights_s, less_s = split_seconds(model, batch)
+    longer_s = np.maximum(weights_s - less_s, 0.0)
+    waits_s = (model.tasks.types.counts(batch.columns) * seconds.hidden_s).sum(axis=0)
+    found = dict.fromkeys(NAMES, np.zeros(len(batch)))
+    found["tensor_exchange_s"] = batch.micro_batches * np.minimum(longer_s, waits_s)
+    found["data_parallel_s"] = batch.micro_batches * np.maximum(longer_s - waits_s, 0.0)
+    return np.stack([found[name] for name in NAMES])
+
+
+# Where the GPU-seconds of a plan's iteration go, by the closed form's own sums.
+#
+# Time that several things share counts once: as arithmetic where there is any, then as what sticks
+# out (``mistlab.cost.exposed``). What an iteration takes longer because hosts launch kernels late
+# is the difference to hosts that take no time, and what it takes longer because stages send is the
+# difference to sends that take none. In the rest a stage works, or waits for its pipeline: all
+# stages for the bubble, and those that have less to do than the busiest one also for imbalance.
+#
+# Axes: P parts of the model in order, S stages.
+
 Altered = Callable[[TaskModel], TaskModel]
 
 KERNELS = ("products_s", "attention_s", "memory_bound_s")

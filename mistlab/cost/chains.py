@@ -1,70 +1,167 @@
-"""The longest chains of passes in a 1F1B pipeline, stage by stage, in any algebra.
+"""The two operations from which the time of a pipeline is computed: the longest of durations, and
+sums.
 
-An iteration takes as long as the longest chain of passes that wait for one another. A stage is
-occupied by G forwards (tf each) and G backwards (tb each), and runs k - 1 forwards ahead. A
-micro-batch that only passes through waits for less of each pass (lf, lb): not for fetches before it
-and work after it. Work that comes once an iteration is done before a stage's first forward (df) and
-after its last backward (db); a part of it makes the pass itself longer (vf, vb). For a stage, the
-stages after it are described by times of two kinds, which include the sends to them and back:
-
-    around     from where a micro-batch leaves to where its gradient returns, if nothing else is on
-    through    from where the first one leaves to where the last one's gradient returns
-
-A chain of the stage and the stages after it is one of
-
-    it never waits               G t                                  t = tf + tb
-    waits for the first          G t + around - (k - 1) tf
-    waits for the last           G t + around - (k - 1) tb
-    waits for both, G > k        G t + 2 around - (k - 1) t + rounds
-    waits for what is between    l + through                          l = lf + lb
-
-plus vf for the first micro-batch and vb for the last. When a gradient goes back, reductions may be
-left of its backward pass, for which only the stage's own next pass waits, and the stage's end. A
-host issues forwards in hf and backwards in hb each, from the beginning of the iteration on, and
-does not wait for the stage. So a stage also
-
-    waits for all to be issued              G (hf + hb)
-    waits for the last forward's issue      G (hf + hb) - k hb, and for the last gradient
-    waits for the first forwards' issue     k hf, and does the passes from its first backward on
-
-The first micro-batch's sends to later stages take longer than others, because the next forward pass
-runs beside them. Between its first forward and its own next pass a stage takes af longer. In
-between a chain may wait for other micro-batches too, one after another: the forward after a
-gradient is that of the k-th micro-batch after it. Each such round takes around + l - k t longer
-than the stage's own work meanwhile, so a steady pipeline waits for its sends. In a round passes run
-beside what is left of sends, and lose time (``mistlab.cost.steady_rounds``). If one boundary
-between stages is slower than the others, rounds of its two stages alone can be longer.
-
-The first gradient comes back later than after ``around`` if micro-batches that go before it hold it
-up: those that the stage itself runs ahead, or those that wait for the next stage, which runs one
-fewer ahead. The same holds up the last gradient. A backward that follows its own stage's forward
-takes its whole time; one that waits for its gradient takes lb.
-
-A chain begins when a micro-batch arrives, or with a stage's own df - vf at the beginning of the
-iteration. It ends when a gradient is sent back, or with a stage's own db - vb. So the longest chain
-is kept for each kind of beginning and end. For S equal stages with equal sends c and no extras the
-iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)). Without sends this is
-the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is too long for all other pipelines
-(docs/decisions/0008-pipeline-objective.md).
-
-Durations are numbers, columns or expressions, by their ``Algebra``.
-
-Axes: C candidates.
+A recurrence that is written with an ``Algebra`` works for any kind of duration: for numbers, for
+columns of candidates, and for expressions of a linear programme. There the longest of several ways
+becomes a variable with an inequality for each way (``searchers.exact.milp``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, reduce
 from operator import add
-from typing import Any, Generic, Self, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.algebra import Algebra, Length
-from mistlab.cost.issued_chains import IssuedChains
+
+class Duration(Protocol):
+    """Anything that can be added, subtracted and multiplied by a count."""
+
+    def __add__(self, other: Any, /) -> Any: ...
+
+    def __sub__(self, other: Any, /) -> Any: ...
+
+    def __mul__(self, other: Any, /) -> Any: ...
+
+
+Length = TypeVar("Length", bound=Duration)
+Column = NDArray[np.float64]
+
+
+class Algebra(Protocol[Length]):
+    """Compares durations of one kind; the durations themselves know how to add up."""
+
+    def longest(self, name: str, *ways: Length) -> Length:
+        """The longest of some ways; ``name`` is the name of the chain that has these ways."""
+        ...
+
+    @property
+    def nothing(self) -> Length:
+        """A duration of zero."""
+        ...
+
+
+class Numbers:
+    """Durations that are plain numbers: the fastest for a single pipeline."""
+
+    nothing = 0.0
+
+    def longest(self, _name: str, *ways: float) -> float:
+        """The largest number."""
+        return max(ways)
+
+
+class Columns:
+    """Durations that are columns of candidates."""
+
+    def __init__(self, candidates: int) -> None:
+        self.nothing = np.zeros(candidates)
+
+    def longest(self, _name: str, *ways: Column) -> Column:
+        """The largest value of each candidate."""
+        # One after another: a table of all takes longer to put together than to go through.
+        return reduce(np.maximum, ways)
+
+
+# Chains of passes that begin with a stage's host, in any algebra.
+#
+# A host issues the passes of its stage one after another, from the beginning of the iteration on.
+
 
 Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IssuedChains(Generic[Length]):
+    """Each chain is alone, or missing where no host issues passes.
+
+    They end when the ``first`` backward's turn has come, with the ``last`` forward, with ``every``
+    pass, and with the stage's own extras after them (``ended``).
+    """
+
+    first: Sequence[Length] = ()
+    last: Sequence[Length] = ()
+    every: Sequence[Length] = ()
+    ended: Sequence[Length] = ()
+
+    @classmethod
+    def of(
+        cls, issued: Sequence[Length | None], in_flight: int | Whole, alternating: int | Whole
+    ) -> Self:
+        """The chains of a stage that runs ``in_flight`` forwards ahead, and ``alternating`` ones
+        after its first backward; ``issued`` are its times of ``ISSUED``."""
+        known = [length for length in issued if length is not None]
+        if not known:
+            return cls()
+        forward, backward, forward_late, backward_late, end = known
+        first = forward * in_flight
+        last = first + (forward + backward) * alternating
+        every = last + backward * in_flight
+        return cls(
+            first=[first],
+            last=[last + forward_late],
+            every=[every + backward_late],
+            ended=[every + end],
+        )
+
+
+# The longest chains of passes in a 1F1B pipeline, stage by stage, in any algebra.
+#
+# An iteration takes as long as the longest chain of passes that wait for one another. A stage is
+# occupied by G forwards (tf each) and G backwards (tb each), and runs k - 1 forwards ahead. A
+# micro-batch that only passes through waits for less of each pass (lf, lb): not for fetches before
+# it and work after it. Work that comes once an iteration is done before a stage's first forward
+# (df) and after its last backward (db); a part of it makes the pass itself longer (vf, vb). For a
+# stage, the stages after it are described by times of two kinds, which include the sends to them
+# and back:
+#
+#     around     from where a micro-batch leaves to where its gradient returns, if nothing else
+#                is on
+#     through    from where the first one leaves to where the last one's gradient returns
+#
+# A chain of the stage and the stages after it is one of
+#
+#     it never waits               G t                                  t = tf + tb
+#     waits for the first          G t + around - (k - 1) tf
+#     waits for the last           G t + around - (k - 1) tb
+#     waits for both, G > k        G t + 2 around - (k - 1) t + rounds
+#     waits for what is between    l + through                          l = lf + lb
+#
+# plus vf for the first micro-batch and vb for the last. When a gradient goes back, reductions may
+# be left of its backward pass, for which only the stage's own next pass waits, and the stage's
+# end. A host issues forwards in hf and backwards in hb each, from the beginning of the iteration
+# on, and does not wait for the stage. So a stage also
+#
+#     waits for all to be issued              G (hf + hb)
+#     waits for the last forward's issue      G (hf + hb) - k hb, and for the last gradient
+#     waits for the first forwards' issue     k hf, and does the passes from its first backward on
+#
+# The first micro-batch's sends to later stages take longer than others, because the next forward
+# pass runs beside them. Between its first forward and its own next pass a stage takes af longer.
+# In between a chain may wait for other micro-batches too, one after another: the forward after a
+# gradient is that of the k-th micro-batch after it. Each such round takes around + l - k t longer
+# than the stage's own work meanwhile, so a steady pipeline waits for its sends. In a round passes
+# run beside what is left of sends, and lose time (``mistlab.cost.slot_work``). If one boundary
+# between stages is slower than the others, rounds of its two stages alone can be longer.
+#
+# The first gradient comes back later than after ``around`` if micro-batches that go before it hold
+# it up: those that the stage itself runs ahead, or those that wait for the next stage, which runs
+# one fewer ahead. The same holds up the last gradient. A backward that follows its own stage's
+# forward takes its whole time; one that waits for its gradient takes lb.
+#
+# A chain begins when a micro-batch arrives, or with a stage's own df - vf at the beginning of the
+# iteration. It ends when a gradient is sent back, or with a stage's own db - vb. So the longest
+# chain is kept for each kind of beginning and end. For S equal stages with equal sends c and no
+# extras the iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)). Without
+# sends this is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is too long for all
+# other pipelines (docs/decisions/0008-pipeline-objective.md).
+#
+# Durations are numbers, columns or expressions, by their ``Algebra``.
+#
+# Axes: C candidates.
+
 # Of all candidates, of none, or of some.
 Condition = bool | NDArray[np.bool_]
 

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.side_by_side import LINK, Streams, until
-from mistlab.cost.slot_lengths import Values, slot_ends
-from mistlab.cost.slot_work import COMPUTE, SlotWork
+from mistlab.cost.slot_work import COMPUTE, SlotWork, Values, slot_ends
 from mistlab.cost.stage import StageSlots
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slot_table import PHASES
+from mistlab.schedule.slots import PHASES
 
 _COPIES = [place for place in range(len(STREAMS)) if place not in (COMPUTE, LINK)]
 

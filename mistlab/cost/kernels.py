@@ -1,14 +1,28 @@
 """Finds the rule of an engine for an operator of a layer graph, and the operator's class."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 
-from mistlab.engines.engine_parts import BATCHED_PRODUCTS, PLAIN, KernelRule
-from mistlab.machine.compute import OperatorClass
-from mistlab.symbolic.eight_bit import DTYPE, DTYPE_OF_4
-from mistlab.symbolic.exchanges import JOINS
-from mistlab.symbolic.graph import LayerGraph, Operator
-from mistlab.symbolic.sums import Sum, names_in, where
-from mistlab.values.context_ways import LAUNCHES
+import numpy as np
+
+from mistlab.core.precision import Precision
+from mistlab.engines.engine import Engine
+from mistlab.engines.engine_parts import BATCHED_PRODUCTS, PLAIN, HostTime, KernelRule
+from mistlab.graph.compiled import Compiled, compile_sums, kept
+from mistlab.graph.graph import JOINS, LayerGraph, Operator
+from mistlab.graph.layer_types import graphs_of
+from mistlab.graph.library import graph_of
+from mistlab.graph.stored_graph import StoredGraph
+from mistlab.graph.sums import Sum, names_in, where
+from mistlab.graph.symbols import constants_of, sizes_of_candidates
+from mistlab.graph.variants import DTYPE, DTYPE_OF_4
+from mistlab.job.job import Job
+from mistlab.machine.hardware import Compute, Hardware, OperatorClass, PeakTflops
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.schedule.context_ways import LAUNCHES
+from mistlab.stages.plan_orders import ends_of_plan
 
 
 def class_of(operator: Operator) -> OperatorClass:
@@ -83,3 +97,130 @@ def kernels_of_join(operator: Operator) -> Sum:
     launches = of_way.forward if operator.phase == "forward" else of_way.backward
     kernels: Sum = launches.beside(Sum.named("cp") + Sum.of(-1))
     return where("numpy.greater(cp, 1)") * kernels
+
+
+# The rates at which an engine's kernels compute on a hardware, and how much slower some precisions
+# are than 16 bits.
+
+
+def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
+    """The rates at which an engine's kernels compute; a host that is known needs no launches."""
+    products, attention, memory = engine.shares(hardware.name)
+    eight_bit = engine.eight_bit_on.get(hardware.name, 1.0)
+    if engine.host is None and products == attention == memory == eight_bit == 1:
+        return compute
+    shares = {
+        "matmul": products,
+        "matmul_8bit": eight_bit,
+        "batched_matmul": products,
+        "attention_forward": attention,
+        "attention_backward": attention,
+    }
+    rates = tuple(
+        replace(
+            rate,
+            tflops=rate.tflops and rate.tflops * shares.get(rate.operators, 1.0),
+            gbytes_per_s=rate.gbytes_per_s and rate.gbytes_per_s * memory,
+        )
+        for rate in compute.rates
+    )
+    launch_us = compute.launch_us if engine.host is None else 0.0
+    return replace(compute, rates=rates, launch_us=launch_us)
+
+
+def host_of(engine: Engine, block_operators: float, compute: Compute) -> HostTime | None:
+    """The time of an engine's host that issues blocks of so many operators, on a hardware; None if
+    it is not known."""
+    if engine.host is None:
+        return None
+    return replace(engine.host.of_blocks(block_operators), launch_s=compute.launch_s)
+
+
+def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
+    """How many times slower a precision's arithmetic is than 16-bit arithmetic.
+
+    With 8-bit and 4-bit products everything else is in 16 bits.
+    """
+    peak: float | None = peaks.bf16 if precision in ("fp8", "fp4") else getattr(peaks, precision)
+    return 1.0 if peak is None else peaks.fp16 / peak
+
+
+def slowdown_of_8_bits(peaks: PeakTflops) -> float:
+    """How many times slower 8-bit products are than 16-bit ones; below 1 where they are faster."""
+    return 1.0 if peaks.fp8 is None else peaks.fp16 / peaks.fp8
+
+
+# Counts the arithmetic operations of one training step, which do not depend on the plan.
+
+
+PRODUCTS = {"matmul", "attention"}
+
+
+@cache
+def model_flop(workload: Workload) -> float:
+    """Operations of a step's products, forward and backward, without recomputation."""
+    return _step_flop(workload, range(workload.model.layers), 1, 1)
+
+
+def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
+    """The operations of ``model_flop`` in the layers of one stage of a plan."""
+    first = sum(one.layers for one in plan.stages[:stage])
+    blocks = range(first, first + plan.stages[stage].layers)
+    embedding, head = ends_of_plan(plan)
+    return _step_flop(workload, blocks, int(stage == embedding), int(stage == head))
+
+
+def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
+    """The share of peak arithmetic that a step sustains, or one stage's part of the step. The peak
+    is that of the hardware which the job names, wherever the step runs."""
+    peak = job.cluster.peak_flop_per_s(job.workload.precision)
+    if stage is not None:
+        return stage_flop(job.workload, job.plan, stage) / (seconds * peak)
+    return model_flop(job.workload) / (seconds * job.plan.num_gpus * peak)
+
+
+def megatron_flop(
+    *, batch: int, sequence_length: int, layers: int, hidden: int, vocab: int
+) -> float:
+    """Operations of a step as Megatron-LM counts them, with everything computed again
+    (Narayanan et al., SC 2021)."""
+    b, s, l, h = batch, sequence_length, layers, hidden  # noqa: E741 (as in the paper)
+    return 96 * b * s * l * h**2 * (1 + s / (6 * h) + vocab / (16 * l * h))
+
+
+def rough_state_bytes(model: ModelSpec) -> int:
+    """About what a model's blocks keep for training: 16 bytes for each of 12 h^2 parameters."""
+    return 16 * 12 * model.layers * model.hidden**2
+
+
+def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -> float:
+    """Operations of a step in some of the model's blocks, embeddings and heads."""
+    embedding, *kinds, head = _sequence_flop(workload)
+    pattern = graph_of(workload).pattern
+    places = [[*dict.fromkeys(pattern)].index(kind) for kind in pattern]
+    flop = embeddings * embedding
+    for place, own in enumerate(kinds):
+        count = sum(places[block % len(pattern)] == place for block in blocks)
+        flop += count * own
+    return (flop + heads * head) * workload.global_batch
+
+
+@cache
+def _sequence_flop(workload: Workload) -> tuple[float, ...]:
+    """Operations of a sequence in the embedding, a block of each kind, and the head, if no expert
+    takes more tokens than another and none are dropped."""
+    workload = replace(workload, expert_imbalance=1.0, expert_capacity=None, expert_padding=False)
+    ones = dict.fromkeys(sizes_of_candidates(), 1)
+    sizes = {**constants_of(workload), **ones, "V": workload.model.padded_vocab(1)}
+    columns = {name: np.array([float(size)]) for name, size in sizes.items()}
+    return tuple(float(flop) for (flop,) in _flop(graph_of(workload), tuple(columns))(columns))
+
+
+@kept
+def _flop(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
+    """Operations of the products of the embedding, a block of each kind, and the head."""
+    flop = {
+        name: Sum.total(o.flop for o in layer.operators if o.kind in PRODUCTS)
+        for name, layer in graphs_of(graph.counts, ()).items()
+    }
+    return compile_sums(flop, columns=columns)

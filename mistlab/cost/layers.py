@@ -1,34 +1,42 @@
 """The costs of single layers: seconds of their kernels, and bytes that they keep and pass on.
 
-Axes: C candidates; types of layers (``mistlab.symbolic.layer_types``) are named, not numbered.
+Axes: C candidates; types of layers (``mistlab.graph.layer_types``) are named, not numbered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.distinct import Known
 from mistlab.cost.kernels import class_of, kernels_of_join, rule_of
 from mistlab.engines.engine_parts import KernelRule
-from mistlab.machine.compute import AS_ANOTHER, EIGHT_BIT, OPERATOR_CLASSES, Compute, OperatorClass
-from mistlab.symbolic.compiled import Compiled, compile_sums
-from mistlab.symbolic.exchanges import EXCHANGES, JOINS, Beside
-from mistlab.symbolic.graph import PHASES, LayerGraph, Operator, Phase
-from mistlab.symbolic.graph_choice import GraphChoice, by_graph
-from mistlab.symbolic.kept import kept
-from mistlab.symbolic.layer_types import LayerTypes, graphs_of
-from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.symbolic.sum_source import Value
-from mistlab.symbolic.sums import Sum, names_in, where
-from mistlab.symbolic.symbols import size_names
-from mistlab.symbolic.treatments import TREATMENTS, Treatment
-from mistlab.values.context_ways import RING
+from mistlab.graph.compiled import Compiled, compile_sums, kept
+from mistlab.graph.graph import (
+    EXCHANGES,
+    JOINS,
+    PHASES,
+    Beside,
+    Collective,
+    LayerGraph,
+    Operator,
+    Phase,
+)
+from mistlab.graph.layer_types import LayerTypes, graphs_of
+from mistlab.graph.library import graph_of
+from mistlab.graph.stored_graph import StoredGraph
+from mistlab.graph.sums import Sum, Value, names_in, where
+from mistlab.graph.symbols import GraphChoice, by_graph, layer_columns, size_columns, size_names
+from mistlab.graph.treatments import TREATMENTS, Treatment
+from mistlab.machine.hardware import AS_ANOTHER, EIGHT_BIT, OPERATOR_CLASSES, Compute, OperatorClass
+from mistlab.plan.workload import Workload
+from mistlab.schedule.context_ways import RING
 
 CLASSES: tuple[OperatorClass, ...] = (
     *OPERATOR_CLASSES,
@@ -389,3 +397,158 @@ def _joined(gpu_s: Values, launches_s: Values) -> Values:
     longer = np.maximum(gpu_s, launches_s)
     shares = (gpu_s / longer) ** JOIN + (launches_s / longer) ** JOIN
     return np.asarray(longer * shares ** (1 / JOIN))
+
+
+# How long the collectives inside layers take, and how much of that time products hide.
+#
+# Axes: S strategies.
+
+# Seconds (S) of a collective over a group by its name, for its bytes and its messages (S each).
+Over = Callable[[str, Collective, Values, Values], Values]
+# Seconds (S) of exchanges between ranks with different experts, for their bytes and messages.
+ToExperts = Callable[[Values, Values], Values]
+
+
+class LayerExchanges:
+    """The collectives of passes of layers, for some strategies (S)."""
+
+    def __init__(
+        self, over: Over, to_experts: ToExperts, of_several: Callable[[str], Sequence[object]]
+    ) -> None:
+        self._over = over
+        self._to_experts = to_experts
+        self._of_several = of_several
+        self._found: dict[int, Mapping[Beside | None, Values]] = {}
+
+    def any_in(self, passes: Sequence[Pass]) -> bool:
+        """Whether ranks exchange anything in some passes."""
+        names = {name for one in passes for name in one.exchanged}
+        return any(self._of_several(EXCHANGES[name].group) for name in names)
+
+    def within(self, groups: Collection[str]) -> LayerExchanges:
+        """The collectives of some groups of the mesh alone."""
+
+        def of_several(group: str) -> Sequence[object]:
+            return self._of_several(group) if group in groups else ()
+
+        return LayerExchanges(self._over, self._to_experts, of_several)
+
+    def unhidden_s(self, layer: LayerFigures, phase: Phase, *, overlaps_products: bool) -> Values:
+        """Seconds (S) of the collectives in one pass of a layer that nothing hides, with those of
+        what runs again before a backward pass."""
+        one = layer.passes[phase]
+        seconds = self.waited_s(one)
+        if phase == "backward":
+            if overlaps_products:
+                seconds = seconds - self.hidden_s(one, "weights") - self.hidden_s(one, "input")
+            if layer.again is not None:
+                seconds = seconds + self.waited_s(layer.again)
+        return seconds
+
+    def waited_s(self, one: Pass) -> Values:
+        """Seconds (S) of all collectives of a pass, but for those that attention hides."""
+        exchanges = self._by_product(one)
+        if not exchanges:
+            return np.zeros_like(one.compute_s)
+        seconds = np.sum([*exchanges.values()], axis=0)
+        if "attention" in exchanges:
+            seconds = seconds - self.hidden_s(one, "attention")
+        return np.asarray(seconds)
+
+    def hidden_s(self, one: Pass, beside: Beside) -> Values:
+        """Seconds (S) of the collectives of a pass that run beside some of its products."""
+        exchanged_s = self._by_product(one).get(beside)
+        if exchanged_s is None:
+            return np.zeros_like(one.compute_s)
+        return np.asarray(np.minimum(exchanged_s, one.beside_s[beside]))
+
+    def _by_product(self, one: Pass) -> Mapping[Beside | None, Values]:
+        """Seconds (S) of the collectives of a pass, by the products beside which they can run."""
+        if id(one) not in self._found:
+            found: dict[Beside | None, Values] = {}
+            for name, (messages, size_bytes) in one.exchanged.items():
+                row = EXCHANGES[name]
+                if not self._of_several(row.group):
+                    # Nobody to exchange with.
+                    continue
+                if row.group == "experts":
+                    seconds = self._to_experts(size_bytes, messages)
+                else:
+                    seconds = self._over(row.group, row.collective, size_bytes, messages)
+                found[row.beside] = found.get(row.beside, 0.0) + seconds
+            self._found[id(one)] = found
+        return self._found[id(one)]
+
+
+# The figures of layers for columns of strategies, computed once for equal sizes.
+
+
+def figures_of_layers(
+    known: Known[Mapping[str, LayerFigures]],
+    layers: LayerModel,
+    workload: Workload,
+    columns: Mapping[str, NDArray[Any]],
+) -> Mapping[str, LayerFigures]:
+    """The figures of each layer for each strategy; ``known`` are those of sizes met before."""
+    names = layer_columns()
+    figures, rows = known(
+        [columns[name] for name in names.values()],
+        lambda sizes: layers(size_columns(workload, dict(zip(names, sizes, strict=True)))),
+    )
+    taken: dict[int, Pass] = {}
+
+    def pass_of(one: Pass) -> Pass:
+        # Types of layers that share a pass share its rows too.
+        if id(one) not in taken:
+            taken[id(one)] = one.taken(rows)
+        return taken[id(one)]
+
+    return {
+        name: LayerFigures(
+            passes={phase: pass_of(one) for phase, one in layer.passes.items()},
+            again=None if layer.again is None else pass_of(layer.again),
+            parameters=layer.parameters[rows],
+            experts=layer.experts[rows],
+            saved_bytes=layer.saved_bytes[rows],
+            output_bytes=layer.output_bytes[rows],
+        )
+        for name, layer in figures.items()
+    }
+
+
+# How long the GPU waits in blocks with experts for the host that issues their operators.
+#
+# In each of these blocks the host waits until the GPU has told it how many rows come. So it is
+# never a block ahead, and a pass of the block takes as long as the slower of the two. So it is on
+# a rank that has all experts, too. Only where experts take as many rows as they have room for does
+# the host know before.
+#
+# Axes: S strategies, T types of layers.
+
+
+def waits_for_hosts_s(
+    workload: Workload,
+    operator_s: float,
+    layers: Sequence[LayerFigures],
+    phase: Phase,
+    exchanged_s: Values,
+) -> Values:
+    """Seconds (T, S) of a pass of each type in which the GPU has nothing to do; its host issues an
+    operator in ``operator_s``, and its collectives take ``exchanged_s`` (T, S)."""
+    waits_s = np.zeros_like(exchanged_s)
+    if not operator_s or workload.expert_padding:
+        return waits_s
+    graph = graph_of(workload)
+    kinds = LayerTypes.of(graph.pattern).kinds
+    # Between embedding and head are as many types of each kind, one for each treatment.
+    ways = (len(layers) - 2) // len(kinds)
+    for place, layer in enumerate(layers[1:-1], start=1):
+        groups = (EXCHANGES[name].group for name in layer.passes[phase].exchanged)
+        if "experts" not in groups:
+            continue
+        operators = graph.operators_of(kinds[(place - 1) // ways])
+        computed_s, issued = layer.passes[phase].compute_s, operators[phase]
+        if phase == "backward" and layer.again is not None:
+            computed_s, issued = computed_s + layer.again.compute_s, sum(operators.values())
+        waits_s[place] = np.maximum(issued * operator_s - computed_s - exchanged_s[place], 0.0)
+    return waits_s

@@ -14,17 +14,25 @@ Axes: C transfers.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.distinct import Known
+from mistlab.core.files import MICROSECONDS
+from mistlab.core.precision import Precision
+from mistlab.core.values import UncalibratedError
+from mistlab.engines.engine_parts import ExpertExchange
+from mistlab.graph.graph import Collective
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.transfers import GroupTransfers, Line, Transfers
-from mistlab.symbolic.exchanges import Collective
-from mistlab.values.errors import UncalibratedError
-from mistlab.values.units import MICROSECONDS
+from mistlab.machine.hardware import GroupTransfers, Line, Transfers
+from mistlab.plan.dimensions import names_of
+from mistlab.plan.mesh import GROUPS, axes_of, degrees, num_gpus, ranks_of
+from mistlab.plan.workload import ModelSpec
+from mistlab.stages.stage_batch import StageBatch
 
 Copy = Literal["host_to_device", "device_to_host"]
 Values = NDArray[np.float64]
@@ -281,3 +289,260 @@ def _nearest(measured: list[_Measured], gpus_in_node: int, nodes: int) -> _Measu
         return sum(abs(math.log(ratio)) for ratio in ratios)
 
     return min(measured, key=distance, default=None)
+
+
+# The latency of an all-reduce of a message so small that only hops count.
+#
+# A ring of n ranks passes the message on 2 (n - 1) times, so its latency grows with the ranks. A
+# tree of nodes goes up and down its levels, whose number is the logarithm of the nodes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceLatency:
+    """Seconds of an all-reduce over a ring, over a tree of nodes, and over the faster one; None
+    where all ranks are in one node, which has no tree."""
+
+    ring_s: float
+    tree_s: float | None
+    fastest_s: float
+
+
+def all_reduce_latency(links: LinkTimes, size_bytes: float) -> AllReduceLatency:
+    """The latency over all GPUs of a cluster."""
+    cluster = links.cluster
+    link = links.collective("all_reduce", gpus_in_node=cluster.gpus_per_node, nodes=cluster.nodes)
+    tree = link.instead
+    return AllReduceLatency(
+        ring_s=link.latency_s + size_bytes * link.s_per_byte,
+        tree_s=None if tree is None else tree.latency_s + size_bytes * tree.s_per_byte,
+        fastest_s=float(link(np.array([size_bytes]))[0]),
+    )
+
+
+# The time of transfers, by a fitted latency and bandwidth. Axes: C transfers.
+
+
+def transfer_s(size_bytes: NDArray[np.float64], line: Line) -> NDArray[np.float64]:
+    """Seconds (C) of transfers of ``size_bytes`` (C); a transfer of no bytes takes no time."""
+    seconds = line.latency_s + size_bytes / line.bytes_per_s
+    return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
+
+
+# How groups of ranks lie on nodes: how many ranks share a node, and on how many nodes they are.
+#
+# Axes: C candidates for stages, S strategies.
+
+
+Whole = NDArray[np.int64]
+# A mask of the strategies (S) whose groups have a shape, with its ranks in a node and its nodes.
+OfShape = tuple[NDArray[np.bool_], int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shapes:
+    """The shape of each strategy's groups (S each), by name: ranks in a node, and nodes; and the
+    ranks of each group.
+
+    Neighbouring stages are taken to be as large as the stage itself.
+    """
+
+    groups: Mapping[str, tuple[Whole, Whole]]
+    ranks: Mapping[str, Whole]
+    crosses_to_next: NDArray[np.bool_]
+    crosses_from_previous: NDArray[np.bool_]
+    senders_of_node: Whole
+    _several: dict[str, Sequence[OfShape]] = field(default_factory=dict, init=False, repr=False)
+
+    def of_several(self, group: str) -> Sequence[OfShape]:
+        """The strategies of each shape of a group, where it has several ranks."""
+        if group not in self._several:
+            several = (one for one in self.by_shape(group) if one[1] * one[2] > 1)
+            self._several[group] = tuple(several)
+        return self._several[group]
+
+    def by_shape(self, group: str) -> Iterator[OfShape]:
+        """The strategies of each shape of a group."""
+        in_node, nodes = self.groups[group]
+        for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
+            yield (in_node == gpus) & (nodes == spanned), gpus, spanned
+
+    def chosen(self, rows: NDArray[np.intp]) -> Self:
+        """The shapes of the strategies in these rows."""
+        groups = self.groups.items()
+        return type(self)(
+            groups={name: (in_node[rows], nodes[rows]) for name, (in_node, nodes) in groups},
+            ranks={name: ranks[rows] for name, ranks in self.ranks.items()},
+            crosses_to_next=self.crosses_to_next[rows],
+            crosses_from_previous=self.crosses_from_previous[rows],
+            senders_of_node=self.senders_of_node[rows],
+        )
+
+
+def shape_on_nodes(
+    group: str, value: Callable[[str], NDArray[Any]], first_rank: Whole, gpus_per_node: int
+) -> tuple[Whole, Whole]:
+    """The most ranks of a group in a node, and the number of its nodes.
+
+    The stage begins at ``first_rank``, and ranks fill nodes in order.
+    """
+    reach, apart = np.zeros_like(first_rank), np.ones_like(first_rank)
+    step = np.ones_like(first_rank)
+    for name, ranks in degrees(axes_of(group), value).items():
+        degree = ranks.astype(np.int64)
+        if name in GROUPS[group]:
+            # Ranks that are at least a node apart are all in different nodes.
+            is_inside = step < gpus_per_node
+            reach = reach + np.where(is_inside, (degree - 1) * step, 0)
+            apart = apart * np.where(is_inside, 1, degree)
+        step = step * degree
+    inside = (first_rank + reach) // gpus_per_node - first_rank // gpus_per_node + 1
+    nodes = inside * apart
+    return -(-ranks_of(group, value).astype(np.int64) // nodes), nodes
+
+
+def shapes_of(
+    known: Known[Shapes], columns: Mapping[str, NDArray[Any]], cluster: Cluster
+) -> Shapes:
+    """The shapes of each strategy's groups; ``known`` are those of meshes met before."""
+    names = (*names_of("mesh"), "first_rank")
+    shapes, rows = known(
+        [columns[name] for name in names],
+        lambda distinct: _shapes(dict(zip(names, distinct, strict=True)), cluster),
+    )
+    return shapes.chosen(rows)
+
+
+def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
+    """The shapes of the groups, and the sends that cross nodes."""
+    gpus = cluster.gpus_per_node
+    value = columns.__getitem__
+    first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
+
+    def crosses(before: Whole) -> NDArray[np.bool_]:
+        """Whether a rank from ``before`` on and its peer in the next stage are in two nodes."""
+        apart = (before + 2 * ranks - 1) // gpus != before // gpus
+        return np.asarray((cluster.nodes > 1) & ((ranks >= gpus) | apart))
+
+    return Shapes(
+        groups={group: shape_on_nodes(group, value, first, gpus) for group in GROUPS},
+        ranks={group: ranks_of(group, value).astype(np.int64) for group in GROUPS},
+        crosses_to_next=crosses(first),
+        crosses_from_previous=crosses(first - ranks),
+        senders_of_node=np.minimum(ranks, gpus),
+    )
+
+
+# How much longer sends between stages take on a cluster with a profile.
+#
+# Axes: S strategies.
+
+
+def late_s(
+    value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch: int
+) -> NDArray[np.float64]:
+    """Seconds (S) that sends take longer by a cluster's profile."""
+    ranks = np.asarray(ranks_of("tensor", value)).astype(np.int64)
+    profile, gpus = cluster.profile, cluster.num_gpus
+    if profile is None:
+        return np.zeros(len(ranks))
+    data_ranks = np.asarray(value("data_parallel"))
+    micro_batches = global_batch // (data_ranks * value("micro_batch"))
+    are_whole = (value("zero") == 0) & (cluster.nodes > 1)
+    beside = are_whole & profile.is_beside_whole(data_ranks, micro_batches, gpus)
+    return profile.send_s(ranks, gpus, beside_whole=beside)
+
+
+# Figures of the GPUs and the hosts that a stage has, where groups of nodes are unlike.
+#
+# Axes: C candidates for stages.
+
+
+def groups_of(cluster: Cluster, ranks: NDArray[np.int64]) -> NDArray[np.intp]:
+    """The number of the group of each rank (C); ranks beyond the cluster are in the last."""
+    ends = [one.stop for one in cluster.ranks_of_groups[:-1]]
+    return np.searchsorted(ends, ranks, side="right")
+
+
+def figure_at(
+    cluster: Cluster, first_rank: NDArray[np.int64], figure: Callable[[Cluster], float]
+) -> Values | float:
+    """A figure of the group of nodes at each stage's first rank (C); one number where all nodes are
+    equal."""
+    if not cluster.others:
+        return figure(cluster)
+    of_groups = np.array([figure(group) for group in cluster.of_groups])
+    return np.asarray(of_groups[groups_of(cluster, first_rank)])
+
+
+def in_one_group(cluster: Cluster, batch: StageBatch) -> NDArray[np.bool_] | bool:
+    """Whether the GPUs of each stage (C) are in one group of nodes."""
+    if not cluster.others:
+        return True
+    last = batch.first_rank + num_gpus(batch.value).astype(np.int64) - 1
+    return np.asarray(groups_of(cluster, batch.first_rank) == groups_of(cluster, last))
+
+
+def mean_peak_flop_per_s(
+    cluster: Cluster, precision: Precision, first_rank: int, gpus: int
+) -> float:
+    """The peak rate of one of so many GPUs from a rank on, on average."""
+    if not cluster.others:
+        return cluster.peak_flop_per_s(precision)
+    # Every prediction asks, so no cluster is made of a group here.
+    groups, node = cluster.groups, cluster.gpus_per_node
+    end, total, begun = first_rank + gpus, 0.0, 0
+    for number, group in enumerate(groups, 1):
+        # Ranks beyond the cluster are in the last group.
+        until = begun + group.nodes * node if number < len(groups) else end
+        of_group = max(0, min(end, until) - max(first_rank, begun))
+        total += of_group * group.hardware.gpu.peak_flop_per_s(precision)
+        begun = until
+    return total / gpus
+
+
+# How long ranks with different experts take to exchange copies of tokens.
+#
+# Axes: S strategies.
+
+# A pass sends each copy of a token there and back, and its weight one way. Rows are in 16 bits and
+# weights in 32; whether a token chose an expert is a byte.
+ROW_BYTES, WEIGHT_BYTES = 2, 4
+
+
+def exchanged_s(
+    links: LinkTimes,
+    exchange: ExpertExchange,
+    model: ModelSpec,
+    shape: tuple[Whole, Whole],
+) -> Callable[[Values, Values], Values]:
+    """Seconds (S) of a pass's exchanges, for their bytes in all and their number (S each).
+
+    ``shape`` says how many ranks of each group are in a node, and how many nodes it has.
+    """
+    experts = model.experts
+    copies = experts.active if experts is not None and exchange.once_a_node else 0
+    width = (experts.hidden if experts is not None else 0) or model.hidden
+    of_all = exchange.weights_of_all and experts is not None
+
+    def seconds_of(size_bytes: Values, messages: Values) -> Values:
+        seconds = np.zeros_like(size_bytes)
+        in_node, nodes = shape
+        for gpus, spanned in {*zip(in_node.tolist(), nodes.tolist(), strict=True)}:
+            if gpus * spanned > 1:
+                rows = (in_node == gpus) & (nodes == spanned)
+                link = links.to_all(gpus_in_node=gpus, nodes=spanned, copies=copies)
+                own = experts.count / (gpus * spanned) if experts is not None else 0.0
+                waits_s = messages[rows] * exchange.waits_s(own)
+                moved, told_s = size_bytes[rows], np.zeros(1)
+                if of_all and experts is not None:
+                    sent = moved / (2 * ROW_BYTES * width + WEIGHT_BYTES)
+                    moved = moved + sent * WEIGHT_BYTES * (experts.count / spanned - 1)
+                    # The backward pass knows from the forward pass what all tokens chose.
+                    gather = links.collective("all_gather", gpus_in_node=gpus, nodes=spanned)
+                    choices = sent / experts.active * experts.count * gpus * spanned
+                    told_s = gather(choices) / 2
+                sent_s = (link(moved, messages[rows]) + told_s) * (1 - exchange.hidden)
+                seconds[rows] = sent_s + waits_s
+        return seconds
+
+    return seconds_of

@@ -8,7 +8,7 @@ Where gradients of weights have passes of their own (W), recomputed and offloade
 the GPU from the backward pass until W. Then most is held at another moment than the fullest layer
 runs. And offloaded activations come back beside a layer of their chunk, not beside any other. Where
 chunks do not go round, most is held while one chunk runs, and another chunk recomputes or has the
-head. So the passes of these stages are walked (``mistlab.cost.walked_memory``). They need no less
+head. So the passes of these stages are walked (``mistlab.cost.memory``). They need no less
 than the closed form says for the micro-batches that all chunks hold at once.
 
 *Bounds.* The closed form's bytes never grow with larger ratios or with more recomputed blocks, if a
@@ -31,18 +31,22 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.walked_memory import WalkedLayers, WalkedPasses
+from mistlab.cost.memory import WalkedLayers, WalkedPasses
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.held_moments import HeldMoments, moments_of_plan
+from mistlab.graph.layer_types import EMBEDDING, HEAD, sum_name, type_of
+from mistlab.graph.stage_model import StageModel
+from mistlab.graph.treatments import PLAIN
+from mistlab.plan.plan import Plan
 from mistlab.schedule.placement import Placement
-from mistlab.symbolic.layer import sum_name
-from mistlab.symbolic.layer_types import EMBEDDING, HEAD, type_of
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.symbolic.treatments import PLAIN
-from mistlab.values.parts import batch_of_parts, chunk_in_order
-from mistlab.values.plan import Plan
-from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
-from mistlab.values.stages_in_order import StagesInOrder
+from mistlab.stages.plan_orders import HeldMoments, moments_of_plan
+from mistlab.stages.stage_batch import (
+    StageBatch,
+    StageFigures,
+    StagePeaks,
+    StagesInOrder,
+    batch_of_parts,
+    chunk_in_order,
+)
 
 Values = NDArray[np.float64]
 Rows = NDArray[np.intp]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 Layout = Literal["whole", "split", "tokens", "partial"]
 LAYOUTS: tuple[Layout, ...] = ("whole", "split", "tokens", "partial")

@@ -7,14 +7,28 @@ Axes: C candidates, S stages.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Generic, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.algebra import Algebra, Columns, Length, Numbers
-from mistlab.cost.chains import ISSUED, PASSES, SENDS, Chains, Counts, PassLengths, Whole, chained
-from mistlab.values.stages import StageSeconds
+from mistlab.cost.chains import (
+    ISSUED,
+    PASSES,
+    SENDS,
+    Algebra,
+    Chains,
+    Columns,
+    Counts,
+    Length,
+    Numbers,
+    PassLengths,
+    Whole,
+    chained,
+)
+from mistlab.job.prediction import Prediction
+from mistlab.plan.plan import Plan
+from mistlab.stages.stage_batch import StageSeconds
 
 Table = NDArray[np.float64]
 
@@ -129,3 +143,108 @@ def prepended(
     """The chains (C) of a stage and the stages after it, ``stages`` in all."""
     columns = Columns(len(stage.forward_s))
     return chained(columns, stage.passes, after, Counts.of(micro_batches, stages))
+
+
+# The published objective of a pipeline, stage by stage, in any algebra.
+#
+# Mist (EuroSys 2025) takes a pipeline of G micro-batches to last
+#
+#     (G - 1) max t + sum t + max_i (d_i - sum of t_j over the stages j in front of i)
+#
+# where t is what a steady micro-batch takes in a stage, and d what the first and the last one take
+# beyond, which stages in front hide in part. ``mistlab.cost.chains`` is what this package takes it
+# to last. This objective stays so that the published search can be run beside.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Published(Generic[Length]):
+    """The terms of the objective for a stage and all stages after it: the slowest stage's time, the
+    sum of their times, and the longest extra that is not hidden."""
+
+    slowest: Length
+    together: Length
+    unhidden: Length
+
+    @classmethod
+    def of_nothing(cls, nothing: Length) -> Self:
+        """After the last stage there is nothing."""
+        return cls(slowest=nothing, together=nothing, unhidden=nothing)
+
+    def whole(self, micro_batches: int) -> Length:
+        """The time of a pipeline of these stages."""
+        total: Length = self.slowest * (micro_batches - 1) + self.together + self.unhidden
+        return total
+
+
+def steady_s(stage: PassLengths[Table]) -> Table:
+    """The time of a steady micro-batch in a stage, or of the host that issues it, and of its sends,
+    for which published stages wait."""
+    both_s = stage.forward_s + stage.backward_s
+    if stage.issued_forward_s is not None and stage.issued_backward_s is not None:
+        both_s = np.maximum(both_s, stage.issued_forward_s + stage.issued_backward_s)
+    return both_s + stage.point_to_point_s
+
+
+def extra_s(stage: PassLengths[Length]) -> Length:
+    """The time that the first and the last micro-batch take beyond steady ones."""
+    total: Length = (
+        stage.begin_s
+        + (stage.through_forward_s - stage.forward_s)
+        + stage.within_forward_s
+        + stage.after_first_s
+        + stage.within_backward_s
+        + stage.end_s
+    )
+    return total
+
+
+def in_front(
+    algebra: Algebra[Length], own_s: Length, own_extra_s: Length, after: Published[Length]
+) -> Published[Length]:
+    """A stage with these times in front of others."""
+    return Published(
+        slowest=algebra.longest("slowest", after.slowest, own_s),
+        together=after.together + own_s,
+        unhidden=algebra.longest("unhidden", own_extra_s, after.unhidden - own_s),
+    )
+
+
+# An iteration taken apart into terms that add up to it.
+#
+# The slowest stage's computation and exposed communication over all micro-batches, the other
+# stages that a micro-batch passes through, and the rest: first and last micro-batches, the
+# optimizer's step, sends, and what an iteration takes besides.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """An iteration taken apart, or the difference of two."""
+
+    computation_s: float
+    exposed_communication_s: float
+    other_stages_s: float
+    rest_s: float
+
+    @classmethod
+    def of(cls, plan: Plan, prediction: Prediction) -> Self:
+        """The terms of a plan."""
+        slowest = prediction.stages[slowest_stage(prediction)]
+        exposed_s = plan.micro_batches * slowest.exposed_communication_s
+        steady_s = plan.micro_batches * slowest.stable_s
+        others_s = sum(stage.stable_s for stage in prediction.stages) - slowest.stable_s
+        return cls(
+            computation_s=steady_s - exposed_s,
+            exposed_communication_s=exposed_s,
+            other_stages_s=others_s,
+            rest_s=prediction.iteration_s - steady_s - others_s,
+        )
+
+    def __sub__(self, other: Self) -> Self:
+        names = [entry.name for entry in fields(self)]
+        return type(self)(**{name: getattr(self, name) - getattr(other, name) for name in names})
+
+
+def slowest_stage(prediction: Prediction) -> int:
+    """The stage whose micro-batches take longest."""
+    stable = [stage.stable_s for stage in prediction.stages]
+    return stable.index(max(stable))

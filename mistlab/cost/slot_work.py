@@ -1,28 +1,90 @@
-"""The work of the streams in the slots of a pass: which tasks each kind of slot has.
+"""How long slots of some kinds take: the shared parts of all sums over the slots of a pass.
 
-Axes: S distinct strategies, T types of layers, K kinds of slots, P phases; the four streams first.
+Axes: C candidates, S distinct strategies, T types of layers, K kinds of slots, L lengths of a slot;
+the four streams first.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mistlab.cost.side_by_side import Streams, link_after
-from mistlab.cost.slot_lengths import (
-    HERE,
-    LOWER,
-    UPPER,
-    Kinds,
-    Values,
-    in_slots,
-    of_layers,
-    with_nothing,
+from mistlab.core.distinct import Distinct
+from mistlab.cost.side_by_side import (
+    LINK,
+    LINK_BIT,
+    SlowedBy,
+    Streams,
+    ends_of_several,
+    ends_of_streams,
+    link_after,
+    sets_of,
+    until,
 )
 from mistlab.cost.tasks import TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.places import layers_above
-from mistlab.schedule.slot_table import PHASES, SHARDED_WEIGHTS, Phase, Place, Task
+from mistlab.schedule.slots import (
+    KINDS,
+    PHASES,
+    SHARDED_GRADIENTS,
+    SHARDED_WEIGHTS,
+    Phase,
+    Place,
+    Task,
+)
+from mistlab.stages.stage_shape import layers_above
+
+Values = NDArray[np.float64]
+# Kinds of slots (K, 3), as in ``SLOT_KINDS``: columns for the three layers of a slot.
+Kinds = NDArray[np.int64]
+LOWER, HERE, UPPER = range(3)
+# Lengths (L, K', S) of some kinds of slots, and a mask (K) of these kinds. ``Sums`` turns several
+# such tables into one of seconds (L, C).
+Lengths = tuple[Values, NDArray[np.bool_]]
+Sums = Callable[[Sequence[Lengths]], Values]
+
+
+def of_layers(of_type: Values, layers: NDArray[np.int64]) -> Values:
+    """Seconds (K, S) of layers of given types, from the seconds of all types (T, S)."""
+    return np.asarray(with_nothing(of_type)[layers])
+
+
+def with_nothing(of_type: Values) -> Values:
+    """Seconds (T + 1, S) of all types of layers, and of no layer."""
+    return np.concatenate([of_type, np.zeros((1, of_type.shape[1]))])
+
+
+def slot_ends(
+    seconds: TaskSeconds,
+    alone: Streams,
+    is_least: bool,
+    chosen: NDArray[np.intp] | slice = slice(None),
+) -> Streams:
+    """Seconds (4, K, S) until each stream is done in slots of the ``chosen`` strategies, whose
+    tasks are ``alone`` (4, K, S)."""
+    if seconds.model.template.depth == 0:
+        # Tasks run one after another.
+        return np.broadcast_to(alone.sum(axis=0), alone.shape)
+    slowed = seconds.slowed_by("least" if is_least else "own")
+    flat = ends_of_streams(alone.reshape(len(alone), -1), in_slots(slowed, alone, chosen))
+    return flat.reshape(alone.shape)
+
+
+def in_slots(
+    slowed: SlowedBy, alone: Streams, chosen: NDArray[np.intp] | slice = slice(None)
+) -> SlowedBy:
+    """The factors in each slot of the ``chosen`` strategies, one kind of slot after another."""
+    first = np.broadcast_to(slowed.first[chosen], alone.shape[1:])
+    return SlowedBy(slowed.table, first.reshape(-1), slowed.size)
+
+
+# The work of the streams in the slots of a pass: which tasks each kind of slot has.
+#
+# Axes: S distinct strategies, T types of layers, K kinds of slots, P phases; the four streams
+# first.
+
 
 COMPUTE = STREAMS.index("compute")
 _FETCHING = (("P", "<"), ("U", None))
@@ -111,3 +173,295 @@ def _neighbour(place: Place, phase: Phase, depth: int) -> int:
     """Which of a slot's three layers a task with this place works on."""
     above = layers_above(place, phase, depth)
     return UPPER if above > 0 else LOWER if above < 0 else HERE
+
+
+# Sums of the lengths of a stage's slots: each kind of slot as often as the stage has it.
+#
+# Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots, L
+# lengths.
+
+
+# With more products of strategies and layers for each candidate than this, candidates are summed
+# one by one.
+DENSE = 16
+ROWS_AT_ONCE = 8192
+# Up to so many multiplications, OpenBLAS keeps a product of tables on one thread. Threads for such
+# small products mostly wait for one another: beside other work, thirty times as long.
+ON_ONE_THREAD = 1 << 18
+# Up to so many candidates, as in plans, a candidate's sum does not depend on the others.
+FEW_ROWS = 1024
+
+
+def summed_slots(
+    lengths: Sequence[Lengths], counts: Values, strategies: Distinct, stages: Distinct
+) -> Values:
+    """Seconds (L, C) of each of some lengths of slots, from the counts (K, J) of slots; candidates
+    are told by their strategies and their sets of layers."""
+    if len(strategies.index) <= FEW_ROWS:
+        return _summed_alike(lengths, counts, strategies, stages)
+    found = np.empty((sum(len(of_kinds) for of_kinds, _ in lengths), len(strategies.index)))
+    sums = iter(found)
+    for of_kinds, where in lengths:
+        for one in of_kinds:
+            _sum_up(next(sums), one, counts[where], strategies, stages)
+    return found
+
+
+def _summed_alike(
+    lengths: Sequence[Lengths], counts: Values, strategies: Distinct, stages: Distinct
+) -> Values:
+    """Seconds (L, C) of each sum, added one kind of slot after another.
+
+    So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
+    """
+    ends = np.cumsum([len(of_kinds) for of_kinds, _ in lengths])
+    every = np.zeros((len(counts), ends[-1], len(strategies.columns[0])))
+    for end, (of_kinds, where) in zip(ends.tolist(), lengths, strict=True):
+        every[where, end - len(of_kinds) : end] = of_kinds.swapaxes(0, 1)
+    terms = every.take(strategies.index, axis=2)
+    terms *= counts[:, None, stages.index]
+    return np.asarray(terms.sum(axis=0))
+
+
+def _sum_up(
+    found: Values, lengths: Values, counts: Values, strategies: Distinct, stages: Distinct
+) -> None:
+    """Fill in seconds (C) from lengths of slots (K, S) and their counts (K, J)."""
+    rows = len(strategies.index)
+    if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
+        table = _products(lengths, counts)
+        found[:] = table.take(strategies.index * counts.shape[1] + stages.index)
+        return
+    lengths, counts = np.ascontiguousarray(lengths.T), np.ascontiguousarray(counts.T)
+    for start in range(0, rows, ROWS_AT_ONCE):
+        block = slice(start, start + ROWS_AT_ONCE)
+        of_block = lengths[strategies.index[block]] * counts[stages.index[block]]
+        found[block] = of_block.sum(axis=1)
+
+
+def _products(lengths: Values, counts: Values) -> Values:
+    """The sum (S, J) of each strategy's lengths (K, S) with each set of layers' counts (K, J)."""
+    if lengths.shape[1] == 1 or counts.shape[1] == 1:
+        # OpenBLAS shares products with a single column among threads far sooner.
+        return np.asarray(np.einsum("ks,kj->sj", lengths, counts))
+    table = np.empty((lengths.shape[1], counts.shape[1]))
+    at_once = max(2, ON_ONE_THREAD // max(1, counts.size))
+    for start in range(0, len(table), at_once):
+        block = slice(min(start, len(table) - 2), start + at_once)
+        np.matmul(lengths[:, block].T, counts, out=table[block])
+    return table
+
+
+# How long slots of backward passes take whose gradients of weights are a pass of their own.
+#
+# Axes: S distinct strategies, T types of layers, K kinds of slots; the four streams first.
+
+
+# Kinds of tasks that belong to gradients of weights.
+_OF_GRADIENTS = frozenset({"R", "G"})
+
+
+def split_slots(work: SlotWork, weights_s: Values, unhidden_s: Values) -> Values:
+    """Seconds (4, K, S) of slots of whole backward passes, of passes for inputs and of passes for
+    weights, and of what was hidden in them; the arguments are those of ``split_pass_seconds``."""
+    here = work.kinds[:, HERE]
+    products, waits = (of_layers(one, here) for one in (weights_s, unhidden_s))
+    (whole,) = work.alone(("backward",)).swapaxes(0, 1)
+    (inputs,) = work.alone(("backward",), without=_OF_GRADIENTS).swapaxes(0, 1)
+    inputs[COMPUTE] += waits - products
+    (weights,) = work.alone(("backward",), without={*KINDS} - _OF_GRADIENTS).swapaxes(0, 1)
+    weights[COMPUTE] = products
+    (fetched_s,) = work.fetched_s(("backward",)).sum(axis=0)
+    whole_s, inputs_s, own_s = (_lasting(work, one) for one in (whole, inputs, weights))
+    whole_s, inputs_s = np.maximum(whole_s, fetched_s), np.maximum(inputs_s, fetched_s)
+    if len(work.evicts):
+        for alone, lasting in ((whole, whole_s), (weights, own_s)):
+            evicting_s = work.evicting_s(alone[:, :, work.evicts])
+            lasting[:, work.evicts] = np.maximum(lasting[:, work.evicts], evicting_s)
+    return np.stack([whole_s, inputs_s, own_s, waits])
+
+
+def _lasting(work: SlotWork, alone: Streams) -> Values:
+    """Seconds (K, S) of slots with tasks (4, K, S)."""
+    alone = np.maximum(alone, 0.0)
+    return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)
+
+
+# How long slots take in which weights come from the host and are then gathered.
+#
+# Each rank swaps its shard of a layer's weights in, and only then gathers the layer. So the link
+# between GPUs first does its other work, and gathers when both are done. Until then the host's
+# copy slows the other streams, and from then on the link does.
+#
+# Axes: C cases; the four streams first.
+
+
+_COMPUTE, _FROM_HOST = STREAMS.index("compute"), STREAMS.index("host_to_device")
+
+
+def ends_if_gathered(alone: Streams, slowed: SlowedBy, copied: Values, gathered: Values) -> Streams:
+    """Seconds (4, C) until each stream has done its work of ``alone`` (4, C), if the link gathers
+    for the last ``gathered`` seconds (C) of its work when the host has copied for the first
+    ``copied`` seconds (C) of its own; both are more than zero."""
+    left, place = alone.copy(), slowed.place(sets_of(alone > 0))
+    left[LINK], left[_FROM_HOST] = np.maximum(alone[LINK] - gathered, 0.0), copied
+    ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
+    for _ in STREAMS:
+        busy = left > 0
+        factors = slowed.table.take(place + sets_of(busy), axis=1)
+        ahead = np.where(busy, left * factors, np.inf)
+        step = np.where(busy[_FROM_HOST], ahead.min(axis=0), 0.0)
+        is_done = busy & (ahead <= step)
+        left = np.where(is_done, 0.0, np.maximum(left - step / factors, 0.0))
+        elapsed += step
+        ends += is_done * elapsed
+    left[LINK] += gathered
+    left[_FROM_HOST] = np.maximum(alone[_FROM_HOST] - copied, 0.0)
+    return np.maximum(ends, np.where(left > 0, ends_of_several(left, slowed) + elapsed, 0.0))
+
+
+def least_ends_if_gathered(
+    alone: Streams, slowed: SlowedBy, copied: Values, gathered: Values
+) -> Streams:
+    """Ends (4, C) that no ``ends_if_gathered`` of this work or of greater copies undercuts, under
+    ``lowered`` factors (docs/decisions/0035-searches-that-prove.md).
+
+    With greater copies the link may gather at any later time. So the copies here are slowed by no
+    gathering. Arithmetic is slowed as little as it is while the link gathers, whatever else runs.
+    """
+    left, place = alone.copy(), slowed.place(sets_of(alone > 0))
+    left[LINK] = np.maximum(alone[LINK] - gathered, 0.0)
+    copying, gathering = copied.copy(), gathered.copy()
+    ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
+    # Each stream ends once, and so do the first copy and the gathering.
+    for _ in range(len(STREAMS) + 2):
+        busy = left > 0
+        factors = slowed.table.take(place + sets_of(busy), axis=1)
+        on_link = slowed.table[LINK].take(place + (sets_of(busy) | LINK_BIT))
+        gathers = ~busy[LINK] & (copying <= 0) & (gathering > 0)
+        ahead = np.where(busy, left * factors, np.inf)
+        copied_s = np.where(copying > 0, copying * factors[_FROM_HOST], np.inf)
+        gathered_s = np.where(gathers, gathering * on_link, np.inf)
+        step = np.minimum(ahead.min(axis=0), np.minimum(copied_s, gathered_s))
+        step = np.where(np.isfinite(step), step, 0.0)
+        is_done, is_gathered = busy & (ahead <= step), gathers & (gathered_s <= step)
+        left = np.where(is_done, 0.0, np.maximum(left - step / factors, 0.0))
+        copying = np.where(copied_s <= step, 0.0, copying - step / factors[_FROM_HOST])
+        gathering -= np.where(gathers, step / on_link, 0.0)
+        gathering[is_gathered] = 0.0
+        elapsed += step
+        ends += is_done * elapsed
+        ends[LINK] = np.where(is_gathered, elapsed, ends[LINK])
+    slower = slowed.table[_COMPUTE].take(place + (1 << _COMPUTE) + LINK_BIT)
+    slowed_s = alone[_COMPUTE] + gathered * (1 - 1 / slower)
+    computes = alone[_COMPUTE] > 0
+    ends[_COMPUTE] = np.where(computes, np.maximum(ends[_COMPUTE], slowed_s), 0.0)
+    return ends
+
+
+# How much longer rounds of a steady pipeline take, because passes run beside sends.
+#
+# In a pipeline that waits for its sends, a stage is idle between its passes. After a gradient was
+# sent back, the foremost stage of a round begins its next forward pass at once, the last stage its
+# backward pass. In stages between them the gaps differ: with equal stages, each stage's gap before
+# its forward pass is longer than the gap of the stage in front. A pass whose gap is shorter than
+# the send before it runs beside the rest of the send, and both slow down.
+#
+# For K equal stages, with all times in sends, gap u of stage i before its forward pass, and what a
+# pass and a send lose beside one another (``slowed``, a share of the time that they are together):
+#
+#     u(0) = 0,  u(K) = 2,  u(i+1) = u(i) + short + slowed (max(1 - u(i), 0) + max(u(i+1) - 1, 0))
+#
+# where a micro-batch takes ``short`` less than both passes and both sends of a stage one after
+# another. The foremost stage sends nothing back, and so loses nothing. So a round takes 2 - K
+# short longer than without losses.
+#
+# Axes: C candidates.
+
+Whole = NDArray[np.int64]
+
+
+def within_round_s(send_s: Values, slowed: Values, stages: Whole) -> Values:
+    """Seconds (C) by which a round takes longer because of a stage, which is the foremost of so
+    many ``stages`` (C) and sends for ``send_s`` (C) to the next one.
+
+    A round from the stage in front on goes past one stage more than a round from this stage on.
+    """
+    return send_s * (_lost(slowed, stages + 1) - _lost(slowed, stages))
+
+
+def _lost(slowed: Values, stages: Whole) -> Values:
+    """What a round past so many equal stages (C) loses, in sends: none past one or two."""
+    kept = 1 - slowed
+    # Half of the stages lose before their forward passes, half before their backward passes. A
+    # stage in the middle loses before both.
+    rest = kept ** np.maximum(stages // 2 - 1, 0)
+    both = np.where(stages % 2 == 1, 2 * kept, 1.0)
+    below = both + np.where(stages % 2 == 1, slowed, 0.0) - both * kept * rest
+    loses = (stages > 2) & (slowed > 0)
+    short = slowed * rest * both / np.where(loses, below, 1.0)
+    return np.where(loses, np.maximum(2 - stages * short, 0.0), 0.0)
+
+
+# Where a stage turns from a backward pass to the next forward pass.
+#
+# The last gradients of a backward pass are reduced, or leave for the host, while nothing of it
+# computes any more. At most two layers are under way (``mistlab.stages.pass_tasks``), so this keeps
+# only the second layer of the forward pass waiting: the first one computes meanwhile. A send of
+# the backward pass goes on beside both, and half of the link is the reduction's.
+#
+# Some strategies have a slot of its own for the turn, before the first layer computes: it waits
+# for weights that are fetched, and a gradient that leaves waits until it is reduced.
+#
+# Axes: S distinct strategies, K kinds of slots; the four streams first.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedTurns:
+    """Slots that the turn shares with the first layer of the forward pass, of some strategies
+    ``rows`` (S') among S ``strategies``: all of their tasks ``alone`` (4, K, S'), and how long the
+    layer takes by itself (K, S')."""
+
+    rows: NDArray[np.intp]
+    strategies: int
+    alone: Streams
+    layer_s: Values
+
+    def of_all(self, values: Values) -> Values:
+        """Values (..., K, S) of all strategies from those of shared turns (..., K, S'); zero where
+        turns are not shared."""
+        found = np.zeros((*values.shape[:-1], self.strategies))
+        found[..., self.rows] = values
+        return found
+
+
+def shared_turns(seconds: TaskSeconds, kinds: Kinds, alone: Streams) -> SharedTurns | None:
+    """The turns of strategies that share them, if there are any; ``alone`` (4, K, S) are the tasks
+    of slots for turns."""
+    rows = np.flatnonzero(are_shared(seconds))
+    if len(rows):
+        rows = rows[(alone[:, :, rows] > 0).any(axis=(0, 1))]
+    if not len(rows):
+        return None
+    layer_s = of_layers(seconds.alone("F", "") + seconds.tensor_s["forward"], kinds[:, UPPER])
+    layer_s, together = layer_s[:, rows], alone[:, :, rows]
+    together[COMPUTE] += layer_s
+    return SharedTurns(rows, alone.shape[-1], together, layer_s)
+
+
+def beside_sends(seconds: TaskSeconds, alone: Streams) -> NDArray[np.bool_]:
+    """Whether turns (..., S) with tasks ``alone`` (4, ..., S) run beside sends: those in which a
+    layer computes, or waits for a collective that shares the link with the send. Elsewhere sends
+    count as beside the pass after the turn."""
+    waits = (alone[LINK] > 0) & (seconds.zero >= SHARDED_WEIGHTS)
+    return np.asarray(waits | (alone[COMPUTE] > 0))
+
+
+def are_shared(seconds: TaskSeconds) -> NDArray[np.bool_]:
+    """Strategies (S) that fetch no weights, and reduce gradients in each pass or take them away in
+    each pass, but not both."""
+    columns = seconds.columns
+    fetches = (seconds.zero >= SHARDED_WEIGHTS) | (columns["offload_weights"] > 0)
+    reduces, leave = seconds.zero >= SHARDED_GRADIENTS, columns["offload_gradients"] > 0
+    # Where layers are fetched further ahead, or nothing runs side by side, turns are played apart.
+    return np.asarray((reduces != leave) & ~fetches & (seconds.model.template.depth == 1))

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from mistlab.cost.memory import reserved_bytes, room_bytes
 from mistlab.engines.table import ENGINES
+from mistlab.graph.stage_model import StageModel
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import in_flight
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.model import ModelSpec
-from mistlab.values.stages import StageBatch, StageFigures
-from mistlab.values.workload import Workload
+from mistlab.stages.stage_batch import StageBatch, StageFigures
 
 KINDS = ("weights", "gradients", "optimizer", "activations")
 LARGEST_MICRO_BATCH = 8

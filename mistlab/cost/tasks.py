@@ -4,8 +4,10 @@ A time depends on a candidate's strategy (degrees, ZeRO level, offload ratios) a
 the layer. The closed form sums these times by slots, and the event simulator plays them; the two
 share nothing else.
 
-Axes: S strategies, T types of layers (``mistlab.symbolic.layer_types``).
+Axes: S strategies, T types of layers (``mistlab.graph.layer_types``).
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,30 +16,49 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.expert_hosts import waits_for_hosts_s
-from mistlab.cost.expert_seconds import exchanged_s
-from mistlab.cost.groups_on_nodes import Shapes, shapes_of
-from mistlab.cost.known_layers import figures_of_layers
-from mistlab.cost.late_sends import late_s
-from mistlab.cost.layer_exchanges import LayerExchanges
-from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, work_of
-from mistlab.cost.links import Copy, LinkTime, LinkTimes
-from mistlab.cost.rates import compute_of, host_of, slowdown_of, slowdown_of_8_bits
+from mistlab.core.distinct import Known
+from mistlab.core.values import UncalibratedError
+from mistlab.cost.kernels import (
+    class_of,
+    compute_of,
+    host_of,
+    makes_weight_gradient,
+    rule_of,
+    slowdown_of,
+    slowdown_of_8_bits,
+)
+from mistlab.cost.layers import (
+    KernelRules,
+    LayerExchanges,
+    LayerFigures,
+    LayerModel,
+    Pass,
+    bytes_factor,
+    figures_of_layers,
+    waits_for_hosts_s,
+    work_of,
+)
+from mistlab.cost.links import Copy, LinkTime, LinkTimes, Shapes, exchanged_s, late_s, shapes_of
 from mistlab.cost.side_by_side import Factors, SlowedBy, factors_of, lowered, raised
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_parts import EngineMemory, ExpertExchange, HostTime
+from mistlab.graph.compiled import Compiled, compile_sums, kept
+from mistlab.graph.graph import PHASES as GRAPH_PHASES
+from mistlab.graph.graph import Collective, LayerGraph
+from mistlab.graph.graph import Phase as GraphPhase
+from mistlab.graph.layer_types import LayerTypes, graphs_of
+from mistlab.graph.library import graph_of, sequence_graph_of
+from mistlab.graph.stored_graph import StoredGraph
+from mistlab.graph.sums import Sum, Value
+from mistlab.graph.symbols import GraphChoice, by_graph, layer_columns, size_columns, size_names
+from mistlab.graph.treatments import TREATMENTS, Treatment
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.derived_slowdowns import slowdowns_of_group
-from mistlab.schedule.slot_table import SHARDED_GRADIENTS, Template
-from mistlab.symbolic.distinct import Known
-from mistlab.symbolic.exchanges import Collective
-from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
-from mistlab.symbolic.graph import Phase as GraphPhase
-from mistlab.symbolic.layer_types import LayerTypes
-from mistlab.symbolic.library import graph_of, sequence_graph_of
-from mistlab.values.dimensions import DIMENSIONS, names_of, states_as_changed
-from mistlab.values.errors import UncalibratedError
-from mistlab.values.workload import Workload
+from mistlab.machine.hardware import OperatorClass
+from mistlab.machine.slowdowns import slowdowns_of_group
+from mistlab.plan.dimensions import DIMENSIONS, names_of, states_as_changed
+from mistlab.plan.workload import Workload
+from mistlab.schedule.context_ways import RING
+from mistlab.schedule.slots import SHARDED_GRADIENTS, Template
 
 Values = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -70,7 +91,7 @@ class TaskModel:
     kernels: KernelRules
     step_s_a_parameter: float
     expert_exchange: ExpertExchange
-    meet: "Callable[[TaskSeconds], TaskSeconds] | None" = None
+    meet: Callable[[TaskSeconds], TaskSeconds] | None = None
     send_factor: float = 1.0
     known_layers: Known[Mapping[str, LayerFigures]] = field(
         default_factory=Known, init=False, repr=False, compare=False
@@ -166,7 +187,7 @@ class TaskModel:
             self._links[key] = looked_up()
         return self._links[key]
 
-    def seconds(self, columns: Mapping[str, NDArray[Any]]) -> "TaskSeconds":
+    def seconds(self, columns: Mapping[str, NDArray[Any]]) -> TaskSeconds:
         """The times for columns of ``task_columns``."""
         seconds = TaskSeconds(self, columns)
         return seconds if self.meet is None else self.meet(seconds)
@@ -396,3 +417,86 @@ class TaskSeconds:
         nodes = 2 if cluster.nodes > 1 else 1
         link = self.model.collective("all_reduce", gpus_in_node=2 // nodes, nodes=nodes)
         return link(local * self.memory.gradient)
+
+
+# The part of a layer's backward pass that makes gradients of weights, for orders that run it
+# apart.
+#
+# This part has the products whose result has no token dimension. The rest stays in the backward
+# pass: gradients of vectors, the second forward pass of a recomputed block, and the time to launch
+# kernels beyond computing.
+#
+# Axes: C candidates, P parts of a model in order, T types of layers, S distinct strategies.
+
+
+# The classes of products with weights: of 16 and 8 bits, of dense layers and of experts.
+PRODUCTS: tuple[OperatorClass, ...] = (
+    *("matmul", "grouped_matmul"),
+    *("matmul_8bit", "grouped_matmul_8bit"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sums:
+    flop: Sum
+    moved_bytes: Sum
+
+
+def weight_gradients_s(seconds: TaskSeconds) -> Values:
+    """Seconds (T, S) of the products that make gradients of weights."""
+    model, columns = seconds.model, seconds.columns
+    treatments = tuple((name, TREATMENTS[name]) for name in model.types.treatments)
+
+    plain, split = graph_of(model.workload), sequence_graph_of(model.workload)
+
+    def products(choice: GraphChoice) -> Compiled:
+        # However ranks exchange keys, the products are the same.
+        graph = split if split is not None and choice.splits_tokens else plain
+        return _products(graph, model.kernels, treatments)
+
+    compiled = products(GraphChoice(splits_tokens=False, exchange=RING))
+    sizes = size_columns(
+        model.workload, {symbol: columns[name] for symbol, name in layer_columns().items()}
+    )
+    values = dict(zip(compiled.names, by_graph(compiled, products, sizes), strict=True))
+    alone = np.stack([_seconds(model, values, name) for name in model.types.names])
+    whole = np.stack([layer.passes["backward"].compute_s for layer in seconds.of_type])
+    return np.minimum(alone, whole)
+
+
+def _seconds(model: TaskModel, values: dict[str, Values], name: str) -> Values:
+    layers = model.layers
+    seconds = np.zeros(1)
+    for product in PRODUCTS:
+        rate = layers.compute.rate(product)
+        s_per_flop = rate.s_per_flop * layers.times_slower(product)
+        s_per_flop *= layers.slowdown / layers.compute.sustained
+        moved_s = values[f"{name} {product} bytes"] * rate.s_per_byte
+        seconds = seconds + values[f"{name} {product} flop"] * s_per_flop + moved_s
+    return np.asarray(seconds)
+
+
+@kept
+def _products(
+    graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
+) -> Compiled:
+    expressions: dict[str, Value] = {}
+    for name, layer in graphs_of(graph.counts, treatments).items():
+        for product in PRODUCTS:
+            sums = _sums(layer, rules, graph.attention, product)
+            expressions[f"{name} {product} flop"] = sums.flop
+            expressions[f"{name} {product} bytes"] = sums.moved_bytes
+    return compile_sums(expressions, columns=size_names())
+
+
+def _sums(layer: LayerGraph, rules: KernelRules, attention: str, product: OperatorClass) -> _Sums:
+    flop = moved = Sum.of(0)
+    for operator in layer.of_phase("backward"):
+        if makes_weight_gradient(operator) and class_of(operator) == product:
+            rule = rule_of(operator, layer, rules, attention)
+            if not rule.runs:
+                continue
+            flop += operator.flop
+            factor = bytes_factor(rule)
+            moved += (operator.read_bytes + operator.written_bytes) * factor
+    return _Sums(flop=flop, moved_bytes=moved)

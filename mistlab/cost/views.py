@@ -3,26 +3,28 @@
 A view changes predictions of plans and costs of stages in the same way, so that all searches see
 one machine, whichever of the two they ask for. Some views change the machine that the predictor is
 made for. Others change the times of stages; then a plan's time changes as the longest chain of
-these times does. ``mistlab.cost.named_views`` lists the views that have names.
+these times does. ``mistlab.cost.views`` lists the views that have names.
 
 Axes: C candidates, S stages.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.values import InputError, near_matches
 from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.job.prediction import Prediction, Predictor, StagePrediction
+from mistlab.job.search import PlanAndStagePredictor, StageCostModel
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction, Predictor, StagePrediction
-from mistlab.values.search import PlanAndStagePredictor, StageCostModel
-from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
-from mistlab.values.workload import Workload
+from mistlab.machine.slowdowns import SHARED_SETS, GroupSlowdowns, Interference, Slowdown
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds
 
 Values = NDArray[np.float64]
 
@@ -199,3 +201,58 @@ def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
     )
     seen = (extras.stage(stage, plan.micro_batches) for stage in prediction.stages)
     return rounds * max(stage.stable_s for stage in seen) / (rounds * slowest_s + extra_s)
+
+
+# The views that have names: predictors that do not know something.
+#
+# ``serial`` and ``ideal`` see another machine, on which streams slow one another down by as much
+# as if they took turns, or not at all. So a slot takes the sum of its streams, or its longest
+# stream. ``average`` and ``blind`` see the true machine, but not that the first and the last
+# micro-batch take longer: they spread the difference over all micro-batches, or drop it.
+
+
+def _sharing(cluster: Cluster, *, taking_turns: bool) -> Cluster:
+    """The cluster with other slowdowns: of streams that take turns, or that do not meet.
+
+    While n streams take turns, each of them runs at an n-th of its speed.
+    """
+    slowdowns = tuple(
+        Slowdown(
+            streams=streams, factors=(float(len(streams) if taking_turns else 1),) * len(streams)
+        )
+        for streams in SHARED_SETS
+    )
+    alike = GroupSlowdowns(gpus_in_node=1, nodes=1, slowdowns=slowdowns)
+    interference = Interference(groups=(alike,))
+    others = tuple(
+        replace(group, hardware=replace(group.hardware, interference=interference))
+        for group in cluster.others
+    )
+    hardware = replace(cluster.hardware, interference=interference)
+    return replace(cluster, hardware=hardware, others=others)
+
+
+def _taking_turns(cluster: Cluster) -> Cluster:
+    return _sharing(cluster, taking_turns=True)
+
+
+def _undisturbed(cluster: Cluster) -> Cluster:
+    return _sharing(cluster, taking_turns=False)
+
+
+FULL = "full"
+VIEWS: Mapping[str, View] = {
+    FULL: View(),
+    "serial": View(of_cluster=_taking_turns),
+    "ideal": View(of_cluster=_undisturbed),
+    "average": View(extras=Extras(spread=1.0)),
+    "blind": View(extras=Extras(spread=0.0)),
+}
+
+
+def view_of(name: str) -> View:
+    """The view of a name; refuses an unknown name."""
+    if name in VIEWS:
+        return VIEWS[name]
+    message = f"view {name!r} is unknown{near_matches(name, VIEWS)}"
+    raise InputError(message)

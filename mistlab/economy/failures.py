@@ -14,8 +14,8 @@ checkpoint, which takes R together and begins again if another GPU fails meanwhi
 import math
 from dataclasses import dataclass, field
 
+from mistlab.core.values import bounded, check_fields
 from mistlab.economy.bill import gpu_hours_of
-from mistlab.values.value import bounded, check_fields
 
 # Steps of Newton's method; it doubles its digits with each.
 STEPS = 60

@@ -10,8 +10,9 @@ from dataclasses import replace
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_parts import EngineMemory, KernelRule
 from mistlab.engines.fitted import fitted
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import INTERLEAVED, SPLIT
-from mistlab.schedule.slot_table import (
+from mistlab.schedule.slots import (
     BACKWARD,
     FORWARD,
     GATHER_SHARDED,
@@ -22,7 +23,6 @@ from mistlab.schedule.slot_table import (
     Task,
     Template,
 )
-from mistlab.values.context_ways import GATHER, HEADS, RING
 
 _PASSES: Mapping[Phase, tuple[Task, ...]] = {
     "first_forward": (FORWARD, GATHER_SHARDED),

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from mistlab.core.precision import Optimizer, Precision, saved_bytes
+from mistlab.core.values import FieldError, one_of, refuse
 from mistlab.engines.engine_parts import (
     AT_ONCE,
     EngineMemory,
@@ -16,10 +18,8 @@ from mistlab.engines.engine_parts import (
     HostTime,
     KernelRule,
 )
-from mistlab.schedule.slot_table import Sends, Template
-from mistlab.values.context_ways import RING
-from mistlab.values.errors import FieldError, one_of, refuse
-from mistlab.values.precision import Optimizer, Precision, saved_bytes
+from mistlab.schedule.context_ways import RING
+from mistlab.schedule.slots import Sends, Template
 
 Trained = Literal["weights", "adapters"]
 

@@ -7,14 +7,14 @@ products row by row.
 
 from dataclasses import replace
 
+from mistlab.core.precision import Precision
 from mistlab.engines.baselines import CACHED_SHARE, LOSS_IN_32_BITS, OVERLAPPED, with_adapters
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_parts import EngineMemory, HostTime, KernelRule
 from mistlab.engines.fitted import fitted
 from mistlab.engines.megatron_core import MEGATRON_BRIDGE
+from mistlab.schedule.context_ways import GATHER, RING
 from mistlab.schedule.orders import INTERLEAVED
-from mistlab.values.context_ways import GATHER, RING
-from mistlab.values.precision import Precision
 
 # A rank keeps its shard of 32-bit weights, of gradients and of two moments: 16 bytes a parameter.
 # Each pass gathers the 16-bit weights of a block ahead and frees them after the block; each

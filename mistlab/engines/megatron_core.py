@@ -27,8 +27,8 @@ from mistlab.engines.baselines import (
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_parts import EngineMemory, ExpertExchange, HostTime, KernelRule
 from mistlab.engines.fitted import fitted
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import INTERLEAVED
-from mistlab.values.context_ways import GATHER, HEADS, RING
 
 # The loss is one kernel forward and one backward, in 32-bit registers.
 _FUSED_LOSS = tuple(

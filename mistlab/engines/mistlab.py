@@ -9,7 +9,8 @@ from dataclasses import replace
 from mistlab.engines.baselines import SEQUENCE_FIRST
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_parts import BATCHED_PRODUCTS, EngineMemory, KernelRule
-from mistlab.schedule.slot_table import (
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
+from mistlab.schedule.slots import (
     BACKWARD,
     FORWARD,
     GATHER_SHARDED,
@@ -21,7 +22,6 @@ from mistlab.schedule.slot_table import (
     evict,
     fetch,
 )
-from mistlab.values.context_ways import GATHER, HEADS, RING
 
 # A layer's optimizer step waits for the next iteration, just before the layer's first forward.
 _STEP_AHEAD = Task(stream="compute", kind="S", place="ahead")

@@ -18,7 +18,7 @@ from mistlab.engines.baselines import LOSS_IN_32_BITS, SEQUENCE_FIRST
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_parts import EngineMemory, HostTime, KernelRule
 from mistlab.engines.fitted import fitted
-from mistlab.schedule.slot_table import BACKWARD, FORWARD, REDUCE, Task, Template
+from mistlab.schedule.slots import BACKWARD, FORWARD, REDUCE, Task, Template
 
 _PASSES = Template(
     phases={

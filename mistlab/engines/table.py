@@ -6,7 +6,7 @@ A row is imported when it is first asked for, so that names alone cost nothing.
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
-from mistlab.values.on_use import OnUse, imported
+from mistlab.core.on_use import OnUse, imported
 
 if TYPE_CHECKING:
     from mistlab.engines.engine import Engine

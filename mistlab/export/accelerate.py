@@ -7,6 +7,7 @@ alone. FSDP2 recomputes all blocks or none, and can take their kept inputs to th
 from collections.abc import Iterator
 from typing import Any
 
+from mistlab.core.files import format_yaml
 from mistlab.export.accelerate_read import read
 from mistlab.export.fsdp import ENGINES, STATES, offloads, sharded, states_offloaded
 from mistlab.export.nearest import canonical
@@ -19,9 +20,8 @@ from mistlab.export.rules import (
 )
 from mistlab.export.target import Row, Target
 from mistlab.export.with_parts import with_values
+from mistlab.job.job import Job
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.datafile import format_yaml
-from mistlab.values.job import Job
 
 
 def _zero(job: Job) -> Job:

@@ -9,6 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mistlab.core.files import parse_yaml
+from mistlab.core.precision import Precision
+from mistlab.core.values import InputError
 from mistlab.export import deepspeed_read
 from mistlab.export.deepspeed_read import offload_states, read_configuration
 from mistlab.export.found import Found
@@ -16,11 +19,8 @@ from mistlab.export.fsdp import ENGINES, STATES
 from mistlab.export.given import Given, Imported
 from mistlab.export.sections import Section, content_of
 from mistlab.export.words import names_in
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.shell.source import Source
-from mistlab.values.context_ways import GATHER, HEADS, RING
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.precision import Precision
 
 HARMLESS = names_in(
     """

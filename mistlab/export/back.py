@@ -4,7 +4,7 @@ from typing import Any
 
 from mistlab.export.given import Given
 from mistlab.export.target import Target
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 
 
 def read_back(target: Target, text: str, job: Job) -> Job:

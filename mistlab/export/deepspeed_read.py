@@ -7,14 +7,14 @@ out keys take DeepSpeed's defaults (deepspeed/runtime/config.py and zero/config.
 
 from collections.abc import Mapping
 
+from mistlab.core.precision import Precision
+from mistlab.core.values import InputError
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given, Imported
 from mistlab.export.sections import Section, content_of
 from mistlab.export.words import names_in
-from mistlab.values.context_ways import HEADS
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
-from mistlab.values.precision import Precision
+from mistlab.plan.workload import ModelSpec
+from mistlab.schedule.context_ways import HEADS
 
 ENGINES = ("deepspeed", "mistlab")
 HALVES = ("fp16", "bf16")

@@ -2,10 +2,10 @@
 
 from math import gcd
 
+from mistlab.core.values import refuse
 from mistlab.export.with_parts import with_stages, with_values
-from mistlab.values.errors import refuse
-from mistlab.values.job import Job
-from mistlab.values.plan import StagePlan
+from mistlab.job.job import Job
+from mistlab.plan.plan import StagePlan
 
 
 def same_experts(job: Job) -> Job:

@@ -11,7 +11,7 @@ import math
 from mistlab.export.nearest import canonical
 from mistlab.export.rules import highest
 from mistlab.export.with_parts import with_values
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 
 STATES = ("offload_weights", "offload_gradients", "offload_optimizer")
 # An engine of its own, if there is one; otherwise this package's, which streams layers as well.

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
+from mistlab.core.precision import Precision
 from mistlab.export.remarks import Remark
+from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware
-from mistlab.values.job import Job
-from mistlab.values.model import ModelSpec
-from mistlab.values.precision import Precision
-from mistlab.values.workload import Attention
+from mistlab.plan.workload import Attention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

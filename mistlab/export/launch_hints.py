@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
+from mistlab.core.values import InputError
 from mistlab.export.given import Given
 from mistlab.shell.launch import Launch
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 # A note on a variable that has its default, in the words of the evaluation of scripts.
 _DEFAULT = re.compile(r"^(line \d+[^:]*): (\w+) is taken as (.+), its default: ")

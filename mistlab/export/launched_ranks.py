@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from mistlab.core.values import InputError
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given
 from mistlab.shell.headers import directives
 from mistlab.shell.launch import Launch
 from mistlab.shell.word import Word
-from mistlab.values.errors import InputError
 
 # Options of launchers by what they count: nodes, processes on a node, processes of all nodes, or
 # ranks by the places where they run.

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import get_args
 
+from mistlab.core.precision import Optimizer, Precision
 from mistlab.export.expert_rules import same_experts, split_sequences, whole_experts
 from mistlab.export.megatron_experts import expert_options
 from mistlab.export.megatron_hybrid_write import (
@@ -42,10 +43,9 @@ from mistlab.export.rules import (
 )
 from mistlab.export.target import Row, Target
 from mistlab.export.with_parts import with_values
+from mistlab.job.job import Job
+from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
-from mistlab.values.job import Job
-from mistlab.values.precision import Optimizer, Precision
-from mistlab.values.workload import Workload
 
 _OF_BRIDGE = tuple(f"megatron-bridge{variant}" for variant in ("", "-alltoall", "-eager", "-graph"))
 

@@ -7,15 +7,15 @@ are first made (Megatron-DeepSpeed, ``pretrain_gpt.py``). Batches and precision 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from mistlab.core.values import InputError
 from mistlab.export.deepspeed_read import HARMLESS, read_states
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options
 from mistlab.export.sections import Section, content_of
 from mistlab.export.words import names_in
+from mistlab.schedule.context_ways import HEADS
 from mistlab.shell.source import Source, known_part
 from mistlab.shell.word import Unknown
-from mistlab.values.context_ways import HEADS
-from mistlab.values.errors import InputError
 
 ENGINES = ("deepspeed", "mistlab")
 _CONFIG, _STAGE = "--deepspeed-config", "--zero-stage"

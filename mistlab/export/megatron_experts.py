@@ -6,10 +6,10 @@ it nearly so. Tokens are sent by the plain exchange (``alltoall``).
 
 from collections.abc import Iterator
 
+from mistlab.core.values import InputError
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options, is_of_deepspeed
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 
 # Where experts are not divided otherwise, tensor-parallel ranks divide each expert.
 _PARTS, _RANKS = "--expert-tensor-parallel-size", "--expert-model-parallel-size"

@@ -8,12 +8,12 @@ only one option has, ``--no-X`` for a switch X; the last of several counts.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mistlab.core.values import InputError, near_matches
 from mistlab.export.found import checked_whole
 from mistlab.export.megatron_tables.harmless import FAMILIES, HARMLESS, HARMLESS_SWITCHES
 from mistlab.export.megatron_tables.telling import MANY, RENAMED, SWITCHES, TELLING
 from mistlab.export.megatron_tables.unsaid import REFUSED, UNSAID
 from mistlab.shell.word import Unknown, Word
-from mistlab.values.errors import InputError, near_matches
 
 KNOWN = HARMLESS | TELLING | UNSAID.keys() | REFUSED.keys()
 _SPELT = KNOWN | RENAMED.keys()

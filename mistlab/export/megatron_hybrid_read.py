@@ -7,9 +7,9 @@ networks (``--hybrid-attention-ratio``, ``--hybrid-mlp-ratio``).
 
 from typing import Any
 
+from mistlab.core.values import InputError, within
 from mistlab.export.megatron_flags import Options
-from mistlab.values.errors import InputError, within
-from mistlab.values.model_parts import StateSpace
+from mistlab.plan.workload import StateSpace
 
 PATTERN = "--hybrid-layer-pattern"
 # Megatron-LM's defaults.

@@ -9,12 +9,12 @@ recomputed from core 0.18 on; before, the option is taken and ignored.
 
 from collections.abc import Iterator, Sequence
 
+from mistlab.core.values import refuse
+from mistlab.job.job import Job
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.orders import INTERLEAVED
-from mistlab.values.errors import refuse
-from mistlab.values.job import Job
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Plan
-from mistlab.values.shares import even_shares
+from mistlab.schedule.placement import even_shares
 
 _LETTERS = frozenset("M*-E")
 _SPEC = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from mistlab.core.values import InputError, refuse
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options, is_of_epfl
 from mistlab.export.megatron_hybrid_read import hybrid_parts, is_hybrid
@@ -16,9 +17,8 @@ from mistlab.export.megatron_hybrid_write import check_hybrid
 from mistlab.export.megatron_parts import part_options, parts_of, sayable_parts
 from mistlab.export.megatron_vocab import vocab_of
 from mistlab.export.with_parts import with_workload
-from mistlab.values.errors import InputError, refuse
-from mistlab.values.job import Job
-from mistlab.values.model import ROTARY_BASE, VOCAB_MULTIPLE, Family, ModelSpec
+from mistlab.job.job import Job
+from mistlab.plan.workload import ROTARY_BASE, VOCAB_MULTIPLE, Family, ModelSpec
 
 DROPOUT = 0.1
 

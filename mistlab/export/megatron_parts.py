@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from mistlab.core.values import InputError, refuse, within
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron_flags import Options, is_of_deepspeed
 from mistlab.export.megatron_hybrid_read import shortest
-from mistlab.values.errors import InputError, refuse, within
-from mistlab.values.model import ModelSpec
-from mistlab.values.model_parts import Experts, LatentAttention, StateSpace, Window
+from mistlab.plan.workload import Experts, LatentAttention, ModelSpec, StateSpace, Window
 
 # Megatron-LM's defaults.
 ACTIVE, KEY_RANK, HEAD_DIM, ROTATED, VALUE_DIM = 2, 32, 128, 64, 128

@@ -6,11 +6,11 @@ bits), and by tensors elsewhere. Weights stay in 16 bits.
 
 from collections.abc import Iterator, Mapping
 
+from mistlab.core.precision import Optimizer
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options
 from mistlab.machine.hardware import Hardware
-from mistlab.values.precision import Optimizer
-from mistlab.values.workload import Workload
+from mistlab.plan.workload import Workload
 
 # How products of 8 bits are scaled: by the tensor cores, by blocks of 32; or by whole tensors.
 BY_BLOCKS, BY_TENSORS = "mxfp8", "tensorwise"

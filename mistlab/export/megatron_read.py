@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from mistlab.core.precision import Precision
+from mistlab.core.values import InputError
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported
 from mistlab.export.launch_hints import with_hints
@@ -23,14 +25,11 @@ from mistlab.export.megatron_stages import read_stages
 from mistlab.export.megatron_states import read_activations, read_optimizer, read_states
 from mistlab.export.megatron_tables.programs import is_decoder, refusal_of
 from mistlab.export.target import is_of_today
+from mistlab.plan.workload import Attention, ModelSpec
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.source import Source
 from mistlab.shell.word import Word
-from mistlab.values.context_ways import GATHER, HEADS, RING
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
-from mistlab.values.precision import Precision
-from mistlab.values.workload import Attention
 
 # What predictions are made with: Megatron-LM's own engine, or one that takes every plan.
 ENGINES = ("megatron", "mistlab")

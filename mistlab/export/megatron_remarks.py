@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from mistlab.core.values import InputError
 from mistlab.export.megatron_flags import KNOWN, Option, Options
 from mistlab.export.megatron_tables.telling import TELLING
 from mistlab.export.megatron_tables.unsaid import IDLE, REFUSED, UNSAID
 from mistlab.export.remarks import Remark
 from mistlab.shell.word import Word
-from mistlab.values.errors import InputError
 
 # How far a misspelt name may be from the one that was meant, and from how long names on.
 _FARTHEST, _SHORTEST = 2, 10

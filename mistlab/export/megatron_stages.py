@@ -3,12 +3,12 @@
 import re
 from collections.abc import Sequence
 
+from mistlab.core.values import InputError
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron_flags import Options, is_of_deepspeed
 from mistlab.export.megatron_hybrid_read import PATTERN, segments_of
 from mistlab.schedule.orders import INTERLEAVED, order_of_chunks
-from mistlab.values.errors import InputError
-from mistlab.values.shares import even_shares
+from mistlab.schedule.placement import even_shares
 
 _MOST_BLOCKS = 1_000
 _ENDS = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")

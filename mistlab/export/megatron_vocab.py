@@ -2,11 +2,11 @@
 
 from pathlib import PurePath
 
+from mistlab.core.values import InputError
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options
 from mistlab.export.megatron_tables.tokenizers import BY_PATCH_TYPE, BY_TYPE, size_by_name
-from mistlab.values.errors import InputError
-from mistlab.values.model import VOCAB_MULTIPLE
+from mistlab.plan.workload import VOCAB_MULTIPLE
 
 _NULL = ("NullTokenizer", "NullMultimodalTokenizer")
 _GPT2 = "GPT2BPETokenizer"

@@ -10,10 +10,10 @@ from typing import Any
 
 from mistlab.export.expert_rules import dividing_experts
 from mistlab.export.with_parts import with_stages
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
-from mistlab.values.job import Job
-from mistlab.values.plan import StagePlan
-from mistlab.values.shares import even_shares
+from mistlab.job.job import Job
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks
+from mistlab.plan.plan import StagePlan
+from mistlab.schedule.placement import even_shares
 
 
 def as_replicas(job: Job, name: str) -> Job:

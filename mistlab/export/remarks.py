@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from mistlab.values.dimensions import DIMENSIONS, amount_words
-from mistlab.values.job import Job
-from mistlab.values.plan import Plan
-from mistlab.values.workload import Workload
+from mistlab.job.job import Job
+from mistlab.plan.dimensions import DIMENSIONS, amount_words
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
 
 # An export loses a choice, approximates it, or notes what comes with it. An import assumes what a
 # file does not say, ignores what plans cannot say, finds what contradicts itself, and notes what

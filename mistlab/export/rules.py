@@ -9,17 +9,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mistlab.core.values import refuse
 from mistlab.export.expert_rules import dividing_experts
 from mistlab.export.target import Row
 from mistlab.export.with_parts import with_plan, with_stages, with_values
+from mistlab.job.job import Job
+from mistlab.plan.dimension import degree_problem
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, counts_within
+from mistlab.plan.mesh import dimensions_of_axes
+from mistlab.plan.plan import StagePlan
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.dimension_checks import degree_problem
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, counts_within
-from mistlab.values.errors import refuse
-from mistlab.values.job import Job
-from mistlab.values.mesh import dimensions_of_axes
-from mistlab.values.plan import StagePlan
-from mistlab.values.shares import even_shares
+from mistlab.schedule.placement import even_shares
 
 Rule = Callable[[Job], Job]
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mistlab.core.values import InputError, near_matches
 from mistlab.export.found import Found, checked_whole
-from mistlab.values.errors import InputError, near_matches
 
 # How many unknown settings get a line of their own, and how many names a line lists.
 MOST_NAMED = 3

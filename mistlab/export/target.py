@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from mistlab.core.precision import Optimizer, Precision
 from mistlab.export.given import Given, Imported
-from mistlab.values.job import Job
-from mistlab.values.model import ModelSpec
-from mistlab.values.precision import Optimizer, Precision
+from mistlab.job.job import Job
+from mistlab.plan.workload import ModelSpec
 
 # Products of few bits, beside which everything else has 16 or 32.
 NARROW: tuple[Precision, ...] = ("fp8", "fp4")

@@ -31,7 +31,7 @@ from mistlab.export.torchtitan_rules import (
     sayable_workload,
     with_sequences_split,
 )
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 
 ROWS = (
     Row(

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from math import log
 
 from mistlab import catalog
+from mistlab.core.values import refuse
 from mistlab.export.expert_rules import same_experts
 from mistlab.export.rules import one_stage
 from mistlab.export.with_parts import with_values
-from mistlab.values.errors import refuse
-from mistlab.values.job import Job
-from mistlab.values.model import ModelSpec
-from mistlab.values.model_parts import Experts
-from mistlab.values.plan import StagePlan
+from mistlab.job.job import Job
+from mistlab.plan.plan import StagePlan
+from mistlab.plan.workload import Experts, ModelSpec
 
 # By name in the catalogue: the model's name and its flavour.
 BROUGHT: Mapping[str, tuple[str, str]] = {

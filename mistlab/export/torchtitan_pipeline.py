@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from mistlab.core.values import InputError
 from mistlab.export.found import Found
 from mistlab.export.sections import Section
+from mistlab.job.job import Job
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_of_chunks
-from mistlab.schedule.placement import Placement, loop, turning
-from mistlab.schedule.stage_chunks import parts_of_plan
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.shares import even_shares
+from mistlab.schedule.placement import Placement, even_shares, loop, turning
+from mistlab.stages.stage_shape import parts_of_plan
 
 # Torch's name for each order.
 SCHEDULES: Mapping[str, str] = {

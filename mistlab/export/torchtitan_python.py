@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export import torchtitan, torchtitan_read
 from mistlab.export.fsdp import ENGINES
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import canonical, under_any_engine, with_engine
 from mistlab.export.torchtitan_models import BROUGHT_TODAY
 from mistlab.export.with_parts import with_values
-from mistlab.values.context_ways import GATHER, RING
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.model import ModelSpec
+from mistlab.job.job import Job
+from mistlab.plan.workload import ModelSpec
+from mistlab.schedule.context_ways import GATHER, RING
 
 _MODES: Mapping[str, Mapping[str, object]] = {
     "FullAC": {"mode": "full"},

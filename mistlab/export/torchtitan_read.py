@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab import catalog
+from mistlab.core.precision import Precision
+from mistlab.core.values import InputError
 from mistlab.export.found import Found
 from mistlab.export.fsdp import ENGINES, STATES
 from mistlab.export.given import Given, Imported
@@ -19,9 +21,7 @@ from mistlab.export.sections import Section
 from mistlab.export.torchtitan_models import BROUGHT
 from mistlab.export.torchtitan_pipeline import read_stages
 from mistlab.export.words import names_in
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
-from mistlab.values.precision import Precision
+from mistlab.plan.workload import ModelSpec
 
 HARMLESS = names_in(
     """

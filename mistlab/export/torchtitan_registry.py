@@ -29,8 +29,8 @@ from mistlab.export.torchtitan_rules import (
     sayable_workload,
 )
 from mistlab.export.with_parts import with_values
-from mistlab.values.context_ways import GATHER, RING
-from mistlab.values.job import Job
+from mistlab.job.job import Job
+from mistlab.schedule.context_ways import GATHER, RING
 
 
 def _keys_gathered(job: Job) -> Job:

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
+from mistlab.core.values import refuse
 from mistlab.export.fsdp import STATES, fewest_replicas, sharded, states_offloaded
 from mistlab.export.rules import among_orders, dropped, none_or_all_blocks
 from mistlab.export.target import Row
 from mistlab.export.torchtitan_models import BROUGHT, Brought, check_brought, has_to_shard
 from mistlab.export.torchtitan_pipeline import SCHEDULES
 from mistlab.export.with_parts import with_stages, with_values, with_workload
-from mistlab.values.errors import refuse
-from mistlab.values.job import Job
-from mistlab.values.mesh import ranks_of
+from mistlab.job.job import Job
+from mistlab.plan.mesh import ranks_of
 
 
 def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:

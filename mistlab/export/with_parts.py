@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mistlab.values.job import Job
-from mistlab.values.plan import StagePlan
+from mistlab.job.job import Job
+from mistlab.plan.plan import StagePlan
 
 
 def with_stages(job: Job, stages: Iterable[StagePlan]) -> Job:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mistlab.core.files import parse_yaml
 from mistlab.formats.launched import Command, known_text, named_text, valued, with_dotted
 from mistlab.shell.source import Source
-from mistlab.values.datafile import parse_yaml
 
 # The section of the configuration that has an option of the launcher.
 _SECTIONS = (("fsdp_", "fsdp_config"), ("megatron_lm_", "megatron_lm_config"))

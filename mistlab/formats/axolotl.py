@@ -7,13 +7,13 @@ Keys are turned into the Trainer's. Left-out keys take the defaults of src/axolo
 from collections.abc import Mapping
 from typing import Any
 
+from mistlab.core.files import parse_yaml
+from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_trainer import Trainer, arguments_of, read_arguments
 from mistlab.formats.launched import command_of, named_text
 from mistlab.shell.source import Source
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.errors import InputError
 
 _TRAINER = Trainer(
     title="axolotl",

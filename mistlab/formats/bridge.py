@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.interpolation import resolved
 from mistlab.formats.nemo import recognises_bridge
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 recognises = recognises_bridge
 # Fields of sections that are options of Megatron-LM by their own names.

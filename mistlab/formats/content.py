@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, Literal
 
+from mistlab.core.files import parse_yaml
+from mistlab.core.values import InputError
 from mistlab.shell.source import Source
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.errors import InputError
 
 Kind = Literal["settings", "shell", "python", "strange"]
 

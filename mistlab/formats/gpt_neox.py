@@ -8,6 +8,8 @@ megatron/neox_arguments/neox_args.py (2025).
 from collections.abc import Mapping
 from typing import Any
 
+from mistlab.core.files import parse_yaml
+from mistlab.core.values import InputError
 from mistlab.export import deepspeed_read
 from mistlab.export.deepspeed_read import read_configuration
 from mistlab.export.found import Found, checked_whole
@@ -16,11 +18,8 @@ from mistlab.export.sections import Section
 from mistlab.export.words import names_in
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import Command, command_of, known_text, named_text, take_ranks
+from mistlab.plan.workload import ROTARY_BASE, ModelSpec, Window
 from mistlab.shell.source import Source
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.model import ROTARY_BASE, ModelSpec
-from mistlab.values.model_parts import Window
 
 ENGINES = ("deepspeed", "mistlab")
 HARMLESS = names_in(

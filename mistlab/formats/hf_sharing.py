@@ -6,6 +6,7 @@ Values that a DeepSpeed configuration leaves to the Trainer are those of its arg
 from collections.abc import Mapping
 from typing import Any
 
+from mistlab.core.values import InputError
 from mistlab.export import accelerate_read, deepspeed_read
 from mistlab.export.accelerate_read import STRATEGIES, read_choices, strategy_of, with_precision
 from mistlab.export.deepspeed_read import read_configuration
@@ -15,7 +16,6 @@ from mistlab.export.sections import Section, content_of
 from mistlab.formats.accelerated import accelerate_settings
 from mistlab.formats.launched import Command, named_text
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 # What stands for no configuration at all.
 _OFF = (None, False, "", "none", "None", "false", "False")

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from mistlab.core.files import parse_yaml
+from mistlab.core.values import InputError
 from mistlab.export import accelerate_read, deepspeed_read
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported
@@ -29,12 +31,10 @@ from mistlab.formats.launched import (
     valued,
     with_files,
 )
+from mistlab.plan.workload import ModelSpec
+from mistlab.schedule.context_ways import HEADS
 from mistlab.shell.source import Source
 from mistlab.shell.word import Word
-from mistlab.values.context_ways import HEADS
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
 
 _BATCHES = (
     "per_device_train_batch_size",

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mistlab.core.values import InputError
 from mistlab.formats.launched import valued
-from mistlab.values.errors import InputError
 
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _DEEPEST = 20

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from mistlab.core.values import InputError
 from mistlab.export.found import Found
 from mistlab.export.given import Given
 from mistlab.export.launched_ranks import read_ranks
@@ -15,7 +16,6 @@ from mistlab.formats.content import content_of
 from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.source import Source
 from mistlab.shell.word import Word
-from mistlab.values.errors import InputError
 
 # Launchers that a program may start.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")

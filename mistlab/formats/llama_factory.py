@@ -4,12 +4,12 @@ Left-out keys take the defaults of src/llamafactory/hparams (2026): LoRA, 2,048 
 recomputation unless it is turned off.
 """
 
+from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_trainer import Trainer, arguments_of, read_arguments
 from mistlab.formats.launched import Command, command_of
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 _TRAINER = Trainer(title="LLaMA-Factory", recomputes=True, length=2048)
 _STAGES = {

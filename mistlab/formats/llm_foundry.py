@@ -8,6 +8,9 @@ defaults of llmfoundry/models/mpt/configuration_mpt.py and llmfoundry/utils/conf
 from collections.abc import Mapping
 from typing import Any
 
+from mistlab.core.files import parse_yaml
+from mistlab.core.precision import Precision
+from mistlab.core.values import InputError
 from mistlab.export.accelerate_read import STRATEGIES, strategy_of
 from mistlab.export.found import Found
 from mistlab.export.fsdp import ENGINES, STATES
@@ -18,11 +21,8 @@ from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
 from mistlab.formats.interpolation import resolved
 from mistlab.formats.launched import assignments, command_of, named_text, take_ranks, with_dotted
+from mistlab.plan.workload import ROTARY_BASE, ModelSpec
 from mistlab.shell.source import Source
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.model import ROTARY_BASE, ModelSpec
-from mistlab.values.precision import Precision
 
 HARMLESS = names_in(
     """

@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mistlab.core.values import InputError
 from mistlab.export.found import checked_whole
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 GPUS_PER_NODE = 8
 _RANKS = re.compile(r"(\d+)N(\d+)G(?=[/_.]|$)", re.IGNORECASE)

@@ -6,17 +6,17 @@ all backward; tensor parallelism without dividing sequences; a Llama of 7 billio
 
 from collections.abc import Mapping
 
+from mistlab.core.files import parse_yaml
+from mistlab.core.precision import Precision
+from mistlab.core.values import InputError
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported
 from mistlab.export.sections import Section
 from mistlab.export.words import names_in
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import command_of, named_text, take_ranks
+from mistlab.plan.workload import ModelSpec
 from mistlab.shell.source import Source
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
-from mistlab.values.precision import Precision
 
 ENGINES = ("nanotron", "mistlab")
 HARMLESS = names_in(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mistlab.core.values import InputError
 from mistlab.export.found import checked_whole
 from mistlab.export.given import Given, Imported
 from mistlab.export.words import names_in
@@ -16,7 +17,6 @@ from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.interpolation import resolved
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 # Fields of a model that are options of Megatron-LM by their own names.
 _MODEL = (

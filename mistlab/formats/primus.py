@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from mistlab.core.files import parse_yaml
+from mistlab.core.values import InputError
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported
 from mistlab.export.torchtitan_read import read_mapping
@@ -19,10 +21,8 @@ from mistlab.formats.checkpoints import model_named
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.interpolation import resolved
+from mistlab.plan.workload import ModelSpec
 from mistlab.shell.source import Source
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
 
 GPUS_PER_NODE = 8
 TRAINERS = ("pre_trainer", "sft_trainer", "post_trainer", "trainer")

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.format import Format
 from mistlab.formats.launched import command_of
 from mistlab.huggingface.configurations import KIND
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 _Test = Callable[[Mapping[str, Any]], bool]
 

@@ -7,6 +7,7 @@ configuration is read; the model, its sequences and its batch are asked for by n
 import re
 from dataclasses import replace
 
+from mistlab.core.values import InputError
 from mistlab.export import accelerate_read, deepspeed_read
 from mistlab.export.accelerate_read import read_choices
 from mistlab.export.deepspeed_read import read_configuration
@@ -18,7 +19,6 @@ from mistlab.formats.checkpoints import model_named
 from mistlab.formats.hf_trainer import refuse_program
 from mistlab.formats.launched import Command, command_of, named_text, take_ranks, with_files
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 # Options of a program that name DeepSpeed's configuration.
 _NAMES = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file")

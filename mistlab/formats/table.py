@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
+from mistlab.core.values import InputError
 from mistlab.export import megatron_read
 from mistlab.export.given import Given, Imported
 from mistlab.export.megatron_flags import Options
@@ -36,7 +37,6 @@ from mistlab.formats.format import Format
 from mistlab.formats.refused import REFUSED
 from mistlab.shell.launch import launch_of
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 _Recognises = Callable[[Source], bool]
 _Read = Callable[[Source, Given], Imported]

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from mistlab.core.values import InputError
 from mistlab.export import torchtitan_read
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported
@@ -18,7 +19,6 @@ from mistlab.formats.launched import (
 )
 from mistlab.formats.torchtitan_registry import NAMES, sections_of
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 _SECTIONS = {"training", "model"}
 _OWN = {"job", "metrics", "parallelism", "activation_checkpoint", "profiling", "checkpoint"}

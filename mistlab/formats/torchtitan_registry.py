@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 # What a registry's functions return.
 NAMES = re.compile(r"->\s*(\w+\.)*(Trainer|\w*Trainer)\.Config\b")

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mistlab.core.values import refuse, shown
 from mistlab.huggingface.type_keys import TypeKeys
-from mistlab.values.errors import refuse
-from mistlab.values.field_checks import shown
 
 Fields = dict[str, Any]
 

@@ -10,13 +10,12 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from mistlab.core.values import near_matches, refuse, shown
 from mistlab.huggingface.block_parts import Fields, experts_of, latent_of, window_of
 from mistlab.huggingface.model_types import TypeRow, model_types, refused_types
 from mistlab.huggingface.type_keys import TypeKeys
 from mistlab.huggingface.unlike_blocks import UNLIKE
-from mistlab.values.errors import near_matches, refuse
-from mistlab.values.field_checks import shown
-from mistlab.values.model import ModelSpec
+from mistlab.plan.workload import ModelSpec
 
 # The key that every config.json has, and no file of tracing.
 KIND = "model_type"

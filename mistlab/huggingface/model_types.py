@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from mistlab.values.datafile import parse_yaml
+from mistlab.core.files import parse_yaml
 
 FOLDER = "types"
 REFUSED = "refused.yaml"

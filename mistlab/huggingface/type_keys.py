@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mistlab.core.values import refuse, shown
 from mistlab.huggingface.model_types import TypeRow
-from mistlab.values.errors import refuse
-from mistlab.values.field_checks import shown
 
 # Mappings with numbers of the rotary embedding, of which later releases have the first.
 _ROPE = ("rope_parameters", "rope_scaling")

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mistlab.core.values import refuse, shown
 from mistlab.huggingface.block_parts import Fields, experts_of
 from mistlab.huggingface.type_keys import TypeKeys
-from mistlab.values.errors import refuse
-from mistlab.values.field_checks import shown
 
 # Channels of a mixer's convolution that the layer graphs have.
 _TAPS = 4

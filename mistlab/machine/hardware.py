@@ -1,20 +1,294 @@
-"""The hardware of a machine: numbers of its GPU and its node, and their sources.
+"""How fast a GPU computes inside a training step: a rate for each class of operators.
 
-Fields have the units of datasheets, as hardware files do. Properties have SI units.
+An operator takes ``flop / rate + bytes / bandwidth``. Computing and moving bytes overlap little in
+practice. The sum also tells a small product, which moves many bytes for each operation, from a
+large one.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mistlab.machine.compute import Compute
+from mistlab.core.files import GBYTES, GIB_BYTES, MIB_BYTES, MICROSECONDS, TFLOP
+from mistlab.core.precision import Precision
+from mistlab.core.values import (
+    MOST_GPUS_OF_NODE,
+    MOST_NODES,
+    MOST_RATE,
+    bounded,
+    check_fields,
+    name_in,
+    quantity,
+    refuse,
+)
+from mistlab.engines.table import names_for_plans
 from mistlab.machine.slowdowns import Interference
-from mistlab.machine.transfers import Transfers
-from mistlab.machine.whole_runs import Allocator, EngineCalibration
-from mistlab.values.errors import refuse
-from mistlab.values.limits import MOST_GPUS_OF_NODE
-from mistlab.values.precision import Precision
-from mistlab.values.units import GBYTES, GIB_BYTES, TFLOP
-from mistlab.values.value import bounded, check_fields, quantity
+
+OperatorClass = Literal[
+    "matmul",
+    "batched_matmul",
+    "attention_forward",
+    "attention_backward",
+    "memory",
+    "grouped_matmul",
+    "matmul_8bit",
+    "grouped_matmul_8bit",
+    "matmul_4bit",
+    "scan",
+    "step",
+]
+# Classes that every hardware file has, and those that may take their rates from another class.
+OPERATOR_CLASSES: tuple[OperatorClass, ...] = (
+    *("matmul", "batched_matmul"),
+    *("attention_forward", "attention_backward", "memory"),
+)
+AS_ANOTHER: Mapping[OperatorClass, OperatorClass] = {
+    "grouped_matmul": "matmul",
+    "matmul_8bit": "matmul",
+    "grouped_matmul_8bit": "grouped_matmul",
+    "matmul_4bit": "matmul_8bit",
+    "scan": "memory",
+    "step": "memory",
+}
+EIGHT_BIT = ("matmul_8bit", "grouped_matmul_8bit", "matmul_4bit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """The rate of one class in 16-bit operations and in bytes a second; None takes no time.
+
+    Products with weights are ``matmul``, products of written-out attention ``batched_matmul``.
+    Fused attention has two classes of its own. Operators that only move bytes are ``memory``.
+    Products of experts are ``grouped_matmul``; products of 8-bit operands have classes of their
+    own, with rates in 8-bit operations; so have products of 4-bit operands. Scans of state-space
+    blocks are ``scan``; the optimizer's step, one kernel, is ``step``.
+    """
+
+    operators: OperatorClass
+    tflops: float | None = field(default=None, metadata=quantity(most=MOST_RATE))
+    gbytes_per_s: float | None = field(default=None, metadata=quantity(most=MOST_RATE))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.tflops is None and self.gbytes_per_s is None:
+            problem = f"{self.operators} would take no time: give tflops, gbytes_per_s or both"
+            refuse("tflops", problem)
+
+    @property
+    def s_per_flop(self) -> float:
+        """Seconds for an operation."""
+        return 0.0 if self.tflops is None else 1 / (self.tflops * TFLOP)
+
+    @property
+    def s_per_byte(self) -> float:
+        """Seconds for a byte that is read or written."""
+        return 0.0 if self.gbytes_per_s is None else 1 / (self.gbytes_per_s * GBYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """The rates of all classes, and the host's time to launch one kernel of a training loop.
+
+    ``host_computes`` says that the host's own cores are the device, as where a CPU stands in for
+    GPUs: then launches take their time from the arithmetic and do not run beside it.
+    ``sustained`` is the share of these rates that whole training steps keep up, under the GPU's
+    power limit and among other kernels.
+    """
+
+    rates: tuple[Rate, ...]
+    sustained: float = field(default=1.0, metadata=bounded(above=0, maximum=1))
+    launch_us: float = field(metadata=quantity(zero=True))
+    host_computes: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        given = sorted(rate.operators for rate in self.rates)
+        needed = sorted({*given, *OPERATOR_CLASSES})
+        if given != needed:
+            classes = ", ".join(OPERATOR_CLASSES)
+            problem = f"of {', '.join(given) or 'nothing'}: give each of {classes} once"
+            refuse("rates", problem)
+
+    def rate(self, operators: OperatorClass) -> Rate:
+        """The rate of one class."""
+        return next(rate for rate in self.rates if rate.operators == self.given(operators))
+
+    def given(self, operators: OperatorClass) -> OperatorClass:
+        """The class itself if it has a rate, else the class whose rate it takes."""
+        has = {rate.operators for rate in self.rates}
+        while operators not in has:
+            operators = AS_ANOTHER[operators]
+        return operators
+
+    @property
+    def launch_s(self) -> float:
+        """Seconds that the host takes to launch one kernel."""
+        return self.launch_us * 1e-6
+
+
+# How long transfers take between GPUs, and between a GPU and its host.
+#
+# A time is a line over bytes: a latency and a bandwidth, which hold for the sizes that were
+# measured.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Seconds over bytes, fitted to sizes from ``smallest_mib`` to ``largest_mib``."""
+
+    latency_us: float = field(metadata=quantity(zero=True))
+    gbytes_per_s: float = field(metadata=quantity())
+    smallest_mib: float = field(metadata=quantity())
+    largest_mib: float = field(metadata=quantity())
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.largest_mib < self.smallest_mib:
+            problem = (
+                f"{self.largest_mib:g} is below smallest_mib: give at least {self.smallest_mib:g}"
+            )
+            refuse("largest_mib", problem)
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds that every transfer takes at least."""
+        return self.latency_us * MICROSECONDS
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth of long transfers."""
+        return self.gbytes_per_s * GBYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTransfers:
+    """The lines of one shape of communicating group; None for a transfer that was not measured.
+
+    The bytes of a collective are the whole message. All GPUs of a node run the transfer at once, so
+    groups share the node's links, and copies share the host's memory.
+    """
+
+    gpus_in_node: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
+    nodes: int = field(metadata=bounded(minimum=1, most=MOST_NODES))
+    all_gather: Line | None = None
+    reduce_scatter: Line | None = None
+    all_reduce: Line | None = None
+    all_to_all: Line | None = None
+    host_to_device: Line | None = None
+    device_to_host: Line | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """The lines of a machine, for each shape of group that was measured.
+
+    ``in_node`` and ``across_nodes`` are the lines of one GPU that sends to another.
+    """
+
+    groups: tuple[GroupTransfers, ...]
+    in_node: Line | None = None
+    across_nodes: Line | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.groups:
+            problem = "is empty: give at least one shape of group"
+            refuse("groups", problem)
+
+
+# Numbers fitted to whole training runs: memory beyond tensors, and bounds of predicted times.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocator:
+    """Memory of engine ``mistlab`` beyond tensors, in torch's allocator and outside torch.
+
+    Stepping layer after layer needs scratch space for the largest layer's shard, when activations
+    are gone; a head needs scratch space too. The allocator's blocks for it can seldom be used for
+    activations at the peak, so they come on top: bytes for each parameter of that shard and of the
+    head. The head's part is at most ``head_mib``, because larger measured heads took no more.
+    """
+
+    step_bytes_a_parameter: float = field(metadata=quantity(zero=True))
+    head_bytes_a_parameter: float = field(metadata=quantity(zero=True))
+    head_mib: float = field(metadata=quantity(zero=True))
+    outside_mib: float = field(metadata=quantity(zero=True))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def head_bytes(self) -> float:
+        """The most bytes on top for a head."""
+        return self.head_mib * MIB_BYTES
+
+    @property
+    def outside_bytes(self) -> float:
+        """Bytes that libraries take outside torch's allocator."""
+        return self.outside_mib * MIB_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredAt:
+    """A place at which runs were measured: the model's width, GPUs, and sequence length."""
+
+    hidden: int = field(metadata=bounded(minimum=1))
+    gpus: int = field(metadata=bounded(minimum=1))
+    sequence_length: int = field(metadata=bounded(minimum=1))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def ratios(self, other: "MeasuredAt") -> Mapping[str, float]:
+        """The factor, at least 1, by which each of the three numbers differs."""
+        pairs = {
+            "hidden size": (self.hidden, other.hidden),
+            "number of GPUs": (self.gpus, other.gpus),
+            "sequence length": (self.sequence_length, other.sequence_length),
+        }
+        return {name: max(pair) / min(pair) for name, pair in pairs.items()}
+
+    def doublings(self, other: "MeasuredAt") -> float:
+        """The distance to another place: the sum of doublings of the three numbers."""
+        return sum(map(math.log2, self.ratios(other).values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCalibration:
+    """The bounds of an engine's predicted times, from measured runs on a machine.
+
+    90 % of measurements lie within ``half_width`` of the prediction, as a share of it, for runs
+    that were left out of the fit while other runs ``at`` their place were in it. ``far_half_width``
+    is the same when all runs of one model width were left out; then the nearest other runs were
+    ``reach`` doublings away.
+    """
+
+    engine: str = field(metadata=name_in(names_for_plans))
+    half_width: float = field(metadata=quantity())
+    far_half_width: float = field(metadata=quantity())
+    reach: float = field(metadata=quantity())
+    runs: int = field(metadata=bounded(minimum=0))
+    at: tuple[MeasuredAt, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.at:
+            refuse("at", "is empty: give at least one place where runs were measured")
+        if self.far_half_width < self.half_width:
+            problem = (
+                f"{self.far_half_width:g} is below half_width: give {self.half_width:g} or more"
+            )
+            refuse("far_half_width", problem)
+
+
+# The hardware of a machine: numbers of its GPU and its node, and their sources.
+#
+# Fields have the units of datasheets, as hardware files do. Properties have SI units.
+
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed"]
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")

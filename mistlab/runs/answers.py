@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mistlab.cost.bounds import bounds_of
+from mistlab.core.files import GIB_BYTES
 from mistlab.cost.memory import room_bytes
-from mistlab.cost.sureness import RunKind, known_sureness
+from mistlab.cost.sureness import RunKind, bounds_of, known_sureness
 from mistlab.engines.table import ENGINES
+from mistlab.job.prediction import Prediction, StagePrediction
 from mistlab.runs.jobs import RunJob
 from mistlab.runs.sureness import Range
-from mistlab.values.prediction import Prediction, StagePrediction
-from mistlab.values.units import GIB_BYTES
 
 # A note says what the slowest cluster known takes from this multiple of the prediction on.
 MUCH_SLOWER = 1.1

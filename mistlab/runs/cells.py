@@ -3,8 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from mistlab.values.errors import FieldError, refuse
-from mistlab.values.field_checks import shown
+from mistlab.core.values import FieldError, refuse, shown
 
 # Texts that stand for nothing.
 NOTHING = frozenset(

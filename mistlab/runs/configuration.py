@@ -12,8 +12,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mistlab.core.precision import Precision
+from mistlab.core.values import refuse, shown
 from mistlab.cost.sureness import BITS, Blocks, RunKind
 from mistlab.engines.table import ENGINES
+from mistlab.plan.workload import Attention
 from mistlab.runs.cells import count_of, flag_of, text_of
 from mistlab.runs.gpu_names import Gpus, gpus_of
 from mistlab.runs.megatron_arguments import (
@@ -40,10 +43,6 @@ from mistlab.runs.words import (
     software_of,
     zero_of,
 )
-from mistlab.values.errors import refuse
-from mistlab.values.field_checks import shown
-from mistlab.values.precision import Precision
-from mistlab.values.workload import Attention
 
 # Micro-batches of a step where a table does not say the batch.
 MICRO_BATCHES = 8

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from mistlab import catalog
-from mistlab.values.errors import near_matches, refuse
-from mistlab.values.field_checks import shown
+from mistlab.core.values import near_matches, refuse, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

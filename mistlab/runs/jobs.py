@@ -5,11 +5,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from mistlab import catalog
+from mistlab.core.precision import Precision
 from mistlab.cost.sureness import RunKind
 from mistlab.engines.table import ENGINES
-from mistlab.machine.cluster import Cluster
+from mistlab.job.job import Job
+from mistlab.machine.cluster import Cluster, Profile
 from mistlab.machine.hardware import Hardware
-from mistlab.machine.profile import Profile
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Attention, Workload
 from mistlab.runs.ahead import host_is_ahead
 from mistlab.runs.configuration import GPUS_OF_A_NODE, Configuration
 from mistlab.runs.gpu_names import Gpus
@@ -18,10 +21,6 @@ from mistlab.runs.recomputed import recomputed
 from mistlab.runs.shapes import Shape
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.placement import most_chunks
-from mistlab.values.job import Job
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.precision import Precision
-from mistlab.values.workload import Attention, Workload
 
 # Runs take so many GPUs of a rack.
 RACK = 64

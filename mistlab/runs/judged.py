@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError
 from mistlab.runs.answers import RunAnswer, stage_of
 from mistlab.runs.cells import number_of, text_of
 from mistlab.runs.table import TableRow
-from mistlab.values.errors import InputError
-from mistlab.values.units import GIB_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ table tells of its runs what their authors found worth telling.
 
 import re
 
-from mistlab.values.model import ModelSpec
+from mistlab.plan.workload import ModelSpec
 
 # Defaults of Megatron-LM: dropout, and its tests' tokens (GPT-2's), to which padding is added.
 DROPOUT = 0.1

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from mistlab import catalog
+from mistlab.plan.workload import ModelSpec
 from mistlab.runs.name_words import first_named, keys_in
-from mistlab.values.model import ModelSpec
 
 # Words of a model's name, one after another, and the hybrid model of the catalogue; the first match
 # counts.

@@ -7,9 +7,9 @@ are Hugging Face's, with adapters.
 import re
 from collections.abc import Mapping
 
+from mistlab.core.values import refuse
+from mistlab.plan.workload import ModelSpec
 from mistlab.runs.cells import text_of
-from mistlab.values.errors import refuse
-from mistlab.values.model import ModelSpec
 
 # The first month in which torchtitan compiled its loss with its blocks.
 LOSS_COMPILED = "2025-04"

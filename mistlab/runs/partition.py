@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from mistlab.core.values import refuse
 from mistlab.engines.table import ENGINES
 from mistlab.runs.configuration import Configuration
-from mistlab.values.errors import refuse
-from mistlab.values.shares import even_shares
+from mistlab.schedule.placement import even_shares
 
 LAST_PARTS = ("head", "cast", "loss")
 # No pipeline that anybody trained with has more stages.

@@ -14,11 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from mistlab import catalog
+from mistlab.core.values import refuse
+from mistlab.plan.workload import Experts, ModelSpec
 from mistlab.runs.cells import count_of
 from mistlab.runs.name_words import first_named
-from mistlab.values.errors import refuse
-from mistlab.values.model import ModelSpec
-from mistlab.values.model_parts import Experts
 
 # Words of a model's name, one after another, and the model of the catalogue that is built alike;
 # the first match counts.

@@ -2,10 +2,9 @@
 
 import re
 
+from mistlab.core.values import FieldError, shown
 from mistlab.engines.table import ENGINES
 from mistlab.runs.configuration import Configuration
-from mistlab.values.errors import FieldError
-from mistlab.values.field_checks import shown
 
 # What torchtitan calls recomputing each second product of all blocks (with everything but attention
 # between products), and each second block.

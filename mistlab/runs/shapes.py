@@ -5,6 +5,8 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from mistlab import catalog
+from mistlab.core.values import near_matches, refuse, to_mapping
+from mistlab.plan.workload import ModelSpec
 from mistlab.runs.cells import count_of, text_of
 from mistlab.runs.megatron_arguments import (
     DROPOUT,
@@ -22,9 +24,6 @@ from mistlab.runs.name_words import first_named, words_of
 from mistlab.runs.named_models import base_of_pattern, hybrid_of_sizes, named_model
 from mistlab.runs.parts import alike_of, experts_of_row, parts_of
 from mistlab.runs.words import Usual
-from mistlab.values.errors import near_matches, refuse
-from mistlab.values.model import ModelSpec
-from mistlab.values.value import to_mapping
 
 # Words of a model's name, and its family; other models are taken as Llama's.
 FAMILIES_BY_WORD: Mapping[str, str] = {

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 # Without these columns no row can be answered.
 NEEDED = ("sequence_length",)

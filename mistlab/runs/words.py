@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mistlab import catalog
+from mistlab.core.precision import Precision
+from mistlab.core.values import FieldError, refuse, shown
 from mistlab.engines.table import ENGINES
+from mistlab.plan.workload import Attention
 from mistlab.runs.gpu_names import Gpus
 from mistlab.runs.name_words import keys_in
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.errors import FieldError, refuse
-from mistlab.values.field_checks import shown
-from mistlab.values.precision import Precision
-from mistlab.values.workload import Attention
 
 # Words that an engine's text has, and the engine that it stands for; the first match counts.
 ENGINES_BY_WORD: Mapping[str, str] = {

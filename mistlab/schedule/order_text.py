@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, NoReturn, get_args
 
+from mistlab.core.values import InputError
 from mistlab.schedule.placement import Placement, StageChunk, loop
-from mistlab.values.errors import InputError
 
 PassKind = Literal["F", "B", "W"]
 _KINDS: Mapping[str, PassKind] = {kind: kind for kind in get_args(PassKind)}

@@ -1,22 +1,288 @@
-"""Named pipeline orders: which passes each stage takes when, as the text that an order file holds.
+"""Orders of chunks in a V: micro-batches go down to the last stage and back up to the first.
 
-1F1B (Narayanan et al. 2019): each stage runs ahead by as many forwards as there are stages after
-it, then alternates. GPipe (Huang et al. 2019): all forwards, then all backwards. Interleaved 1F1B
-(Narayanan et al. 2021): each stage has several chunks of the model. ZB-H1, ZB-H2 and ZB-2p (Qi et
-al. 2023): 1F1B in which gradients of weights fill the waits; the last two hold twice as much.
-Orders whose chunks lie in a V are in ``mistlab.schedule.turning`` and
-``mistlab.schedule.controlled``.
+The first stage has the first and the last of the model's parts, so a micro-batch's gradients begin
+where its tokens came in. ZB-V (Qi et al. 2023) takes F, B and W to be equally long: then no stage
+waits between its first pass and its last, and each stage holds as much as the first one of 1F1B.
+DualPipeV (DeepSeek 2025) is one half of DualPipe, in which micro-batches enter at both ends: in the
+middle, a stage takes forwards of one chunk and whole backwards of the other one in turn.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from math import lcm
 
-from mistlab.schedule.controlled import CONTROLLED
-from mistlab.schedule.interleaved import interleaved_text
-from mistlab.schedule.turning import dualpipe_v_text, zb_v_text
-from mistlab.values.errors import refuse
+from mistlab.core.values import refuse
+from mistlab.schedule.order_text import placement_line
+from mistlab.schedule.placement import turning
+
+# The chunk on the way down, and the chunk on the way back up.
+DOWN, UP = 0, 1
+
+
+def zb_v_text(num_stages: int, micro_batches: int) -> str:
+    """The text of ZB-V.
+
+    With fewer micro-batches than it takes to fill the pipeline, passes of the missing ones are left
+    out.
+
+    >>> print(zb_v_text(1, 2), end="")
+    F0m0 F1m0 B1m0 W1m0 F0m1 B0m0 W0m0 F1m1 B1m1 W1m1 B0m1 W0m1
+    """
+    taken = max(2 * num_stages - 1, micro_batches)
+    lines = [_zb_v(num_stages, stage, taken) for stage in range(num_stages)]
+    return placed_text(num_stages, [line.words(micro_batches) for line in lines])
+
+
+def dualpipe_v_text(num_stages: int, micro_batches: int) -> str:
+    """The text of DualPipeV, for at least as many micro-batches as the model has parts.
+
+    >>> print(dualpipe_v_text(1, 2), end="")
+    F0m0 F1m0 F0m1 B1m0 W1m0 F1m1 B0m0 W0m0 B1m1 W1m1 B0m1 W0m1
+    """
+    lines = [_dualpipe_v(num_stages, stage, micro_batches) for stage in range(num_stages)]
+    return placed_text(num_stages, [line.words(micro_batches) for line in lines])
+
+
+@dataclass(slots=True)
+class _Line:
+    """The passes of a stage. Each is of the next micro-batch of its kind and chunk.
+
+    ``later`` are gradients of weights that are put off: their chunks and micro-batches.
+    """
+
+    passes: list[tuple[str, int, int]] = field(default_factory=list)
+    later: list[tuple[int, int]] = field(default_factory=list)
+    done: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def forward(self, chunk: int) -> None:
+        self._next("F", chunk)
+
+    def backward(self, chunk: int, *, whole: bool = True) -> None:
+        """A backward pass; unless it is ``whole``, its gradients of weights are put off."""
+        micro_batch = self._next("B", chunk)
+        if whole:
+            self.passes.append(("W", chunk, micro_batch))
+        else:
+            self.later.append((chunk, micro_batch))
+
+    def weights(self) -> None:
+        """The gradients of weights that were put off first, if there are any."""
+        if self.later:
+            self.passes.append(("W", *self.later.pop(0)))
+
+    def words(self, micro_batches: int) -> list[str]:
+        """The words of all passes of so many micro-batches."""
+        return [f"{kind}{chunk}m{m}" for kind, chunk, m in self.passes if m < micro_batches]
+
+    def _next(self, kind: str, chunk: int) -> int:
+        micro_batch = self.done[kind, chunk]
+        self.done[kind, chunk] += 1
+        self.passes.append((kind, chunk, micro_batch))
+        return micro_batch
+
+
+def _zb_v(stages: int, stage: int, micro_batches: int) -> _Line:
+    line, after = _Line(), stages - stage
+    # Micro-batches go down until the first of them is back.
+    for _ in range(2 * after - 1):
+        line.forward(DOWN)
+    for _ in range(stage):
+        line.forward(UP)
+        line.forward(DOWN)
+    for _ in range(after):
+        line.forward(UP)
+        line.backward(UP)
+    while line.done["F", UP] < micro_batches:
+        if line.done["F", DOWN] < micro_batches:
+            line.forward(DOWN)
+        line.backward(DOWN)
+        line.forward(UP)
+        line.backward(UP)
+    # What is left to go back does, as fast as it can; gradients of weights wait for it.
+    for _ in range(stage):
+        line.backward(DOWN, whole=False)
+        line.backward(UP, whole=False)
+    for _ in range(after):
+        line.backward(DOWN, whole=False)
+        put_off = min(m for chunk, m in line.later if chunk == DOWN)
+        line.later.remove((DOWN, put_off))
+        line.passes.append(("W", DOWN, put_off))
+    # The way up first.
+    line.later.sort(key=lambda one: (-one[0], one[1]))
+    while line.later:
+        line.weights()
+    return line
+
+
+def _dualpipe_v(stages: int, stage: int, micro_batches: int) -> _Line:
+    line, after = _Line(), stages - stage - 1
+    for _ in range(2 * after):
+        line.forward(DOWN)
+    for _ in range(stage + 1):
+        line.forward(DOWN)
+        line.forward(UP)
+    for _ in range(after):
+        line.backward(UP, whole=False)
+        line.weights()
+        line.forward(UP)
+    for _ in range(micro_batches - 2 * stages + stage + 1):
+        line.forward(DOWN)
+        line.backward(UP)
+        line.forward(UP)
+        line.backward(DOWN)
+    for _ in range(after):
+        line.backward(UP)
+        line.forward(UP)
+        line.backward(DOWN)
+    # From the middle of the rest on, gradients of weights are put off.
+    first = 2 * ((stage + 1) // 2) + 1 - stage % 2
+    for number in range(stage + 1):
+        line.backward(UP, whole=2 * number < first)
+        line.backward(DOWN, whole=2 * number + 1 < first)
+    for _ in range(after):
+        line.weights()
+        line.backward(DOWN, whole=False)
+    while line.later:
+        line.weights()
+    return line
+
+
+def placed_text(num_stages: int, lines: Sequence[Sequence[str]]) -> str:
+    """The text of the stages' words, for chunks in a V."""
+    placement = turning(num_stages)
+    placed = [] if placement.is_loop else [placement_line(placement)]
+    return "".join(f"{line}\n" for line in (*placed, *map(" ".join, lines)))
+
+
+# Orders of chunks in a V that hold half or a third of what 1F1B holds: V-Half and V-Min.
+#
+# Qi et al. (2024, "Pipeline Parallelism with Controllable Memory") repeat a building block: the
+# four passes of a micro-batch on a stage, F and B of both chunks, begin in slots of a fixed block,
+# and each micro-batch's block begins six slots after the one before. The fewer slots a block takes
+# on the fullest stage, the fewer micro-batches are held there. Of six slots two are left for W,
+# the gradients of weights, which here run as soon as a slot is free. A stage then takes its passes
+# in the order of their slots, each as soon as it can.
+
+
+# The slots that a micro-batch takes on each stage: F, B and W of two chunks.
+PERIOD = 6
+# The passes of a building block in the order of its slots.
+PASSES = (("F", DOWN), ("F", UP), ("B", UP), ("B", DOWN))
+
+# The slots of a building block's passes, by the numbers of stages and of the stage.
+Block = Callable[[int, int], tuple[int, int, int, int]]
+
+
+def half(stages: int, stage: int) -> tuple[int, int, int, int]:
+    """V-Half: a pass down takes two slots a stage, a pass up one.
+
+    >>> [half(2, stage) for stage in range(2)]
+    [(0, 4, 8, 13), (2, 3, 10, 12)]
+    """
+    # Without it, two passes of a stage would have one slot.
+    shift = 3 * (stages % 2 == 0)
+    return (
+        2 * stage,
+        3 * stages - stage - 2,
+        3 * stages + shift + 2 * stage - 1,
+        6 * stages + shift - stage - 2,
+    )
+
+
+def least(stages: int, stage: int) -> tuple[int, int, int, int]:
+    """V-Min: every pass takes one slot a stage.
+
+    >>> [least(2, stage) for stage in range(2)]
+    [(0, 3, 4, 7), (1, 2, 5, 6)]
+    """
+    shift = 2 * (stages % 3 == 0)
+    return (
+        stage,
+        2 * stages - stage - 1,
+        2 * stages + shift + stage,
+        4 * stages + shift - stage - 1,
+    )
+
+
+def controlled_text(num_stages: int, micro_batches: int, *, block: Block) -> str:
+    """The text of an order that repeats a building block.
+
+    >>> print(controlled_text(1, 2, block=least), end="")
+    F0m0 F1m0 B1m0 B0m0 W1m0 W0m0 F0m1 F1m1 B1m1 B0m1 W1m1 W0m1
+    """
+    blocks = [block(num_stages, stage) for stage in range(num_stages)]
+    return placed_text(num_stages, [_words(slots, micro_batches) for slots in blocks])
+
+
+def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
+    """The words of a stage's passes, in the order of their slots."""
+    taken = {
+        slot + PERIOD * micro_batch: (kind, chunk, micro_batch)
+        for (kind, chunk), slot in zip(PASSES, slots, strict=True)
+        for micro_batch in range(micro_batches)
+    }
+    assert len(taken) == len(PASSES) * micro_batches, "two passes of a stage have one slot"
+    words, later = [], []
+    for slot in range(max(taken) + 1):
+        if slot in taken:
+            kind, chunk, micro_batch = taken[slot]
+            words.append(f"{kind}{chunk}m{micro_batch}")
+            later += [f"W{chunk}m{micro_batch}"] * (kind == "B")
+        elif later:
+            words.append(later.pop(0))
+    return words + later
+
+
+# By name: the function that writes an order's text for numbers of stages and micro-batches.
+CONTROLLED: Mapping[str, Callable[[int, int], str]] = {
+    "v-half": partial(controlled_text, block=half),
+    "v-min": partial(controlled_text, block=least),
+}
+
+
+# The text of interleaved 1F1B: each stage has several chunks of the model, which take turns.
+
+
+def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
+    """The order of all stages (Narayanan et al., SC 2021).
+
+    Chunks take as many micro-batches in turn as there are stages, of which there is a multiple.
+
+    >>> print(interleaved_text(1, 1, 2), end="")
+    F0m0 F1m0 B1m0 B0m0
+    """
+    assert micro_batches % stages == 0, "micro-batches come in groups as large as the pipeline"
+    turns = [_turn(number, stages, chunks) for number in range(micro_batches * chunks)]
+    forwards = [f"F{chunk}m{micro_batch}" for chunk, micro_batch in turns]
+    backwards = [f"B{chunks - 1 - chunk}m{micro_batch}" for chunk, micro_batch in turns]
+    lines = []
+    for stage in range(stages):
+        ahead = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(turns))
+        pairs = zip(forwards[ahead:], backwards, strict=False)
+        rest = backwards[len(turns) - ahead :]
+        lines.append(" ".join([*forwards[:ahead], *(one for pair in pairs for one in pair), *rest]))
+    return "\n".join(lines) + "\n"
+
+
+def _turn(number: int, stages: int, chunks: int) -> tuple[int, int]:
+    """The chunk and the micro-batch of a stage's forward pass, by its number."""
+    group, rest = divmod(number, stages * chunks)
+    chunk, place = divmod(rest, stages)
+    return chunk, group * stages + place
+
+
+# Named pipeline orders: which passes each stage takes when, as the text that an order file holds.
+#
+# 1F1B (Narayanan et al. 2019): each stage runs ahead by as many forwards as there are stages after
+# it, then alternates. GPipe (Huang et al. 2019): all forwards, then all backwards. Interleaved
+# 1F1B (Narayanan et al. 2021): each stage has several chunks of the model. ZB-H1, ZB-H2 and ZB-2p
+# (Qi et al. 2023): 1F1B in which gradients of weights fill the waits; the last two hold twice as
+# much. Orders whose chunks lie in a V are in ``mistlab.schedule.orders`` and
+# ``mistlab.schedule.orders``.
+
 
 DEFAULT_ORDER = "1f1b"
 

@@ -1,20 +1,41 @@
-"""Where the parts of a model lie: which stage of a pipeline holds each part.
-
-A stage's chunks are its parts, in the order of the model. In a *loop* the parts go round: with S
-stages, part c S + s is chunk c of stage s. In a *V* they turn round at the last stage: with two
-chunks a stage, part s is the first chunk of stage s, and part 2 S - 1 - s the second one.
-
-A stage's blocks are divided over its chunks as evenly as possible. Where blocks are few, the part
-with the embedding and the part with the head may have no block at all.
-"""
+"""Shares of a number of like things."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from mistlab.values.errors import InputError
-from mistlab.values.shares import even_shares
+from mistlab.core.values import InputError
+
+
+def even_shares(count: int, parts: int) -> tuple[int, ...]:
+    """So many things divided into parts as evenly as possible; the first parts take the rest.
+
+    >>> even_shares(32, 5)
+    (7, 7, 6, 6, 6)
+    """
+    each, rest = divmod(count, parts)
+    return (each + 1,) * rest + (each,) * (parts - rest)
+
+
+def spread_shares(count: int, parts: int) -> list[int]:
+    """So many things divided into parts as evenly as possible; the rest is spread over all parts.
+
+    >>> spread_shares(32, 5)
+    [6, 6, 7, 6, 7]
+    """
+    return [count * (part + 1) // parts - count * part // parts for part in range(parts)]
+
+
+# Where the parts of a model lie: which stage of a pipeline holds each part.
+#
+# A stage's chunks are its parts, in the order of the model. In a *loop* the parts go round: with S
+# stages, part c S + s is chunk c of stage s. In a *V* they turn round at the last stage: with two
+# chunks a stage, part s is the first chunk of stage s, and part 2 S - 1 - s the second one.
+#
+# A stage's blocks are divided over its chunks as evenly as possible. Where blocks are few, the
+# part with the embedding and the part with the head may have no block at all.
+
 
 # The steps from a stage to the stage that a part's input comes from, or that its outcome goes to.
 PREVIOUS, HERE, NEXT = -1, 0, 1

@@ -1,16 +1,74 @@
-"""The passes of each stage in an iteration, with everything that follows from the order.
+"""Lanes: the queues of a GPU, and one of its host, which run the tasks of a stage in order."""
 
-A pass's phase and its neighbours are derived only here. The event simulator and the runtime both
-use them.
-"""
-
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
 
 from mistlab.schedule.order_text import OrderedPass, PassKind, PipelineOrder, splits_backward
 from mistlab.schedule.placement import Placement, StageChunk, loop
-from mistlab.schedule.slot_table import Phase
+from mistlab.schedule.slots import Kind, Phase, Task
+
+Lane = Literal[
+    "compute",
+    "host_to_device",
+    "device_to_host",
+    "all_gather",
+    "reduce_scatter",
+    "send_forward",
+    "send_backward",
+    "receive_forward",
+    "receive_backward",
+    "host",
+    "tensor_parallel",
+    "send_forward_up",
+    "send_backward_up",
+    "receive_forward_up",
+    "receive_backward_up",
+]
+# Lanes of messages between stages. Where parts of the model lie on the way back to the first stage,
+# a stage has a second neighbour for messages of each kind, with lanes of its own.
+Transfer = Literal["send", "receive"]
+LANES: tuple[Lane, ...] = get_args(Lane)
+
+
+def lane_of(row: Task) -> Lane:
+    """The lane of a row of the slot table: its stream, but each kind of collective has a lane."""
+    if row.stream != "gpu_to_gpu":
+        return row.stream
+    return "all_gather" if row.kind == "U" else "reduce_scatter"
+
+
+def lane_of_transfer(
+    way: Transfer, kind: PassKind, sender: int, receiver: int, stages: int
+) -> Lane:
+    """The lane on which a stage sends or receives what passes of a kind make.
+
+    >>> lane_of_transfer("send", "F", 2, 0, 3), lane_of_transfer("send", "F", 2, 1, 3)
+    ('send_forward', 'send_forward_up')
+    """
+    above, below = (sender, receiver) if kind == "F" else (receiver, sender)
+    goes_down = below == (above + 1) % stages
+    return _TRANSFERS[way, kind, goes_down]
+
+
+_TRANSFERS: Mapping[tuple[Transfer, PassKind, bool], Lane] = {
+    ("send", "F", True): "send_forward",
+    ("send", "B", True): "send_backward",
+    ("receive", "F", True): "receive_forward",
+    ("receive", "B", True): "receive_backward",
+    ("send", "F", False): "send_forward_up",
+    ("send", "B", False): "send_backward_up",
+    ("receive", "F", False): "receive_forward_up",
+    ("receive", "B", False): "receive_backward_up",
+}
+
+
+# The passes of each stage in an iteration, with everything that follows from the order.
+#
+# A pass's phase and its neighbours are derived only here. The event simulator and the runtime both
+# use them.
+
 
 # Stage, kind, chunk and micro-batch of a pass.
 PassKey = tuple[int, PassKind, int, int]
@@ -173,3 +231,190 @@ def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
         held += {"F": 1, frees: -1}.get(one.kind, 0)
         most = max(most, held)
     return most
+
+
+# The rows of the slot table that a pass has if its stage makes gradients of weights in passes of
+# their own (W).
+#
+# A backward pass of inputs gathers and swaps in everything that it computes with. Gradients are
+# swapped and reduced, and leave for a step on the host, in the pass that makes them.
+
+
+# Kinds of tasks that belong to gradients of weights.
+_OF_GRADIENTS: frozenset[Kind] = frozenset({"R", "G", "O"})
+
+
+def rows_of_pass(rows: Sequence[Task], one: StagePass, *, splits: bool) -> tuple[Task, ...]:
+    """The rows of a pass among the ``rows`` of its phase; B stands for what W computes."""
+    if not splits or one.kind == "F":
+        return tuple(rows)
+    makes_gradients = one.kind == "W"
+    return tuple(
+        row for row in rows if row.kind == "B" or (row.kind in _OF_GRADIENTS) == makes_gradients
+    )
+
+
+# When a stage gets ready to receive from its neighbours, and in which room a message waits.
+#
+# A send ends when it is received, and a stage has room for two outcomes under way. So a stage gets
+# ready for a message one pass before the pass that needs it. Where stages would then wait for one
+# another for ever, the receiver gets ready earlier and has more rooms. Messages of one kind from
+# one neighbour are received in the order in which the neighbour sends them.
+
+
+_MOST_RECEIPTS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """A message that a stage's pass ``of`` needs: the stage gets ready for it before its pass
+    number ``before``, and keeps it in ``room``."""
+
+    of: StagePass
+    before: int
+    room: int
+
+
+class StageReceipts:
+    """All messages that a stage receives, in order."""
+
+    def __init__(self, receipts: Sequence[Receipt]) -> None:
+        self.receipts = receipts
+        self._rooms = {one.of.number: one.room for one in receipts}
+
+    @property
+    def rooms(self) -> int:
+        """The number of rooms that the stage needs."""
+        return max(self._rooms.values(), default=-1) + 1
+
+    def room_of(self, one: StagePass) -> int:
+        """The room of the message that a pass needs; zero if it receives nothing."""
+        return self._rooms.get(one.number, 0)
+
+
+NO_RECEIPTS = StageReceipts(())
+
+
+# The stage that receives, the kind of passes, and the stage that sends.
+_Way = tuple[int, PassKind, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Message:
+    """A message from one pass to another, and the pass of the receiver before which it gets
+    ready."""
+
+    source: StagePass
+    of: StagePass
+    before: int
+
+
+@lru_cache(maxsize=_MOST_RECEIPTS)
+def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[StageReceipts, ...]:
+    """The messages that each stage receives, in order. ``rooms`` is each sender's room for outcomes
+    that are not received yet."""
+    ways = _messages(passes)
+    _Dealings(passes=passes, ways=ways, rooms=rooms).let_all_end()
+    return tuple(StageReceipts(_with_rooms(stage, ways, rooms)) for stage in range(len(passes)))
+
+
+def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
+    """The messages of each way, in the order in which they are sent."""
+    needed: dict[PassKey, StagePass] = {
+        one.needs: one for of_stage in passes for one in of_stage if one.needs is not None
+    }
+    ways: dict[_Way, list[_Message]] = {}
+    for of_stage in passes:
+        for source in of_stage:
+            of = needed.get(source.key)
+            if of is not None and of.is_received:
+                message = _Message(source=source, of=of, before=max(0, of.number - 1))
+                ways.setdefault((of.stage, of.kind, source.stage), []).append(message)
+    for messages in ways.values():
+        # Nobody is ready for a later message before an earlier one.
+        for earlier, later in zip(messages[-2::-1], messages[:0:-1], strict=True):
+            earlier.before = min(earlier.before, later.before)
+    return ways
+
+
+@dataclass(slots=True, kw_only=True)
+class _Dealings:
+    """Plays pass by pass which stages wait for one another; if no stage can move, a receiver gets
+    ready earlier."""
+
+    passes: Sequence[StagePasses]
+    ways: dict[_Way, list[_Message]]
+    rooms: int
+    done: list[int] = field(default_factory=list)
+    received: dict[_Way, int] = field(default_factory=dict)
+    arrived: set[PassKey] = field(default_factory=set)
+    left: set[PassKey] = field(default_factory=set)
+
+    def let_all_end(self) -> None:
+        """Let receivers get ready earlier, until every pass can end."""
+        self.done = [0] * len(self.passes)
+        self.received = dict.fromkeys(self.ways, 0)
+        while any(count < len(of) for count, of in zip(self.done, self.passes, strict=True)):
+            moved = [self._exchange(way) for way in self.ways]
+            moved += [self._advance(stage) for stage in range(len(self.passes))]
+            if not any(moved):
+                self._get_ready_earlier()
+
+    def _exchange(self, way: _Way) -> bool:
+        messages, begun = self.ways[way], self.received[way]
+        for message in messages[begun:]:
+            if not self._is_sent(message) or message.before > self.done[way[0]]:
+                break
+            self.received[way] += 1
+            self.arrived.add(message.of.key)
+            self.left.add(message.source.key)
+        return self.received[way] > begun
+
+    def _is_sent(self, message: _Message) -> bool:
+        return self.done[message.source.stage] > message.source.number
+
+    def _advance(self, stage: int) -> bool:
+        passes, begun = self.passes[stage].passes, self.done[stage]
+        for one in passes[begun:]:
+            before = passes[one.number - self.rooms] if one.number >= self.rooms else None
+            is_kept = before is not None and before.is_sent and before.key not in self.left
+            if is_kept or (one.is_received and one.key not in self.arrived):
+                break
+            self.done[stage] += 1
+        return self.done[stage] > begun
+
+    def _get_ready_earlier(self) -> None:
+        for way, messages in self.ways.items():
+            number, stage = self.received[way], way[0]
+            if number < len(messages) and self._is_sent(messages[number]):
+                messages[number].before = self.done[stage]
+                return
+        problem = "an order that was checked waits for nothing but messages"
+        raise AssertionError(problem)
+
+
+class _Turn(NamedTuple):
+    """The place of a receipt among all receipts of a stage; receipts of one way stay in order."""
+
+    before: int
+    latest: int
+    place: int
+
+
+def _with_rooms(stage: int, ways: dict[_Way, list[_Message]], rooms: int) -> tuple[Receipt, ...]:
+    turns: list[tuple[_Turn, _Message]] = []
+    for (receiver, *_), messages in ways.items():
+        latest = 0
+        for place, message in enumerate(messages if receiver == stage else ()):
+            latest = max(latest, message.of.number)
+            turns.append((_Turn(message.before, latest, place), message))
+    # Until which pass each room is taken.
+    taken: dict[int, int] = {}
+    receipts = []
+    for turn, message in sorted(turns, key=lambda pair: pair[0]):
+        room = message.of.number % rooms
+        while taken.get(room, -1) >= turn.before:
+            room = max(room + 1, rooms)
+        taken[room] = message.of.number
+        receipts.append(Receipt(of=message.of, before=turn.before, room=room))
+    return tuple(receipts)

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from mistlab.core.values import InputError
 from mistlab.shell.launchers import CommandParts, name_of, parts_of
 from mistlab.shell.session import Guard, Session, Started
-from mistlab.values.errors import InputError
 
 _HELPERS = re.compile(
     r"(?:^|[/_.-])(?:preprocess\w*|convert\w*|prepare\w*|tokeni[sz]e\w*|download\w*|merge\w*|eval\w*|"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mistlab.core.values import InputError, near_matches
 from mistlab.shell.choice import Candidate, chosen
 from mistlab.shell.evaluator import Evaluator
 from mistlab.shell.launchers import is_launcher
@@ -14,7 +15,6 @@ from mistlab.shell.source import Source
 from mistlab.shell.state import State, Variable, scalar
 from mistlab.shell.syntax import Script
 from mistlab.shell.word import Unknown, Word
-from mistlab.values.errors import InputError, near_matches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

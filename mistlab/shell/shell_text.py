@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 # A part that is not known stands in a text as one character of this private plane, so that texts
 # are joined, split and taken apart like any other; ``Session.unknowns`` tells what it stands for.

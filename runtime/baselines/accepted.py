@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+from mistlab.core.values import InputError
 from mistlab.export.table import TARGETS
 from mistlab.export.torchtitan_models import BROUGHT_TODAY
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 from runtime.baselines.builds import check_installed
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mistlab.values.job import Job
-from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Workload
+from mistlab.job.job import Job
+from mistlab.plan.workload import ModelSpec, Workload
 from runtime.data import Sequences, Synthetic
 from runtime.engine.work.stage_modules import initial_tensor
 from runtime.models.families import model_of

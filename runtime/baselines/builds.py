@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 
 def check_builds(environment: Mapping[str, str] = os.environ) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from mistlab.core.values import InputError
 from mistlab.export.table import TARGETS
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 from runtime.baselines.baseline import BaselineSettings, FirstWeights, sequences_of
 from runtime.comm.processes import world_of_launcher
 from runtime.data import batches_of

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
+from mistlab.core.values import InputError
+from mistlab.job.job import Job
 from runtime.baselines.baseline import BaselineSettings, FirstWeights, sequences_of
 from runtime.comm.processes import world_of_launcher
 from runtime.data import batches_of

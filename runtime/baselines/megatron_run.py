@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from mistlab.export.table import TARGETS
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 from runtime.baselines.baseline import (
     BaselineSettings,
     FirstWeights,

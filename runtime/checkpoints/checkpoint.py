@@ -11,10 +11,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
-from mistlab.values.datafile import read_yaml, write_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
-from mistlab.values.value import to_mapping
+from mistlab.core.files import read_yaml, write_yaml
+from mistlab.core.values import InputError, to_mapping
+from mistlab.plan.workload import ModelSpec
 from runtime.checkpoints.boxes import (
     Box,
     Loader,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mistlab.values.workload import Workload
+from mistlab.plan.workload import Workload
 from runtime.comm.processes import meet
 from runtime.engine.executor import Executor
 from runtime.models.config import TYPE_OF_PRECISION

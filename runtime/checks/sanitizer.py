@@ -10,13 +10,12 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
+from mistlab.core.values import InputError
+from mistlab.job.job import Job
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import REPEATING, is_order_path, repeat_of
-from mistlab.schedule.plan_orders import placement_of_plan
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.workload import Workload
+from mistlab.stages.plan_orders import placement_of_plan
 from runtime.checks.collectives.findings import CollectiveFinding, collective_findings
 from runtime.checks.fake.fake_device import device_findings
 from runtime.checks.fake.watch import WaitFinding

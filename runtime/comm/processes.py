@@ -27,7 +27,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 from runtime.comm.group import (
     Alone,
     Group,

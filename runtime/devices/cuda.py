@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from mistlab.schedule.lanes import LANES
+from mistlab.schedule.stage_passes import LANES
 from runtime.devices.driver import DevicePeaks, Driver, Event, Stream
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -6,9 +6,9 @@ such memory.
 
 import torch
 
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError
-from mistlab.values.units import GIB_BYTES
 from runtime.devices.cuda import driver_of
 
 

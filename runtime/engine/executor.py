@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mistlab.schedule.stage_program import Op, flush, iterations
-from mistlab.schedule.stage_shape import EMBEDDING, StageShape
-from mistlab.values.plan import Plan
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_program import Op, flush, iterations
+from mistlab.stages.stage_shape import EMBEDDING, StageShape
 from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections
 from runtime.engine.storage.boundary import Boundary

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mistlab.values.value import bounded, check_fields
+from mistlab.core.values import bounded, check_fields
 
 Decay = Literal["constant", "linear", "cosine"]
 # The loss scale for fp16 gradients, whose 5 bits of exponent would round small values to zero.

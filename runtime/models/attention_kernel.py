@@ -10,9 +10,9 @@ from typing import Literal
 
 import torch
 
-from mistlab.values.errors import InputError
-from mistlab.values.precision import Precision
-from mistlab.values.workload import Attention
+from mistlab.core.precision import Precision
+from mistlab.core.values import InputError
+from mistlab.plan.workload import Attention
 
 AttentionKernel = Literal["flash", "cudnn", "flash-attn"]
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from mistlab.values.model import ROTARY_BASE, ModelSpec
-from mistlab.values.workload import Attention, Workload
+from mistlab.plan.workload import ROTARY_BASE, Attention, ModelSpec, Workload
 from runtime.models.ranks import Size, space_of
 
 TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -180,7 +179,7 @@ _OF_LATENT = ("query_rank", "key_rank", "value_dim")
 def structure_of(spec: ModelSpec) -> Structure:
     """The structure of a model's plain blocks from its description.
 
-    Blocks with experts or windows differ from it (``mistlab.symbolic.library.kinds_of``).
+    Blocks with experts or windows differ from it (``mistlab.graph.library.kinds_of``).
     """
     return Structure(
         norm=spec.norm,

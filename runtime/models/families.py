@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mistlab.values.workload import Workload
+from mistlab.plan.workload import Workload
 from runtime.models.config import ModelConfig, Structure, config_of, structure_of
 from runtime.models.ranks import TensorParallel
 from runtime.models.transformer import Transformer

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from mistlab.values.errors import InputError
-from mistlab.values.measurement import Clocks, Environment
-from mistlab.values.precision import Precision
+from mistlab.core.precision import Precision
+from mistlab.core.values import InputError
+from mistlab.job.prediction import Clocks, Environment
 from runtime.devices import outside
 from runtime.devices.cuda import DRIVERS, driver_of
 from runtime.threads import allowed_cores, cores_of_device, on_cores

@@ -9,15 +9,14 @@ from time import perf_counter, process_time
 import numpy as np
 import torch
 
+from mistlab.core.precision import Precision
 from mistlab.cost.layers import work_of
 from mistlab.engines.mistlab import MISTLAB
-from mistlab.symbolic.graph import PHASES
-from mistlab.symbolic.library import graph_of
-from mistlab.symbolic.sizes import size_columns
-from mistlab.values.model import Family, ModelSpec
-from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
-from mistlab.values.precision import Precision
-from mistlab.values.workload import Attention, Workload
+from mistlab.graph.graph import PHASES
+from mistlab.graph.library import graph_of
+from mistlab.graph.symbols import size_columns
+from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan, StagePlan
+from mistlab.plan.workload import Attention, Family, ModelSpec, Workload
 from runtime.comm.topology import isolated
 from runtime.engine.executor import Executor
 from runtime.engine.streams.device_streams import streams_of

@@ -18,8 +18,8 @@ import torch
 from torch import distributed
 from torch.distributed import ProcessGroup
 
-from mistlab.values.precision import Precision
-from mistlab.values.units import MIB_BYTES
+from mistlab.core.files import MIB_BYTES
+from mistlab.core.precision import Precision
 from runtime.devices.cuda import driver_of
 from runtime.devices.driver import Driver
 from runtime.profiling.environment import Devices

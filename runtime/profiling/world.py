@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 from runtime.profiling.environment import Devices
 from runtime.profiling.links import CollectiveCase, CopyCase, OutsideCase, SendCase
 from runtime.profiling.side_by_side import Lengths, OverlapCase, OverlapTiming, StreamLoads

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, masking_utils
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 from runtime.tracing.own_model import Factory
 
 logging.set_verbosity(logging.CRITICAL)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mistlab.symbolic.graph import Condition, ModelGraph
-from mistlab.symbolic.symbols import size_symbol
-from mistlab.symbolic.text import relation_from
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
+from mistlab.core.values import InputError
+from mistlab.graph.graph import Condition, ModelGraph
+from mistlab.graph.graph_text import relation_from
+from mistlab.graph.symbols import size_symbol
+from mistlab.plan.workload import ModelSpec
 from runtime.models.ranks import Size, value_of
 from runtime.tracing.symbolic_sizes import SizeSpace, TraceError, always, failure
 from runtime.tracing.trace import differing_settings, find_blocks, trace

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mistlab.symbolic.graph import Kind, Phase
+from mistlab.graph.graph import Kind, Phase
 from runtime.models.ranks import Size
 from runtime.tracing.symbolic_sizes import SizeSpace, refusal, running_place
 from runtime.tracing.traced_operators import (

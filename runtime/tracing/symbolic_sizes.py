@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Mod, PythonMod
 
-from mistlab.symbolic.symbols import size_symbol
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
+from mistlab.graph.symbols import size_symbol
 from runtime.models.ranks import Size, value_of
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mistlab.symbolic.graph import (
+from mistlab.graph.graph import (
     PHASES,
     Condition,
     LayerGraph,
@@ -24,7 +24,7 @@ from mistlab.symbolic.graph import (
     SavedTensor,
     Shape,
 )
-from mistlab.symbolic.maximum import undominated
+from mistlab.graph.sums import undominated
 from runtime.models.ranks import Size
 from runtime.tracing.recorder import ModulePaths, OperatorRecorder, RecordedOperator, Storage
 from runtime.tracing.symbolic_sizes import (

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from mistlab.symbolic.graph import ModelGraph
-from mistlab.symbolic.library import Variant
-from mistlab.values.model import ModelSpec
+from mistlab.graph.graph import ModelGraph
+from mistlab.graph.library import Variant
+from mistlab.plan.workload import ModelSpec
 from runtime.models.config import (
     TYPE_OF_PRECISION,
     ExpertRanks,

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
-from mistlab.symbolic.graph import Kind, Phase
+from mistlab.graph.graph import Kind, Phase
 from runtime.models.ranks import Size, value_of
 
 # Tokens of a chunk: as Nemotron's configurations and as kernels of the delta rule have it.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
 
-from mistlab.symbolic.graph import Shape
+from mistlab.graph.graph import Shape
 from runtime.models.ranks import Size, construction, space_of, value_of
 from runtime.tracing.symbolic_sizes import TraceError, expression_of
 

@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from mistlab.cost.memory import host_room_at
 from mistlab.cost.pipeline import TIMES
 from mistlab.engines.table import ENGINES
-from mistlab.values.dimensions import DIMENSIONS, RECOMPUTED, counts_of_blocks, names_of
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch, StageCosts
-from mistlab.values.stages_in_order import StagesInOrder
+from mistlab.job.search import Problem
+from mistlab.plan.dimensions import DIMENSIONS, RECOMPUTED, counts_of_blocks, names_of
+from mistlab.plan.space import SearchSpace
+from mistlab.stages.stage_batch import StageBatch, StageCosts, StagesInOrder
 from searchers.exact.candidates import (
     Column,
     Options,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.values.dimensions import RECOMPUTED, counts_of_blocks
-from mistlab.values.search import FEWEST_ALIKE, Problem
-from mistlab.values.space import SearchSpace
+from mistlab.job.search import FEWEST_ALIKE, Problem
+from mistlab.plan.dimensions import RECOMPUTED, counts_of_blocks
+from mistlab.plan.space import SearchSpace
 from searchers.exact.box_costs import HALVED, Asked, BoxCosts, Boxes, Pool
 from searchers.exact.candidates import (
     Options,

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from mistlab.job.search import Problem
+from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, chunks_of, order_problem
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
 from searchers.exact.groups import Group, groups_in_orders
 from searchers.exact.hierarchy import AlikeInOrder, Hierarchy
 from searchers.exact.proof import has_bounds, proven_s

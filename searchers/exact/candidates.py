@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from mistlab.cost.memory import host_room_at
 from mistlab.cost.pipeline import TIMES, StageTimes
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
-from mistlab.values.plan import StagePlan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, names_of
+from mistlab.plan.plan import StagePlan
+from mistlab.plan.space import SearchSpace
+from mistlab.stages.stage_batch import StageBatch, StageCosts
 from searchers.exact.groups import Group, LeastWork
 from searchers.meshes import Mesh
 from searchers.savings import CountsRow, Way, counts_choices, savings_choices, stage_of

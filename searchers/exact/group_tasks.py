@@ -13,10 +13,10 @@ from functools import partial
 from math import inf
 from typing import TypeVar
 
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Predictor
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import SearchSpace
+from mistlab.job.prediction import Predictor
+from mistlab.job.search import Budget, Problem
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
 from searchers.exact.candidates import Menus, StagePosition
 from searchers.exact.groups import Group, LeastWork
 from searchers.exact.programme import join_hastily, near_best

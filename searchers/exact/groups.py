@@ -15,13 +15,12 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.schedule.held_moments import moments_in
+from mistlab.job.search import Problem
+from mistlab.plan.dimensions import DIMENSIONS, names_of
+from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, TURNING, chunks_of, order_problem
-from mistlab.values.dimensions import DIMENSIONS, names_of
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch
-from mistlab.values.stages_in_order import StagesInOrder
+from mistlab.stages.plan_orders import moments_in
+from mistlab.stages.stage_batch import StageBatch, StagesInOrder
 from searchers.meshes import Mesh, Pipeline, allows, equal_stages, meshes, micro_batch_counts
 from searchers.strategy import Ledger
 

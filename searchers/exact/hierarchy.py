@@ -13,18 +13,23 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.order_bound import order_bound_s
+from mistlab.cost.order_path import order_bound_s
 from mistlab.cost.pipeline import TIMES, StageTimes, iteration_s
 from mistlab.engines.table import ENGINES
+from mistlab.job.search import Problem
+from mistlab.plan.dimensions import counts_of_blocks, names_of
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, SPLIT, TURNING, chunks_of, in_flight
 from mistlab.schedule.placement import loop, turning
-from mistlab.values.dimensions import counts_of_blocks, names_of
-from mistlab.values.parts import parts_of_stages, with_ends
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.stages import Column, StageBatch, StageCosts
-from mistlab.values.stages_in_order import StagesInOrder
+from mistlab.stages.stage_batch import (
+    Column,
+    StageBatch,
+    StageCosts,
+    StagesInOrder,
+    parts_of_stages,
+    with_ends,
+)
 from searchers.exact.candidates import (
     BESIDE,
     Choices,

@@ -17,7 +17,7 @@ import pulp
 from mistlab.cost.chains import ISSUED, PASSES, Chains, Counts, PassLengths, chained
 from mistlab.cost.memory import host_room_at
 from mistlab.engines.table import ENGINES
-from mistlab.values.plan import Plan
+from mistlab.plan.plan import Plan
 from searchers.exact.candidates import Menus, StagePosition
 from searchers.exact.programme import join as join_exactly
 from searchers.exact.programme import join_hastily, places_by_stage

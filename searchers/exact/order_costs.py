@@ -14,15 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.chains import ISSUED, Chains
-from mistlab.cost.order_bound import OF_CHUNKS, InOrder, in_front_s
+from mistlab.cost.order_path import OF_CHUNKS, InOrder, in_front_s
 from mistlab.cost.pipeline import StageTimes, Table, prepended
 from mistlab.engines.table import ENGINES
+from mistlab.job.search import FEWEST_ALIKE
+from mistlab.plan.dimensions import RECOMPUTED, counts_of_blocks
 from mistlab.schedule.orders import SPLIT, chunks_of
-from mistlab.values.dimensions import RECOMPUTED, counts_of_blocks
-from mistlab.values.parts import chunk_in_order, chunk_of_loop
-from mistlab.values.search import FEWEST_ALIKE
-from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
-from mistlab.values.stages_in_order import StagesInOrder
+from mistlab.stages.stage_batch import (
+    StageBatch,
+    StageCosts,
+    StageSeconds,
+    StagesInOrder,
+    chunk_in_order,
+    chunk_of_loop,
+)
 from searchers.exact.groups import Group
 
 Column = NDArray[np.float64]

@@ -12,9 +12,9 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.distinct import first_of_each
 from mistlab.cost.chains import CHAINS, Chains
 from mistlab.cost.pipeline import TIMES, StageTimes, Table, no_stages
-from mistlab.symbolic.distinct import first_of_each
 from searchers.exact.candidates import Options, StagePosition, undominated
 from searchers.exact.groups import Group
 

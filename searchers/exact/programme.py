@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from mistlab.cost.memory import host_room_at
 from mistlab.cost.pipeline import TIMES, StageTimes
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
+from mistlab.job.search import Problem
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
 from searchers.exact.candidates import Menus, Options, StagePosition
 from searchers.exact.groups import Group, LeastWork
 from searchers.exact.order_costs import chains_in_front

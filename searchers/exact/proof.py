@@ -13,11 +13,11 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
+from mistlab.job.search import Problem, StageBoundModel
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem, StageBoundModel
-from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch
+from mistlab.stages.stage_batch import StageBatch
 from searchers.exact.box_menus import BoxMenus
 from searchers.exact.groups import Group, LeastWork
 from searchers.exact.partials import Completions

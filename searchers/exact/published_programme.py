@@ -2,7 +2,7 @@
 
 Of the candidates for a stage only those stay that are best by a weighted sum of their steady time t
 and their extra time d, for thirty weights. Pipelines are compared by the published objective
-(``mistlab.cost.published_objective``). Everything else is as in ``mist``, so that the two can be
+(``mistlab.cost.pipeline``). Everything else is as in ``mist``, so that the two can be
 told apart by these choices alone. Each rank may use its even share of its node's host memory.
 
 Axes: F candidates, K partial pipelines.
@@ -15,9 +15,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.algebra import Columns
-from mistlab.cost.published_objective import Published, extra_s, in_front, steady_s
-from mistlab.values.plan import Plan
+from mistlab.cost.chains import Columns
+from mistlab.cost.pipeline import Published, extra_s, in_front, steady_s
+from mistlab.plan.plan import Plan
 from searchers.exact.candidates import Menus, Options, StagePosition, undominated
 from searchers.exact.programme import places_by_stage
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import no_stages, prepended
-from mistlab.values.search import Problem
+from mistlab.job.search import Problem
 from searchers.exact.box_menus import BoxMenus
 from searchers.exact.candidates import StagePosition
 from searchers.exact.partials import Partials

@@ -11,13 +11,13 @@ from typing import Literal
 import numpy as np
 
 from mistlab.cost.memory import room_of_plan
+from mistlab.job.prediction import Prediction, StagePrediction
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.dimensions import DIMENSIONS, OFFLOADS, names_of
-from mistlab.values.mesh import dimensions_of_axes, ranks_of
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.prediction import Prediction, StagePrediction
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
+from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS, names_of
+from mistlab.plan.mesh import dimensions_of_axes, ranks_of
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import SearchSpace
 from searchers.meshes import equal_pipelines, even_layers, orders_of, other_names, pipelines
 from searchers.methods.scores import Score, score_of
 from searchers.savings import Members, alike, bare_stage

@@ -12,12 +12,12 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.dimensions import names_of
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.plan.dimensions import names_of
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import SearchSpace
+from mistlab.stages.stage_batch import StageBatch, StageCosts
 from searchers.meshes import (
     Mesh,
     allows,

@@ -3,9 +3,9 @@ and every way to join stages."""
 
 import numpy as np
 
+from mistlab.job.search import Problem
+from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
 from searchers.exact.branches import can_prove
 from searchers.exact.hierarchy import Hierarchy
 from searchers.exact.programme import join

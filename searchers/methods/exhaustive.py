@@ -10,9 +10,9 @@ from math import prod
 
 import numpy as np
 
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
+from mistlab.job.search import Problem
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import SearchSpace
 from searchers.meshes import Pipeline, even_layers, layer_counts, orders_of, pipelines
 from searchers.savings import alike, number_of_ways, ways_to_save
 from searchers.strategy import Ending, Ledger, Strategy

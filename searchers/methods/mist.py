@@ -13,10 +13,10 @@ from contextlib import suppress
 
 import numpy as np
 
+from mistlab.job.search import Problem
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
 from searchers.exact.branches import in_branches
 from searchers.exact.candidates import Menus
 from searchers.exact.group_tasks import Joiner

@@ -7,8 +7,8 @@ ask for. So all plans have the same keys. A key becomes a place among the option
 
 import numpy as np
 
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
+from mistlab.job.search import Problem
+from mistlab.plan.space import SearchSpace
 from searchers.strategy import Ending, Ledger, Strategy
 
 

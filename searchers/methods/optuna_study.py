@@ -22,12 +22,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from mistlab.values.dimensions import label_of
-from mistlab.values.errors import InputError, near_matches
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.value import to_mapping
+from mistlab.core.values import InputError, near_matches, to_mapping
+from mistlab.job.search import Problem
+from mistlab.plan.dimensions import label_of
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
 from searchers.meshes import equal_pipelines
 from searchers.methods.scores import Score, Scores
 from searchers.savings import Chooser, chosen_plan, saving_names

@@ -10,10 +10,10 @@ from math import inf, prod
 
 import numpy as np
 
-from mistlab.values.dimensions import names_of
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
+from mistlab.job.search import Problem
+from mistlab.plan.dimensions import names_of
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
 from searchers.exact.candidates import Menus
 from searchers.exact.groups import Group, LeastWork, groups_of, work_of
 from searchers.exact.programme import join_hastily, places_by_stage

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
+from mistlab.job.search import Problem
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
 from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import Ending, Ledger
 

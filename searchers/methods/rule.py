@@ -7,10 +7,10 @@ sharded over the replicas. Of the micro-batches that fit the fastest is taken.
 
 from collections.abc import Iterator
 
-from mistlab.values.dimension_checks import degree_problem
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.prediction import Prediction, Predictor
-from mistlab.values.search import Problem
+from mistlab.job.prediction import Prediction, Predictor
+from mistlab.job.search import Problem
+from mistlab.plan.dimension import degree_problem
+from mistlab.plan.plan import Plan, StagePlan
 
 ENGINE = "megatron"
 MICRO_BATCHES = (1, 2, 4, 8)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mistlab.cost.memory import fullest_host, room_of_plan
+from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction
+from mistlab.plan.plan import Plan
 from searchers.strategy import BudgetSpentError, Ledger
 
 # For each GPU's memory of excess, a plan counts this many times as long.

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
+from mistlab.plan.space import SearchSpace
 from searchers.methods.random_search import random_search
 from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import BudgetSpentError, Ending, Ledger

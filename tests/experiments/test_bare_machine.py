@@ -13,11 +13,10 @@ pytest.importorskip("torch")
 from experiments.calibrating.noted_machine import Machine
 from experiments.cli import rundir
 from experiments.cli.command import TINY
+from mistlab.core.files import GIB_BYTES, write_yaml
+from mistlab.core.values import to_mapping
+from mistlab.job.prediction import Environment
 from mistlab.machine.hardware import PeakTflops
-from mistlab.values.datafile import write_yaml
-from mistlab.values.measurement import Environment
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.value import to_mapping
 from tests.experiments.bare import bare_process, left_out
 
 MACHINE = Machine(

@@ -20,10 +20,9 @@ from experiments.comparing.bench import Bench, Found
 from experiments.comparing.cases import case_of, clusters, measured, sizes
 from experiments.frame import in_order
 from mistlab.cost.averages import Summary, difference_in_parts
-from mistlab.values.quality import to_equal_quality
-from mistlab.values.search import Improvement
-from mistlab.values.space import space_of
-from mistlab.values.workload import Attention
+from mistlab.job.search import Improvement, to_equal_quality
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Attention
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan, contains
 from searchers.strategy import Ending, NeedsStageCosts

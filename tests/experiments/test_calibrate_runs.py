@@ -15,10 +15,9 @@ from experiments.calibrating.uniform_runs import MEGATRON_COLUMNS
 from experiments.calibrating.whole_runs import figures_of, predicted_s
 from experiments.cli.commandline import run
 from mistlab import catalog
+from mistlab.core.files import MIB_BYTES, read_yaml, write_yaml
+from mistlab.core.values import from_mapping, to_mapping
 from mistlab.machine.hardware import CALIBRATED, Hardware
-from mistlab.values.datafile import read_yaml, write_yaml
-from mistlab.values.units import MIB_BYTES
-from mistlab.values.value import from_mapping, to_mapping
 
 
 def test_whole_runs_say_what_is_sustained_and_how_sure(

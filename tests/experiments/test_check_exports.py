@@ -17,7 +17,7 @@ from experiments.exporting.drawn_exports import MODELS, drawn_exports
 from experiments.exporting.export_check import rows_of
 from experiments.frame.tables import Row
 from mistlab.export.table import TARGETS
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 from tests.mistlab.megatron_parser import parsed
 
 # Keys that DeepSpeed 0.19.8 and Accelerate 1.15.0 know, as far as exports write them.

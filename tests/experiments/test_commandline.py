@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.cli.commandline import NoAnswerError, parser_of, run
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 ROOT = Path(__file__).parents[2]
 

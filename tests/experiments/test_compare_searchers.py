@@ -21,7 +21,7 @@ from experiments import compare_searchers
 from experiments.cli.commandline import run
 from experiments.comparing.explain import Rejected
 from experiments.comparing.smallest import Smallest
-from mistlab.values.job import job_from_mapping, load_job
+from mistlab.job.job import job_from_mapping, load_job
 from searchers.registry import SEARCHERS
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor

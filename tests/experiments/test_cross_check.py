@@ -15,7 +15,7 @@ from experiments.comparing.cross_check import PROBLEMS, STRATA, WORST
 from experiments.comparing.random_plans import PROPOSING, random_plans
 from mistlab import catalog
 from mistlab.engines.table import ENGINES
-from mistlab.values.job import load_job
+from mistlab.job.job import load_job
 
 # What the page says, a little more of it: of all plans, of the default problem, of each stratum.
 P95, P95_BY_DEFAULT, MEDIAN_OF_STRATUM = 0.03, 0.015, 0.005

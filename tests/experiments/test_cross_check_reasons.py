@@ -8,9 +8,9 @@ from experiments.comparing import reasons
 from experiments.comparing.reasons import difference_of, reason_of
 from mistlab import catalog
 from mistlab.cost.tasks import TaskModel
+from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
-from mistlab.values.job import Job
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.plan.plan import Offload, Plan, StagePlan
 from tests.workloads import workload_of
 
 WORK = workload_of("gpt3-1.3b", 1024, 16, layers=8)

@@ -11,13 +11,13 @@ from experiments.comparing.neighbours import neighbours
 from experiments.comparing.search_words import why_words
 from experiments.comparing.smallest import nearest, smallest
 from mistlab import catalog
-from mistlab.cost.iteration_terms import Terms
 from mistlab.cost.memory import room_bytes
+from mistlab.cost.pipeline import Terms
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Plan
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import SearchSpace, space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import Workload
 from searchers.savings import Chooser, chosen_plan
 
 BUDGET = Budget(evaluations=64)

@@ -14,11 +14,11 @@ from experiments.cli.commandline import run
 from experiments.exporting import fidelity, refitting
 from experiments.exporting.fidelity import exported, fits, same_figures
 from experiments.frame.refusals import predicted
+from mistlab.core.values import InputError
 from mistlab.export.back import read_back
 from mistlab.export.table import TARGETS
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, dump_job, job_from_mapping
-from mistlab.values.prediction import Prediction
+from mistlab.job.job import Job, dump_job, job_from_mapping
+from mistlab.job.prediction import Prediction
 from tests.mistlab.drawn_plans import drawn_jobs
 from tests.mistlab.plans_of_today import job_of, jobs_of_today
 

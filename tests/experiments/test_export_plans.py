@@ -11,10 +11,10 @@ from experiments.calibrating.whole_runs import predicted_s
 from experiments.cli.commandline import PLANS, run
 from experiments.exporting.launched_runs import launched_runs
 from experiments.exporting.single_changes import single_changes
+from mistlab.core.files import read_yaml
+from mistlab.core.values import InputError
 from mistlab.export.table import target_for
-from mistlab.values.datafile import read_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.job import load_job
+from mistlab.job.job import load_job
 from tests.experiments.test_predict import plan_file
 
 LINES = Path(__file__).parents[2] / "examples" / "launch"

@@ -22,7 +22,7 @@ from experiments.reports.plans import PLANS, ReportPlan
 from experiments.reports.work import Report
 from experiments.running.plan_runs import PlanRun, RunRows
 from mistlab import catalog
-from mistlab.values.model import ModelSpec
+from mistlab.plan.workload import ModelSpec
 from runtime.checks.fake.fake_device import SHAM, device_findings, fake_device
 from runtime.checks.fake.watch import Watch
 from runtime.determinism import FIXED_WORKSPACE, WORKSPACE

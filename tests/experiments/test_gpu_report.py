@@ -19,12 +19,11 @@ from experiments.reports.work import Report
 from experiments.running.plan_runs import PlanRun, RunRows, WorkerRunner
 from experiments.running.run_results import prediction_of
 from mistlab import catalog
+from mistlab.core.files import read_yaml, write_yaml
+from mistlab.core.values import InputError, from_mapping, to_mapping
+from mistlab.job.job import Job, load_job
 from mistlab.machine.hardware import Hardware
-from mistlab.values.datafile import read_yaml, write_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, load_job
-from mistlab.values.model import ModelSpec
-from mistlab.values.value import from_mapping, to_mapping
+from mistlab.plan.workload import ModelSpec
 
 ROOT = Path(__file__).parents[2]
 SUSTAINED = 0.85

@@ -9,9 +9,9 @@ from experiments import check_imports, import_plan
 from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
 from experiments.exporting.source_files import source_of
+from mistlab.core.values import InputError
 from mistlab.formats.refused import REFUSED
 from mistlab.formats.table import FORMATS
-from mistlab.values.errors import InputError
 
 SCRIPT = """\
 torchrun --nnodes 1 --nproc-per-node 4 pretrain_gpt.py --num-layers 32 --hidden-size 2560 \\

@@ -12,8 +12,8 @@ from experiments.cli.commandline import run
 from experiments.cli.live import Live
 from experiments.comparing.bench import Bench
 from experiments.comparing.search_words import proof_words
-from mistlab.values.search import Budget, SearchResult
-from mistlab.values.space import space_of
+from mistlab.job.search import Budget, SearchResult
+from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS
 from searchers.strategy import Ledger, StrategySearcher
 from tests.searchers.problems import SMALL, predictor_of

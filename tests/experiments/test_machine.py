@@ -11,12 +11,10 @@ pytest.importorskip("torch")
 from experiments.calibrating.measure_machine import machine_of
 from experiments.calibrating.noted_machine import Machine, noted_machine
 from experiments.calibrating.profile_sizes import SIZES
+from mistlab.core.files import GIB_BYTES, read_yaml, write_yaml
+from mistlab.core.values import InputError, to_mapping
+from mistlab.job.prediction import Environment
 from mistlab.machine.hardware import PeakTflops
-from mistlab.values.datafile import read_yaml, write_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.measurement import Environment
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.value import to_mapping
 from runtime.profiling import environment
 from runtime.profiling.environment import Devices
 from runtime.profiling.timing import HostClock

@@ -17,12 +17,12 @@ from experiments.measuring.contenders import STATES, TARGET
 from experiments.measuring.nodes import Nodes
 from experiments.measuring.trial import _told, without_launcher
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
+from mistlab.job.job import Job
+from mistlab.job.search import Budget
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.search import Budget
 from runtime.baselines import builds as installed
 from runtime.baselines.builds import check_builds
 from tests.workloads import workload_of

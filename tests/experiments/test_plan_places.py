@@ -10,7 +10,7 @@ import pytest
 
 from experiments import tune
 from experiments.cli.commandline import run
-from mistlab.values.job import load_job
+from mistlab.job.job import load_job
 
 
 def tuned(out: Path, options: tuple[str, ...]) -> int:

@@ -11,7 +11,7 @@ import pytest
 from experiments.cli.command import TINY
 from experiments.running import plan_runs
 from experiments.running.plan_runs import PlanRun, RunRows, WorkerRunner, ended_within
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 
 def test_a_run_that_was_cut_off_is_dropped_and_a_strange_one_refused(tmp_path: Path) -> None:

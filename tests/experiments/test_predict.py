@@ -14,14 +14,13 @@ from experiments.reports import disturbed, predictions
 from experiments.reports.breakdown import sentence
 from experiments.reports.disturbed import samples_of
 from experiments.reports.predictions import predicted
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError
 from mistlab.cost.memory import room_bytes
+from mistlab.job.prediction import PARTS, Breakdown, Prediction, StepParts
 from mistlab.machine.cluster import Cluster
-from mistlab.values.breakdown import PARTS, Breakdown, StepParts
-from mistlab.values.errors import InputError
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
 from simulators.registry import PREDICTORS
 from simulators.symbolic import SymbolicPredictor
 

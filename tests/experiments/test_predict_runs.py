@@ -14,8 +14,8 @@ from experiments.cli.commandline import run
 from experiments.measured.picture import draw, look
 from experiments.measured.rows import RowPredictor
 from mistlab import catalog
-from mistlab.values.datafile import write_yaml
-from mistlab.values.value import to_mapping
+from mistlab.core.files import write_yaml
+from mistlab.core.values import to_mapping
 
 ROW = {
     "engine": "nanotron",

@@ -11,10 +11,9 @@ from experiments import predict, profile_hardware
 from experiments.calibrating.profile_sizes import SIZES, ProfileSizes, attention_of, blocks
 from experiments.cli.commandline import run
 from mistlab import catalog
+from mistlab.core.files import MIB_BYTES, read_yaml, write_yaml
+from mistlab.core.values import from_mapping
 from mistlab.machine.hardware import Hardware
-from mistlab.values.datafile import read_yaml, write_yaml
-from mistlab.values.units import MIB_BYTES
-from mistlab.values.value import from_mapping
 from runtime.profiling.side_by_side import Lengths
 
 TINY = ProfileSizes(

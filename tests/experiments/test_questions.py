@@ -30,11 +30,11 @@ from experiments.questions import spaces as side_by_side
 from experiments.questions.scaling import efficiencies, falls_faster
 from experiments.questions.sensitivity import worse
 from experiments.questions.space_size import FEATURES
+from mistlab.job.search import Budget
+from mistlab.plan.space import space_of
 from mistlab.runs.configuration import configuration_of
 from mistlab.runs.table import TableRow
-from mistlab.values.search import Budget
-from mistlab.values.space import space_of
-from mistlab.values.stages import StageBatch
+from mistlab.stages.stage_batch import StageBatch
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor

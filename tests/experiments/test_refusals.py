@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from experiments.frame.refusals import predicted_each
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 
 class RefusesOdd:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.calibrating.resumed_table import ResumedTable
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 KEYS, VALUES = ("device", "size"), ("time_ms",)
 

@@ -15,12 +15,12 @@ from experiments.comparing.bench import MOST_TASKS, TOLD_APART, Bench, Entry, de
 from experiments.comparing.conclusion import _played, fastest_played
 from experiments.comparing.search_rows import rows_of
 from experiments.comparing.search_words import prediction_words, rival_words
+from mistlab.job.job import job_from_mapping, load_job
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.job import job_from_mapping, load_job
-from mistlab.values.plan import Plan
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import SearchSpace, space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import Ending, Ledger

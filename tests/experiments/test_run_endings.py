@@ -9,7 +9,7 @@ import pytest
 
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, WRONG_USAGE, NoAnswerError
 from experiments.running.run_process import CRASHED, run_as_process
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 
 def at_once(status: int) -> NoReturn:

@@ -20,9 +20,9 @@ from experiments import run_plan  # noqa: E402
 from experiments.cli.command import TINY  # noqa: E402
 from experiments.cli.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E402
 from experiments.running import training  # noqa: E402
-from mistlab.values.datafile import read_yaml  # noqa: E402
-from mistlab.values.measurement import Measurement  # noqa: E402
-from mistlab.values.value import from_mapping  # noqa: E402
+from mistlab.core.files import read_yaml  # noqa: E402
+from mistlab.core.values import from_mapping  # noqa: E402
+from mistlab.job.prediction import Measurement  # noqa: E402
 from runtime.checks.races.recorded_rank import standing_in  # noqa: E402
 from tests.experiments.tiny_plans import MODEL, PIPELINE, UNLIKE, plan_file, refusal  # noqa: E402
 from tests.runtime.inline_driver import InlineDriver  # noqa: E402

@@ -13,9 +13,9 @@ pytest.importorskip("torch")
 from experiments.running import run_results
 from experiments.running.measured_trace import write_trace
 from experiments.running.run_results import History, result_of, shortage_words
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, load_job
-from mistlab.values.measurement import Environment
+from mistlab.core.values import InputError
+from mistlab.job.job import Job, load_job
+from mistlab.job.prediction import Environment
 from runtime.comm.group import Shortage
 from runtime.engine.executor import Report
 from simulators.events import EventSimulator

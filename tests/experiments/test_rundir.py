@@ -8,7 +8,7 @@ import pytest
 
 from experiments.cli.commandline import run
 from experiments.cli.rundir import RunDirectory
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 # Makes a folder of results, tells so, and waits.
 HOLDING = """

@@ -13,7 +13,7 @@ import torch
 
 from experiments import sanitize
 from experiments.cli.commandline import DONE, NO_ANSWER, WRONG_USAGE, run
-from mistlab.schedule import buffers
+from mistlab.stages import buffers
 from runtime.checks.sanitizer import Sanitizer
 from runtime.engine.executor import Executor
 

@@ -9,7 +9,7 @@ from experiments import search_growth
 from experiments.cli.commandline import run
 from experiments.questions.search_growth import AXES, in_parts, searched
 from experiments.questions.without_ideas import BOXES, IDEAS, REMOVED, without
-from mistlab.values.space import space_of
+from mistlab.plan.space import space_of
 from tests.searchers.problems import SMALL
 
 SPACE = in_parts(space_of("mist"), 2)

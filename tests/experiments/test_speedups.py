@@ -11,9 +11,9 @@ from experiments import speedups
 from experiments.cli.commandline import run
 from experiments.comparing.bench import Bench, Entry
 from experiments.comparing.speedups import _is_outside as is_outside
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
+from mistlab.job.search import Budget, Problem
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import Ending

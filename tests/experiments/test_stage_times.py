@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments.running.measured_stages import stage_times
-from mistlab.schedule.slot_table import Action
+from mistlab.schedule.slots import Action
 from runtime.session import MeasuredTask
 
 

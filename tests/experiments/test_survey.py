@@ -12,10 +12,10 @@ from experiments import survey as survey_command
 from experiments.cli.commandline import run
 from mistlab import catalog
 from mistlab.cost.survey import Mesh, candidates_of, meshes, survey
+from mistlab.graph.stage_model import StageModel
 from mistlab.machine.cluster import Cluster
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.stages import StageBatch
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.stages.stage_batch import StageBatch
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of
 

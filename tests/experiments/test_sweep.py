@@ -27,8 +27,8 @@ from experiments.sweeping.sweep_file import cells_of, load_cells, sweep_from_map
 from experiments.sweeping.sweeping import Answers
 from experiments.sweeping.versions import OtherVersionError, check_equal, here, told
 from experiments.sweeping.workers import AT_ONCE, Workers, workers
-from mistlab.values.errors import InputError
-from mistlab.values.search import Budget
+from mistlab.core.values import InputError
+from mistlab.job.search import Budget
 from tests.experiments.killed_once import KilledOnce
 
 SMALL = """

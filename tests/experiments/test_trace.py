@@ -14,11 +14,13 @@ torch = pytest.importorskip("torch")
 
 from experiments import trace  # noqa: E402
 from experiments.cli.commandline import run  # noqa: E402
-from mistlab.symbolic.layer import expressions_of  # noqa: E402
-from mistlab.symbolic.library import Variant, graph_of, shipped  # noqa: E402
-from mistlab.symbolic.symbols import size_symbol  # noqa: E402
-from mistlab.values.model import ModelSpec  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.graph.layer_types import expressions_of  # noqa: E402
+from mistlab.graph.library import Variant, graph_of, shipped  # noqa: E402
+from mistlab.graph.symbols import size_symbol  # noqa: E402
+from mistlab.plan.workload import (  # noqa: E402
+    ModelSpec,
+    Workload,
+)
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -354,7 +356,7 @@ def test_a_plan_of_a_traced_model_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from mistlab import StageBatch, load_job\n"
-        "from mistlab.symbolic.stage_model import StageModel\n"
+        "from mistlab.graph.stage_model import StageModel\n"
         f"job = load_job({str(plan)!r})\n"
         "figures = StageModel.of(job.workload).figures(StageBatch.of_plan(job.plan))\n"
         "print(int(figures.parameters[0]), figures.feasible[0])"

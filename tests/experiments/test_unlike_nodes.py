@@ -11,9 +11,9 @@ from experiments.cli.commandline import PROBLEM, run
 from experiments.cli.problem import problem_of
 from experiments.sweeping.sweep_file import cells_of, sweep_from_mapping
 from mistlab import catalog
-from mistlab.machine.node_group import NodeGroup
-from mistlab.values.errors import InputError
-from mistlab.values.job import load_job
+from mistlab.core.values import InputError
+from mistlab.job.job import load_job
+from mistlab.machine.cluster import NodeGroup
 
 EXAMPLE = Path(__file__).parents[2] / "examples/plans/gpt3-7b-4xl4-4xa100.yaml"
 BOTH = "l4-24gb:1,a100-40gb:2"

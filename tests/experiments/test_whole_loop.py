@@ -16,7 +16,7 @@ from experiments.frame.tables import Row
 from experiments.measuring import whole_loop as loop
 from experiments.measuring.loop_report import report
 from mistlab import catalog
-from mistlab.values.job import Job, load_job
+from mistlab.job.job import Job, load_job
 from simulators.symbolic import SymbolicPredictor
 from tests.experiments.test_profile_hardware import TINY
 

@@ -9,7 +9,7 @@ from experiments.calibrating.published import read_megatron
 from experiments.calibrating.published_run import PublishedRun
 from experiments.calibrating.whole_runs import FittedRuns, Values, widths_left_out, with_engines
 from mistlab import catalog
-from mistlab.calibration.sureness import WIDTH_OF_MEAN, half_width_of
+from mistlab.calibration.fitted_sureness import WIDTH_OF_MEAN, half_width_of
 
 COLUMNS = (
     "gpus,global_batch,micro_batch,hidden,heads,layers,sequence_length,"

@@ -11,7 +11,7 @@ from experiments.cli.command import EXAMPLE
 from experiments.cli.commandline import run
 from experiments.costing import fitting_words
 from experiments.costing.changes import single, together
-from mistlab.values.job import load_job
+from mistlab.job.job import load_job
 from simulators.symbolic import SymbolicPredictor
 
 FITS = EXAMPLE.resolve()

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import run_plan
 from experiments.cli.commandline import run
-from mistlab.values.datafile import write_yaml
+from mistlab.core.files import write_yaml
 
 MODEL = {"family": "gpt", "hidden": 32, "layers": 3, "heads": 4, "vocab": 97}
 STAGE = {"layers": 3, "data_parallel": 1, "tensor_parallel": 1, "micro_batch": 2}

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from mistlab import catalog
-from mistlab.values.job import job_from_mapping, job_to_mapping
-from mistlab.values.value import to_mapping
+from mistlab.core.values import to_mapping
+from mistlab.job.job import job_from_mapping, job_to_mapping
 
 SMALL_MODEL: Mapping[str, Any] = {
     "family": "llama",
@@ -61,7 +61,7 @@ def single_plan() -> dict[str, Any]:
 
 def model() -> dict[str, Any]:
     """A model's YAML with every key."""
-    from mistlab.values.model import ModelSpec  # noqa: PLC0415
+    from mistlab.plan.workload import ModelSpec  # noqa: PLC0415
 
     whole = to_mapping(ModelSpec.of(**SMALL_MODEL))
     return {key: value for key, value in whole.items() if value is not None and key != "name"}

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from mistlab import catalog
+from mistlab.core.values import InputError
+from mistlab.job.job import Job
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.search import Problem
-from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Workload
 from searchers.savings import Chooser, chosen_plan
 
 MODELS = ("gpt3-2.7b", "llama-7b", "llama3-8b", "falcon-7b")

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 
 from mistlab import catalog
+from mistlab.core.values import InputError
+from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.shares import even_shares
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.schedule.placement import even_shares
 
 MODELS = (
     *("qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3", "deepseek-v3-mtp", "deepseek-v2"),

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.given import Imported
-from mistlab.values.context_ways import GATHER, HEADS
-from mistlab.values.errors import InputError
+from mistlab.schedule.context_ways import GATHER, HEADS
 from tests.mistlab.launch_files import imported, texts
 
 GIVEN: dict[str, Any] = {

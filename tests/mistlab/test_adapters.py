@@ -5,7 +5,7 @@ import pytest
 from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Plan, StagePlan
+from mistlab.plan.plan import Plan, StagePlan
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.arithmetic import megatron_flop, model_flop
-from mistlab.values.model_parts import Window
-from mistlab.values.workload import Attention, Workload
+from mistlab.cost.kernels import megatron_flop, model_flop
+from mistlab.plan.workload import Attention, Window, Workload
 from tests.workloads import workload_of
 
 # Of attention's products, forward and backward: all six of them, whole; and fused, half of each

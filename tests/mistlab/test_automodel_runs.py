@@ -3,11 +3,11 @@
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.engines.table import ENGINES
 from mistlab.runs.answers import answered
 from mistlab.runs.jobs import RunJob, job_of
 from mistlab.runs.recomputed import recomputed
-from mistlab.values.errors import InputError
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.test_runs import run
 

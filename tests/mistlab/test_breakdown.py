@@ -7,21 +7,19 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.breakdown import breakdown_of
-from mistlab.cost.kernel_parts import kernel_parts
-from mistlab.cost.stage_parts import EXCHANGED
+from mistlab.core.values import InputError
+from mistlab.cost.breakdown import EXCHANGED, breakdown_of, kernel_parts
 from mistlab.cost.tasks import TaskModel, task_columns
 from mistlab.engines.table import ENGINES
+from mistlab.graph.graph import EXCHANGES
+from mistlab.job.job import Job
+from mistlab.job.prediction import PARTS, Breakdown
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster, NodeGroup
-from mistlab.symbolic.exchanges import EXCHANGES
-from mistlab.values.breakdown import PARTS, Breakdown
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.search import Problem
-from mistlab.values.space import space_of
-from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch
 from searchers.savings import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.drawn_plans import drawn_jobs

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.symbolic.block_kinds import kinds_of
-from mistlab.symbolic.library import graph_of
-from mistlab.symbolic.sizes import size_columns
-from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.values.errors import InputError
-from mistlab.values.trained import Trained
-from mistlab.values.workload import Workload
+from mistlab.core.values import InputError
+from mistlab.graph.library import graph_of, kinds_of
+from mistlab.graph.stored_graph import StoredGraph
+from mistlab.graph.symbols import size_columns
+from mistlab.plan.workload import Trained, Workload
 
 SIZES = {
     "gpt3": "125m 350m 760m 1.3b 2.7b 7b 8b 13b 20b 22b 40b 175b",

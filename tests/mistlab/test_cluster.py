@@ -4,9 +4,8 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.machine.cluster import Cluster
-from mistlab.machine.node_group import NodeGroup
-from mistlab.values.errors import FieldError
+from mistlab.core.values import FieldError
+from mistlab.machine.cluster import Cluster, NodeGroup
 
 L4 = catalog.hardware("l4-24gb")
 

@@ -5,12 +5,12 @@ import pytest
 import sympy
 
 from mistlab.engines.table import ENGINES
-from mistlab.symbolic.compiled import ROWS_AT_ONCE, compile_expressions
-from mistlab.symbolic.layer import expressions_of
-from mistlab.symbolic.library import Variant, shipped
-from mistlab.symbolic.maximum import expanded, undominated
-from mistlab.symbolic.states import Parameters, gradients, optimizer, weights
-from mistlab.symbolic.symbols import size_symbol
+from mistlab.graph.compiled import ROWS_AT_ONCE, compile_expressions
+from mistlab.graph.layer_types import expressions_of
+from mistlab.graph.library import Variant, shipped
+from mistlab.graph.stage_expressions import Parameters, gradients, optimizer, weights
+from mistlab.graph.sums import expanded, undominated
+from mistlab.graph.symbols import size_symbol
 
 CONSTANTS = {"s": 2048, "h": 1024, "n": 16, "k": 16, "d": 64, "f": 4096, "V": 50304}
 

@@ -7,29 +7,29 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.host_waits import of_ranks
+from mistlab.core.values import InputError
 from mistlab.cost.layers import LayerModel, work_of
+from mistlab.cost.stage import of_ranks
 from mistlab.engines.engine_parts import HostTime
 from mistlab.engines.table import ENGINES
 from mistlab.export.given import Given
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
+from mistlab.graph.layer_types import RING_KEYS
+from mistlab.graph.library import graph_of
+from mistlab.graph.stage_model import StageModel
+from mistlab.graph.symbols import size_columns
+from mistlab.job.job import Job, dump_job, load_job
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.compute import OPERATOR_CLASSES, Compute, Rate
-from mistlab.symbolic.context import RING_KEYS
-from mistlab.symbolic.library import graph_of
-from mistlab.symbolic.sizes import size_columns
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.context_ways import GATHER, HEADS, RING
-from mistlab.values.dimensions import change_words, dimension_words
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, dump_job, load_job
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
-from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Attention, Workload
+from mistlab.machine.hardware import OPERATOR_CLASSES, Compute, Rate
+from mistlab.plan.dimensions import change_words, dimension_words
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Attention, Workload
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
+from mistlab.stages.stage_batch import StageBatch
 from searchers.meshes import meshes
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mistlab.values.datafile import format_yaml, parse_yaml, read_json, read_yaml, write_yaml
-from mistlab.values.errors import InputError
+from mistlab.core.files import format_yaml, parse_yaml, read_json, read_yaml, write_yaml
+from mistlab.core.values import InputError
 
 BAD_YAML = {
     "empty": (b"", "is empty: write at least one key"),

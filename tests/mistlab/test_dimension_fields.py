@@ -4,10 +4,10 @@ import pickle
 from dataclasses import fields, replace
 
 from benchmarks.stubs import STUB, stub
-from mistlab.values.dimension_fields import Offload, OffloadRatios
-from mistlab.values.dimensions import DIMENSIONS
-from mistlab.values.plan import StagePlan
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.plan.dimension_fields import Offload, OffloadRatios
+from mistlab.plan.dimensions import DIMENSIONS
+from mistlab.plan.plan import StagePlan
+from mistlab.plan.space import SearchSpace, space_of
 
 STAGE = StagePlan(
     layers=8, data_parallel=2, tensor_parallel=1, micro_batch=1, offload=Offload(weights=0.5)

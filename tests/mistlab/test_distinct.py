@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mistlab.symbolic import distinct
-from mistlab.symbolic.distinct import Known, distinct_rows, first_of_each
+from mistlab.core import distinct
+from mistlab.core.distinct import Known, distinct_rows, first_of_each
 
 
 @pytest.mark.parametrize("rows", [60, 500])

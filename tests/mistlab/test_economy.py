@@ -8,11 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mistlab.economy.bill import Prices, bill_of
+from mistlab.core.values import InputError
+from mistlab.economy.bill import (
+    Prices,
+    batch_of,
+    bill_of,
+    chinchilla_tokens,
+    model_parameters,
+    training_s,
+    utilisation_of,
+)
 from mistlab.economy.failures import Reliability, Shares, best_interval_s, failures_in, shares_of
-from mistlab.economy.parameters import model_parameters
-from mistlab.economy.training_time import batch_of, chinchilla_tokens, training_s, utilisation_of
-from mistlab.values.errors import InputError
 from simulators.failures import played
 from tests.workloads import workload_of
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.precision import Precision
 from mistlab.engines.table import ENGINES
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.precision import Precision
-from mistlab.values.stages import StageBatch, StageFigures
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.workload import Workload
+from mistlab.graph.stage_model import StageModel
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch, StageFigures
 from tests.workloads import workload_of
 
 WORK = workload_of("llama-1.3b", 1024, 32, "bf16")

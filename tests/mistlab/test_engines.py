@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
-from mistlab.schedule.slot_table import PHASES, Phase
-from mistlab.values.dimensions import OFFLOADS, engine_problem
-from mistlab.values.errors import InputError
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.space import space_of
+from mistlab.plan.dimensions import OFFLOADS, engine_problem
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import space_of
+from mistlab.schedule.slots import PHASES, Phase
 
 ROOT = Path(__file__).parents[2]
 STAGE = StagePlan(layers=2, data_parallel=2, tensor_parallel=1, micro_batch=1)

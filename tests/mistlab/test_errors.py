@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from mistlab.values.errors import FieldError, InputError, near_matches, refuse, within
+from mistlab.core.values import FieldError, InputError, near_matches, refuse, within
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,15 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.expert_seconds import exchanged_s
 from mistlab.cost.kernels import rule_of
-from mistlab.cost.links import LinkTimes
+from mistlab.cost.links import LinkTimes, exchanged_s
 from mistlab.cost.tasks import TaskModel, task_columns
 from mistlab.engines.engine_parts import ExpertExchange
 from mistlab.engines.table import ENGINES
-from mistlab.symbolic.eight_bit import CAST
-from mistlab.symbolic.library import graph_of
-from mistlab.values.model_parts import Experts
-from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
+from mistlab.graph.library import graph_of
+from mistlab.graph.variants import CAST
+from mistlab.plan.workload import Experts, Workload
+from mistlab.stages.stage_batch import StageBatch
 from tests.mistlab.test_experts import B200, CLUSTER, MODEL, WORK
 
 

@@ -7,24 +7,20 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.arithmetic import model_flop
+from mistlab.core.values import FieldError, InputError
+from mistlab.cost.kernels import model_flop
+from mistlab.graph.layer_types import RING_KEYS, expressions_of, split_over_context
+from mistlab.graph.library import graph_of, kinds_of
+from mistlab.graph.stage_model import StageModel
+from mistlab.graph.variants import CAST, DTYPE, DTYPE_OF_4, eight_bit, four_bit
+from mistlab.job.job import Job, job_from_mapping, job_to_mapping
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.symbolic.block_kinds import kinds_of
-from mistlab.symbolic.context import RING_KEYS, split_over_context
-from mistlab.symbolic.eight_bit import CAST, DTYPE, DTYPE_OF_4, eight_bit, four_bit
-from mistlab.symbolic.layer import expressions_of
-from mistlab.symbolic.library import graph_of
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.errors import FieldError, InputError
-from mistlab.values.job import Job, job_from_mapping, job_to_mapping
-from mistlab.values.mesh import groups_of, ranks_of
-from mistlab.values.model import ModelSpec
-from mistlab.values.model_parts import Experts, Window
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
-from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
+from mistlab.plan.mesh import groups_of, ranks_of
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Experts, ModelSpec, Window, Workload
+from mistlab.stages.stage_batch import StageBatch
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import StrategySearcher

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.export.back import read_back
 from mistlab.export.nearest import Nearest, canonical, nearest
 from mistlab.export.table import TARGETS
-from mistlab.values.dimensions import DIMENSIONS
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, job_from_mapping, job_to_mapping
+from mistlab.job.job import Job, job_from_mapping, job_to_mapping
+from mistlab.plan.dimensions import DIMENSIONS
 from tests import added_rows
 from tests.mistlab.drawn_plans import drawn_jobs
 from tests.with_row import run_with_row

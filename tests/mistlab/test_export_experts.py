@@ -7,7 +7,7 @@ from mistlab.export.nearest import canonical, nearest
 from mistlab.export.remarks import changes
 from mistlab.export.table import TARGETS
 from mistlab.export.with_parts import with_values
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.plans_of_today import job_of
 

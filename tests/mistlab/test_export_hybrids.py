@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 from tests.mistlab.megatron_parser import parsed
 from tests.mistlab.plans_of_today import job_of
 

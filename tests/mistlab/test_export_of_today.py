@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.export.megatron_flags import HARMLESS, TELLING
 from mistlab.export.megatron_tables.telling import RENAMED
 from mistlab.export.nearest import Nearest, nearest
 from mistlab.export.table import TARGETS
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 from tests.mistlab.drawn_plans import drawn_jobs
 from tests.mistlab.megatron_parser import parsed, parser
 from tests.mistlab.plans_of_today import job_of, jobs_of_today

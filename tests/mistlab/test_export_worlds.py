@@ -11,7 +11,7 @@ import pytest
 
 from mistlab.export.nearest import Nearest, nearest
 from mistlab.export.table import TARGETS
-from mistlab.values.job import Job, job_from_mapping
+from mistlab.job.job import Job, job_from_mapping
 from tests.mistlab.drawn_plans import drawn_jobs
 from tests.mistlab.plans_of_today import job_of, jobs_of_today
 

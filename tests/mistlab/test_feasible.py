@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mistlab.symbolic.feasible import divides, holds, remainders
-from mistlab.symbolic.library import graph_of
-from mistlab.values.workload import Attention
+from mistlab.graph.library import divides, graph_of, holds, remainders
+from mistlab.plan.workload import Attention
 from tests.workloads import workload_of
 
 LLAMA = {"h": 4096, "n": 32, "k": 8, "d": 128, "r": 128, "f": 14336, "V": 128256, "s": 2048}

@@ -3,11 +3,11 @@
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.given import Given
 from mistlab.formats.content import content_of
 from mistlab.formats.table import FORMATS, format_of
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 from tests.mistlab.launch_files import imported, source_of
 
 # A file of each format, with as few keys as its framework would start with.

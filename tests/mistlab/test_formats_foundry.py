@@ -3,8 +3,8 @@
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.formats.table import format_of
-from mistlab.values.errors import InputError
 from tests.mistlab.launch_files import imported, imported_from, source_of, texts
 
 NEOX = """

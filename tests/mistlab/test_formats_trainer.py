@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.given import Imported
 from mistlab.formats.checkpoints import model_named
 from mistlab.formats.table import format_of
-from mistlab.values.context_ways import HEADS
-from mistlab.values.errors import InputError
+from mistlab.schedule.context_ways import HEADS
 from tests.mistlab.launch_files import imported, imported_from, source_of, texts
 
 RECIPE = """

@@ -6,20 +6,19 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
+from mistlab.graph.library import graph_of, sequence_graph_of
+from mistlab.graph.stage_model import StageModel
+from mistlab.graph.sums import Sum
+from mistlab.graph.symbols import size_columns
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
-from mistlab.symbolic.library import graph_of, sequence_graph_of
-from mistlab.symbolic.sizes import size_columns
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.symbolic.sums import Sum
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.prediction import Prediction
-from mistlab.values.stages import StageBatch, StageFigures
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.stages.stage_batch import StageBatch, StageFigures
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of

@@ -4,9 +4,8 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import FieldError, from_mapping, to_mapping
 from mistlab.machine.hardware import Hardware
-from mistlab.values.errors import FieldError
-from mistlab.values.value import from_mapping, to_mapping
 
 
 def test_properties_are_in_si_units() -> None:

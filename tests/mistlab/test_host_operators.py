@@ -8,10 +8,9 @@ from mistlab import catalog
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.engine_parts import HostTime
 from mistlab.engines.table import ENGINES
+from mistlab.graph.library import graph_of
 from mistlab.machine.cluster import Cluster
-from mistlab.symbolic.library import graph_of
-from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Workload
+from mistlab.plan.workload import ModelSpec, Workload
 
 CLUSTER = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=8)
 

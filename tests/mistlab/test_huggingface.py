@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.huggingface.configurations import model_of_config
-from mistlab.values.errors import InputError
-from mistlab.values.job import dump_job, load_job
-from mistlab.values.references import model_from
+from mistlab.job.job import dump_job, load_job
+from mistlab.job.references import model_from
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.export.megatron_read import read_launch
+from mistlab.plan.workload import Experts
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
-from mistlab.values.model_parts import Experts
 from tests.mistlab.launched import H100, LINE, RUN, SHAPE, imported, launch, texts, word
 
 CONFIG: dict[str, Any] = {

@@ -3,12 +3,11 @@
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.given import Given
 from mistlab.export.megatron_hybrid_read import segments_of, shortest
 from mistlab.export.megatron_read import read_options
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
-from mistlab.values.model_parts import Experts, StateSpace
+from mistlab.plan.workload import Experts, ModelSpec, StateSpace
 from tests.mistlab.launched import H100, SHAPE, imported, texts
 
 NO_VOCAB = SHAPE.replace("--vocab-size 32000 --make-vocab-size-divisible-by 1", "")

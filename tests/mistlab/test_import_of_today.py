@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.export.megatron_parts import pattern_of
 from mistlab.export.table import TARGETS
-from mistlab.values.errors import InputError
-from mistlab.values.model_parts import Experts, LatentAttention, Window
+from mistlab.plan.workload import Experts, LatentAttention, Window
 from tests.mistlab.test_import_plans import said
 
 STARTED = "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py"

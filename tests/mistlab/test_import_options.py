@@ -2,12 +2,12 @@
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.export.given import Given
 from mistlab.export.megatron_flags import Options
 from mistlab.export.megatron_read import read_launch
 from mistlab.export.megatron_remarks import nearest_name
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 from tests.mistlab.launched import H100, LINE, RUN, SHAPE, imported, launch, texts, word, words
 
 

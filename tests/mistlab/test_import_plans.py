@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
 from mistlab.shell.launch import launch_of
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 LINES = Path(__file__).parents[2] / "examples" / "launch"
 L4 = catalog.hardware("l4-24gb")

@@ -3,7 +3,7 @@
 import pytest
 
 from mistlab import catalog
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 from tests.mistlab.launched import imported, texts
 
 

@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mistlab import catalog
+from mistlab.core.files import format_yaml, parse_yaml
+from mistlab.core.values import FieldError, InputError, from_mapping
 from mistlab.engines.table import ENGINES
-from mistlab.values.datafile import format_yaml, parse_yaml
-from mistlab.values.errors import FieldError, InputError
-from mistlab.values.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.value import from_mapping
+from mistlab.job.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import ModelSpec
 
 PlanFile = dict[str, Any]
 

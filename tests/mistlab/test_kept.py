@@ -10,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from mistlab.symbolic import kept_folder as folders
-from mistlab.symbolic.compiled import Compiled, compile_expressions
-from mistlab.symbolic.grammar import RefusedError, function_of
-from mistlab.symbolic.kept import kept
-from mistlab.symbolic.kept_folder import MOST_VERSIONS, CacheWarning, KeptFolder, kept_folder
-from mistlab.symbolic.recipe import version
-from mistlab.symbolic.symbols import size_symbol
+from mistlab.graph import compiled as folders
+from mistlab.graph.compiled import (
+    MOST_VERSIONS,
+    CacheWarning,
+    Compiled,
+    KeptFolder,
+    RefusedError,
+    compile_expressions,
+    function_of,
+    kept,
+    kept_folder,
+    version,
+)
+from mistlab.graph.symbols import size_symbol
 
 ROOT = Path(__file__).parents[2]
 PREDICT = (sys.executable, "-m", "experiments.predict", "--json")

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mistlab.symbolic.library import graph_of, sequence_graph_of
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.symbolic.treatments import TREATMENTS
-from mistlab.values.stages import StageBatch
+from mistlab.graph.library import graph_of, sequence_graph_of
+from mistlab.graph.stage_model import StageModel
+from mistlab.graph.treatments import TREATMENTS
+from mistlab.stages.stage_batch import StageBatch
 from tests.workloads import workload_of
 
 LLAMA = workload_of("llama3-8b", 4096, 8, "bf16")

@@ -15,7 +15,7 @@ from mistlab.calibration.kernel_tables import (
     rate_of,
     read_kernel_table,
 )
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 
 KERNELS = "hardware,op,batch,m,k,n,groups,sequence,heads,kv_heads,qk_dim,v_dim,"
 KERNELS += "time_us,efficiency,tflops,notes"

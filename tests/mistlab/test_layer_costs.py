@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.kernels import class_of, rule_of
+from mistlab.core.values import FieldError
+from mistlab.cost.kernels import class_of, rule_of, slowdown_of
 from mistlab.cost.layers import BESIDE, LayerFigures, LayerModel, work_of
-from mistlab.cost.rates import slowdown_of
 from mistlab.engines.table import ENGINES
-from mistlab.machine.compute import OPERATOR_CLASSES, Compute, Rate
-from mistlab.symbolic.library import Variant, graph_of, shipped
-from mistlab.symbolic.sizes import size_columns
-from mistlab.values.errors import FieldError
-from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Workload
+from mistlab.graph.library import Variant, graph_of, shipped
+from mistlab.graph.symbols import size_columns
+from mistlab.machine.hardware import OPERATOR_CLASSES, Compute, Rate
+from mistlab.plan.workload import ModelSpec, Workload
 from tests.workloads import workload_of
 
 RATES = tuple(

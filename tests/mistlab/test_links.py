@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.cost.links import NETWORK_HOP_S, PCIE_HOP_S, LinkTimes
+from mistlab.graph.graph import Collective
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.transfers import GroupTransfers, Line, Transfers
-from mistlab.symbolic.exchanges import Collective
-from mistlab.values.errors import InputError
+from mistlab.machine.hardware import GroupTransfers, Line, Transfers
 
 
 def line(gbytes_per_s: float, latency_us: float = 10.0) -> Line:

@@ -3,12 +3,11 @@
 import pytest
 import sympy
 
-from mistlab.symbolic.graph import LayerGraph, ModelGraph
-from mistlab.symbolic.library import Variant, graph_of, shipped
-from mistlab.symbolic.made_variants import with_dropout, with_scores
-from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Workload
+from mistlab.graph.graph import LayerGraph, ModelGraph
+from mistlab.graph.library import Variant, graph_of, shipped
+from mistlab.graph.stored_graph import StoredGraph
+from mistlab.graph.variants import with_dropout, with_scores
+from mistlab.plan.workload import ModelSpec, Workload
 from tests.workloads import workload_of
 
 NUMBERS = {"b": 2, "s": 64, "h": 48, "n": 4, "k": 4, "d": 12, "f": 192, "V": 256, "tp": 2}

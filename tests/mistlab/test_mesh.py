@@ -7,18 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mistlab.cost.groups_on_nodes import shape_on_nodes
-from mistlab.values.dimensions import DIMENSIONS
-from mistlab.values.mesh import (
-    GROUPS,
-    groups_of,
-    num_gpus,
-    position_of,
-    rank_of,
-    ranks_of,
-)
-from mistlab.values.plan import Offload, StagePlan
-from mistlab.values.stages import StageBatch
+from mistlab.cost.links import shape_on_nodes
+from mistlab.plan.dimensions import DIMENSIONS
+from mistlab.plan.mesh import GROUPS, groups_of, num_gpus, position_of, rank_of, ranks_of
+from mistlab.plan.plan import Offload, StagePlan
+from mistlab.stages.stage_batch import StageBatch
 
 
 @pytest.mark.parametrize("group", [*GROUPS])

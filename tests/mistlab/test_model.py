@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 
-from mistlab.values.errors import FieldError
-from mistlab.values.model import ModelSpec
-from mistlab.values.value import to_mapping
+from mistlab.core.values import FieldError, to_mapping
+from mistlab.plan.workload import ModelSpec
 
 SHAPE: dict[str, Any] = {"hidden": 2048, "layers": 24, "heads": 16}
 

@@ -3,16 +3,16 @@
 import pytest
 
 from mistlab import catalog
+from mistlab.core.precision import MOMENTS_BYTES, Optimizer
+from mistlab.core.values import InputError
 from mistlab.engines.table import ENGINES
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.precision import MOMENTS_BYTES, Optimizer
-from mistlab.values.prediction import Prediction
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 

@@ -8,17 +8,29 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mistlab.cost import order_bound
+from mistlab.cost import order_path as order_bound
 from mistlab.cost.chains import ISSUED
-from mistlab.cost.order_bound import InOrder, order_bound_s
-from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
+from mistlab.cost.order_path import (
+    EndTimes,
+    HostTimes,
+    InOrder,
+    SplitTimes,
+    order_bound_s,
+    order_iteration_s,
+)
 from mistlab.cost.order_times import extended_s
 from mistlab.cost.pipeline import StageTimes
-from mistlab.schedule.checked_orders import named_order
-from mistlab.schedule.controlled import CONTROLLED
-from mistlab.schedule.orders import ORDERS, SPLIT, TURNING, fewer_micro_batches, order_problem
+from mistlab.schedule.orders import (
+    CONTROLLED,
+    ORDERS,
+    SPLIT,
+    TURNING,
+    fewer_micro_batches,
+    order_problem,
+)
 from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_passes import passes_of
+from mistlab.stages.plan_orders import named_order
 from tests.mistlab.test_order_path import equal
 
 CANDIDATES = 12

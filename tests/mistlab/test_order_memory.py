@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mistlab.cost.order_memory import figures_in_order
-from mistlab.schedule.held_moments import HeldMoments, moments_of_plan
+from mistlab.graph.stage_model import StageModel
+from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, order_problem
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.stages import StageBatch, StageFigures
+from mistlab.stages.plan_orders import HeldMoments, moments_of_plan
+from mistlab.stages.stage_batch import StageBatch, StageFigures
 from tests.sweep import sweep
 from tests.workloads import workload_of
 

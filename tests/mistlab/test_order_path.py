@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 
 from mistlab.cost.chains import ISSUED
-from mistlab.cost.order_bound import order_bound_s
-from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
+from mistlab.cost.order_path import (
+    EndTimes,
+    HostTimes,
+    SplitTimes,
+    order_bound_s,
+    order_iteration_s,
+)
 from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.schedule.checked_orders import named_order, order_of_text
 from mistlab.schedule.orders import interleaved, zero_bubble
 from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_passes import passes_of
+from mistlab.stages.plan_orders import named_order, order_of_text
 from tests.pipeline_orders import all_forwards_first
 
 CANDIDATES = 20

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mistlab.schedule.checked_orders import named_order, order_of_text
-from mistlab.schedule.held_moments import in_flight_of_plan
+from mistlab.core.values import FieldError, InputError
+from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.orders import (
     ORDERS,
     in_flight,
@@ -20,11 +20,9 @@ from mistlab.schedule.orders import (
     zero_bubble,
 )
 from mistlab.schedule.placement import StageChunk, loop, most_chunks
-from mistlab.schedule.plan_orders import order_of_plan
-from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.schedule.stage_passes import StagePass, passes_of
-from mistlab.values.errors import FieldError, InputError
-from mistlab.values.plan import Plan, StagePlan
+from mistlab.stages.plan_orders import in_flight_of_plan, named_order, order_of_plan, order_of_text
+from mistlab.stages.stage_shape import parts_of_plan
 
 stage_counts = st.integers(1, 8)
 micro_batch_counts = st.integers(1, 12)

@@ -45,7 +45,7 @@ def test_other_names_are_not() -> None:
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [
-        ("import mistlab", "numpy sympy yaml mistlab.values.value"),
+        ("import mistlab", "numpy sympy yaml mistlab.core.values"),
         ("from mistlab import Plan, Prediction, SearchResult", "numpy sympy yaml"),
         ("from mistlab import load_job", "numpy sympy"),
     ],

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.cost.partitions import (
     BY_COLUMNS,
     BY_ROWS,
@@ -19,7 +20,6 @@ from mistlab.cost.partitions import (
     weight,
     weight_ways,
 )
-from mistlab.values.errors import InputError
 
 THREE = chain(3)
 ROWS_COLUMNS_COLUMNS = {"W1": "rows", "W2": "columns", "W3": "columns"}

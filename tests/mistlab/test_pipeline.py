@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.schedule.checked_orders import named_order
 from mistlab.schedule.order_text import PipelineOrder
+from mistlab.stages.plan_orders import named_order
 
 stage_counts = st.integers(1, 8)
 micro_batch_counts = st.integers(1, 12)

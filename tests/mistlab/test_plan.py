@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 
-from mistlab.values.errors import FieldError
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.value import from_mapping
+from mistlab.core.values import FieldError, from_mapping
+from mistlab.plan.plan import Offload, Plan, StagePlan
 
 STAGE: dict[str, Any] = {
     "layers": 4,

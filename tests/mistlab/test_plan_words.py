@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from mistlab.engines.table import names_for_plans, names_that_wait
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.plan_words import plan_line
 from mistlab.schedule.orders import ORDERS
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.plan_words import plan_line
 
 STAGE = StagePlan(layers=8, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1)
 PLAN = Plan(micro_batches=4, stages=(STAGE, STAGE))

@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mistlab.values.errors import FieldError
-from mistlab.values.measurement import Environment, Measurement, StageMeasurement
-from mistlab.values.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
-from mistlab.values.value import from_mapping, to_mapping
+from mistlab.core.values import FieldError, from_mapping, to_mapping
+from mistlab.job.prediction import (
+    Environment,
+    Measurement,
+    MemoryByClass,
+    MemoryByPhase,
+    Prediction,
+    StageMeasurement,
+    StagePrediction,
+)
 
 BYTES = st.integers(0, 2**50)
 SECONDS = st.floats(0, 1e6)

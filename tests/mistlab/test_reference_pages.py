@@ -8,21 +8,38 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.core.files import parse_yaml
+from mistlab.core.values import from_mapping
+from mistlab.job.job import Job, job_from_mapping
+from mistlab.job.prediction import (
+    Breakdown,
+    MemoryByClass,
+    MemoryByPhase,
+    Prediction,
+    StagePrediction,
+    StepParts,
+)
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.compute import Compute, Rate
-from mistlab.machine.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
+from mistlab.machine.hardware import (
+    Allocator,
+    Compute,
+    EngineCalibration,
+    Gpu,
+    GroupTransfers,
+    Hardware,
+    Line,
+    MeasuredAt,
+    Node,
+    PeakTflops,
+    Provenance,
+    Rate,
+    Source,
+    Transfers,
+)
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference, Slowdown
-from mistlab.machine.transfers import GroupTransfers, Line, Transfers
-from mistlab.machine.whole_runs import Allocator, EngineCalibration, MeasuredAt
-from mistlab.values.breakdown import Breakdown, StepParts
-from mistlab.values.datafile import parse_yaml
-from mistlab.values.job import Job, job_from_mapping
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
-from mistlab.values.stages import StageFigures
-from mistlab.values.value import from_mapping
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.stages.stage_batch import StageFigures
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 TYPES = {

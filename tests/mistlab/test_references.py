@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
-from mistlab.values.datafile import read_yaml, write_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.job import dump_job, job_from_mapping, job_to_mapping, load_job
-from mistlab.values.model import ModelSpec
-from mistlab.values.references import space_from
-from mistlab.values.space import space_of
-from mistlab.values.value import to_mapping
+from mistlab.core.files import read_yaml, write_yaml
+from mistlab.core.values import InputError, to_mapping
+from mistlab.job.job import dump_job, job_from_mapping, job_to_mapping, load_job
+from mistlab.job.references import space_from
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import ModelSpec
 
 SPEC = ModelSpec.of(name="mine", family="custom", hidden=256, layers=32, heads=8)
 PlanFile = dict[str, Any]

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
-from mistlab.economy.parameters import model_parameters
+from mistlab.core.values import InputError
+from mistlab.economy.bill import model_parameters
+from mistlab.graph.library import graph_of, sequence_graph_of
 from mistlab.huggingface.configurations import model_of_config
 from mistlab.huggingface.model_types import model_types, refused_types
-from mistlab.symbolic.library import graph_of, sequence_graph_of
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
-from mistlab.values.references import model_from
-from mistlab.values.workload import Workload
+from mistlab.job.references import model_from
+from mistlab.plan.workload import ModelSpec, Workload
 
 # Sizes as released, without keys that equal the defaults, and the parameters that releases count.
 RELEASED: dict[str, dict[str, Any]] = json.loads(

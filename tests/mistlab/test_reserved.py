@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
+from mistlab.core.files import MIB_BYTES
 from mistlab.cost.memory import allocator_of, reserved_bytes, room_bytes
 from mistlab.engines.baselines import CACHED_SHARE
 from mistlab.engines.table import ENGINES
+from mistlab.graph.stage_model import StageModel
 from mistlab.machine.cluster import Cluster
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.stages import StageBatch
-from mistlab.values.units import MIB_BYTES
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch
 from tests.workloads import workload_of
 
 CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=8)

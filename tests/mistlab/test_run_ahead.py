@@ -3,10 +3,10 @@
 import pytest
 
 from mistlab import catalog
+from mistlab.job.job import Job
 from mistlab.runs.configuration import configuration_of
 from mistlab.runs.jobs import job_of
 from mistlab.runs.table import TableRow
-from mistlab.values.job import Job
 
 RUN = {
     "engine": "nanotron",

@@ -8,21 +8,20 @@ import pytest
 
 from mistlab import catalog
 from mistlab.calibration.run_constants import Setting, fitted, values_of, with_values
-from mistlab.cost.bounds import bounds_of
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError
+from mistlab.cost.sureness import bounds_of
 from mistlab.engines.nanotron import NANOTRON
 from mistlab.engines.table import ENGINES
-from mistlab.machine.cluster import Cluster
-from mistlab.machine.profile import Profile
+from mistlab.job.job import dump_job, load_job
+from mistlab.job.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
+from mistlab.machine.cluster import Cluster, Profile
 from mistlab.runs.answers import RunAnswer, answered, stage_of
 from mistlab.runs.configuration import configuration_of
 from mistlab.runs.jobs import job_of
 from mistlab.runs.judged import Judged, errors_of
 from mistlab.runs.ranking import ranked, separation, spreads
 from mistlab.runs.table import TableRow
-from mistlab.values.errors import InputError
-from mistlab.values.job import dump_job, load_job
-from mistlab.values.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
-from mistlab.values.units import GIB_BYTES
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.test_runs import run
 

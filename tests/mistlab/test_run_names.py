@@ -2,14 +2,14 @@
 
 import pytest
 
-from mistlab.calibration.rows import is_of_machine
+from mistlab.calibration.tables import is_of_machine
+from mistlab.core.values import InputError
 from mistlab.runs.configuration import Configuration
 from mistlab.runs.gpu_names import CHIPS, gpus_of
 from mistlab.runs.name_words import words_of
 from mistlab.runs.named_models import named_model
 from mistlab.runs.parts import alike_of
 from mistlab.runs.words import engine_of, software_of
-from mistlab.values.errors import InputError
 from tests.mistlab.test_run_words import run
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.runs.jobs import job_of
-from mistlab.values.errors import InputError
 from tests.mistlab.test_runs import run
 
 LAYERS = 24

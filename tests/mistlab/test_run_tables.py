@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.runs.cells import count_of
 from mistlab.runs.table import TableRow, rows_of_table
-from mistlab.values.errors import InputError
 
 HEADER = "layers,hidden,heads,sequence_length,micro_batch,notes"
 ROW = "2,64,2,128,1,"

@@ -2,10 +2,10 @@
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import job_of
 from mistlab.runs.table import TableRow
-from mistlab.values.errors import InputError
 
 RUN = {
     "engine": "torchtitan",

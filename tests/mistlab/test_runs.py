@@ -3,12 +3,12 @@
 import pytest
 
 from mistlab import catalog
-from mistlab.machine.compute import OperatorClass
+from mistlab.core.values import InputError
+from mistlab.job.job import Job
+from mistlab.machine.hardware import OperatorClass
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import job_of
 from mistlab.runs.table import TableRow
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
 
 FULL = {
     "engine": "nanotron",

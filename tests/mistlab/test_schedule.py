@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mistlab.schedule.slot_table import KINDS, SWAP_KINDS, Action
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
+from mistlab.schedule.slots import KINDS, SWAP_KINDS, Action
 
 ACTIONS = st.sampled_from(KINDS).flatmap(
     lambda kind: st.builds(

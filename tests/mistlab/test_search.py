@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from mistlab.values.errors import FieldError
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Budget, Improvement, SearchResult
-from mistlab.values.space import OffloadRatios, SearchSpace
-from mistlab.values.value import from_mapping, to_mapping
+from mistlab.core.values import FieldError, from_mapping, to_mapping
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Budget, Improvement, SearchResult
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import OffloadRatios, SearchSpace
 
 STAGE = StagePlan(layers=1, data_parallel=1, tensor_parallel=1, micro_batch=1)
 PLAN = Plan(micro_batches=1, stages=(STAGE,))

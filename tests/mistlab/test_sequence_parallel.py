@@ -8,19 +8,18 @@ import pytest
 import sympy
 
 from mistlab import catalog
+from mistlab.core.values import InputError
+from mistlab.graph.graph import EXCHANGES, LayerGraph, Phase
+from mistlab.graph.library import Variant, shipped, variants
+from mistlab.graph.stage_model import StageModel
+from mistlab.graph.symbols import size_symbol
+from mistlab.job.job import Job, dump_job, load_job
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.symbolic.exchanges import EXCHANGES
-from mistlab.symbolic.graph import LayerGraph, Phase
-from mistlab.symbolic.library import Variant, shipped, variants
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.symbolic.symbols import size_symbol
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, dump_job, load_job
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import SearchSpace, space_of
-from mistlab.values.stages import StageBatch
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.stages.stage_batch import StageBatch
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import StrategySearcher

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from mistlab.cost import slot_sums
-from mistlab.cost.slot_sums import FEW_ROWS, summed_slots
-from mistlab.symbolic.distinct import Distinct
+from mistlab.core.distinct import Distinct
+from mistlab.cost import slot_work as slot_sums
+from mistlab.cost.slot_work import FEW_ROWS, summed_slots
 
 ROWS = 3 * FEW_ROWS
 
@@ -40,8 +40,8 @@ def test_sums_are_those_of_single_candidates(
 
 SUMS = """
 import time, numpy as np
-from mistlab.cost.slot_sums import summed_slots
-from mistlab.symbolic.distinct import Distinct
+from mistlab.cost.slot_work import summed_slots
+from mistlab.core.distinct import Distinct
 draw = np.random.default_rng(0)
 def distinct(count): return Distinct(columns=(np.arange(count),),
                                      index=draw.integers(0, count, 1 << 14))

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from mistlab.engines.table import ENGINES
+from mistlab.graph.layer_types import LayerTypes
+from mistlab.graph.treatments import TREATMENTS
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slot_kinds import NOTHING, slot_counts
-from mistlab.schedule.slot_table import PHASES
-from mistlab.symbolic.layer_types import LayerTypes
-from mistlab.symbolic.treatments import TREATMENTS
-from mistlab.values.dimensions import counts_of_blocks
+from mistlab.plan.dimensions import counts_of_blocks
+from mistlab.schedule.slots import NOTHING, PHASES, slot_counts
 
 STAGES = [
     (layers, checkpointed, embedding, head, first)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.cost.side_by_side import overlapped
 from mistlab.cost.stage import StageTimeModel
 from mistlab.cost.tasks import TaskModel, task_columns
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.values.errors import InputError
-from mistlab.values.stages import StageBatch, StageSeconds
+from mistlab.stages.stage_batch import StageBatch, StageSeconds
 from tests.mistlab.slots_by_hand import (
     Slot,
     beside_endless_send,
@@ -244,7 +244,7 @@ def test_a_stage_of_one_block_does_not_depend_on_longer_ones() -> None:
 def test_dense_and_sparse_sums_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = model_of(), candidates(500)
     sparse = columns_of(model(batch))
-    monkeypatch.setattr("mistlab.cost.slot_sums.DENSE", 10**9)
+    monkeypatch.setattr("mistlab.cost.slot_work.DENSE", 10**9)
     assert columns_of(model(batch)) == pytest.approx(sparse, rel=1e-12)
 
 

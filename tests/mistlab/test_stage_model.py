@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.symbolic.layer import LayerExpressions, expressions_of
-from mistlab.symbolic.library import graph_of
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.symbolic.symbols import size_symbol
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.stages import StageBatch, StageFigures
-from mistlab.values.workload import Workload
+from mistlab.graph.layer_types import LayerExpressions, expressions_of
+from mistlab.graph.library import graph_of
+from mistlab.graph.stage_model import StageModel
+from mistlab.graph.symbols import size_symbol
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.stages.stage_batch import StageBatch, StageFigures
 
 MODEL = catalog.model("llama-1.3b")
 WORK = Workload(

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.groups_on_nodes import shape_on_nodes
+from mistlab.core.values import InputError
+from mistlab.cost.links import shape_on_nodes
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.table import ENGINES
+from mistlab.job.job import Job, dump_job, load_job
+from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, dump_job, load_job
-from mistlab.values.mesh import groups_of
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.prediction import Prediction
-from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
+from mistlab.plan.mesh import groups_of
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mistlab.cost.steady_rounds import within_round_s
+from mistlab.cost.slot_work import within_round_s
 
 
 def lost(slowed: float, stages: int) -> float:

@@ -5,15 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from mistlab.symbolic.compiled import compile_expressions, compile_sums
-from mistlab.symbolic.library import Variant, graph_of, shipped
-from mistlab.symbolic.maximum import largest
-from mistlab.symbolic.sum_source import source_of_sums
-from mistlab.symbolic.sums import Sum, sum_from, where
-from mistlab.symbolic.symbols import size_names
-from mistlab.symbolic.text import expression_from
-from mistlab.symbolic.treatments import TREATMENTS
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
+from mistlab.graph.compiled import compile_expressions, compile_sums
+from mistlab.graph.graph_text import expression_from
+from mistlab.graph.library import Variant, graph_of, shipped
+from mistlab.graph.sums import Sum, largest, source_of_sums, sum_from, where
+from mistlab.graph.symbols import size_names
+from mistlab.graph.treatments import TREATMENTS
 from tests.workloads import workload_of
 
 TEXTS = (

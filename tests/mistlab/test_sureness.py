@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mistlab.cost.bounds import bounds_of
 from mistlab.cost.sureness import (
     ANY,
     GROUPS_OF_WIDER,
@@ -18,6 +17,7 @@ from mistlab.cost.sureness import (
     RunKind,
     Shares,
     Sureness,
+    bounds_of,
     known_sureness,
 )
 from mistlab.runs.jobs import job_of

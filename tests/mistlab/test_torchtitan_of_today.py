@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.export.given import Given
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
 from mistlab.export.torchtitan_models import BROUGHT
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 from tests.mistlab.plans_of_today import job_of, jobs_of_today
 from tests.mistlab.test_export import what_is_trained
 

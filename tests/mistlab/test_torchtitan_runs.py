@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from mistlab.core.files import GIB_BYTES
 from mistlab.runs.answers import RunAnswer
 from mistlab.runs.jobs import job_of
 from mistlab.runs.judged import judged
 from mistlab.runs.table import TableRow
-from mistlab.values.units import GIB_BYTES
 from tests.mistlab.test_run_judging import prediction
 from tests.mistlab.test_runs import run
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.calibration.fitted_transfers import TransferRows, fit, mean_error
 from mistlab.calibration.tables import read_transfer_table
-from mistlab.calibration.transfers import TransferRows, fit, mean_error
-from mistlab.cost.transfers import transfer_s
-from mistlab.machine.transfers import GroupTransfers, Line, Transfers
-from mistlab.values.errors import FieldError, InputError
+from mistlab.core.values import FieldError, InputError
+from mistlab.cost.links import transfer_s
+from mistlab.machine.hardware import GroupTransfers, Line, Transfers
 
 LINE = Line(latency_us=200.0, gbytes_per_s=5.0, smallest_mib=1.0, largest_mib=256.0)
 HEADER = "generation,intra_group,inter_group,kind,bytes,latency_ms\n"

@@ -8,19 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mistlab.cost.order_bound import order_bound_s
-from mistlab.cost.order_path import SplitTimes, order_iteration_s
-from mistlab.schedule.checked_orders import named_order, order_of_text
-from mistlab.schedule.held_moments import in_flight_of_plan
+from mistlab.core.values import InputError
+from mistlab.cost.order_path import SplitTimes, order_bound_s, order_iteration_s
+from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.orders import TURNING, order_problem
 from mistlab.schedule.placement import Placement, StageChunk, loop, most_chunks, turning
-from mistlab.schedule.plan_orders import order_of_plan
-from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.schedule.stage_passes import passes_of
-from mistlab.values.errors import InputError
-from mistlab.values.parts import batch_of_parts
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.stages import StageBatch
+from mistlab.stages.plan_orders import in_flight_of_plan, named_order, order_of_plan, order_of_text
+from mistlab.stages.stage_batch import StageBatch, batch_of_parts
+from mistlab.stages.stage_shape import parts_of_plan
 from tests.mistlab.test_order_path import equal
 
 STAGE = StagePlan(layers=4, data_parallel=1, tensor_parallel=1, micro_batch=1)

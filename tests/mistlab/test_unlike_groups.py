@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import FieldError
 from mistlab.cost.memory import host_bytes_of, host_bytes_over, room_bytes, room_of_plan
-from mistlab.machine.cluster import Cluster
-from mistlab.machine.node_group import NodeGroup
-from mistlab.values.errors import FieldError
-from mistlab.values.group_references import groups_named
-from mistlab.values.job import dump_job, job_from_mapping, job_to_mapping, load_job
+from mistlab.job.job import dump_job, job_from_mapping, job_to_mapping, load_job
+from mistlab.job.references import groups_named
+from mistlab.machine.cluster import Cluster, NodeGroup
 from simulators.symbolic import SymbolicPredictor
 
 L4, A100 = catalog.hardware("l4-24gb"), catalog.hardware("a100-40gb")

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mistlab.values.errors import FieldError
-from mistlab.values.value import bounded, check_field, check_fields, from_mapping, ratio, to_mapping
+from mistlab.core.values import (
+    FieldError,
+    bounded,
+    check_field,
+    check_fields,
+    from_mapping,
+    ratio,
+    to_mapping,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

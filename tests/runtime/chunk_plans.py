@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
 from mistlab.schedule.placement import Placement, loop, turning
-from mistlab.values.plan import Plan
-from mistlab.values.workload import Workload
 from tests.pipeline_orders import drawn
 from tests.runtime.worlds import ratios, stage, workload
 

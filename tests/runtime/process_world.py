@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from mistlab.values.plan import Plan
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
 from runtime.comm.group import GroupMaker
 from runtime.comm.processes import World, maker
 from runtime.comm.topology import connected

@@ -1,6 +1,6 @@
 """Finds pairs of tasks in a program that use the same buffer in no certain order.
 
-It checks ``mistlab.schedule.hazards`` and shares no code with it. For each task it finds the
+It checks ``mistlab.stages.buffers`` and shares no code with it. For each task it finds the
 tasks that happen before it, from lanes and waits alone. Then it looks at every pair that shares a
 buffer.
 """
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from mistlab.schedule.lanes import Lane
-from mistlab.schedule.stage_program import Op
+from mistlab.schedule.stage_passes import Lane
+from mistlab.stages.stage_program import Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The memory that an iteration of a small model takes, held against what is predicted."""
 
-from mistlab.values.plan import Offload, Plan
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan
+from mistlab.plan.workload import Workload
 from runtime.comm.topology import Connections
 from runtime.engine.streams.device_streams import SimulatedStreams
 from tests.runtime.allocations import Allocations

@@ -5,10 +5,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
+from mistlab.job.job import Job
 from runtime.baselines import accepted
 from runtime.baselines.accepted import check_accepted
 from runtime.baselines.builds import check_installed

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
-from mistlab.values.errors import InputError  # noqa: E402
-from mistlab.values.plan import Plan  # noqa: E402
+from mistlab.core.values import InputError  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
 from runtime.determinism import strictly_deterministic  # noqa: E402
 from runtime.models.attention_kernel import check_kernel, settle_kernel  # noqa: E402
 from tests.runtime.worlds import CPU, MIXED, by_plan, stage, workload  # noqa: E402

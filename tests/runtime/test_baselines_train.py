@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mistlab.export.table import TARGETS
-from mistlab.values.job import Job, dump_job, job_from_mapping
+from mistlab.job.job import Job, dump_job, job_from_mapping
 from runtime.baselines.baseline import (
     BaselineSettings,
     FirstWeights,

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from mistlab.symbolic.library import Variant, shipped  # noqa: E402
+from mistlab.graph.library import Variant, shipped  # noqa: E402
 from runtime.models.config import ModelConfig  # noqa: E402
 from runtime.models.experts import Experts  # noqa: E402
 from runtime.models.ranks import OneRank  # noqa: E402

@@ -17,10 +17,10 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader  # noqa: E402
 
-from mistlab.values.datafile import read_yaml, write_yaml  # noqa: E402
-from mistlab.values.errors import InputError  # noqa: E402
-from mistlab.values.plan import Plan  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.core.files import read_yaml, write_yaml  # noqa: E402
+from mistlab.core.values import InputError  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
 from runtime.checkpoints import boxes, checkpoint  # noqa: E402
 from runtime.checkpoints.checkpoint import latest  # noqa: E402
 from runtime.checkpoints.exported_weights import export  # noqa: E402

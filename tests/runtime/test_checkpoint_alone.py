@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab.values.plan import Plan
+from mistlab.plan.plan import Plan
 from runtime.checkpoints import checkpoint
 from runtime.checkpoints.boxes import Reader, Writer
 from tests.runtime.worlds import alone, stage, workload

@@ -12,13 +12,12 @@ pytest.importorskip("torch")
 from torch import Tensor
 
 from mistlab.cost.order_memory import figures_in_order
-from mistlab.schedule import receipts
-from mistlab.schedule.orders import dualpipe_v
-from mistlab.schedule.stage_program import Op, iterations
-from mistlab.schedule.stage_shape import StageShape
-from mistlab.schedule.turning import zb_v_text
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
+from mistlab.graph.stage_model import StageModel
+from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan
+from mistlab.schedule import stage_passes as receipts
+from mistlab.schedule.orders import dualpipe_v, zb_v_text
+from mistlab.stages.stage_program import Op, iterations
+from mistlab.stages.stage_shape import StageShape
 from runtime.checkpoints import checkpoint
 from runtime.checks.collectives.findings import collective_findings, few_batches
 from runtime.checks.fake.fake_device import device_findings

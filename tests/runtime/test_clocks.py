@@ -16,9 +16,9 @@ from experiments.calibrating.measure_machine import measured_machine  # noqa: E4
 from experiments.calibrating.noted_machine import noted_machine  # noqa: E402
 from experiments.calibrating.profile_sizes import SIZES  # noqa: E402
 from experiments.cli.commandline import DONE, run  # noqa: E402
-from mistlab.values.datafile import read_yaml, write_yaml  # noqa: E402
-from mistlab.values.measurement import Clocks, Measurement  # noqa: E402
-from mistlab.values.value import from_mapping, to_mapping  # noqa: E402
+from mistlab.core.files import read_yaml, write_yaml  # noqa: E402
+from mistlab.core.values import from_mapping, to_mapping  # noqa: E402
+from mistlab.job.prediction import Clocks, Measurement  # noqa: E402
 from runtime import session  # noqa: E402
 from runtime.profiling.environment import clocks_of  # noqa: E402
 from runtime.profiling.timing import HostClock  # noqa: E402

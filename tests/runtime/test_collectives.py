@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.schedule.lanes import LANES  # noqa: E402
-from mistlab.schedule.stage_program import iterations  # noqa: E402
-from mistlab.schedule.stage_shape import StageShape  # noqa: E402
-from mistlab.values.plan import Plan  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
+from mistlab.schedule.stage_passes import LANES  # noqa: E402
+from mistlab.stages.stage_program import iterations  # noqa: E402
+from mistlab.stages.stage_shape import StageShape  # noqa: E402
 from runtime.checks.collectives.calls import (  # noqa: E402
     Call,
     RankCalls,

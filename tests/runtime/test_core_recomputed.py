@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from mistlab.symbolic.compiled import compile_expressions  # noqa: E402
-from mistlab.symbolic.graph import LayerGraph, Operator  # noqa: E402
-from mistlab.symbolic.layer import expressions_of  # noqa: E402
-from mistlab.symbolic.library import Variant, shipped  # noqa: E402
-from mistlab.symbolic.treatments import core_recomputed  # noqa: E402
+from mistlab.graph.compiled import compile_expressions  # noqa: E402
+from mistlab.graph.graph import LayerGraph, Operator  # noqa: E402
+from mistlab.graph.layer_types import expressions_of  # noqa: E402
+from mistlab.graph.library import Variant, shipped  # noqa: E402
+from mistlab.graph.treatments import core_recomputed  # noqa: E402
 from runtime.models import attention  # noqa: E402
 from runtime.tracing.recorder import OperatorRecorder  # noqa: E402
 from runtime.tracing.traced_families import trace_variant  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab.values.errors import InputError
+from mistlab.core.values import InputError
 from runtime.data import Synthetic, batch_of, open_tokens
 
 LENGTH = 8

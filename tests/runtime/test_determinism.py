@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch")
 
 from torch.utils import deterministic  # noqa: E402
 
-from mistlab.values.errors import InputError  # noqa: E402
-from mistlab.values.plan import Plan  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.core.values import InputError  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
 from runtime.determinism import FIXED_WORKSPACE, WORKSPACE, strictly_deterministic  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from tests.runtime.ran import Ran  # noqa: E402

@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab import catalog  # noqa: E402
+from mistlab.job.job import Job  # noqa: E402
 from mistlab.machine.cluster import Cluster  # noqa: E402
-from mistlab.values.job import Job  # noqa: E402
-from mistlab.values.plan import Plan  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
 from runtime import failure  # noqa: E402
 from runtime.comm import processes  # noqa: E402
 from runtime.comm.group import ShortageError  # noqa: E402

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.values.plan import Offload, Plan  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.plan.plan import Offload, Plan  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
 from runtime.checks.fake.fake_device import device_findings, fake_device  # noqa: E402
 from runtime.checks.fake.watch import WaitFinding  # noqa: E402
 from runtime.devices.cuda import DRIVERS  # noqa: E402

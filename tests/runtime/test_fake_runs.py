@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab import catalog  # noqa: E402
+from mistlab.job.job import Job  # noqa: E402
 from mistlab.machine.cluster import Cluster  # noqa: E402
-from mistlab.schedule.lanes import LANES  # noqa: E402
-from mistlab.values.job import Job  # noqa: E402
-from mistlab.values.plan import Plan  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
+from mistlab.schedule.stage_passes import LANES  # noqa: E402
 from runtime.checks.fake.fake_device import (  # noqa: E402
     SHAM,
     fake_device,

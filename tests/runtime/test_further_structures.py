@@ -6,12 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.symbolic.graph import PHASES, LayerGraph  # noqa: E402
-from mistlab.symbolic.layer import expressions_of  # noqa: E402
-from mistlab.symbolic.library import Variant, graph_of  # noqa: E402
-from mistlab.values.model import ModelSpec  # noqa: E402
-from mistlab.values.model_parts import Window  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.graph.graph import PHASES, LayerGraph  # noqa: E402
+from mistlab.graph.layer_types import expressions_of  # noqa: E402
+from mistlab.graph.library import Variant, graph_of  # noqa: E402
+from mistlab.plan.workload import (  # noqa: E402
+    ModelSpec,
+    Window,
+    Workload,
+)
 from runtime.tracing.traced_families import trace_variant  # noqa: E402
 from tests.runtime.test_blocks_of_today import SIZES, block_of, variant  # noqa: E402
 

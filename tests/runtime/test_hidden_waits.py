@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.values.plan import Plan  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
 from runtime.checks.fake.fake_device import device_findings  # noqa: E402
 from runtime.checks.fake.watch import WaitFinding  # noqa: E402
 from runtime.engine.storage.arena import HostPool  # noqa: E402

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.values.plan import Plan  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
 from runtime.comm.topology import STD, Connections, Topology, connected, isolated  # noqa: E402  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
 from runtime.engine.streams.device_streams import Progress, SimulatedStreams  # noqa: E402

@@ -16,9 +16,9 @@ from mistlab import catalog  # noqa: E402
 from mistlab.cost.kernels import rule_of  # noqa: E402
 from mistlab.cost.layers import bytes_factor  # noqa: E402
 from mistlab.engines.table import ENGINES  # noqa: E402
-from mistlab.symbolic.graph import Operator  # noqa: E402
-from mistlab.symbolic.library import graph_of  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.graph.graph import Operator  # noqa: E402
+from mistlab.graph.library import graph_of  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
 
 B, S, H, N, K, F = 1, 64, 512, 8, 2, 1792
 D = H // N

@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from mistlab.symbolic.stage_model import StageModel  # noqa: E402
-from mistlab.values.plan import Offload, Plan  # noqa: E402
-from mistlab.values.stages import StageBatch  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.graph.stage_model import StageModel  # noqa: E402
+from mistlab.plan.plan import Offload, Plan  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
+from mistlab.stages.stage_batch import StageBatch  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.storage.state import LayerState, Split, StageState  # noqa: E402
 from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402

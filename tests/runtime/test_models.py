@@ -10,11 +10,13 @@ from tests.workloads import workload_of
 torch = pytest.importorskip("torch")
 
 from mistlab import catalog  # noqa: E402
-from mistlab.symbolic.layer import expressions_of  # noqa: E402
-from mistlab.symbolic.library import Variant, graph_of, shipped  # noqa: E402
-from mistlab.symbolic.symbols import size_symbol  # noqa: E402
-from mistlab.values.model import ModelSpec  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.graph.layer_types import expressions_of  # noqa: E402
+from mistlab.graph.library import Variant, graph_of, shipped  # noqa: E402
+from mistlab.graph.symbols import size_symbol  # noqa: E402
+from mistlab.plan.workload import (  # noqa: E402
+    ModelSpec,
+    Workload,
+)
 from runtime.models.attention import RotaryTables  # noqa: E402
 from runtime.models.config import ModelConfig, config_of  # noqa: E402
 from runtime.models.families import GPT, Falcon, Llama, model_of  # noqa: E402

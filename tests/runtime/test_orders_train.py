@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab.schedule import receipts
+from mistlab.plan.plan import Plan
+from mistlab.schedule import stage_passes as receipts
 from mistlab.schedule.placement import loop
-from mistlab.schedule.plan_orders import passes_of_plan
-from mistlab.schedule.stage_shape import RING, StageShape
-from mistlab.values.plan import Plan
+from mistlab.stages.plan_orders import passes_of_plan
+from mistlab.stages.stage_shape import RING, StageShape
 from runtime.checks.collectives.findings import collective_findings
 from runtime.checks.races.judge import Judge
 from runtime.checks.races.recorded_rank import trace_of

@@ -15,11 +15,14 @@ from experiments.calibrating.profile_sizes import SIZES  # noqa: E402
 from experiments.cli.commandline import DONE, run  # noqa: E402
 from experiments.running.run_results import shortage_words  # noqa: E402
 from mistlab import catalog  # noqa: E402
+from mistlab.core.files import (  # noqa: E402
+    GIB_BYTES,
+    read_yaml,
+    write_yaml,
+)
+from mistlab.core.values import InputError  # noqa: E402
+from mistlab.job.job import load_job  # noqa: E402
 from mistlab.machine.cluster import Cluster  # noqa: E402
-from mistlab.values.datafile import read_yaml, write_yaml  # noqa: E402
-from mistlab.values.errors import InputError  # noqa: E402
-from mistlab.values.job import load_job  # noqa: E402
-from mistlab.values.units import GIB_BYTES  # noqa: E402
 from runtime import session  # noqa: E402
 from runtime.comm.group import Shortage  # noqa: E402
 from runtime.devices import outside  # noqa: E402

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.symbolic.stage_model import StageModel  # noqa: E402
-from mistlab.values.plan import Offload, Plan  # noqa: E402
-from mistlab.values.stages import StageBatch  # noqa: E402
+from mistlab.graph.stage_model import StageModel  # noqa: E402
+from mistlab.plan.plan import Offload, Plan  # noqa: E402
+from mistlab.stages.stage_batch import StageBatch  # noqa: E402
 from runtime.comm.topology import isolated  # noqa: E402
 from runtime.engine.work import optimizer  # noqa: E402
 from tests.runtime.taken_memory import SIZES, assert_predicted, taken_bytes  # noqa: E402

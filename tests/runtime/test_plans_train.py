@@ -8,13 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab import catalog  # noqa: E402
+from mistlab.core.values import InputError  # noqa: E402
+from mistlab.job.job import Job  # noqa: E402
 from mistlab.machine.cluster import Cluster  # noqa: E402
-from mistlab.schedule.stage_program import iterations  # noqa: E402
-from mistlab.schedule.stage_shape import StageShape  # noqa: E402
-from mistlab.values.errors import InputError  # noqa: E402
-from mistlab.values.job import Job  # noqa: E402
-from mistlab.values.plan import Plan  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
+from mistlab.stages.stage_program import iterations  # noqa: E402
+from mistlab.stages.stage_shape import StageShape  # noqa: E402
 from runtime.engine.streams.device_streams import Progress  # noqa: E402
 from runtime.engine.streams.lanes import StreamedRanks  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from mistlab.values.plan import Plan  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
 from runtime.comm.group import Pending  # noqa: E402
 from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from runtime.engine.streams.lanes import StreamedRanks  # noqa: E402

@@ -12,14 +12,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab.calibration.operators import CLASS_OF_OPERATOR, OPERATORS_OF_CLASS, OPTIONAL  # noqa: E402
+from mistlab.core.values import InputError  # noqa: E402
 from mistlab.cost.layers import work_of  # noqa: E402
 from mistlab.engines.table import ENGINES  # noqa: E402
-from mistlab.machine.compute import OperatorClass  # noqa: E402
-from mistlab.symbolic.library import graph_of  # noqa: E402
-from mistlab.symbolic.sizes import size_columns  # noqa: E402
-from mistlab.values.errors import InputError  # noqa: E402
-from mistlab.values.model import ModelSpec  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.graph.library import graph_of  # noqa: E402
+from mistlab.graph.symbols import size_columns  # noqa: E402
+from mistlab.machine.hardware import OperatorClass  # noqa: E402
+from mistlab.plan.workload import (  # noqa: E402
+    ModelSpec,
+    Workload,
+)
 from runtime.profiling.environment import Devices, devices_of  # noqa: E402
 from runtime.profiling.launches import launches  # noqa: E402
 from runtime.profiling.links import CollectiveCase, CopyCase, SendCase  # noqa: E402

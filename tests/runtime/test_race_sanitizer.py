@@ -9,10 +9,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from mistlab.schedule import buffers, stage_program
-from mistlab.schedule.stage_program import Op
-from mistlab.values.plan import Plan
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
+from mistlab.stages import buffers, stage_program
+from mistlab.stages.stage_program import Op
 from runtime.checks.races import recorded_rank as one_rank
 from runtime.checks.races.accesses import (
     HOST,

@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("torch")
 
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.plan_orders import passes_of_plan
-from mistlab.schedule.stage_program import Op, iterations
-from mistlab.schedule.stage_shape import StageShape
-from mistlab.schedule.turning import zb_v_text
-from mistlab.values.plan import Plan
+from mistlab.plan.plan import Plan
+from mistlab.schedule.orders import zb_v_text
+from mistlab.stages.plan_orders import passes_of_plan
+from mistlab.stages.stage_program import Op, iterations
+from mistlab.stages.stage_shape import StageShape
 from simulators.build import StageTasks, build_graph
 from tests.pipeline_orders import whole_backwards
 from tests.runtime.program_races import needless, path, races, unallocated

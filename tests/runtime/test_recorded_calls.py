@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from mistlab.values.plan import Plan  # noqa: E402
-from mistlab.values.workload import Workload  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
 from runtime.checks.collectives.calls import (  # noqa: E402
     ITERATIONS,
     Call,

@@ -7,10 +7,9 @@ import pytest
 pytest.importorskip("torch")
 
 from mistlab import catalog
-from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import StagePlan
-from mistlab.values.workload import Workload
+from mistlab.core.values import InputError
+from mistlab.plan.plan import StagePlan
+from mistlab.plan.workload import ModelSpec, Workload
 from runtime.baselines.baseline import FirstWeights
 from runtime.engine.work.layer_passes import layer_treatments
 from runtime.runnable import check_model

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from mistlab.values.plan import Offload, Plan  # noqa: E402
+from mistlab.plan.plan import Offload, Plan  # noqa: E402
 from runtime.engine.storage.saved import Saved, storage_of  # noqa: E402
 from tests.runtime.worlds import alone, ratios, run_step, stage, workload  # noqa: E402
 

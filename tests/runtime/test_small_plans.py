@@ -9,12 +9,12 @@ from tests.workloads import workload_of
 pytest.importorskip("torch")
 
 from mistlab import catalog
+from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
-from mistlab.schedule.stage_program import iterations
-from mistlab.schedule.stage_shape import StageShape
-from mistlab.values.job import Job
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_program import iterations
+from mistlab.stages.stage_shape import StageShape
 from runtime.checks.sanitizer import MOST_BLOCKS, SmallPlan, small, unlike_ranks
 from runtime.comm.topology import Topology
 from tests.runtime.worlds import random_plan

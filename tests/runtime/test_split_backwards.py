@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from mistlab.cost.order_memory import figures_in_order
+from mistlab.graph.stage_model import StageModel
+from mistlab.plan.plan import Offload, Plan
 from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.placement import loop
-from mistlab.schedule.stage_program import iterations
-from mistlab.schedule.stage_shape import StageShape
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Offload, Plan
+from mistlab.stages.stage_program import iterations
+from mistlab.stages.stage_shape import StageShape
 from runtime.checks.collectives.calls import THEIR_GRADIENTS, calls_of
 from runtime.checks.collectives.findings import collective_findings
 from runtime.checks.fake.fake_device import device_findings

@@ -4,10 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from mistlab.core.precision import Precision  # noqa: E402
 from mistlab.engines.table import ENGINES  # noqa: E402
-from mistlab.schedule.stage_program import Op  # noqa: E402
-from mistlab.values.plan import Plan  # noqa: E402
-from mistlab.values.precision import Precision  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
+from mistlab.stages.stage_program import Op  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work.optimizer import Stepper  # noqa: E402
 from runtime.profiling.operator_times import WorkCounter  # noqa: E402

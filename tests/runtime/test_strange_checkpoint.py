@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab.values.plan import Plan
+from mistlab.plan.plan import Plan
 from runtime.checkpoints import checkpoint
 from runtime.checkpoints.boxes import METADATA, Reader, UnreadableError
 from runtime.checkpoints.checkpoint import DamagedError

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab.schedule import stage_program
-from mistlab.schedule.stage_program import Op
-from mistlab.values.plan import Plan
+from mistlab.plan.plan import Plan
+from mistlab.stages import stage_program
+from mistlab.stages.stage_program import Op
 from runtime.checks.races.judge import Judge
 from runtime.checks.races.recorded_rank import trace_of
 from runtime.engine import executor

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import ModelSpec, Workload
 from runtime.comm.group import Alone, GroupMaker, own_groups
 from runtime.comm.topology import Connections, connected
 from runtime.engine.executor import Executor, Report

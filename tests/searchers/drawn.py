@@ -9,15 +9,14 @@ from dataclasses import fields, replace
 import numpy as np
 
 from mistlab import catalog
+from mistlab.core.files import GIB_BYTES
 from mistlab.cost.memory import allocator_of
 from mistlab.engines.table import ENGINES
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.model import ModelSpec
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Problem
-from mistlab.values.space import SPACES, OffloadRatios, SearchSpace, space_of
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.workload import Workload
+from mistlab.plan.space import SPACES, OffloadRatios, SearchSpace, space_of
+from mistlab.plan.workload import ModelSpec, Workload
 from searchers.methods.exhaustive import count_plans
 
 # The first of these is another's name, the second a part of ``megatron-today``.

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from mistlab.job.prediction import Prediction
+from mistlab.job.references import hardware_from
+from mistlab.job.search import PlanAndStagePredictor, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction
-from mistlab.values.references import hardware_from
-from mistlab.values.search import PlanAndStagePredictor, Problem
-from mistlab.values.stages import StageBatch, StageCosts
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.stages.stage_batch import StageBatch, StageCosts
 from simulators.symbolic import SymbolicPredictor
 
 # Plans that save no memory do not fit; those that save all they can do.

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from mistlab import catalog
+from mistlab.core.files import GIB_BYTES
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Problem
-from mistlab.values.space import OffloadRatios, SearchSpace, space_of
-from mistlab.values.units import GIB_BYTES
-from mistlab.values.workload import Workload
+from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
+from mistlab.plan.workload import Workload
 
 MODELS = ("gpt3-1.3b", "gpt3-7b", "llama-1.3b")
 CLUSTERS = ((1, 2), (1, 4), (1, 8), (2, 2), (2, 4))

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mistlab.values.plan import Plan
-from mistlab.values.search import Budget
-from mistlab.values.space import space_of
+from mistlab.job.search import Budget
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import space_of
 from searchers.methods.aceso import Relief, Resource, bottlenecks, initial_plans, moves
 from searchers.savings import Chooser, Members, chosen_plan, contains
 from searchers.strategy import Ledger

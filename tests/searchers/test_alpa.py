@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
-from mistlab.values.stages import StageBatch
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Budget, Problem
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import space_of
+from mistlab.stages.stage_batch import StageBatch
 from searchers.meshes import layer_counts, pipelines
 from searchers.methods.alpa import SPACING, alpa
 from searchers.savings import bare_stage

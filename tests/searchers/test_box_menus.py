@@ -6,8 +6,8 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from mistlab.values.search import Budget
-from mistlab.values.space import space_of
+from mistlab.job.search import Budget
+from mistlab.plan.space import space_of
 from searchers.exact.box_costs import HALVED
 from searchers.exact.box_menus import FEW_PARTS, BoxMenus, halvings
 from searchers.exact.candidates import Options, StagePosition

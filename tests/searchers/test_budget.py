@@ -16,9 +16,9 @@ import pulp
 import pytest
 
 from mistlab import catalog
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
-from mistlab.values.stages import StageBatch
+from mistlab.job.search import Budget, Problem
+from mistlab.plan.space import space_of
+from mistlab.stages.stage_batch import StageBatch
 from searchers.exact import milp
 from searchers.exact.candidates import Menus
 from searchers.exact.groups import groups_of, work_of

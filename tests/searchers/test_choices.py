@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
+from mistlab.job.search import Problem
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
 from searchers.methods.exhaustive import all_plans
 from searchers.savings import Chooser, chosen_plan
 from tests.searchers.drawn import NAMES, drawn_problem

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mistlab.cost.algebra import Numbers
-from mistlab.cost.chains import CHAINS, PASSES, Chains, Counts, PassLengths, chained
+from mistlab.cost.chains import CHAINS, PASSES, Chains, Counts, Numbers, PassLengths, chained
 from searchers.exact.candidates import StagePosition
 from searchers.exact.partials import Completions
 

@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 
-from mistlab.values.job import Job
-from mistlab.values.search import Budget, Problem, SearchResult
-from mistlab.values.space import space_of
-from mistlab.values.value import to_mapping
+from mistlab.core.values import to_mapping
+from mistlab.job.job import Job
+from mistlab.job.search import Budget, Problem, SearchResult
+from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import INTERRUPTED, SHORT_LIST, StrategySearcher

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.search import Problem
-from mistlab.values.space import OffloadRatios, SearchSpace
+from mistlab.plan.space import OffloadRatios, SearchSpace
 from searchers.count import number_of_plans
 from searchers.methods.exhaustive import all_plans, count_plans
 from tests.searchers.small import small_problem

@@ -7,12 +7,12 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from mistlab.core.values import FieldError
 from mistlab.engines.table import ENGINES
-from mistlab.values.errors import FieldError
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Budget
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Budget
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace, space_of
 from searchers.methods.exhaustive import all_plans
 from searchers.registry import SEARCHERS
 from searchers.savings import contains

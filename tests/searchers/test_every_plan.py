@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mistlab.job.search import Budget, Problem, SearchResult
+from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.search import Budget, Problem, SearchResult
-from mistlab.values.space import SearchSpace
 from searchers.exact.box_costs import BoxCosts
 from searchers.exact.groups import Group
 from searchers.exact.partials import Completions

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Budget, Problem, SearchResult
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Budget, Problem, SearchResult
+from mistlab.plan.space import SearchSpace, space_of
 from searchers.methods.exhaustive import all_plans, count_plans
 from searchers.registry import SEARCHERS
 from searchers.savings import contains

@@ -14,11 +14,11 @@ from joblib import parallel_config
 from mistlab import catalog
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import StageTimes, no_stages, prepended
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Plan
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import OffloadRatios, SearchSpace, space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
+from mistlab.plan.workload import Workload
 from searchers.exact import milp
 from searchers.exact.candidates import Grain, Menus, Options, fastest, spread, undominated
 from searchers.exact.groups import Group, groups_of, work_of

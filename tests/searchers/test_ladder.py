@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.iteration_terms import Terms
+from mistlab.cost.pipeline import Terms
+from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.search import Problem
+from mistlab.plan.plan import Offload, Plan, StagePlan
 from searchers.ladder import STAGES, Rung, choices_of, ladder, plan_with
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of

@@ -6,11 +6,11 @@ from time import perf_counter
 import numpy as np
 
 from mistlab import catalog
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.dimensions import names_of
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
-from mistlab.values.stages import StageBatch
+from mistlab.plan.dimensions import names_of
+from mistlab.plan.space import space_of
+from mistlab.stages.stage_batch import StageBatch
 from searchers.exact.groups import work_of
 from searchers.meshes import Mesh
 from searchers.registry import SEARCHERS

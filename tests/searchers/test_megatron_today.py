@@ -8,10 +8,10 @@ import pytest
 from mistlab import catalog
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
+from mistlab.job.job import Job
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.job import Job
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
+from mistlab.plan.space import space_of
 from searchers.meshes import divisors, meshes
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan, contains

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.search import Problem
-from mistlab.values.space import SPACES, OffloadRatios, SearchSpace, space_of
+from mistlab.core.values import InputError
+from mistlab.job.job import Job
+from mistlab.job.search import Problem
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.space import SPACES, OffloadRatios, SearchSpace, space_of
 from searchers.meshes import equal_pipelines
 from searchers.methods.optuna_study import key_names
 from searchers.savings import Chooser, chosen_plan, contains

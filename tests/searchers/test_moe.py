@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from mistlab import catalog
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
+from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import StrategySearcher

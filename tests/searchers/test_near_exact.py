@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import StrategySearcher

@@ -10,9 +10,9 @@ from pathlib import Path
 import optuna
 import pytest
 
-from mistlab.values.errors import InputError
-from mistlab.values.search import Budget, SearchResult
-from mistlab.values.space import space_of
+from mistlab.core.values import InputError
+from mistlab.job.search import Budget, SearchResult
+from mistlab.plan.space import space_of
 from searchers.methods.optuna_search import optuna_strategy
 from searchers.strategy import StrategySearcher
 from tests.searchers.problems import SMALL, Counting, predictor_of

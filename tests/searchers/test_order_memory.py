@@ -6,15 +6,14 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.order_memory import OrderedStages, peaks_in_order
-from mistlab.schedule.held_moments import HeldMoments
+from mistlab.graph.stage_model import StageModel
+from mistlab.job.search import Problem
+from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, TURNING, chunks_of, order_problem
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.dimensions import OFFLOADS, RECOMPUTED
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem
-from mistlab.values.stages import StageBatch
-from mistlab.values.stages_in_order import StagesInOrder
-from mistlab.values.workload import Workload
+from mistlab.stages.plan_orders import HeldMoments
+from mistlab.stages.stage_batch import StageBatch, StagesInOrder
 from searchers.exact.groups import Group
 from tests.searchers.test_orders_proven import places_of, plans_in_orders, predictor_of
 from tests.sweep import sweep

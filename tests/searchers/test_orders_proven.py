@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 
 from mistlab.cost.pipeline import StageTimes, no_stages
+from mistlab.job.search import Problem
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, TURNING
-from mistlab.values.plan import Plan
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch, StageCosts, StagePeaks, StageSeconds
-from mistlab.values.stages_in_order import StagesInOrder
+from mistlab.stages.stage_batch import (
+    StageBatch,
+    StageCosts,
+    StagePeaks,
+    StageSeconds,
+    StagesInOrder,
+)
 from searchers.exact.groups import Group
 from searchers.exact.hierarchy import AlikeInOrder
 from searchers.exact.order_costs import OrderTraits, chains_in_front

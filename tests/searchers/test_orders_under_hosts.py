@@ -11,12 +11,12 @@ import pytest
 
 from mistlab import catalog
 from mistlab.engines.table import ENGINES
-from mistlab.machine.profile import Profile
+from mistlab.graph.library import graph_of
+from mistlab.job.search import Budget, Problem
+from mistlab.machine.cluster import Profile
+from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.symbolic.library import graph_of
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch, StageSeconds
+from mistlab.stages.stage_batch import StageBatch, StageSeconds
 from searchers.methods.exhaustive import count_plans
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.job.search import Budget, Problem, SearchResult
 from mistlab.machine.cluster import Cluster
-from mistlab.values.search import Budget, Problem, SearchResult
-from mistlab.values.space import SearchSpace, space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import Workload
 from searchers.meshes import as_in, common, parts_of
 from searchers.methods import mist
 from searchers.registry import SEARCHERS

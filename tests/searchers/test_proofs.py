@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from mistlab import catalog
 from mistlab.engines.table import ENGINES
+from mistlab.job.search import FEWEST_ALIKE, Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.values.dimensions import OFFLOADS
-from mistlab.values.search import FEWEST_ALIKE, Budget, Problem
-from mistlab.values.space import SearchSpace, space_of
-from mistlab.values.stages import StageBatch, StageCosts
-from mistlab.values.workload import Workload
+from mistlab.plan.dimensions import OFFLOADS
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch, StageCosts
 from searchers.exact.box_costs import Boxes
 from searchers.exact.box_menus import runs_of
 from searchers.exact.groups import Group

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mistlab.cost.algebra import Columns, Numbers
-from mistlab.cost.chains import ISSUED
-from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.cost.published_objective import Published, extra_s, in_front, steady_s
-from mistlab.values.search import Budget, SearchResult
-from mistlab.values.space import space_of
-from mistlab.values.stages import StageBatch
+from mistlab.cost.chains import ISSUED, Columns, Numbers
+from mistlab.cost.pipeline import Published, StageTimes, extra_s, in_front, iteration_s, steady_s
+from mistlab.job.search import Budget, SearchResult
+from mistlab.plan.space import space_of
+from mistlab.stages.stage_batch import StageBatch
 from searchers.exact.candidates import Options
 from searchers.exact.published_programme import WEIGHTS, best_by_weights
 from searchers.methods.exhaustive import all_plans

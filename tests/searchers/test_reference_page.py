@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mistlab.values.search import Budget
-from mistlab.values.space import space_of
+from mistlab.job.search import Budget
+from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import StrategySearcher

@@ -11,11 +11,11 @@ import pytest
 
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import StageTimes, no_stages, prepended
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Problem
-from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Problem
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
+from mistlab.stages.stage_batch import StageBatch
 from searchers.exact import relaxed
 from searchers.exact.box_menus import BoxMenus
 from searchers.exact.groups import Group

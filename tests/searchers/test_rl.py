@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mistlab.values.search import Budget
-from mistlab.values.space import space_of
+from mistlab.job.search import Budget
+from mistlab.plan.space import space_of
 from searchers.methods.rl import Policy
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.machine.cluster import Cluster
-from mistlab.machine.node_group import NodeGroup
-from mistlab.values.search import Budget, Problem, SearchResult
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.job.search import Budget, Problem, SearchResult
+from mistlab.machine.cluster import Cluster, NodeGroup
+from mistlab.plan.space import SearchSpace, space_of
 from searchers.meshes import pipelines
 from searchers.methods.exhaustive import all_plans
 from searchers.registry import SEARCHERS

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.named_views import VIEWS, view_of
+from mistlab.core.values import InputError
 from mistlab.cost.side_by_side import factors_of, overlapped
+from mistlab.cost.views import VIEWS, view_of
+from mistlab.job.prediction import Predictor
+from mistlab.job.search import Budget, Problem, StageCostModel
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.values.errors import InputError
-from mistlab.values.plan import Plan
-from mistlab.values.prediction import Predictor
-from mistlab.values.search import Budget, Problem, StageCostModel
-from mistlab.values.space import space_of
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import StrategySearcher

@@ -5,13 +5,12 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost import order_times
-from mistlab.cost.backward_turns import TurnTimes
-from mistlab.cost.order_path import order_iteration_s
+from mistlab.cost.order_path import TurnTimes, order_iteration_s
 from mistlab.machine.cluster import Cluster
-from mistlab.schedule.checked_orders import named_order
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Workload
 from mistlab.schedule.stage_passes import passes_of
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.workload import Workload
+from mistlab.stages.plan_orders import named_order
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.test_order_path import equal

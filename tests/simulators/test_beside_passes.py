@@ -8,8 +8,8 @@ import pytest
 from mistlab import catalog
 from mistlab.cost.side_by_side import SlowedBy, endless
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of

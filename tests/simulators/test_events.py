@@ -15,9 +15,9 @@ from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
-from mistlab.schedule.slot_table import Sends
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.stages import StageBatch
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.schedule.slots import Sends
+from mistlab.stages.stage_batch import StageBatch
 from simulators.events import EventSimulator, PlayedTask, Simulation
 from simulators.graph import LANES, SENDS
 from simulators.symbolic import SymbolicPredictor

@@ -8,12 +8,10 @@ from mistlab import catalog
 from mistlab.engines.engine_parts import HostTime
 from mistlab.engines.nanotron import NANOTRON
 from mistlab.engines.table import ENGINES
-from mistlab.machine.cluster import Cluster
-from mistlab.machine.profile import Profile
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
+from mistlab.machine.cluster import Cluster, Profile
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.stages.stage_batch import StageBatch
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 

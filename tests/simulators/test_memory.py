@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.graph.stage_model import StageModel
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.transfers import Line
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.machine.hardware import Line
+from mistlab.plan.plan import Offload, Plan, StagePlan
 from simulators.events import EventSimulator
 from simulators.memory import MemoryOverTime, memory_of
 from simulators.symbolic import SymbolicPredictor

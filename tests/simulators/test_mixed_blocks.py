@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.arithmetic import model_flop
+from mistlab.cost.kernels import model_flop
+from mistlab.graph.stage_model import StageModel
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.graph.stage_model import StageModel
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.schedule.orders import interleaved, zero_bubble
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Offload, Plan, StagePlan
 from simulators.events import EventSimulator, Simulation
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.checked_orders import named_order
-from mistlab.schedule.slot_table import Sends, Template
+from mistlab.schedule.slots import Sends, Template
 from mistlab.schedule.stage_passes import passes_of
+from mistlab.stages.plan_orders import named_order
 from simulators.build import StageTasks, build_graph
 from simulators.play import ALONE, play
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mistlab.cost.side_by_side import overlapped
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slot_table import Action
+from mistlab.schedule.slots import Action
 from simulators.graph import LANES, SENDS, StalledError, TaskGraph
 from simulators.play import ALONE, play
 

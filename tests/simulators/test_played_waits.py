@@ -9,14 +9,13 @@ import pytest
 
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.pass_columns import PassColumns, PassShape, columns_of, derived
-from mistlab.schedule.pass_tasks import PassTasks
-from mistlab.schedule.plan_orders import passes_of_plan
-from mistlab.schedule.played import PLAYED
-from mistlab.schedule.slot_table import Phase
-from mistlab.schedule.stage_program import Op
-from mistlab.schedule.stage_shape import StageShape
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.schedule.slots import Phase
+from mistlab.stages.pass_columns import PLAYED, PassColumns, PassShape, columns_of, derived
+from mistlab.stages.pass_tasks import PassTasks
+from mistlab.stages.plan_orders import passes_of_plan
+from mistlab.stages.stage_program import Op
+from mistlab.stages.stage_shape import StageShape
 from simulators.build import build_graph
 from simulators.events import tasks_of_parts
 from simulators.graph import TaskGraph

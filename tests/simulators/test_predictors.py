@@ -7,12 +7,11 @@ from dataclasses import fields, replace
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError, UncalibratedError
+from mistlab.job.prediction import Prediction, Predictor
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import InputError, UncalibratedError
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.prediction import Prediction, Predictor
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import ModelSpec, Workload
 from simulators.registry import PREDICTORS
 
 WORK = Workload(

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
+from mistlab.core.files import MIB_BYTES
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.units import MIB_BYTES
-from mistlab.values.workload import Attention
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Attention
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of
 

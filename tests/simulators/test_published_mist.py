@@ -6,7 +6,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.plan.plan import Offload, Plan, StagePlan
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of

@@ -8,8 +8,8 @@ from mistlab import catalog
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
-from mistlab.schedule.plan_orders import passes_of_plan
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.stages.plan_orders import passes_of_plan
 from simulators.build import build_graph
 from simulators.events import tasks_of_parts
 from simulators.graph import LANES, TaskGraph

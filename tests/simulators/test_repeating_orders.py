@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Budget, Problem, SearchResult
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import Workload
 from mistlab.schedule import orders
 from mistlab.schedule.orders import fewer_micro_batches
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Budget, Problem, SearchResult
-from mistlab.values.space import SearchSpace, space_of
-from mistlab.values.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import StrategySearcher

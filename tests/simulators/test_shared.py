@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import FieldError
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
-from mistlab.values.errors import FieldError
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mistlab.schedule.slot_table import Action
-from mistlab.values.plan import Offload, Plan
+from mistlab.plan.plan import Offload, Plan
+from mistlab.schedule.slots import Action
 from simulators.events import EventSimulator
 from simulators.graph import TaskGraph
 from simulators.play import PassTimes, Times, pass_times

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.bounds import PredictionBounds, bounds_of
-from mistlab.cost.sureness import GROUPS_OF_WIDER, known_sureness
+from mistlab.core.values import InputError
+from mistlab.cost.sureness import GROUPS_OF_WIDER, PredictionBounds, bounds_of, known_sureness
+from mistlab.graph.stage_model import StageModel
+from mistlab.job.prediction import Prediction, compared
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.errors import InputError
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.prediction import Prediction, compared
-from mistlab.values.stages import StageBatch, StageFigures
-from mistlab.values.workload import Workload
+from mistlab.machine.hardware import EngineCalibration, MeasuredAt
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch, StageFigures
 from simulators import symbolic
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import InputError
 from mistlab.cost.order_memory import figures_in_order
 from mistlab.export.given import Given
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
+from mistlab.graph.stage_model import StageModel
+from mistlab.job.job import Job
+from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.schedule.plan_orders import order_of_plan
-from mistlab.schedule.turning import dualpipe_v_text, zb_v_text
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
-from mistlab.values.parts import batch_of_parts
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.search import Budget, Problem
-from mistlab.values.space import space_of
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import space_of
+from mistlab.schedule.orders import dualpipe_v_text, zb_v_text
+from mistlab.stages.plan_orders import order_of_plan
+from mistlab.stages.stage_batch import batch_of_parts
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import StrategySearcher

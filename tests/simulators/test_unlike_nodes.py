@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.figures_at import groups_of
+from mistlab.cost.links import groups_of
+from mistlab.cost.order_times import task_models
 from mistlab.cost.tasks import TaskModel, task_columns
-from mistlab.cost.unlike_nodes import task_models
 from mistlab.engines.table import ENGINES
-from mistlab.machine.cluster import Cluster
-from mistlab.machine.hardware import Hardware
-from mistlab.machine.node_group import NodeGroup
-from mistlab.machine.transfers import Line
-from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.prediction import Prediction
-from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
+from mistlab.job.prediction import Prediction
+from mistlab.machine.cluster import Cluster, NodeGroup
+from mistlab.machine.hardware import Hardware, Line
+from mistlab.plan.plan import Offload, Plan, StagePlan
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import StageBatch
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.core.values import FieldError
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import FieldError
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.plan.plan import Offload, Plan, StagePlan
 from simulators.events import EventSimulator, Simulation
 from simulators.variability import Quantiles, Variability
 from tests.workloads import workload_of

@@ -11,11 +11,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from mistlab.schedule.lanes import Lane
-from mistlab.schedule.stage_program import Op, iterations
-from mistlab.schedule.stage_shape import EMBEDDING, StageShape
-from mistlab.values.plan import Plan
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
+from mistlab.schedule.stage_passes import Lane
+from mistlab.stages.stage_program import Op, iterations
+from mistlab.stages.stage_shape import EMBEDDING, StageShape
 from runtime.comm.group import own_groups
 from runtime.comm.topology import Topology, connected
 from runtime.engine.storage.boundary import link_of_message

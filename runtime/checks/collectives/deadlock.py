@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from mistlab.schedule.lanes import LANES
+from mistlab.schedule.stage_passes import LANES
 from runtime.checks.collectives.calls import Call, RankCalls, Step
 
 Groups = Sequence[tuple[str, tuple[int, ...]]]

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
 
-from mistlab.schedule.lanes import LANES
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import GROUPS_PLAYED, REPEATING, is_order_path, repeat_of
-from mistlab.values.plan import Plan
-from mistlab.values.workload import Workload
+from mistlab.schedule.stage_passes import LANES
 from runtime.checks.collectives.calls import Call, RankCalls, WorldCalls, calls_of
 from runtime.checks.collectives.deadlock import Waiting, deadlock
 

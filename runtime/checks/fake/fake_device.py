@@ -15,9 +15,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import backend_registration
 
-from mistlab.values.errors import InputError
-from mistlab.values.plan import Plan
-from mistlab.values.workload import Workload
+from mistlab.core.values import InputError
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
 from runtime.checks.fake.fake_driver import FakeDriver
 from runtime.checks.fake.hidden_waits import CudaWays, HiddenWaits
 from runtime.checks.fake.watch import WaitFinding, Watch

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Literal
 
 import runtime
-from mistlab.schedule.stage_program import Op
+from mistlab.stages.stage_program import Op
 from runtime.engine.executor import Executor
 
 Kind = Literal[

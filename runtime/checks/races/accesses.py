@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from runtime.devices.driver import DevicePeaks
 
-# Names of the thread that issues and of the host's lane (``mistlab.schedule.lanes.LANES``).
+# Names of the thread that issues and of the host's lane (``mistlab.schedule.stage_passes.LANES``).
 HOST, HOST_LANE = "issuing thread", "host"
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mistlab.schedule.lanes import LANES
-from mistlab.values.plan import Plan
-from mistlab.values.workload import Workload
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
+from mistlab.schedule.stage_passes import LANES
 from runtime.checks.races.accesses import HOST_LANE, ClockedDriver, ClockedStream, Memory, Trace
 from runtime.comm.group import GroupMaker, own_groups, own_part
 from runtime.comm.topology import Connections, connected

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mistlab.schedule.stage_passes import PassKey, StagePass
-from mistlab.schedule.stage_program import Op
-from mistlab.schedule.stage_shape import RING
+from mistlab.stages.stage_program import Op
+from mistlab.stages.stage_shape import RING
 from runtime.comm.group import Pending
 from runtime.comm.topology import Connections, link_of
 from runtime.engine.streams.lanes import LaneWork, Streams

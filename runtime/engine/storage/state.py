@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from mistlab.schedule.stage_shape import RING, StageShape
+from mistlab.stages.stage_shape import RING, StageShape
 from runtime.devices.cuda import driver_of
 from runtime.engine.storage.arena import Arena, Rehearsal, Room
 from runtime.engine.storage.layout import Layout, kept_elements

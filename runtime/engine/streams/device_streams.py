@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mistlab.schedule.lanes import LANES, Lane
+from mistlab.schedule.stage_passes import LANES, Lane
 from runtime.comm.group import Pending
 from runtime.devices.cuda import driver_of
 from runtime.devices.driver import Driver, Stream

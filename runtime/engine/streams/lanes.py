@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mistlab.schedule.lanes import Lane
+from mistlab.schedule.stage_passes import Lane
 from runtime.comm.group import Group, Pending
 
 LaneWork = Callable[[], Pending | None]

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from mistlab.schedule.stage_program import Op
-from mistlab.schedule.stage_shape import EMBEDDING
-from mistlab.symbolic.treatments import PLAIN, TREATMENTS, treatments_of
-from mistlab.values.errors import refuse
-from mistlab.values.plan import StagePlan
+from mistlab.core.values import refuse
+from mistlab.graph.treatments import PLAIN, TREATMENTS, treatments_of
+from mistlab.plan.plan import StagePlan
+from mistlab.stages.stage_program import Op
+from mistlab.stages.stage_shape import EMBEDDING
 from runtime.devices.cuda import driver_of
 from runtime.engine.storage.arena import HostPool
 from runtime.engine.storage.saved import Saved, storage_of
@@ -301,7 +301,7 @@ class LayerRun:
     runs_again: bool = False
 
 
-# By the names of ``mistlab.symbolic.treatments.TREATMENTS``.
+# By the names of ``mistlab.graph.treatments.TREATMENTS``.
 LAYER_RUNS: dict[str, LayerRun] = {
     PLAIN: LayerRun(forward=Passes.keeping_all),
     "recomputed": LayerRun(forward=Passes.keeping_input, runs_again=True),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from mistlab.schedule.stage_program import Op
+from mistlab.stages.stage_program import Op
 from runtime.comm.group import Pending, own_part, then
 from runtime.comm.topology import Connections
 from runtime.engine.storage.state import Split, StageState

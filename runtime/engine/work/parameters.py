@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mistlab.schedule.stage_shape import StageShape
-from mistlab.values.workload import Workload
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_shape import StageShape
 from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections
 from runtime.engine.storage.layout import Entry

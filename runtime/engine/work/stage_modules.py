@@ -17,8 +17,8 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from mistlab.schedule.stage_shape import StageShape
-from mistlab.values.workload import Workload
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_shape import StageShape
 from runtime.comm.group import Group
 from runtime.devices.cuda import generator_of
 from runtime.engine.storage.layout import shapes_of

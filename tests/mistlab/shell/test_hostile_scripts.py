@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.shell.launch import launch_of
 from mistlab.shell.source import Source
-from mistlab.values.errors import InputError
 
 MANY = 30_000
 SCRIPTS = {

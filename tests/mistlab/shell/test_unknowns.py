@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from mistlab.core.values import InputError
 from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.source import Source
 from mistlab.shell.word import Unknown
-from mistlab.values.errors import InputError
 
 
 def launched(

@@ -1,0 +1,53 @@
+"""What torch's allocator reserves beyond the peak of tensors, fitted to runs with known peaks.
+
+Two terms: bytes for each parameter of a rank's part of the largest layer, for the optimizer's step,
+and bytes that a stage with the head takes besides.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from mistlab.core.files import MIB_BYTES
+from mistlab.machine.hardware import Allocator
+from mistlab.stages.stage_batch import StageBatch, StageFigures
+
+Values = NDArray[np.float64]
+# Of a run's stages: the two terms, what is reserved beyond tensors, and all that is reserved.
+Beyond = tuple[Values, Values, Values]
+
+DEFAULT_OUTSIDE_MIB = 300.0
+
+
+def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Values) -> Beyond:
+    """The bytes that stages held beyond their predicted tensors, and terms that explain them."""
+    shard = np.where(stages.zero >= 1, stages.data_parallel, 1)
+    terms = np.stack([figures.largest_parameters / shard, stages.has_head * MIB_BYTES], axis=1)
+    return terms, reserved - figures.peak_bytes, reserved
+
+
+def errors_of(run: Beyond, others: Sequence[Beyond]) -> Values:
+    """Relative errors of a run's reserved bytes, by the terms that the others show."""
+    terms, beyond, reserved = run
+    return np.asarray((terms @ _solved(others) - beyond) / reserved)
+
+
+def fitted_allocator(rows: Sequence[Beyond], heads: Values) -> Allocator:
+    """The allocator of all runs. A head that is smaller than all of ``heads`` that were measured
+    takes in proportion."""
+    step, head = _solved(rows)
+    smallest = heads[heads > 0].min()
+    return Allocator(
+        step_bytes_a_parameter=round(float(step), 2),
+        head_bytes_a_parameter=round(float(head) * MIB_BYTES / float(smallest), 2),
+        head_mib=round(float(head), 1),
+        outside_mib=DEFAULT_OUTSIDE_MIB,
+    )
+
+
+def _solved(rows: Sequence[Beyond]) -> Values:
+    terms, beyond, reserved = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    found, _ = nnls(terms / reserved[:, None], beyond / reserved)
+    return np.asarray(found)

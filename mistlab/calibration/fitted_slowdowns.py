@@ -1,0 +1,190 @@
+"""Fits slowdown factors to measurements of streams that ran side by side.
+
+Each set of transfers (copies and communication) has parameters: the sum of the transfers' speeds,
+how they share this sum, and how much compute and the transfers slow one another down. Smaller sets
+are fitted first, because the work of a larger set ends in a smaller one. The parameters of a set
+minimise the mean relative error of its rows.
+
+Axes: C rows; the four streams last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from mistlab.cost.side_by_side import BITS, Factors, factors_of, overlapped
+from mistlab.machine.slowdowns import (
+    SHARED_SETS,
+    STREAMS,
+    GroupSlowdowns,
+    Interference,
+    Slowdown,
+    slowdowns_of_group,
+)
+
+COMPUTE = STREAMS.index("compute")
+TRANSFERS = tuple(STREAMS.index(stream) for stream in STREAMS if stream != "compute")
+
+# Starting points of the minimisation; the error has flat regions, so one is not enough.
+COMPUTE_STARTS = (0.15, 0.8)
+TAKEN_STARTS = (0.02, 0.5)
+CAPACITY_STARTS = (0.1, 0.6)
+SHARE_STARTS = (-0.4, 0.4)
+
+# Streams that take turns have speeds whose sum is one. The closed form counts a lower sum as one,
+# so rows of streams in turn do not hold a fit there. No GPU that was measured has a lower sum.
+LEAST_SPEED = 0.8
+SMOOTH = 1e-3
+# Weight of a prior, for parameters that rows say little about: streams share alike, and compute
+# does not slow them.
+PRIOR = 1e-3
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OverlapRows:
+    """Seconds of each stream's work alone (C, 4), and of all four side by side (C)."""
+
+    alone: NDArray[np.float64]
+    together: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.together)
+
+    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "OverlapRows":
+        """The rows that a mask or numbers choose."""
+        return OverlapRows(alone=self.alone[rows], together=self.together[rows])
+
+    @property
+    def shared(self) -> NDArray[np.bool_]:
+        """A mask of rows with more than one busy stream."""
+        return np.asarray((self.alone > 0).sum(axis=1) > 1)
+
+
+def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
+    """The slowdowns of one shape of group, for the sets of streams in the rows."""
+    factors = np.ones((16, len(STREAMS)))
+    sets = (rows.alone > 0) @ BITS
+    for size in range(1, len(STREAMS)):
+        for transfers in combinations(TRANSFERS, size):
+            without = int(BITS[list(transfers)].sum())
+            here = rows.chosen(np.isin(sets, [without, without + BITS[COMPUTE]]) & rows.shared)
+            if len(here):
+                factors = _with_fitted_factors(here, factors, transfers)
+    slowdowns = []
+    for streams in SHARED_SETS:
+        chosen = [STREAMS.index(stream) for stream in streams]
+        index = int(BITS[chosen].sum())
+        if index in sets:
+            found = tuple(round(float(factor), 4) for factor in factors[index, chosen])
+            slowdowns.append(Slowdown(streams=streams, factors=found))
+    return GroupSlowdowns(gpus_in_node=gpus_in_node, nodes=nodes, slowdowns=tuple(slowdowns))
+
+
+def errors(rows: OverlapRows, group: GroupSlowdowns) -> NDArray[np.float64]:
+    """Signed relative errors (C): predicted over measured, less one."""
+    return np.asarray(overlapped(rows.alone, factors_of(group)) / rows.together - 1)
+
+
+def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> Interference:
+    """The slowdowns of all shapes of group of a machine.
+
+    ``shared_links`` is chosen so that shapes predict one another's rows best.
+    """
+    options = [
+        Interference(shared_links=shared_links, groups=tuple(groups))
+        for shared_links in (False, True)
+    ]
+    if len(groups) == 1:
+        return options[0]
+
+    def mean_error(machine: Interference) -> float:
+        return float(
+            np.mean(
+                [
+                    np.abs(errors(of_shape, left_out(machine, group))).mean()
+                    for group, of_shape in zip(groups, rows, strict=True)
+                ]
+            )
+        )
+
+    return min(options, key=mean_error)
+
+
+def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
+    """The slowdowns of a shape of group, derived from the machine's other shapes."""
+    others = tuple(other for other in machine.groups if other is not group)
+    without = Interference(shared_links=machine.shared_links, groups=others)
+    return slowdowns_of_group(without, gpus_in_node=group.gpus_in_node, nodes=group.nodes)
+
+
+def _with_fitted_factors(
+    rows: OverlapRows, factors: Factors, transfers: tuple[int, ...]
+) -> Factors:
+    """The table with fitted factors for these transfers, with and without compute beside them."""
+
+    def loss(parameters: Values) -> float:
+        error = (
+            overlapped(rows.alone, _with_factors(factors, transfers, parameters)) / rows.together
+            - 1
+        )
+        unlikely = parameters[1] ** 2 + np.sum(parameters[3:] ** 2)
+        return float(np.mean(np.sqrt(error**2 + SMOOTH**2)) + PRIOR * unlikely)
+
+    found = [
+        minimize(
+            loss,
+            start,
+            method="Nelder-Mead",
+            options={"maxiter": 120 * len(start), "xatol": 2e-3, "fatol": 1e-6, "adaptive": True},
+        )
+        for start in _starting_points(len(transfers))
+    ]
+    best = min(found, key=lambda result: float(result.fun))
+    return _in_turn_at_worst(_with_factors(factors, transfers, best.x), transfers)
+
+
+def _in_turn_at_worst(factors: Factors, transfers: tuple[int, ...]) -> Factors:
+    """The table; streams whose fit got far slower than in turn have the factors of turns."""
+    table = factors.copy()
+    index = int(BITS[list(transfers)].sum())
+    for busy, streams in ((index, transfers), (index + BITS[COMPUTE], (COMPUTE, *transfers))):
+        chosen = list(streams)
+        speed = float((1 / table[busy, chosen]).sum())
+        if speed < LEAST_SPEED:
+            table[busy, chosen] *= speed
+    return table
+
+
+def _starting_points(transfers: int) -> list[tuple[float, ...]]:
+    if transfers == 1:
+        return list(product(COMPUTE_STARTS, TAKEN_STARTS))
+    return [
+        (COMPUTE_STARTS[0], TAKEN_STARTS[0], capacity, *[share] * (transfers - 1))
+        for capacity, share in product(CAPACITY_STARTS, SHARE_STARTS)
+    ]
+
+
+def _with_factors(factors: Factors, transfers: tuple[int, ...], parameters: Values) -> Factors:
+    """The table with the factors of some transfers computed from parameters.
+
+    The first parameter is compute's factor, less one. The second is the logarithm of the transfers'
+    factor by compute. With several transfers there follow the logarithm of the sum of their speeds,
+    and for each transfer but the first the logarithm of its time relative to the first.
+    """
+    compute, taken, *rest = parameters
+    alone = np.ones(1)
+    if len(transfers) > 1:
+        slower = np.exp([0.0, *rest[1:]])
+        alone = np.maximum(slower * np.sum(1 / slower) / np.exp(rest[0]), 1)
+    table = factors.copy()
+    index = BITS[list(transfers)].sum()
+    table[index, transfers] = alone
+    table[index + BITS[COMPUTE], transfers] = np.maximum(alone * np.exp(abs(taken)), 1)
+    table[index + BITS[COMPUTE], COMPUTE] = 1 + abs(compute)
+    return table

@@ -1,0 +1,52 @@
+"""Fits a latency and a bandwidth to measured transfers, by least squares of relative errors.
+
+Axes: C rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from mistlab.core.files import GBYTES, MIB_BYTES, MICROSECONDS
+from mistlab.core.values import InputError
+from mistlab.cost.links import transfer_s
+from mistlab.machine.hardware import Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransferRows:
+    """Sizes of transfers (C), and the seconds (C) that they took."""
+
+    size_bytes: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def every_second(self, start: int) -> "TransferRows":
+        """Every second row in order of size, beginning with row ``start`` (0 or 1)."""
+        order = np.argsort(self.size_bytes, kind="stable")[start::2]
+        return TransferRows(size_bytes=self.size_bytes[order], seconds=self.seconds[order])
+
+
+def fit(rows: TransferRows) -> Line:
+    """The line through some transfers; refuses rows from which no bandwidth follows."""
+    # Units are microseconds and GB, so that both unknowns are near one.
+    terms = np.stack([np.full(len(rows), MICROSECONDS), rows.size_bytes / GBYTES], axis=1)
+    (latency_us, seconds_a_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
+    if seconds_a_gbyte == 0:
+        message = "long transfers took no longer than short ones: measure longer ones, undisturbed"
+        raise InputError(message)
+    return Line(
+        latency_us=round(float(latency_us), 2),
+        gbytes_per_s=round(float(1 / seconds_a_gbyte), 4),
+        smallest_mib=float(rows.size_bytes.min() / MIB_BYTES),
+        largest_mib=float(rows.size_bytes.max() / MIB_BYTES),
+    )
+
+
+def mean_error(rows: TransferRows, line: Line) -> float:
+    """Mean absolute relative error of a line for some rows."""
+    return float(np.abs(transfer_s(rows.size_bytes, line) / rows.seconds - 1).mean())

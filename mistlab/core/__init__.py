@@ -1,0 +1,1 @@
+"""Checked values, their errors, files and units, and types of arrays."""

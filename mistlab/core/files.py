@@ -1,0 +1,276 @@
+"""Factors from the units of files to SI base units."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from mistlab.core.values import InputError, refuse, shown
+
+MIB_BYTES = 2**20
+GIB_BYTES = 2**30
+GBYTES = 10**9
+TFLOP = 10**12
+MILLISECONDS = 1e-3
+MICROSECONDS = 1e-6
+
+
+# Refuses YAML that is nested too deeply, or grows without bound, before it is built.
+#
+# libyaml builds nested mappings and lists by recursion in C: a text of 60 KB with 30,000 brackets
+# ends the process. An alias stands for all of its anchor: nine lines can stand for a billion
+# entries. A real file of this package has five levels and no alias.
+
+
+if yaml.__with_libyaml__:
+    from yaml import CSafeLoader as EventLoader
+else:
+    from yaml import SafeLoader as EventLoader  # type: ignore[assignment]
+
+MOST_LEVELS = 100
+MOST_ENTRIES = 10**6
+
+# Texts with fewer brackets, without long runs of indicators ("- - - ..."), far indented lines and
+# aliases are shallow enough to build. Others are looked through event by event, which takes a third
+# of the time of building them.
+_FEW_BRACKETS = 500
+_STRANGE = re.compile(r"(?:[-?:][ \t]+){50}|^ {200}|[*<]", re.MULTILINE)
+
+
+def check_nesting(text: str) -> None:
+    """Refuse a YAML text that is too deep, or too large once its aliases are filled in."""
+    if text.count("[") + text.count("{") > _FEW_BRACKETS or _STRANGE.search(text):
+        _Walk().over(text)
+
+
+class _Walk:
+    """A walk over a text's events: the open collections, and the entries of each anchor."""
+
+    def __init__(self) -> None:
+        # Of each open collection the anchor, and the entries so far.
+        self._open: list[tuple[str | None, int]] = []
+        self._entries: dict[str, int] = {}
+
+    def over(self, text: str) -> None:
+        """Refuse a text that is too deep, or has too many entries; malformed text ends the walk, as
+        building it tells what is wrong."""
+        try:
+            for event in yaml.parse(text, Loader=EventLoader):
+                self._take(event)
+        except yaml.YAMLError:
+            return
+
+    def _take(self, event: yaml.Event) -> None:
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._open.append((event.anchor, 1))
+            if len(self._open) > MOST_LEVELS:
+                _refuse(event, f"nested more than {MOST_LEVELS} levels deep: write fewer levels")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, entries = self._open.pop()
+            self._add(event, anchor, entries)
+        elif isinstance(event, yaml.AliasEvent):
+            if any(event.anchor == anchor for anchor, _ in self._open):
+                _refuse(event, f"alias *{event.anchor} stands inside of its own anchor: remove it")
+            self._add(event, None, self._entries.get(event.anchor or "", 1))
+        elif isinstance(event, yaml.ScalarEvent):
+            self._add(event, event.anchor, 1)
+
+    def _add(self, event: yaml.Event, anchor: str | None, entries: int) -> None:
+        """Count the entries of what has ended, in the collection around it."""
+        if anchor is not None:
+            self._entries[anchor] = entries
+        if self._open:
+            name, before = self._open[-1]
+            self._open[-1] = (name, before + entries)
+            if before + entries > MOST_ENTRIES:
+                _refuse(event, f"more than {MOST_ENTRIES:,} entries, aliases filled in: use fewer")
+
+
+def _refuse(event: yaml.Event, problem: str) -> None:
+    mark = event.start_mark
+    message = f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem
+    raise InputError(message)
+
+
+# Reads and writes files of plain data: YAML that people write, JSON that programs write.
+#
+# Reading gives mappings, lists, texts and numbers. A file that cannot be read raises an
+# ``InputError`` whose message begins with the file's name. Texts are UTF-8. Files far larger than
+# any real one, or nested far deeper, are refused before they are parsed.
+
+
+# The largest text that is parsed; the largest of this package has 40 KB in YAML, 35 KB in JSON.
+MOST_TEXT_BYTES = 8 * MIB_BYTES
+MOST_JSON_BYTES = 64 * MIB_BYTES
+
+# libyaml reads ten times faster, but not every build of PyYAML has it.
+if TYPE_CHECKING or not yaml.__with_libyaml__:
+    from yaml import SafeLoader
+else:
+    from yaml import CSafeLoader as SafeLoader
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    return parse_yaml(_read_text(path), str(path))
+
+
+def parse_yaml(text: str, name: str, repeated: list[str] | None = None) -> dict[str, Any]:
+    """The mapping in a YAML text; messages name the file ``name``.
+
+    A key that stands twice in a mapping is refused. A caller that gives a list gets such keys in
+    it, each with its line, and the last value counts, as in most programs that read YAML.
+    """
+    return _parsed(lambda text: _load_yaml(text, repeated), text, name)
+
+
+def format_yaml(mapping: Mapping[str, Any]) -> str:
+    """A mapping as YAML text, with its keys in order."""
+    text: str = yaml.dump(
+        dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
+    )
+    return text
+
+
+def write_yaml(mapping: Mapping[str, Any], path: Path) -> None:
+    """Write a mapping to a YAML file."""
+    with naming(path):
+        path.write_text(format_yaml(mapping), encoding="utf-8")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add a file's name to an error of its file system that has none, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file."""
+    return _parsed(_load_json, _read_text(path, MOST_JSON_BYTES), str(path))
+
+
+def text_in(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
+    """The text of a file; refuses a file that cannot be read, and says what to do."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+        if len(content) <= most_bytes:
+            return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        problem = f"has more than {most_bytes // MIB_BYTES} MiB: give a smaller file"
+    except FileNotFoundError:
+        problem = "there is no such file: check the path"
+    except IsADirectoryError:
+        problem = "is a folder: give a file in it"
+    except UnicodeDecodeError as error:
+        problem = f"is not text in UTF-8 (byte {error.start}): give a text file"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        problem = f"is no path ({error}): give the path of a file"
+    raise InputError(problem)
+
+
+def _read_text(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
+    try:
+        return text_in(path, most_bytes)
+    except InputError as error:
+        message = f"{path}: {error}"
+        raise InputError(message) from None
+
+
+def _parsed(load: Callable[[str], Any], text: str, name: str) -> dict[str, Any]:
+    try:
+        content = load(text) if text.strip() else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = f"{place}{error.problem}: correct the YAML there"
+    except json.JSONDecodeError as error:
+        problem = f"line {error.lineno}, column {error.colno}: {error.msg}: write the file again"
+    except yaml.reader.ReaderError as error:
+        problem = f"character {error.position} is not printable: give a text file"
+    except RecursionError:
+        problem = "is nested too deeply: write at most a few levels"
+    except InputError as error:
+        problem = str(error)
+    except ValueError as error:
+        problem = f"{error}: correct the value"
+    else:
+        if isinstance(content, dict):
+            return content
+        problem = _not_a_mapping(content)
+    message = f"{name}: {problem}"
+    raise InputError(message)
+
+
+def _not_a_mapping(content: object) -> str:
+    if content is None:
+        return "is empty: write at least one key"
+    return f"holds {shown(content)}, not a mapping: write 'key: value' lines"
+
+
+class _Loader(SafeLoader):
+    """Refuses a key that stands twice in one mapping, or collects such keys in ``repeated``; YAML's
+    own loader would take the last."""
+
+    repeated: list[str] | None = None
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                line, column = key.start_mark.line + 1, key.start_mark.column + 1
+                if self.repeated is None:
+                    problem = f"key {key.value!r} stands twice in one mapping: remove one of them"
+                    refuse(f"line {line}, column {column}", problem)
+                self.repeated.append(f"{key.value} (line {line})")
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a list of plain values on one line.
+
+    It does not use libyaml, whose line breaks differ: texts must be equal on every machine.
+    """
+
+    def represent_sequence(
+        self, tag: str, sequence: Iterable[Any], flow_style: bool | None = None
+    ) -> yaml.SequenceNode:
+        items = list(sequence)
+        is_plain = all(isinstance(item, str | int | float) for item in items)
+        return super().represent_sequence(tag, items, flow_style=is_plain or flow_style)
+
+
+def _load_yaml(text: str, repeated: list[str] | None = None) -> Any:
+    check_nesting(text)
+    loader = _Loader(text)
+    loader.repeated = repeated
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def _load_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; refuses a key that stands there twice with unlike values."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        unlike = [key for key, value in pairs if content[key] != value]
+        if unlike:
+            refuse("", f"key {unlike[0]!r} stands twice in one object: remove one of them")
+    return content

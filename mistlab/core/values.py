@@ -1,0 +1,532 @@
+"""The exception for malformed input, ``InputError``, whose message says what to do.
+
+A message names the field, the value and the remedy.
+"""
+
+import math
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
+from numbers import Integral, Real
+from reprlib import Repr
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NoReturn,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+class InputError(ValueError):
+    """Malformed input; the message names the field, the value and the remedy."""
+
+
+class UncalibratedError(InputError):
+    """A prediction needs a number of the hardware that was never measured."""
+
+
+class FieldError(InputError):
+    """A field with a wrong value: the field's path (``plan.stages[1].zero``) and the problem.
+
+    A value knows only its own fields. The code that holds the value adds the path to it, by
+    ``within``.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}" if self.path else self.problem
+
+    def within(self, holder: str) -> Self:
+        """The same problem, with the path as seen from the value that holds this field."""
+        joint = "." if holder and self.path and not self.path.startswith("[") else ""
+        return type(self)(f"{holder}{joint}{self.path}", self.problem)
+
+
+def refuse(path: str, problem: str) -> NoReturn:
+    """Raise a ``FieldError`` about the field at ``path``; ``problem`` says what is wrong."""
+    raise FieldError(path, problem)
+
+
+@contextmanager
+def within(holder: str) -> Iterator[None]:
+    """Add ``holder`` to the path of a ``FieldError`` that the ``with`` block raises."""
+    try:
+        yield
+    except FieldError as error:
+        raise error.within(holder) from None
+
+
+# Of more names than these a message lists a few.
+MOST_LISTED, FEW = 30, 5
+
+
+def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str:
+    """The end of a message about an unknown name: similar known names, or all known names; of many
+    a few, and where all of them are ``listed_in``.
+
+    >>> near_matches("flsh", ["flash", "math"])
+    ": did you mean 'flash'?"
+    >>> near_matches("fast", ["fp16", "fp32"])
+    ': give one of fp16, fp32'
+    """
+    from difflib import get_close_matches  # noqa: PLC0415 (only for an error)
+
+    names, text = list(known), str(name)
+    beginnings = [known_name for known_name in names if text and known_name.startswith(text)]
+    near = get_close_matches(text, names, n=2) or beginnings[:2]
+    if near:
+        return f": did you mean {' or '.join(map(repr, near))}?"
+    if len(names) <= MOST_LISTED:
+        return f": give one of {', '.join(names)}"
+    few = get_close_matches(text, names, n=FEW, cutoff=0.3) or names[:FEW]
+    others = f"or another of the {len(names)}{listed_in and f' in {listed_in}'}"
+    return f": give a name such as {', '.join(few)}, {others}"
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Names as a choice between them: "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+# The largest sizes that models, nodes and runs may have: far above any real one.
+#
+# Whoever gives more has mistaken a unit or a column, and what follows from such sizes takes hours
+# or overflows (docs/decisions/0052). The largest published: 128 blocks, hidden 25,600, heads 160,
+# 2,048 experts, a vocabulary of 262,144, sequences of 10 million tokens, 100,000 GPUs.
+
+
+MOST_LAYERS = 10_000
+MOST_HEADS = 2**16
+MOST_HIDDEN = 2**20
+# Of a feed-forward network, or of a head.
+MOST_WIDTH = 2**24
+MOST_VOCAB = 2**27
+MOST_EXPERTS = 2**16
+# Tokens of a sequence, or sequences of a step.
+MOST_TOKENS = 10**9
+MOST_NODES = 10**6
+MOST_GPUS_OF_NODE = 10_000
+# Of a measured quantity in the unit of its field, such as GiB, GB/s or microseconds.
+LEAST_QUANTITY = 1e-9
+MOST_QUANTITY = 1e9
+# Rates of operators are fitted: one that memory alone limits has a rate of arithmetic without end.
+MOST_RATE = 1e30
+
+
+# Checks of fields, built from the fields' type annotations and bounds.
+#
+# A check takes a value and returns it, or raises ``FieldError``. Numbers become Python's own
+# types: a NumPy integer becomes an int, an int for a float field becomes a float. The annotation
+# is read once, when the check is built, so that checking is cheap.
+
+
+Check = Callable[[Any], Any]
+SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberRange:
+    """The range of a number; ``minimum`` and ``maximum`` are inside it, ``above`` is outside.
+
+    ``least`` and ``most`` are far outside of all that is meant: nobody hears of these two limits
+    who stays inside of them.
+    """
+
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    least: float | None = None
+    most: float | None = None
+    noun: str = ""
+
+    @property
+    def text(self) -> str:
+        """The bounds in words that follow "a number"."""
+        if self.minimum is not None and self.maximum is not None:
+            return f" between {_words(self.minimum)} and {_words(self.maximum)}"
+        parts = [
+            f"{word} {_words(limit)}"
+            for word, limit in (
+                ("of at least", self.minimum),
+                ("above", self.above),
+                ("at most", self.maximum),
+            )
+            if limit is not None
+        ]
+        return f" {' and '.join(parts)}" if parts else ""
+
+    def refusal(self, number: float) -> str:
+        """The problem with a number, in words; empty if there is none."""
+        if (self.minimum is not None and number < self.minimum) or (
+            self.above is not None and number <= self.above
+        ):
+            return f"not {self.noun}" if self.noun else "too small"
+        if self.maximum is not None and number > self.maximum:
+            return f"not {self.noun}" if self.noun else "too large"
+        return ""
+
+    def far_outside(self, number: float) -> str:
+        """The problem with a number that no real size comes near to; empty if there is none."""
+        if self.least is not None and 0 < number < self.least:
+            return f"too small: give at least {_words(self.least)}"
+        if self.most is not None and number > self.most:
+            return f"too large: give at most {_words(self.most)}"
+        return ""
+
+
+def _words(limit: float) -> str:
+    """A limit in digits."""
+    return f"{limit:,.0f}" if limit == int(limit) and limit < 1e16 else f"{limit:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameIn:
+    """In an annotation's place: a name out of a table, as the table is when a name is checked."""
+
+    names: Callable[[], Iterable[str]]
+
+
+def check_of(annotation: Any, bounds: NumberRange) -> Check:
+    """The check of a field with this annotation; ``bounds`` hold for its numbers."""
+    if isinstance(annotation, NameIn):
+        return _name_check(annotation.names)
+    if annotation in _NUMBERS:
+        return _number_check(annotation, bounds)
+    if annotation in _PLAIN or (isinstance(annotation, type) and is_dataclass(annotation)):
+        return _instance_check(annotation, wanted(annotation, bounds))
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return _name_check(lambda: get_args(annotation))
+    if origin is tuple:
+        return _tuple_check(annotation, bounds)
+    assert origin in {types.UnionType, Union}, f"no check for fields of {annotation}"
+    return _optional_check(check_of(optional_part(annotation), bounds))
+
+
+def wanted(annotation: Any, bounds: NumberRange) -> str:
+    """The values that a field accepts, in words that follow "give"."""
+    if isinstance(annotation, NameIn):
+        return f"one of {', '.join(annotation.names())}"
+    if annotation in _NUMBERS or annotation in _PLAIN:
+        return _PLAIN.get(annotation) or f"{_NUMBERS[annotation]}{bounds.text}"
+    if is_dataclass(annotation):
+        return f"the keys {', '.join(field.name for field in fields(annotation))}"
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return f"one of {', '.join(get_args(annotation))}"
+    if origin is tuple:
+        return f"a list, for each item {wanted(get_args(annotation)[0], bounds)}"
+    return wanted(optional_part(annotation), bounds)
+
+
+def optional_part(annotation: Any) -> Any:
+    """The ``X`` of ``X | None``."""
+    part, *others = (entry for entry in get_args(annotation) if entry is not types.NoneType)
+    assert not others, f"{annotation} has more than one type beside None"
+    return part
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it, shortened to part of a line."""
+    short = Repr()
+    short.maxlevel = 2
+    short.maxstring = short.maxlong = short.maxother = SHOWN_CHARACTERS
+    return short.repr(value)
+
+
+_NUMBERS = {int: "a whole number", float: "a number"}
+_PLAIN = {bool: "true or false", str: "text"}
+
+
+def _refuse_number(value: Any, noun: str, give: str) -> NoReturn:
+    number = _number_in_text(value)
+    if number is None:
+        refuse("", f"{shown(value)} is not {noun}: give {give}")
+    # YAML 1.1 reads a number with an exponent as text unless it has a point and a signed exponent.
+    refuse("", f"{shown(value)} is text in YAML, not {noun}: write {number} without quotes")
+
+
+def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
+    give = wanted(kind, bounds)
+    number_of = _whole_number if kind is int else _finite_number
+    low = -sys.float_info.max if bounds.minimum is None else bounds.minimum
+    tops = [limit for limit in (bounds.maximum, bounds.most) if limit is not None]
+    high = min(tops, default=sys.float_info.max)
+    is_closed = bounds.above is None and bounds.least is None
+
+    def check(value: Any) -> Any:
+        # A quick way for nearly all numbers: there are very many, and few are wrong.
+        if is_closed and type(value) is kind and low <= value <= high:
+            return value
+        number = number_of(value, give)
+        if problem := bounds.refusal(number):
+            refuse("", f"{shown(number)} is {problem}: give {give}")
+        if problem := bounds.far_outside(number):
+            refuse("", f"{shown(number)} is {problem}")
+        return number
+
+    return check
+
+
+def _whole_number(value: Any, give: str) -> int:
+    if type(value) is int:
+        return value
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        refuse("", f"{shown(value)} is not a whole number: write {int(value)}")
+    _refuse_number(value, "a whole number", give)
+
+
+def _finite_number(value: Any, give: str) -> float:
+    if type(value) is float and math.isfinite(value):
+        return value
+    if not isinstance(value, Real) or isinstance(value, bool):
+        _refuse_number(value, "a number", give)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        refuse("", f"{shown(value)} is not a finite number: give {give}")
+    return number
+
+
+def _number_in_text(value: object) -> str | None:
+    if not isinstance(value, str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if not math.isfinite(number):
+        return None
+    digits = repr(int(number) if number.is_integer() and abs(number) < 1e16 else number)
+    return digits.replace("e", ".0e") if "." not in digits else digits
+
+
+def _instance_check(kind: type, give: str) -> Check:
+    noun = "a mapping" if is_dataclass(kind) else give
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, kind):
+            refuse("", f"{shown(value)} is not {noun}: give {give}")
+        return value
+
+    return check
+
+
+def _name_check(names: Callable[[], Iterable[str]]) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) is not str or value not in names():
+            refuse("", f"{shown(value)} is unknown{near_matches(value, names())}")
+        return value
+
+    return check
+
+
+def _tuple_check(annotation: Any, bounds: NumberRange) -> Check:
+    item_check = check_of(get_args(annotation)[0], bounds)
+    give = wanted(annotation, bounds)
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, tuple):
+            refuse("", f"{shown(value)} is not a list: give {give}")
+        return tuple(_item(item_check, item, index) for index, item in enumerate(value))
+
+    return check
+
+
+def _item(check: Check, item: Any, index: int) -> Any:
+    try:
+        return check(item)
+    except FieldError as error:
+        holder = f"[{index}]"
+        raise error.within(holder) from None
+
+
+def _optional_check(check: Check) -> Check:
+    def check_unless_none(value: Any) -> Any:
+        return None if value is None else check(value)
+
+    return check_unless_none
+
+
+# Tools for values: frozen dataclasses that check their fields and convert from and to mappings.
+#
+# A value calls ``check_fields`` in its ``__post_init__``. Annotations say what a field may hold,
+# and ``field(metadata=bounded(...))`` gives the range of its numbers. Supported annotations are
+# int, float, bool, str, ``Literal`` of texts, other values, ``tuple[X, ...]`` and ``X | None``. No
+# validation library does all of this: refuse a bool for an int, say a remedy, import quickly.
+
+
+Value = TypeVar("Value", bound="DataclassInstance")
+Metadata = Mapping[str, NumberRange]
+_BOUNDS = "bounds"
+_NAMES = "names"
+
+
+def bounded(
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    most: float | None = None,
+) -> Metadata:
+    """Metadata for the range of a field's numbers: at least, above and at most these bounds. No
+    real number comes near to ``most``, which only an error names."""
+    return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum, most=most)}
+
+
+def quantity(*, zero: bool = False, most: float = MOST_QUANTITY) -> Metadata:
+    """Metadata for a measured quantity, in the unit of its field; a latency may be ``zero``."""
+    if zero:
+        return {_BOUNDS: NumberRange(minimum=0, most=most)}
+    return {_BOUNDS: NumberRange(above=0, least=LEAST_QUANTITY, most=most)}
+
+
+def ratio() -> Metadata:
+    """Metadata for a field whose numbers are shares of a whole, from 0 to 1."""
+    return {_BOUNDS: NumberRange(minimum=0, maximum=1, noun="a ratio")}
+
+
+def name_in(names: Callable[[], Iterable[str]]) -> Mapping[str, NameIn]:
+    """Metadata of a text field that holds a name out of a table to which rows may be added."""
+    return {_NAMES: NameIn(names=names)}
+
+
+def check_fields(value: "DataclassInstance") -> None:
+    """Check every field of a value under construction, and store numbers in Python's types.
+
+    Raises a ``FieldError`` for the first field whose content its annotation or bounds refuse.
+    """
+    name = ""
+    try:
+        for name, check in _checks(type(value)):
+            given = getattr(value, name)
+            checked = check(given)
+            if checked is not given:
+                object.__setattr__(value, name, checked)
+    except FieldError as error:
+        raise error.within(name) from None
+
+
+def check_field(kind: "type[DataclassInstance]", name: str, given: object) -> Any:
+    """Check one field for a value of this type; return the content that it would store."""
+    return _checked(name, dict(_checks(kind))[name], given)
+
+
+def from_mapping(kind: type[Value], plain: object, where: str = "") -> Value:
+    """Make a value from the mappings, lists, texts and numbers of a YAML or JSON file.
+
+    ``where`` is the path of the mapping in its file, for messages. Entries that are values already
+    are taken as they are.
+    """
+    with within(where):
+        return _decoded_value(kind, plain)
+
+
+def to_mapping(value: "DataclassInstance", *, omit_defaults: bool = False) -> dict[str, Any]:
+    """A value as plain data, keys in the order of its fields; ``from_mapping`` inverts it."""
+    plain: dict[str, Any] = {}
+    for field in fields(value):
+        content = getattr(value, field.name)
+        if not (omit_defaults and _has_default(field) and content == _default(field)):
+            plain[field.name] = _plain(content, omit_defaults)
+    return plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FieldType:
+    annotation: Any
+    bounds: NumberRange
+    required: bool
+
+
+@cache
+def _field_types(kind: "type[DataclassInstance]") -> Mapping[str, _FieldType]:
+    hints = get_type_hints(kind)
+    return {
+        field.name: _FieldType(
+            annotation=field.metadata.get(_NAMES, hints[field.name]),
+            bounds=field.metadata.get(_BOUNDS, NumberRange()),
+            required=not _has_default(field),
+        )
+        for field in fields(kind)
+    }
+
+
+@cache
+def _checks(kind: "type[DataclassInstance]") -> tuple[tuple[str, Check], ...]:
+    types = _field_types(kind)
+    return tuple((name, check_of(entry.annotation, entry.bounds)) for name, entry in types.items())
+
+
+def _checked(name: str, check: Check, given: object) -> Any:
+    try:
+        return check(given)
+    except FieldError as error:
+        raise error.within(name) from None
+
+
+def _decoded_value(kind: type[Value], plain: object) -> Value:
+    types = _field_types(kind)
+    if not isinstance(plain, Mapping):
+        message = f"{shown(plain)} is not a mapping: give the keys {', '.join(types)}"
+        refuse("", message)
+    for key in plain:
+        if key not in types:
+            refuse(str(key), f"unknown key{near_matches(key, types)}")
+    for name, entry in types.items():
+        if entry.required and name not in plain:
+            missing = f"missing: give {wanted(entry.annotation, entry.bounds)}"
+            refuse(name, missing)
+    return kind(
+        **{name: _decoded(types[name].annotation, entry, name) for name, entry in plain.items()}
+    )
+
+
+def _decoded(annotation: Any, plain: Any, path: str) -> Any:
+    """Plain data converted as the annotation asks; data of another shape stays, for checks."""
+    if isinstance(annotation, type) and is_dataclass(annotation) and isinstance(plain, Mapping):
+        return from_mapping(annotation, plain, path)
+    origin = get_origin(annotation)
+    if origin is tuple and isinstance(plain, list | tuple):
+        item = get_args(annotation)[0]
+        return tuple(_decoded(item, entry, f"{path}[{i}]") for i, entry in enumerate(plain))
+    if plain is not None and type(None) in get_args(annotation):
+        return _decoded(optional_part(annotation), plain, path)
+    return plain
+
+
+def _plain(content: Any, omit_defaults: bool) -> Any:
+    if is_dataclass(content) and not isinstance(content, type):
+        return to_mapping(content, omit_defaults=omit_defaults)
+    if isinstance(content, tuple):
+        return [_plain(item, omit_defaults) for item in content]
+    return content
+
+
+def _has_default(field: Field[Any]) -> bool:
+    return field.default is not MISSING or field.default_factory is not MISSING
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()

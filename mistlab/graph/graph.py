@@ -1,0 +1,230 @@
+"""Layer graphs: the work and memory of a model's layers, as expressions in symbolic sizes.
+
+``runtime.tracing`` makes the graphs from a torch model. They are stored as JSON and read without
+torch. A model has three layers: the embedding, one block, which stands for all blocks, and the head
+with the loss. All counts are for one micro-batch on one tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mistlab.graph.sums import names_in, product, sympy, total
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
+
+Shape = tuple["sympy.Expr", ...]
+Phase = Literal["forward", "backward"]
+PHASES: tuple[Phase, ...] = ("forward", "backward")
+LAYERS = ("embedding", "block", "head")
+
+Kind = Literal[
+    "matmul",
+    "attention",
+    "scan",
+    "normalization",
+    "softmax",
+    "elementwise",
+    "reduction",
+    "gather",
+    "copy",
+    "fill",
+    "accumulate",
+    "collective",
+    "other",
+]
+KINDS: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """The work of one kernel.
+
+    In products and attention ``flop`` counts two operations for each multiply-add; causal fused
+    attention counts half of the square of scores. Other operators count one operation for each
+    element. ``read_bytes`` and ``written_bytes`` count each tensor once; a collective's
+    ``read_bytes`` is its message.
+    """
+
+    name: str
+    kind: Kind
+    phase: Phase
+    module: str
+    dtype: str
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    flop: sympy.Expr
+    read_bytes: sympy.Expr
+    written_bytes: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTensor:
+    """A storage that the forward pass keeps for the backward pass, counted once.
+
+    ``module`` is the first module that kept it. The layer's input is marked, because a checkpointed
+    layer keeps only its input.
+    """
+
+    module: str
+    shape: Shape
+    dtype: str
+    size_bytes: sympy.Expr
+    is_input: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One rank's share of a parameter; its bytes follow from the precision of training."""
+
+    name: str
+    shape: Shape
+
+    @property
+    def count(self) -> sympy.Expr:
+        """Number of values."""
+        return product(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """Bytes alive while an operator runs; for some sizes they are the largest of the phase.
+
+    They count the layer's input, its saved tensors and temporaries and, in the backward pass,
+    gradients of activations. They do not count parameters, accumulated gradients of parameters and
+    tensors of other layers.
+    """
+
+    phase: Phase
+    operator: str
+    size_bytes: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGraph:
+    """The work and memory of one layer; ``again`` are operators that run before its backward pass,
+    once more."""
+
+    name: str
+    operators: tuple[Operator, ...]
+    saved: tuple[SavedTensor, ...]
+    parameters: tuple[Parameter, ...]
+    peaks: tuple[Peak, ...]
+    input_bytes: sympy.Expr
+    output_bytes: sympy.Expr
+    again: tuple[Operator, ...] = ()
+
+    def of_phase(self, phase: Phase) -> tuple[Operator, ...]:
+        """The operators of one phase, in order."""
+        return tuple(operator for operator in self.operators if operator.phase == phase)
+
+    @property
+    def collectives(self) -> tuple[Operator, ...]:
+        """The collectives that tensor parallelism adds."""
+        return tuple(operator for operator in self.operators if operator.kind == "collective")
+
+    @property
+    def parameter_count(self) -> sympy.Expr:
+        """Number of parameters on one rank."""
+        return total((one.count for one in self.parameters), like=self.input_bytes)
+
+    @property
+    def expert_parameter_count(self) -> sympy.Expr:
+        """Number of parameters of experts among them, which other groups of ranks share."""
+        counts = [one.count for one in self.parameters]
+        return total((one for one in counts if "ep" in names_in(one)), like=self.input_bytes)
+
+    @property
+    def saved_bytes(self) -> sympy.Expr:
+        """Bytes kept for the backward pass, including the layer's input."""
+        return total((one.size_bytes for one in self.saved), like=self.input_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A size and its divisor; the graph is valid only if there is no remainder."""
+
+    size: sympy.Expr
+    divisor: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelGraph:
+    """The three layers of a model, and the sizes for which their expressions hold.
+
+    ``assumptions`` are the comparisons on which the traced code branched, as text. The graph is
+    exact if they hold. The conditions must hold in any case. Blocks are alike unless there are
+    ``further_blocks`` beside ``block``: then the kinds in ``pattern``, by name, take turns.
+    """
+
+    name: str
+    attention: str
+    precision: str
+    embedding: LayerGraph
+    block: LayerGraph
+    head: LayerGraph
+    conditions: tuple[Condition, ...]
+    assumptions: tuple[str, ...]
+    further_blocks: tuple[LayerGraph, ...] = ()
+    pattern: tuple[str, ...] = ("block",)
+
+    @property
+    def kinds(self) -> dict[str, LayerGraph]:
+        """The kinds of blocks by name."""
+        return {"block": self.block, **{block.name: block for block in self.further_blocks}}
+
+    @property
+    def layers(self) -> tuple[LayerGraph, LayerGraph, LayerGraph]:
+        """The graphs of embedding, block and head."""
+        return self.embedding, self.block, self.head
+
+
+# The collectives inside layers: what each collective of a layer graph exchanges, and with whom.
+
+
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+# Kernels beside which a collective can run: in a backward pass the products that make gradients of
+# weights, or those that make the gradient of a layer's input; in both passes attention.
+Beside = Literal["weights", "input", "attention"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Exchange:
+    """A collective; its key in ``EXCHANGES`` is the name of its operator.
+
+    Ranks of a ``group`` of the mesh call it. It can run ``beside`` kernels: beside attention
+    always, beside products if the engine's slot table overlaps them.
+    """
+
+    collective: Collective
+    group: str = "tensor"
+    beside: Beside | None = None
+
+
+EXCHANGES: Mapping[str, Exchange] = {
+    "mistlab.all_reduce_": Exchange(collective="all_reduce", beside="weights"),
+    # Sequence parallelism: tokens enter and leave products whose weights are split over ranks.
+    "mistlab.gather_tokens": Exchange(collective="all_gather"),
+    "mistlab.gather_again": Exchange(collective="all_gather", beside="input"),
+    "mistlab.scatter_tokens": Exchange(collective="reduce_scatter"),
+    # Context parallelism: keys and values go round a ring, timed as a gather.
+    "mistlab.ring_keys": Exchange(collective="all_gather", group="context", beside="attention"),
+    # Or each rank gathers them all; or ranks exchange tokens for heads.
+    "mistlab.gather_keys": Exchange(collective="all_gather", group="context"),
+    "mistlab.scatter_keys": Exchange(collective="reduce_scatter", group="context"),
+    "mistlab.exchange_heads": Exchange(collective="all_to_all", group="context"),
+    "mistlab.scatter_gradient": Exchange(collective="reduce_scatter", beside="weights"),
+    # Experts: tokens go to the ranks that have their experts, and to all that have a part of them.
+    "mistlab.all_to_all": Exchange(collective="all_to_all", group="experts"),
+    "mistlab.gather_rows": Exchange(collective="all_gather", group="expert tensor"),
+    "mistlab.scatter_rows": Exchange(collective="reduce_scatter", group="expert tensor"),
+}
+
+# Kernels around attention that context parallelism alone needs, and the way to which they belong:
+# partial outcomes are joined, keys put into order, heads put together.
+JOINS: Mapping[str, int] = {
+    "mistlab.join_parts": RING,
+    "mistlab.order_keys": GATHER,
+    "mistlab.order_heads": HEADS,
+}

@@ -1,0 +1,206 @@
+"""Turns expressions into text and back, without evaluating the text as code.
+
+A graph file holds arithmetic on size symbols, ``Max``, ``Mod`` and comparisons. Anything else is
+refused, so a file from a stranger can be read.
+"""
+
+import ast
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+import sympy
+
+from mistlab.core.values import InputError
+from mistlab.graph.graph import ModelGraph
+from mistlab.graph.symbols import size_symbol
+
+_BINARY: Mapping[type[ast.operator], Callable[[sympy.Expr, sympy.Expr], sympy.Expr]] = {
+    ast.Mult: lambda left, right: left * right,
+    ast.Div: lambda left, right: left / right,
+    ast.Pow: lambda left, right: left**right,
+}
+
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[sympy.Expr, sympy.Expr], sympy.Basic]] = {
+    ast.Lt: sympy.Lt,
+    ast.LtE: sympy.Le,
+    ast.Gt: sympy.Gt,
+    ast.GtE: sympy.Ge,
+}
+
+
+def text_of(expression: sympy.Expr) -> str:
+    """The text of an expression; equal expressions have equal texts."""
+    return str(expression)
+
+
+@cache
+def expression_from(text: str) -> sympy.Expr:
+    """The expression in a text from ``text_of``.
+
+    >>> expression_from("2*b*s*h**2/tp")
+    2*b*h**2*s/tp
+    """
+    try:
+        return _build(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, RecursionError) as error:
+        message = f"{text[:80]!r} is not an expression in sizes: use + - * / ** and symbols"
+        raise InputError(message) from error
+
+
+@cache
+def relation_from(text: str) -> sympy.Basic:
+    """The comparison in a text that SymPy printed.
+
+    >>> relation_from("s < 4096")
+    s < 4096
+    >>> relation_from("Ne(b, s)")
+    Ne(b, s)
+    """
+    try:
+        return _relation(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, RecursionError) as error:
+        message = f"{text[:80]!r} is not a comparison of sizes: use < <= > >= Eq Ne"
+        raise InputError(message) from error
+
+
+def _relation(node: ast.expr) -> sympy.Basic:
+    match node:
+        case ast.Compare(left=left, ops=[operator], comparators=[right]) if (
+            type(operator) in _COMPARISONS
+        ):
+            return _COMPARISONS[type(operator)](_build(left), _build(right))
+        case ast.Call(func=ast.Name(id="Eq" | "Ne" as name), args=[left, right], keywords=[]):
+            return (sympy.Eq if name == "Eq" else sympy.Ne)(_build(left), _build(right))
+        case _:
+            raise ValueError(ast.dump(node))
+
+
+def _build(node: ast.expr) -> sympy.Expr:
+    match node:
+        case ast.Constant(value=int(number)):
+            return sympy.Integer(number)
+        case ast.Name(id=name):
+            return size_symbol(name)
+        case ast.UnaryOp(op=ast.USub()) | ast.BinOp(op=ast.Add() | ast.Sub()):
+            return sympy.Add(*_terms(node))
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
+            return _build(left) ** min(power, 64)
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _BINARY:
+            return _BINARY[type(operator)](_build(left), _build(right))
+        case ast.Call(func=ast.Name(id="Max" | "Mod" as name), args=terms, keywords=[]):
+            return (sympy.Max if name == "Max" else sympy.Mod)(*map(_build, terms))
+        case _:
+            raise ValueError(ast.dump(node))
+
+
+def _terms(node: ast.expr) -> list[sympy.Expr]:
+    """The terms of a sum: SymPy takes longer to add them one by one."""
+    last: list[sympy.Expr] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        term = _build(node.right)
+        last.append(-term if isinstance(node.op, ast.Sub) else term)
+        node = node.left
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return [-_build(node.operand), *reversed(last)]
+    return [_build(node), *reversed(last)]
+
+
+# Writes and reads layer graphs as JSON.
+#
+# A file holds the graph of one model, as a mapping of dataclass fields. Expressions are texts. An
+# operator is one line, so that files can be compared line by line.
+
+
+def to_mapping(graph: ModelGraph) -> dict[str, Any]:
+    """A graph as plain mappings, lists and texts."""
+    mapping: dict[str, Any] = _plain(graph)
+    return mapping
+
+
+def from_mapping(
+    mapping: Mapping[str, Any],
+    where: str = "graph",
+    *,
+    read: Callable[[str], Any] = expression_from,
+) -> ModelGraph:
+    """The graph from plain mappings, as ``to_mapping`` makes them; ``where`` is for errors.
+
+    ``read`` makes an expression of its text: one of SymPy, or a sum of products.
+    """
+    graph: ModelGraph = _value(ModelGraph, mapping, where, read)
+    return graph
+
+
+def dumps(mapping: Mapping[str, Any]) -> str:
+    """JSON with one line for each innermost list or mapping."""
+    return _lines(mapping, "") + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, sympy.Expr):
+        return text_of(value)
+    if dataclasses.is_dataclass(value):
+        pairs = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {f.name: _plain(content) for f, content in pairs if content != f.default}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _value(kind: Any, plain: Any, where: str, read: Callable[[str], Any]) -> Any:
+    if kind is sympy.Expr:
+        return read(_expect(str, plain, where))
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        items = enumerate(_expect(list, plain, where))
+        return tuple(_value(item, entry, f"{where}[{i}]", read) for i, entry in items)
+    if dataclasses.is_dataclass(kind):
+        return _instance(kind, _expect(dict, plain, where), where, read)
+    return _expect(bool if kind is bool else str, plain, where)
+
+
+def _instance(kind: Any, plain: Mapping[str, Any], where: str, read: Callable[[str], Any]) -> Any:
+    hints = _hints(kind)
+    fields = dataclasses.fields(kind)
+    required = {field.name for field in fields if field.default is dataclasses.MISSING}
+    differing = (required - set(plain)) | (set(plain) - {field.name for field in fields})
+    if differing:
+        keys = ", ".join(sorted(differing))
+        message = f"{where}: keys {keys} are missing or unknown: trace the model again"
+        raise InputError(message)
+    return kind(
+        **{name: _value(hints[name], plain[name], f"{where}.{name}", read) for name in plain}
+    )
+
+
+@cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+def _expect(kind: type, plain: Any, where: str) -> Any:
+    if not isinstance(plain, kind):
+        message = f"{where}: {plain!r} is not a {kind.__name__}: trace the model again"
+        raise InputError(message)
+    return plain
+
+
+def _lines(value: Any, indent: str) -> str:
+    inner = indent + " "
+    nested = isinstance(value, Mapping) and any(_deep(item) for item in value.values())
+    if nested:
+        entries = [f"{inner}{json.dumps(k)}: {_lines(v, inner)}" for k, v in value.items()]
+        return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        entries = [inner + _lines(item, inner) for item in value]
+        return "[\n" + ",\n".join(entries) + f"\n{indent}]"
+    return json.dumps(value)
+
+
+def _deep(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list) and any(isinstance(item, Mapping) for item in value)
+    )

@@ -1,0 +1,586 @@
+"""Splits sequences over context-parallel ranks: makes the layer graphs that they run.
+
+A rank has s tokens of each sequence, of s cp. Attention alone looks at other ranks' tokens: keys
+and values go round a ring of the ranks while each rank attends to those that it has (Liu et al.
+2023), or each rank gathers them all, or ranks exchange tokens for heads. Of a causal sequence each
+rank takes one part of the first half and one of the second, so that all have as much to do.
+
+With one rank (cp is 1) the graphs count what they counted before.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from functools import cache
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.graph.graph import (
+    JOINS,
+    PHASES,
+    Kind,
+    LayerGraph,
+    ModelGraph,
+    Operator,
+    Peak,
+    Phase,
+    SavedTensor,
+)
+from mistlab.graph.sums import Sum, largest, sympy, total, where
+from mistlab.graph.treatments import PLAIN, TREATMENTS, Treatment, treatments_of
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
+
+Part = TypeVar("Part", Operator, SavedTensor, Peak)
+
+RING_KEYS = "mistlab.ring_keys"
+# Bytes of a number in each precision of graphs.
+_WIDTHS = {"half": 2, "single": 4}
+
+
+def split_over_context(graph: ModelGraph, exchange: int = RING) -> ModelGraph:
+    """The graphs of a rank that has s tokens of each sequence, of s cp, and that exchanges keys in
+    this way (``mistlab.schedule.context_ways``); sizes are sums."""
+    width = _WIDTHS[graph.precision]
+
+    def split(layer: LayerGraph) -> LayerGraph:
+        wide = _with_wide_scores(layer)
+        return _with_exchange(wide, width, exchange) if _attends(layer) else wide
+
+    return replace(
+        graph,
+        embedding=_with_whole_tables(graph.embedding),
+        block=split(graph.block),
+        further_blocks=tuple(map(split, graph.further_blocks)),
+        head=split(_with_whole_tables(graph.head)),
+    )
+
+
+def _attends(layer: LayerGraph) -> bool:
+    """Whether a block has attention: neither a scan nor nothing in its place."""
+    has_mixer = any(one.module.startswith("attention") for one in layer.operators)
+    return has_mixer and not any(one.kind == "scan" for one in layer.operators)
+
+
+def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
+    """Every rank has the whole table of learned positions."""
+    parameters = (
+        replace(one, shape=tuple(_of_all_tokens(size) for size in one.shape))
+        for one in layer.parameters
+    )
+    return replace(layer, parameters=tuple(parameters))
+
+
+def _with_wide_scores(layer: LayerGraph) -> LayerGraph:
+    """Scores are of a rank's queries with all keys, so they grow with s times s cp."""
+    return replace(
+        layer,
+        operators=tuple(_widened(one, _OF_OPERATORS) for one in layer.operators),
+        saved=tuple(_widened(one, _OF_TENSORS) for one in layer.saved),
+        peaks=tuple(_widened(one, _OF_TENSORS) for one in layer.peaks),
+    )
+
+
+_OF_OPERATORS = ("flop", "read_bytes", "written_bytes")
+_OF_TENSORS = ("size_bytes",)
+
+
+def _widened(one: Part, names: Sequence[str]) -> Part:
+    """An operator, tensor or moment with wide sizes; most of them have none."""
+    sizes = {name: getattr(one, name) for name in names}
+    wide: dict[str, Any] = {name: _wide(size) for name, size in sizes.items()}
+    return one if wide == sizes else replace(one, **wide)
+
+
+@cache
+def _of_all_tokens(size: Sum) -> Sum:
+    """A size of s cp tokens."""
+    return _with_more(size, lambda power: power)
+
+
+@cache
+def _wide(size: Sum) -> Sum:
+    """A size that grows with s times s cp, if it grows with s times s."""
+    return _with_more(size, lambda power: int(power == 2))
+
+
+def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
+    """A sum whose products have ``ranks`` powers of cp more for each power of s."""
+    if "s" not in size.names:
+        return size
+    cp = Sum.named("cp")
+    return Sum.total(
+        Sum({powers: number}) * cp ** ranks(dict(powers).get("s", 0))
+        for powers, number in size.terms.items()
+    )
+
+
+def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
+    """A block whose ranks exchange keys in this way, if there are several; attention then takes
+    more room."""
+    is_split = where("numpy.greater(cp, 1)")
+    way = _WAYS[exchange](width)
+    name = next(name for name, of_way in JOINS.items() if of_way == exchange)
+    operators = (
+        *(_collective(name, phase, is_split * size, width) for name, phase, size in way.messages),
+        *(_join(name, phase, is_split * size, width) for phase, size in way.joined.items()),
+    )
+    room = {phase: is_split * size for phase, size in way.room.items()}
+    return replace(
+        layer,
+        operators=(*layer.operators, *operators),
+        peaks=tuple(
+            replace(one, size_bytes=one.size_bytes + room[one.phase]) for one in layer.peaks
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """A way to exchange keys: the collectives of a block with their phases and bytes, the bytes
+    that kernels around attention read and write in each phase, and those beside which attention
+    runs."""
+
+    messages: tuple[tuple[str, Phase, Sum], ...]
+    joined: Mapping[Phase, Sum]
+    room: Mapping[Phase, Sum]
+
+
+def _own_bytes(width: int) -> tuple[Sum, Sum]:
+    """Bytes of a rank's own queries, and those of its own keys and values."""
+    b, s, n, k, d, tp = map(Sum.named, ("b", "s", "n", "k", "d", "tp"))
+    return width * b * s * n * d / tp, 2 * width * b * s * k * d / tp
+
+
+def _round(width: int) -> _Way:
+    """Keys and values go round the ring; in the backward pass they go round again, with their
+    gradients. A rank has room for two parts: the one that it attends to, and the one that comes.
+
+    Each part has an attention of its own, which reads all queries and writes an outcome as large;
+    outcomes and gradients are then joined, one part after another. Counted is the last rank, which
+    has most to join: all of its queries meet the first halves of the other ranks' keys.
+    """
+    queries, keys = _own_bytes(width)
+    sums, further = _log_sums_bytes(), Sum.named("cp") + Sum.of(-1)
+    every = keys * Sum.named("cp")
+    half = Sum.of(Fraction(1, 2)) * keys
+    # Read and written by attention: queries and outcome; backward also the outcome and its
+    # gradient, and the gradient of queries. Adding reads two tensors and writes one.
+    forward = 2 * keys + 2 * queries + 2 * sums + further * (2 * queries + 3 * queries + 3 * sums)
+    backward = 2 * keys + 2 * queries + 5 * half + further * (4 * queries + 3 * queries + 3 * half)
+    return _Way(
+        messages=((RING_KEYS, "forward", every), *((RING_KEYS, "backward", every),) * 2),
+        joined={"forward": forward, "backward": backward},
+        room={"forward": 2 * keys, "backward": 2 * keys},
+    )
+
+
+def _gathered(width: int) -> _Way:
+    """A rank gathers all keys and values before it attends, again before the backward pass, and
+    then scatters their gradients (Llama 3). It keeps its own alone.
+
+    Gathered keys are put into the order of tokens. The two halves of a rank's queries have an
+    attention each, and copy their outcomes. Backward, gradients of all keys begin as zeros; those
+    of each half are added, and put back into the order of ranks.
+    """
+    queries, keys = _own_bytes(width)
+    every = keys * Sum.named("cp")
+    return _Way(
+        messages=(
+            ("mistlab.gather_keys", "forward", every),
+            ("mistlab.gather_keys", "backward", every),
+            ("mistlab.scatter_keys", "backward", every),
+        ),
+        joined={
+            "forward": 2 * every + 2 * queries,
+            "backward": 2 * every + 2 * queries + every + 3 * every + 2 * every,
+        },
+        room={"forward": every, "backward": 2 * every},
+    )
+
+
+def _of_heads(width: int) -> _Way:
+    """Ranks exchange queries, keys and values for a share of the heads of all tokens, and the
+    outcome back (Jacobs et al. 2023). An exchange has room for what comes in beside what goes
+    out. Each of the four tensors is copied three times: put together before, put together after,
+    and put into the order of tokens."""
+    queries, keys = _own_bytes(width)
+    each = (queries, keys / 2, keys / 2, queries)
+    phases: tuple[Phase, ...] = ("forward", "backward")
+    return _Way(
+        messages=tuple(("mistlab.exchange_heads", phase, one) for phase in phases for one in each),
+        joined=dict.fromkeys(phases, 6 * (2 * queries + keys)),
+        room=dict.fromkeys(phases, queries + keys),
+    )
+
+
+def _log_sums_bytes() -> Sum:
+    """Bytes of the 32-bit logarithms of a rank's sums of scores."""
+    b, s, n, tp = map(Sum.named, ("b", "s", "n", "tp"))
+    return 4 * b * s * n / tp
+
+
+_WAYS: Mapping[int, Callable[[int], _Way]] = {RING: _round, GATHER: _gathered, HEADS: _of_heads}
+
+
+def _join(name: str, phase: Phase, moved: Sum, width: int) -> Operator:
+    """The kernels around attention that several ranks need, as one operator; its bytes are those
+    that are read and written."""
+    half = Sum.of(Fraction(1, 2)) * moved
+    return replace(
+        _collective(name, phase, half, width),
+        kind="elementwise",
+        read_bytes=half,
+        written_bytes=half,
+    )
+
+
+def _collective(name: str, phase: Phase, message: Sum, width: int) -> Operator:
+    b, s, k, d, tp = map(Sum.named, ("b", "s", "k", "d", "tp"))
+    return Operator(
+        name=name,
+        kind="collective",
+        phase=phase,
+        module="attention",
+        dtype="bfloat16" if width == _WIDTHS["half"] else "float32",
+        inputs=((b, s, k / tp, d),),
+        outputs=((b, s, k / tp, d),),
+        flop=Sum.of(0),
+        read_bytes=message,
+        written_bytes=message,
+    )
+
+
+# Types of layers: kinds of layers, and for blocks how a stage treats them.
+#
+# A model has an embedding, blocks and a head. Its blocks are of one kind, or of several that
+# follow one another in a pattern; a stage treats each of its blocks in one way. Layers of one type
+# take equally long and keep equally much.
+
+
+EMBEDDING, HEAD = "embedding", "head"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTypes:
+    """The types of a model whose blocks follow a ``pattern`` of kinds, treated in these ways.
+
+    >>> LayerTypes(pattern=("block",), treatments=("recomputed",)).names
+    ('embedding', 'block', 'block_recomputed', 'head')
+    """
+
+    pattern: tuple[str, ...]
+    treatments: tuple[str, ...]
+
+    @classmethod
+    def of(cls, pattern: Sequence[str]) -> LayerTypes:
+        """The types with all treatments that there are now."""
+        return cls(pattern=tuple(pattern), treatments=tuple(TREATMENTS))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of blocks."""
+        return tuple(dict.fromkeys(self.pattern))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All types."""
+        return (EMBEDDING, *self.of_blocks, HEAD)
+
+    @property
+    def of_blocks(self) -> tuple[str, ...]:
+        """The types of blocks: of each kind the plain one, then the treated ones."""
+        ways = (PLAIN, *self.treatments)
+        return tuple(type_of(kind, way) for kind in self.kinds for way in ways)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of candidates that decide which layers a stage has."""
+        counts = tuple(TREATMENTS[name].dimension for name in self.treatments)
+        own = ("layers", *counts, "has_embedding", "has_head")
+        return (*own, "first_block") if len(self.pattern) > 1 else own
+
+    def runs(
+        self, columns: Mapping[str, NDArray[np.float64]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Stages (J) as runs of layers of one type: how long each run is (R, J), and the place of
+        its type among ``names`` (R, J or R, 1)."""
+        if len(self.pattern) > 1:
+            return self._runs_of_patterns(columns)
+        counts = [columns[TREATMENTS[name].dimension] for name in self.treatments]
+        plain = columns["layers"] - sum(counts) if counts else columns["layers"]
+        runs = [columns["has_embedding"], plain, *counts, columns["has_head"]]
+        return np.stack(runs).astype(np.float64), np.arange(len(runs))[:, None]
+
+    def counts(self, columns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """How many layers of each type (T, J) stages of these columns have."""
+        sizes, places = self.runs(columns)
+        places = np.broadcast_to(places, sizes.shape)
+        types = range(len(self.names))
+        return np.stack([np.where(places == one, sizes, 0.0).sum(axis=0) for one in types])
+
+    def _runs_of_patterns(
+        self, columns: Mapping[str, NDArray[np.float64]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        stages = self.of_stages(columns.__getitem__)
+        longest = max(map(len, stages))
+        sizes = np.array([[1.0] * len(one) + [0.0] * (longest - len(one)) for one in stages])
+        types = np.array([one + [0] * (longest - len(one)) for one in stages])
+        return sizes.T, types.T
+
+    def of_stages(self, column: Callable[[str], NDArray[np.float64]]) -> list[list[int]]:
+        """The types of each stage's layers in order, for stages of these columns."""
+        rows = zip(*(column(name).tolist() for name in self.columns), strict=True)
+        return [self.of_stage(dict(zip(self.columns, row, strict=True))) for row in rows]
+
+    def of_stage(self, values: Mapping[str, float]) -> list[int]:
+        """The types of a stage's layers in order, as places among ``names``."""
+        first = int(values.get("first_block", 0))
+        types = [
+            type_of(self.pattern[(first + number) % len(self.pattern)], way)
+            for number, way in enumerate(treatments_of(values.__getitem__))
+        ]
+        own = [EMBEDDING] * bool(values["has_embedding"]) + types
+        places = {name: place for place, name in enumerate(self.names)}
+        return [places[name] for name in own + [HEAD] * bool(values["has_head"])]
+
+
+def type_of(kind: str, treatment: str) -> str:
+    """The type of a kind's blocks with a treatment."""
+    return kind if treatment == PLAIN else f"{kind}_{treatment}"
+
+
+def graphs_of(
+    graph: ModelGraph, treatments: Sequence[tuple[str, Treatment]], exchange: int = RING
+) -> dict[str, LayerGraph]:
+    """The layer graph of each type of a model's layers, in the order of ``LayerTypes.names``;
+    context-parallel ranks exchange keys in the way ``exchange``."""
+    # MOVED
+
+    graph = split_over_context(graph, exchange)
+    found = {EMBEDDING: graph.embedding}
+    for kind in dict.fromkeys(graph.pattern):
+        block = graph.kinds[kind]
+        found[kind] = block
+        found |= {type_of(kind, name): row.graph(block) for name, row in treatments}
+    return {**found, HEAD: graph.head}
+
+
+# Sums over a layer graph: its work by class of operators, and its memory.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorWork:
+    """The work of one class of operators in one phase, for one micro-batch on one rank."""
+
+    operators: int
+    flop: sympy.Expr
+    moved_bytes: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerExpressions:
+    """The work and memory of a layer, for one micro-batch on one rank.
+
+    ``saved_bytes`` are kept for the backward pass, and the peaks include them. Operators that run
+    again belong to the backward pass.
+    """
+
+    work: Mapping[tuple[Phase, Kind], OperatorWork]
+    parameters: sympy.Expr
+    expert_parameters: sympy.Expr
+    saved_bytes: sympy.Expr
+    input_bytes: sympy.Expr
+    forward_peak_bytes: sympy.Expr
+    backward_peak_bytes: sympy.Expr
+    output_bytes: sympy.Expr
+
+    def flop(self, phase: Phase) -> sympy.Expr:
+        """Floating-point operations of a phase, over all classes."""
+        return self._total(work.flop for (p, _), work in self.work.items() if p == phase)
+
+    def moved_bytes(self, phase: Phase) -> sympy.Expr:
+        """Bytes read and written by the kernels of a phase, without collectives."""
+        return self._total(
+            w.moved_bytes for (p, k), w in self.work.items() if p == phase and k != "collective"
+        )
+
+    def collective_bytes(self, phase: Phase) -> sympy.Expr:
+        """Bytes of the messages that tensor-parallel ranks reduce in a phase."""
+        work = self.work.get((phase, "collective"))
+        return self._total(()) if work is None else work.moved_bytes
+
+    def _total(self, parts: Iterable[sympy.Expr]) -> sympy.Expr:
+        return total(parts, like=self.input_bytes)
+
+
+def expressions_of(graph: LayerGraph) -> LayerExpressions:
+    """The sums over a layer's operators and tensors."""
+    grouped: dict[tuple[Phase, Kind], list[Operator]] = defaultdict(list)
+    for operator in graph.operators:
+        grouped[operator.phase, operator.kind].append(operator)
+    for operator in graph.again:
+        grouped["backward", operator.kind].append(operator)
+    peaks = {phase: [p.size_bytes for p in graph.peaks if p.phase == phase] for phase in PHASES}
+    return LayerExpressions(
+        work={key: _work(operators) for key, operators in grouped.items()},
+        parameters=graph.parameter_count,
+        expert_parameters=graph.expert_parameter_count,
+        saved_bytes=graph.saved_bytes,
+        input_bytes=graph.input_bytes,
+        forward_peak_bytes=largest(peaks["forward"]),
+        backward_peak_bytes=largest(peaks["backward"]),
+        output_bytes=graph.output_bytes,
+    )
+
+
+def _work(operators: list[Operator]) -> OperatorWork:
+    # A collective reads and writes its message in place, so the message counts once.
+    moved = [
+        o.read_bytes if o.kind == "collective" else o.read_bytes + o.written_bytes
+        for o in operators
+    ]
+    return OperatorWork(
+        operators=len(operators),
+        flop=total((o.flop for o in operators), like=operators[0].flop),
+        moved_bytes=total(moved, like=moved[0]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSums:
+    """The sums of a layer that stages need: expressions in sizes, or symbols for them."""
+
+    parameters: sympy.Expr
+    expert_parameters: sympy.Expr
+    saved_bytes: sympy.Expr
+    input_bytes: sympy.Expr
+    forward_peak_bytes: sympy.Expr
+    backward_peak_bytes: sympy.Expr
+    output_bytes: sympy.Expr
+    forward_flop: sympy.Expr
+    backward_flop: sympy.Expr
+    forward_moved_bytes: sympy.Expr
+    backward_moved_bytes: sympy.Expr
+    forward_collective_bytes: sympy.Expr
+    backward_collective_bytes: sympy.Expr
+
+    @classmethod
+    def of(cls, graph: LayerGraph) -> Self:
+        """The sums of one layer."""
+        layer = expressions_of(graph)
+        plain = {name: getattr(layer, name) for name in _PLAIN}
+        phases: dict[str, sympy.Expr] = {}
+        for phase in PHASES:
+            phases |= {
+                f"{phase}_flop": layer.flop(phase),
+                f"{phase}_moved_bytes": layer.moved_bytes(phase),
+                f"{phase}_collective_bytes": layer.collective_bytes(phase),
+            }
+        return cls(**plain, **phases)
+
+    @classmethod
+    def symbols(cls, layer: str) -> Self:
+        """Symbols that stand for the sums of a layer."""
+        return cls(
+            **{
+                entry.name: sympy.Symbol(sum_name(layer, entry.name), nonnegative=True)
+                for entry in fields(cls)
+            }
+        )
+
+
+_PLAIN = [entry.name for entry in fields(LayerExpressions) if entry.name != "work"]
+
+
+def sum_name(layer: str, name: str) -> str:
+    """The name of the symbol for one sum of one layer."""
+    return f"{layer}_{name}"
+
+
+# The sums of a stage's blocks, by treatment; the expressions of stages are made of them.
+#
+# Where all blocks are of one kind, these are the sums of one block. Where kinds take turns, they
+# are the sums of an imaginary block that stands for all blocks with one treatment. Its amounts
+# that add up over blocks are averages; its amounts at one moment are the largest of any block.
+#
+# Axes: C rows of sizes and stages.
+
+
+Table = Mapping[str, NDArray[np.float64]]
+
+# The names of the sums of a stage's blocks begin so; those of a treatment add its name.
+BLOCKS = "blocks"
+# Parameters of the largest block, for which buffers have room.
+LARGEST_BLOCK = "largest_block_parameters"
+LARGEST_EXPERTS = "largest_block_expert_parameters"
+
+_PEAKS = ("forward_peak_bytes", "backward_peak_bytes")
+_AT_ONE_MOMENT = ("output_bytes", "input_bytes")
+
+
+def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
+    """The sums of blocks (C) from those of each type of layers, for stages of these columns."""
+    names = [entry.name for entry in fields(LayerSums)]
+    ways = (PLAIN, *types.treatments)
+    if len(types.pattern) == 1:
+        (kind,) = types.pattern
+        found = {
+            sum_name(type_of(BLOCKS, way), name): sums[sum_name(type_of(kind, way), name)]
+            for way in ways
+            for name in names
+        }
+        return {**found, **_largest(types, sums)}
+    counts = _counts(types, stages)
+    found = {
+        sum_name(type_of(BLOCKS, way), name): _of_kinds(types, sums, counts, way, name)
+        for way in ways
+        for name in names
+    }
+    return {**found, **_largest(types, sums)}
+
+
+def _largest(types: LayerTypes, sums: Table) -> Table:
+    """Parameters of the largest block, and of its experts."""
+    sizes = np.stack([sums[sum_name(kind, "parameters")] for kind in types.kinds])
+    experts = np.stack([sums[sum_name(kind, "expert_parameters")] for kind in types.kinds])
+    largest, every = sizes.argmax(axis=0), np.arange(sizes.shape[1])
+    return {LARGEST_BLOCK: sizes[largest, every], LARGEST_EXPERTS: experts[largest, every]}
+
+
+def _of_kinds(
+    types: LayerTypes, sums: Table, counts: Table, way: str, name: str
+) -> NDArray[np.float64]:
+    """One sum (C) of a block that stands for all kinds with a treatment."""
+
+    def of_each(one: str) -> NDArray[np.float64]:
+        return np.stack([sums[sum_name(type_of(kind, way), one)] for kind in types.kinds])
+
+    if name in _AT_ONE_MOMENT:
+        return np.asarray(of_each(name).max(axis=0))
+    if name in _PEAKS:
+        saved = of_each("saved_bytes")
+        return np.asarray((of_each(name) - saved).max(axis=0) + saved.max(axis=0))
+    # The parameters of a stage are those of all its blocks, however it treats them.
+    is_state = name in ("parameters", "expert_parameters")
+    every = (PLAIN, *types.treatments) if is_state else (way,)
+    weights = np.stack([_counted(counts, kind, every) for kind in types.kinds])
+    weights = np.where(weights.sum(axis=0) > 0, weights, 1.0)
+    return np.asarray((weights * of_each(name)).sum(axis=0) / weights.sum(axis=0))
+
+
+def _counted(counts: Table, kind: str, ways: Sequence[str]) -> NDArray[np.float64]:
+    return np.asarray(np.sum([counts[type_of(kind, way)] for way in ways], axis=0))
+
+
+def _counts(types: LayerTypes, stages: Table) -> Table:
+    """How many layers of each type the stages (C) have."""
+    sizes, places = types.runs(stages)
+    return {
+        name: np.where(places == place, sizes, 0.0).sum(axis=0)
+        for place, name in enumerate(types.names)
+    }

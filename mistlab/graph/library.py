@@ -1,0 +1,555 @@
+"""The kinds of blocks that a model has: which parts each kind has, and which block is of which
+kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.core.files import read_json
+from mistlab.core.values import InputError
+from mistlab.graph.compiled import Compiled, compile_expressions, compile_sums, kept
+from mistlab.graph.graph import ModelGraph
+from mistlab.graph.stored_graph import StoredGraph
+from mistlab.graph.sums import Sum, sympy
+from mistlab.graph.symbols import size_symbol
+from mistlab.graph.variants import (
+    in_precision,
+    with_dropout,
+    with_further_tokens,
+    with_scores,
+    with_window,
+)
+from mistlab.plan.workload import Activation, Family, ModelSpec, Window, Workload
+
+if TYPE_CHECKING:
+    from mistlab.graph.graph import Condition
+
+
+# Parts that a block may have beyond those of its family, in the order of graphs' names.
+PARTS = (
+    *("rotary", "positionless", "gated"),
+    *("qk_norm", "attention_gate", "sinks", "window", "latent", "whole_queries", "post_norms"),
+    *("experts", "shared_experts", "latent_experts", "state_space", "delta_rule"),
+    *("mixer_missing", "network_missing"),
+)
+
+# The kind of a model's last block; most models have no other.
+BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockKinds:
+    """The kinds of a model's blocks, which follow a ``pattern``; the ``parts`` of each kind."""
+
+    pattern: tuple[str, ...]
+    parts: Mapping[str, tuple[str, ...]]
+
+
+def kinds_of(model: ModelSpec) -> BlockKinds:
+    """The kinds of a model of a family; a window belongs to all blocks but every
+    ``full_every``-th."""
+    if model.pattern:
+        return _of_pattern(model)
+    dense = 0 if model.experts is None else model.experts.dense_blocks
+    turns = 1 if model.window is None else max(model.window.full_every, 1)
+    # Without dense blocks at the start, kinds take turns from the first block on.
+    blocks = [_parts_of(model, block) for block in range(model.layers if dense else turns)]
+    names = [_name(parts, blocks[-1]) for parts in blocks]
+    return BlockKinds(pattern=tuple(names), parts=dict(zip(names, blocks, strict=True)))
+
+
+def _of_pattern(model: ModelSpec) -> BlockKinds:
+    """The kinds of a hybrid model; the kind of the pattern's last block has the usual name."""
+    pattern = model.pattern[: model.layers]
+    names = {letter: BLOCK if letter == pattern[-1] else _LETTERS[letter] for letter in pattern}
+    return BlockKinds(
+        pattern=tuple(names[letter] for letter in pattern),
+        parts={name: _parts_of_letter(model, letter) for letter, name in names.items()},
+    )
+
+
+# The kinds of blocks of hybrid models, by the letters of patterns.
+_LETTERS = {
+    "M": "scan",
+    "*": "attention",
+    "-": "network",
+    "E": "experts",
+    "G": "scan and network",
+    "A": "attention and network",
+    "D": "attention and plain network",
+}
+
+
+def _parts_of_letter(model: ModelSpec, letter: str) -> tuple[str, ...]:
+    """The parts of a hybrid model's blocks of one letter."""
+    experts, scan = model.experts, model.state_space
+    has_experts = experts is not None and letter in "EGA"
+    scans = scan is not None and letter in "MG"
+    has = {
+        **_structure(model),
+        "qk_norm": model.qk_norm and letter in "*AD",
+        "attention_gate": model.attention_gate and letter in "*AD",
+        "experts": has_experts,
+        "shared_experts": has_experts and experts is not None and experts.shared_ffn > 0,
+        "latent_experts": has_experts and experts is not None and experts.hidden > 0,
+        "state_space": scans,
+        "delta_rule": scans and scan is not None and scan.delta_rule,
+        "mixer_missing": letter in "-E",
+        "network_missing": letter in "M*",
+    }
+    return tuple(part for part in PARTS if has.get(part, False))
+
+
+def _parts_of(model: ModelSpec, block: int) -> tuple[str, ...]:
+    """The parts of a block, counted from the model's first."""
+    experts, window, latent = model.experts, model.window, model.latent
+    has_experts = experts is not None and block >= experts.dense_blocks
+    has = {
+        "qk_norm": model.qk_norm,
+        "attention_gate": model.attention_gate,
+        "sinks": model.sinks,
+        "window": window is not None and _has_window(window, block),
+        "latent": latent is not None,
+        "whole_queries": latent is not None and latent.query_rank is None,
+        "post_norms": model.post_norms,
+        "experts": has_experts,
+        "shared_experts": has_experts and experts is not None and experts.shared_ffn > 0,
+        "latent_experts": has_experts and experts is not None and experts.hidden > 0,
+        **_structure(model),
+    }
+    return tuple(part for part in PARTS if has.get(part, False))
+
+
+def _has_window(window: Window, block: int) -> bool:
+    """Whether a block, counted from the model's first, attends to a window alone."""
+    every = window.full_every
+    return not every or block % every < every - 1
+
+
+def _structure(model: ModelSpec) -> dict[str, bool]:
+    """The parts by which blocks are built otherwise than those of the model's family."""
+    plain = family_structure(model.family)
+    is_other = model.position_embedding != plain.position_embedding
+    return {
+        "rotary": is_other and model.position_embedding == "rotary",
+        "positionless": is_other and model.position_embedding == "none",
+        "gated": plain.mlp_type == "mlp" and model.mlp_type == "gated_mlp",
+    }
+
+
+@cache
+def family_structure(family: Family) -> ModelSpec:
+    """The smallest model of a family, which has the family's own structure."""
+    return ModelSpec.of(family=family, hidden=128, layers=1, heads=1)
+
+
+def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
+    if parts == last:
+        return BLOCK
+    differs = {*parts} ^ {*last}
+    words = ["dense"] * ("experts" in differs) + ["windowed"] * ("window" in differs)
+    return " ".join(words)
+
+
+# Layer graphs with what torch keeps for the backward pass of blocks without kernels of their own.
+#
+# ``eager`` torch runs a block's operators one by one. RMSNorm works on a 32-bit copy of its input,
+# which it keeps in place of the input, and keeps its 16-bit result from before the weights too.
+# The gate's activation keeps its result beside its input. ``compiled`` blocks keep none of these,
+# as what is cheap is computed again. Both copy keys and values to as many heads as there are
+# queries, and keep the copies. Inputs of 8-bit products are kept in 16 bits (torchao's
+# ``float8_linear.py``).
+#
+# The change is made in the text of a graph's file, so that no expression is read. Bytes that
+# kernels move are rules of engines (``mistlab.engines.engine_parts``).
+
+
+EAGER = "eager"
+
+Plain = Mapping[str, Any]
+
+# Bytes for each number of the result: a 32-bit input and a 16-bit result, less the 16-bit input.
+_OF_NORM = 4
+# The activation's 16-bit result, which is as wide as the gate's.
+_OF_GATE = 2
+
+
+@cache
+def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
+    """The graph of a model whose blocks keep what torch keeps of them."""
+    graph = stored.mapping
+    mapping = {**graph, "block": _keeping(graph["block"], kept_by)}
+    if further := graph.get("further_blocks"):
+        mapping["further_blocks"] = [_keeping(block, kept_by) for block in further]
+    return replace(StoredGraph.of(mapping, stored.where), turns=stored.turns)
+
+
+def _keeping(layer: Plain, kept_by: str) -> Plain:
+    """A layer that keeps some tensors more."""
+    forward = [one for one in layer["operators"] if one["phase"] == "forward"]
+    kept = [tensor for one in forward for tensor in _kept(one, kept_by)]
+    if not kept:
+        return layer
+    more = " + ".join(tensor["size_bytes"] for tensor in kept)
+    peaks = [{**one, "size_bytes": f"{one['size_bytes']} + {more}"} for one in layer["peaks"]]
+    return {**layer, "saved": [*layer["saved"], *kept], "peaks": peaks}
+
+
+def _kept(operator: Plain, kept_by: str) -> Iterator[Plain]:
+    """The tensors that an operator of a forward pass keeps beyond those of its graph."""
+    if kept_by == EAGER and operator["name"] == "mistlab.rms_norm":
+        yield _tensor(operator, operator["outputs"][0], _OF_NORM)
+    if kept_by == EAGER and operator["name"] == "mistlab.swiglu":
+        yield _tensor(operator, operator["outputs"][0], _OF_GATE)
+    if operator["kind"] == "attention":
+        queries, *others = operator["inputs"][:3]
+        for own in others:
+            if own != queries:
+                yield _tensor(operator, queries, 2, less=own)
+
+
+def _tensor(operator: Plain, shape: Sequence[str], width: int, less: Sequence[str] = ()) -> Plain:
+    size = f"{width}*{_numel(shape)}" + (f" - {width}*{_numel(less)}" if less else "")
+    return {
+        "module": operator["module"],
+        "shape": [*shape],
+        "dtype": "bfloat16",
+        "size_bytes": size,
+        "is_input": False,
+    }
+
+
+def _numel(shape: Sequence[str]) -> str:
+    return "*".join(f"({size})" for size in shape)
+
+
+# Masks of the candidates whose sizes a layer graph supports.
+
+
+def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Compiled:
+    """The remainder of every size that must divide, as sums; zero if it divides."""
+    left_over = {
+        f"{one.size} over {one.divisor}": Sum.named(f"numpy.mod({one.size}, {one.divisor})")
+        for one in conditions
+    }
+    return compile_sums(left_over, columns=columns)
+
+
+def divides(compiled: Compiled, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """A mask of rows in which every size divides, from the ``remainders`` of a graph.
+
+    For example, heads that do not divide over the tensor-parallel ranks make a row infeasible.
+    """
+    return np.asarray((compiled(columns) == 0).all(axis=0))
+
+
+def holds(
+    assumptions: Sequence[str],
+    columns: Mapping[str, NDArray[Any]],
+) -> NDArray[np.bool_]:
+    """A mask of rows for which all comparisons hold on which the traced code branched."""
+    values = _indicators(tuple(assumptions), tuple(columns))(columns)
+    return np.asarray((values == 1).all(axis=0))
+
+
+def broken_at(assumptions: Sequence[str], sequence_length: int) -> list[str]:
+    """The comparisons that cannot hold for a sequence length, whatever other sizes are."""
+    return [*_broken(tuple(assumptions), sequence_length).numbers]
+
+
+@kept
+def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compiled:
+    """Expressions that are one if a comparison holds, else zero."""
+    from mistlab.graph.graph_text import relation_from  # noqa: PLC0415 (needs SymPy)
+
+    indicators = {
+        text: sympy.Piecewise((1, relation_from(text)), (0, True)) for text in assumptions
+    }
+    return compile_expressions(indicators, columns=columns, constants={})
+
+
+@kept
+def _broken(assumptions: tuple[str, ...], sequence_length: int) -> Compiled:
+    """The false comparisons, as ``numbers`` of no expressions, so that they can be kept."""
+    from mistlab.graph.graph_text import relation_from  # noqa: PLC0415 (needs SymPy)
+
+    at = {size_symbol("s"): sequence_length}
+    false = [text for text in assumptions if relation_from(text).subs(at) == False]  # noqa: E712
+    return compile_expressions({}, columns=(), constants={}, numbers=dict.fromkeys(false, 1))
+
+
+# The layer graphs that come with the package, and the graph of each workload.
+
+
+FAMILIES = ("gpt", "llama", "falcon")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """The choices besides sizes that decide a graph.
+
+    ``precision`` is ``half`` (two bytes) or ``single`` (four bytes). With ``sequence_parallel``
+    tensor-parallel ranks split tokens wherever they do not split weights. ``parts`` are the parts
+    of its blocks beyond those of the family, in the order of ``block_kinds.PARTS``.
+    """
+
+    family: str
+    attention: str
+    precision: str
+    biases: bool = False
+    dropout: bool = False
+    sequence_parallel: bool = False
+    parts: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The variant's file name, without its ending."""
+        parts = [self.family, self.attention, self.precision]
+        parts += ["biases"] * self.biases + ["dropout"] * self.dropout
+        parts += [part.replace("_", "") for part in self.parts]
+        parts += ["sequence"] * self.sequence_parallel
+        return "-".join(parts)
+
+
+@cache
+def variants() -> tuple[Variant, ...]:
+    """The variants of all shipped graphs: each family, GPT also with biases and dropout, and models
+    of today; all of them also with sequence parallelism."""
+    plain = [
+        Variant(family=family, attention=attention, precision=precision)
+        for family, attention, precision in product(FAMILIES, ("flash", "math"), ("half", "single"))
+    ]
+    switched = [
+        Variant(family="gpt", attention=attention, precision="half", biases=biases, dropout=dropout)
+        for attention, biases, dropout in product(("flash", "math"), (False, True), (False, True))
+        if biases or dropout
+    ]
+    of_today = [
+        Variant(family=family, attention=attention, precision="half", biases=biases, parts=parts)
+        for family, attention, biases, parts in _OF_TODAY
+    ]
+    whole = (*plain, *switched, *of_today)
+    return (*whole, *(replace(variant, sequence_parallel=True) for variant in whole))
+
+
+_EXPERTS, _LATENT = ("experts",), ("latent",)
+_SINKS = ("sinks",)
+_SHARED = (*_EXPERTS, "shared_experts")
+# Family, attention, biases and parts of blocks: Mixtral, Qwen 3, gpt-oss, DeepSeek V2 and V3; GPT
+# with experts, as Megatron trains it; hybrid models.
+_OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
+    ("llama", "flash", False, _EXPERTS),
+    ("llama", "flash", False, _SHARED),
+    ("llama", "flash", False, ("qk_norm",)),
+    ("llama", "flash", False, ("qk_norm", *_EXPERTS)),
+    ("llama", "flash", True, (*_SINKS, *_EXPERTS)),
+    ("llama", "flash", True, (*_SINKS, "window", *_EXPERTS)),
+    ("llama", "flash", False, _LATENT),
+    ("llama", "flash", False, (*_LATENT, *_SHARED)),
+    # DeepSeek-V2-Lite and Moonlight.
+    ("llama", "flash", False, (*_LATENT, "whole_queries")),
+    ("llama", "flash", False, (*_LATENT, "whole_queries", *_SHARED)),
+    ("gpt", "flash", False, _EXPERTS),
+    ("gpt", "math", False, _EXPERTS),
+    # Nemotron-H and Nemotron 3: blocks with one part alone.
+    ("nemotron", "flash", False, ("state_space", "network_missing")),
+    ("nemotron", "flash", False, ("network_missing",)),
+    ("nemotron", "flash", False, ("mixer_missing",)),
+    ("nemotron", "flash", False, (*_SHARED, "mixer_missing")),
+    ("nemotron", "flash", False, (*_SHARED, "latent_experts", "mixer_missing")),
+    # Qwen3-Next and Qwen 3.5, with experts and without; GLM 4.5.
+    ("llama", "flash", False, (*_SHARED, "state_space", "delta_rule")),
+    ("llama", "flash", False, ("state_space", "delta_rule")),
+    ("llama", "flash", False, ("qk_norm", "attention_gate", *_SHARED)),
+    ("llama", "flash", False, ("qk_norm", "attention_gate")),
+    ("llama", "flash", False, ("qk_norm", *_SHARED)),
+    # Llama with biases; norms before and after each half of a block: Gemma 2 and 3, GLM 4.
+    ("llama", "flash", True, ()),
+    ("llama", "flash", False, ("post_norms",)),
+    ("llama", "flash", False, ("qk_norm", "post_norms")),
+    # GPT with rotary embedding (StarCoder 2), and without positions (BLOOM and MPT, which have
+    # ALiBi); Falcon with biases (GPT-NeoX) and with a gate (Command R); Nemotron's networks after
+    # attention with rotary embedding (Arcee, Apertus).
+    ("gpt", "flash", False, ("rotary",)),
+    ("gpt", "flash", True, ("rotary",)),
+    ("gpt", "flash", False, ("positionless",)),
+    ("gpt", "flash", True, ("positionless",)),
+    ("falcon", "flash", True, ()),
+    ("falcon", "flash", False, ("gated",)),
+    ("nemotron", "flash", False, ("rotary",)),
+    ("nemotron", "flash", False, ("rotary", "qk_norm")),
+)
+
+
+def shipped(variant: Variant) -> ModelGraph:
+    """The shipped graph of a variant."""
+    return _stored(variant).graph
+
+
+def _of(variant: Variant) -> StoredGraph | None:
+    """The graph of a variant: shipped, or made of a shipped one; None if there is neither."""
+    if variant in variants():
+        return _stored(variant)
+    if variant.dropout:
+        base = _of(replace(variant, dropout=False))
+        splits = variant.sequence_parallel
+        return None if base is None else with_dropout(base, sequence_parallel=splits)
+    if variant.attention == "math":
+        base = _of(replace(variant, attention="flash"))
+        return None if base is None else with_scores(base)
+    if "window" in variant.parts:
+        base = _of(replace(variant, parts=tuple(p for p in variant.parts if p != "window")))
+        return None if base is None else with_window(base)
+    return None
+
+
+@cache
+def _stored(variant: Variant) -> StoredGraph:
+    text = (files("mistlab.catalog") / "graphs" / f"{variant.name}.json").read_text("utf-8")
+    return StoredGraph.of(json.loads(text), variant.name)
+
+
+def graph_of(workload: Workload, kept_by: str = "") -> StoredGraph:
+    """The graph of a workload: a shipped graph, or the graph of its traced model. ``kept_by`` says
+    whose kernels keep tensors, if not the graph's own (``mistlab.graph.library``)."""
+    model = workload.model
+    precision = "single" if workload.precision == "fp32" else "half"
+    if model.family == "custom":
+        traced = _traced(workload, precision)
+        return _kept_by(traced, workload, kept_by)
+    return _of_family(workload, precision, sequence_parallel=False, kept_by=kept_by)
+
+
+def sequence_graph_of(workload: Workload, kept_by: str = "") -> StoredGraph | None:
+    """The graph of a workload with sequence parallelism; None if its model was traced without."""
+    if workload.model.family == "custom":
+        return None
+    precision = "single" if workload.precision == "fp32" else "half"
+    return _of_family(workload, precision, sequence_parallel=True, kept_by=kept_by)
+
+
+def _kept_by(found: StoredGraph, workload: Workload, kept_by: str) -> StoredGraph:
+    """A graph in a workload's precision, keeping what these kernels keep."""
+    made = in_precision(found, workload.precision, keeps_wide=bool(kept_by))
+    return kept_by_torch(made, kept_by) if kept_by else made
+
+
+@cache
+def _of_family(
+    workload: Workload, precision: str, *, sequence_parallel: bool, kept_by: str
+) -> StoredGraph:
+    """The graph of a model of a family, with all kinds of its blocks."""
+    model = _seen(workload)
+    kinds = kinds_of(model)
+    own = Variant(
+        family=model.family,
+        attention=workload.attention,
+        precision=precision,
+        biases=model.biases,
+        dropout=model.dropout > 0,
+        sequence_parallel=sequence_parallel,
+    )
+    of_kinds = {name: replace(own, parts=parts) for name, parts in kinds.parts.items()}
+    for variant in of_kinds.values():
+        if _of(variant) is None or not _has_known_structure(model):
+            message = (
+                f"workload.model: no layer graph is shipped for {variant.name} with the structure "
+                f"of {model.name or 'this model'}: use the family's own structure, biases and "
+                "dropout, or trace it: python -m experiments.trace MODEL.yaml --out MODEL.json, "
+                "MODEL.yaml having the mapping"
+            )
+            raise InputError(message)
+    if len(of_kinds) == 1:
+        found = _known(of_kinds[BLOCK])
+    else:
+        found = replace(_with_kinds(tuple(of_kinds.items())), turns=kinds.pattern)
+    made = _kept_by(found, workload, kept_by)
+    return with_further_tokens(made, model.further_tokens, tied=model.tied_embeddings)
+
+
+@cache
+def _with_kinds(variants_of_kinds: tuple[tuple[str, Variant], ...]) -> StoredGraph:
+    """The graph of a model whose blocks are of several kinds; the kinds in order of appearance."""
+    own = dict(variants_of_kinds)
+    graph = _known(own[BLOCK]).mapping
+    others = {name: _known(variant).mapping for name, variant in own.items() if name != BLOCK}
+    conditions = [*graph["conditions"], *(one for g in others.values() for one in g["conditions"])]
+    mapping = {
+        **graph,
+        "further_blocks": [{**g["block"], "name": name} for name, g in others.items()],
+        "pattern": [*own],
+        "conditions": [one for i, one in enumerate(conditions) if one not in conditions[:i]],
+    }
+    return StoredGraph.of(mapping, graph["name"])
+
+
+def _known(variant: Variant) -> StoredGraph:
+    found = _of(variant)
+    assert found is not None, variant.name
+    return found
+
+
+def _has_known_structure(model: ModelSpec) -> bool:
+    """Whether a model's blocks are its family's, but for what parts of variants say."""
+    plain = family_structure(model.family)
+    is_gated = model.mlp_type == "gated_mlp"
+    return (
+        model.norm == plain.norm
+        and model.parallel_block == plain.parallel_block
+        and (is_gated or plain.mlp_type == "mlp")
+        and (is_gated or _same_kernel(model.activation) == _same_kernel(plain.activation))
+        and (model.position_embedding != "absolute" or plain.position_embedding == "absolute")
+    )
+
+
+def _same_kernel(activation: Activation) -> Activation:
+    """The activation whose kernel reads, writes and keeps the same: both ways to work out GELU are
+    one operator."""
+    return "gelu_tanh" if activation == "gelu" else activation
+
+
+def _seen(workload: Workload) -> ModelSpec:
+    """The workload's model, without a window that no sequence is longer than."""
+    model = workload.model
+    if model.window is None or model.window.size < workload.sequence_length:
+        return model
+    return replace(model, window=None)
+
+
+def _traced(workload: Workload, precision: str) -> StoredGraph:
+    model, attention = workload.model, workload.attention
+    assert model.graph_file is not None
+    content = read_json(Path(model.graph_file))
+    graphs = [StoredGraph.of(mapping, model.graph_file) for mapping in content.get("graphs", [])]
+    for graph in graphs:
+        if graph.precision == precision and graph.attention in (attention, "own"):
+            _check_assumptions(graph, workload)
+            return graph
+    have = ", ".join(f"{g.attention} {g.precision}" for g in graphs) or "none"
+    message = (
+        f"{model.graph_file}: no graph for attention {attention} in {precision} precision "
+        f"(there is {have}): trace the model with it"
+    )
+    raise InputError(message)
+
+
+def _check_assumptions(graph: StoredGraph, workload: Workload) -> None:
+    """Refuse a sequence at which the traced code takes another branch."""
+    broken = broken_at(graph.assumptions, workload.sequence_length) if graph.assumptions else []
+    if broken:
+        message = (
+            f"workload.sequence_length: {workload.sequence_length} breaks {', '.join(broken)}, "
+            f"on which {workload.model.graph_file} rests: trace the model again with "
+            f"--sequence-length {workload.sequence_length}"
+        )
+        raise InputError(message)

@@ -1,0 +1,375 @@
+"""Expressions for bytes of weights, gradients and optimizer state, by ZeRO level and ratio.
+
+The engine says how many bytes a parameter takes (``mistlab.engines.engine_parts``). A ratio is a
+share of the rank's bytes of blocks after sharding. The states of embedding and head stay on the
+device, because they are needed first and last in every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import sympy
+
+from mistlab.core.files import MIB_BYTES
+from mistlab.engines.engine_parts import EngineMemory
+from mistlab.graph.graph import PHASES, Phase
+from mistlab.graph.layer_types import BLOCKS, LARGEST_BLOCK, LARGEST_EXPERTS, LayerSums, type_of
+from mistlab.graph.sums import largest
+from mistlab.graph.symbols import choice_symbol, size_symbol
+from mistlab.graph.treatments import Treatment
+from mistlab.plan.dimensions import DIMENSIONS, states_as_changed
+from mistlab.plan.mesh import AXES, GROUPS, STATE_AXES, Axis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Bytes of one kind of state on one rank, on the device and on the host."""
+
+    device: sympy.Expr
+    host: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Numbers of parameters on one rank: all of them, and those of experts among them.
+
+    Other ranks have the same experts than those that have the same other parameters.
+    """
+
+    every: sympy.Expr
+    experts: sympy.Expr
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(every=self.every + other.every, experts=self.experts + other.experts)
+
+    def times(self, factor: sympy.Expr) -> Self:
+        """Each number, multiplied by a factor."""
+        return type(self)(every=self.every * factor, experts=self.experts * factor)
+
+
+def weights(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
+    """Bytes of weights, which are sharded over data-parallel ranks from ZeRO-3 on."""
+    return _states(blocks, ends, memory.weight, level=3, ratio="ww")
+
+
+def gradients(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
+    """Bytes of accumulated gradients, which are sharded from ZeRO-2 on."""
+    return _states(blocks, ends, memory.gradient, level=2, ratio="wg")
+
+
+def optimizer(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
+    """Bytes of optimizer state, which is sharded from ZeRO-1 on."""
+    return _states(blocks, ends, memory.optimizer, level=1, ratio="wo")
+
+
+def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
+    """A rank's part of a state that data-parallel ranks divide from a ZeRO level on.
+
+    Ranks that have the same experts divide the experts' state.
+    """
+    zero, ranks = choice_symbol("z"), ranks_that_share()
+    same_experts = ranks * size_symbol("tp") / (size_symbol("ep") * size_symbol("et"))
+    parts = (whole.every - whole.experts) / ranks + whole.experts / same_experts
+    return sympy.Piecewise((parts, zero >= level), (whole.every, True))
+
+
+def ranks_that_share() -> sympy.Expr:
+    """The number of ranks that divide states: those of group ``gather``."""
+    others = [axis for name, axis in STATE_AXES.items() if name not in GROUPS["gather"]]
+    return _degree(AXES.values()) / _degree(others)
+
+
+def _degree(axes: Iterable[Axis]) -> sympy.Expr:
+    return sympy.Mul(*(choice_symbol(DIMENSIONS[axis.dimension].symbol) for axis in axes))
+
+
+def _states(blocks: Parameters, ends: Parameters, each: float, *, level: int, ratio: str) -> States:
+    local = sharded(blocks, level=level) * each
+    kept = sharded(ends, level=level) * each
+    share = choice_symbol(ratio)
+    return States(device=local * (1 - share) + kept, host=local * share)
+
+
+# Expressions for a stage's memory, its fullest moments and its work, as sums over its layers.
+#
+# A stage has L blocks, some of them treated, and q micro-batches in flight; e and t are 1 where it
+# holds the embedding or the head. All bytes are of one rank. The engine decides which bytes come
+# and go while a block computes, and when layers step.
+
+
+L, q = choice_symbol("L"), choice_symbol("q")
+e, t = choice_symbol("e"), choice_symbol("t")
+ww, wg, wo, wa = (choice_symbol(name) for name in ("ww", "wg", "wo", "wa"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageExpressions:
+    """The memory and work of a stage.
+
+    ``buffers_bytes`` is room for states that are gathered from other ranks or fetched from the
+    host, ``step_buffer_bytes`` the step's memory beside states and buffers. ``activations`` are
+    kept between forward and backward passes. ``moments`` are the bytes of activations (kept ones
+    included) and temporaries in each phase's fullest moments. ``logits_bytes`` are the bytes that
+    the head keeps for its backward pass beyond its input.
+    """
+
+    parameters: sympy.Expr
+    weights: States
+    gradients: States
+    optimizer: States
+    activations: States
+    buffers_bytes: sympy.Expr
+    step_buffer_bytes: sympy.Expr
+    logits_bytes: sympy.Expr
+    largest_parameters: sympy.Expr
+    head_parameters: sympy.Expr
+    moments: Mapping[Phase, tuple[sympy.Expr, ...]]
+    work: Mapping[str, sympy.Expr]
+
+    @property
+    def host_bytes(self) -> sympy.Expr:
+        """Bytes in host memory."""
+        held = (self.weights, self.gradients, self.optimizer, self.activations)
+        return sympy.Add(*(states.host for states in held))
+
+
+def stage_expressions(
+    memory: EngineMemory,
+    *,
+    tied_embeddings: bool,
+    treatments: Sequence[tuple[str, Treatment]],
+) -> StageExpressions:
+    """The expressions of a stage, in symbols for the sums of its layers."""
+    memory = states_as_changed(memory, lambda name: choice_symbol(DIMENSIONS[name].symbol))
+    embedding, block, head = (LayerSums.symbols(name) for name in ("embedding", BLOCKS, "head"))
+    gates = _gates(memory)
+    block = _with_gates(block, gates, keeps=True)
+    treated = [_Treated.of(name, row, gates) for name, row in treatments]
+    plain = _Treated(layer=block, count=L - sum(one.count for one in treated))
+    every = [plain, *treated]
+    blocks = _parameters(block).times(L)
+    ends = _parameters(embedding).times(e) + _parameters(head).times(t)
+    if tied_embeddings:
+        # A stage with both embedding and head has their shared table only once.
+        table = size_symbol("V") * size_symbol("h") / size_symbol("tp")
+        ends = replace(ends, every=ends.every - e * t * table)
+    largest_block = replace(
+        block,
+        parameters=sympy.Symbol(LARGEST_BLOCK, nonnegative=True),
+        expert_parameters=sympy.Symbol(LARGEST_EXPERTS, nonnegative=True),
+    )
+    step_buffer = _step_buffer(blocks + ends, largest_block, memory)
+    return StageExpressions(
+        parameters=(blocks + ends).every,
+        weights=weights(blocks, ends, memory),
+        gradients=gradients(blocks, ends, memory),
+        optimizer=optimizer(blocks, ends, memory),
+        activations=_activations(embedding, every),
+        buffers_bytes=_buffers((blocks + ends).every, embedding, largest_block, head, memory)
+        + memory.fixed_mib * MIB_BYTES,
+        step_buffer_bytes=step_buffer,
+        logits_bytes=t * _logits(head),
+        largest_parameters=_largest(embedding, largest_block, head),
+        head_parameters=t * head.parameters,
+        moments=_moments(embedding, every, head, step_buffer, memory),
+        work={
+            f"{phase}_{what}": _work(embedding, every, head, f"{phase}_{what}")
+            for phase in PHASES
+            for what in ("flop", "moved_bytes", "collective_bytes")
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Treated:
+    """The blocks of one treatment: one of them, and how many there are."""
+
+    layer: LayerSums
+    count: sympy.Expr
+    peaks_as_plain: bool = True
+
+    @classmethod
+    def of(cls, name: str, row: Treatment, gates: sympy.Expr) -> Self:
+        """The blocks of one row of the table of treatments; they may keep ``gates`` too."""
+        layer = LayerSums.symbols(type_of(BLOCKS, name))
+        return cls(
+            layer=_with_gates(layer, gates, keeps=not row.peaks_as_plain),
+            count=choice_symbol(DIMENSIONS[row.dimension].symbol),
+            peaks_as_plain=row.peaks_as_plain,
+        )
+
+
+def _parameters(layer: LayerSums) -> Parameters:
+    """A layer's numbers of parameters on a rank."""
+    return Parameters(every=layer.parameters, experts=layer.expert_parameters)
+
+
+def _gates(memory: EngineMemory) -> sympy.Expr:
+    """Bytes that a block of this engine keeps beyond its graph's."""
+    b, s, f, h, tp = (size_symbol(name) for name in ("b", "s", "f", "h", "tp"))
+    gates = memory.kept_gates * b * s * f / tp
+    # A rank's own part of a whole tensor is in the graph.
+    whole = memory.whole_tensors * choice_symbol("sp") * b * s * h * (1 - 1 / tp)
+    ahead = memory.blocks_ahead / sympy.Max(memory.blocks_ahead, L * q)
+    return memory.weight * sympy.sympify(gates + whole * ahead)
+
+
+def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSums:
+    """A block with these bytes more while it runs, and while it ``keeps`` them."""
+    return replace(
+        block,
+        saved_bytes=block.saved_bytes + (gates if keeps else 0),
+        forward_peak_bytes=block.forward_peak_bytes + gates,
+        backward_peak_bytes=block.backward_peak_bytes + gates,
+    )
+
+
+def _kept(blocks: Sequence[_Treated]) -> sympy.Expr:
+    """The bytes that blocks keep for one micro-batch."""
+    return sympy.Add(*(one.count * one.layer.saved_bytes for one in blocks))
+
+
+def _last(blocks: Sequence[_Treated], name: str) -> sympy.Expr:
+    """A sum of the last block of the stage; ``blocks`` are in the stage's order."""
+    first, *others = blocks
+    choices = [(getattr(one.layer, name), one.count > 0) for one in reversed(others)]
+    return sympy.Piecewise(*choices, (getattr(first.layer, name), True))
+
+
+def _activations(embedding: LayerSums, blocks: Sequence[_Treated]) -> States:
+    kept = q * _kept(blocks)
+    return States(device=(1 - wa) * kept + q * e * embedding.saved_bytes, host=wa * kept)
+
+
+def _largest(embedding: LayerSums, block: LayerSums, head: LayerSums) -> sympy.Expr:
+    """Parameters of the stage's largest layer."""
+    return largest([block.parameters, e * embedding.parameters, t * head.parameters])
+
+
+def _buffers(
+    parameters: sympy.Expr,
+    embedding: LayerSums,
+    block: LayerSums,
+    head: LayerSums,
+    memory: EngineMemory,
+) -> sympy.Expr:
+    """Bytes of buffers: rings of two, or weights that stay gathered.
+
+    Under ZeRO all layers pass through the rings; with offloading only blocks do. From ZeRO-2 on
+    there are two rings for gradients: for whole gradients until they are reduced, and for the
+    rank's part until the host has it. Engines without rings keep gathered weights, up to a number
+    of their own, and at least one layer.
+    """
+    layer = _largest(embedding, block, head)
+    if not memory.rings:
+        gathered = sympy.Max(layer, sympy.Min(parameters, memory.gathered_elements))
+        return memory.weight * sympy.Piecewise((gathered, _shards(3)), (0, True))
+
+    def ring(level: int, offloaded: sympy.Expr) -> sympy.Expr:
+        return sympy.Piecewise(
+            (2 * layer, _shards(level)), (2 * block.parameters, offloaded > 0), (0, True)
+        )
+
+    sums = 2 * sharded(_parameters(block), level=2)
+    sums = sympy.Piecewise((sums, sympy.And(_shards(2), wg > 0)), (0, True))
+    return memory.weight * ring(3, ww) + memory.gradient * (ring(2, wg) + sums)
+
+
+def _shards(level: int) -> sympy.Basic:
+    """The condition that several ranks divide states, from a ZeRO level on."""
+    return sympy.And(choice_symbol("z") >= level, ranks_that_share() > 1)
+
+
+def _logits(head: LayerSums) -> sympy.Expr:
+    """Bytes that the head keeps for its backward pass beyond its input."""
+    return head.saved_bytes - head.input_bytes
+
+
+def _bucket(memory: EngineMemory) -> sympy.Expr:
+    """Bytes of the bucket from which a ZeRO optimizer reduces, for any number of ranks."""
+    size = memory.gradient * memory.bucket_elements
+    return sympy.Piecewise((size, choice_symbol("z") >= 1), (0, True))
+
+
+def _step_buffer(parameters: Parameters, block: LayerSums, memory: EngineMemory) -> sympy.Expr:
+    """Bytes of the optimizer's step beside states and buffers.
+
+    With rings it is offloaded optimizer state on the device: of the block that steps, and of the
+    block before it, whose state leaves. Without rings it is the scratch of a step of all layers or,
+    before it, the bucket from which a pipeline reduces.
+    """
+    if not memory.rings:
+        scratch = sharded(parameters, level=1) * memory.step_scratch
+        return sympy.Max(scratch, (1 - e * t) * _bucket(memory))
+    blocks = sympy.Piecewise((2, L > 1), (1, True))
+    return blocks * wo * sharded(_parameters(block), level=1) * memory.optimizer
+
+
+def _moments(
+    embedding: LayerSums,
+    blocks: Sequence[_Treated],
+    head: LayerSums,
+    step_buffer: sympy.Expr,
+    memory: EngineMemory,
+) -> Mapping[Phase, tuple[sympy.Expr, ...]]:
+    """The fullest moments of a stage: its last block or its head runs when every block has been
+    kept; the first block of a treatment runs beside one that is treated otherwise; the embedding
+    runs when only other micro-batches are kept. With rings blocks step in the first forward, when
+    one micro-batch is in flight; without, when none is.
+
+    While a block runs, all its activations are on the device, and so are its neighbour's, which are
+    on their way out or in. While the embedding or the head runs, those of the nearest block are. A
+    stage of one block is its own neighbour, in another micro-batch.
+    """
+    last = _last(blocks, "saved_bytes")
+    # Activations sent to the next stage are held until their gradients come back.
+    sent = (q - 1) * (1 - t) * blocks[0].layer.output_bytes
+    all_kept = _activations(embedding, blocks).device + sent
+    has_neighbour = sympy.Or(L > 1, q > 1)
+    others = all_kept - (1 - wa) * last + sympy.Piecewise((wa * last, has_neighbour), (0, True))
+    older = (q - 1) * ((1 - wa) * _kept(blocks) + embedding.saved_bytes) + sent
+    leaving = sympy.Piecewise((wa * last, q > 1), (0, True))
+    wide = int(memory.wide_logits) * _logits(head)
+
+    def of_blocks(peak: str) -> tuple[sympy.Expr, ...]:
+        return (others + _last(blocks, peak), *_between(blocks, all_kept, peak))
+
+    forward = (
+        *of_blocks("forward_peak_bytes"),
+        t * (all_kept + wa * last + head.forward_peak_bytes + wide),
+        e * (older + leaving + embedding.forward_peak_bytes),
+    )
+    backward = (
+        *of_blocks("backward_peak_bytes"),
+        t * (all_kept + wa * last + head.backward_peak_bytes + wide),
+        e * (older + embedding.backward_peak_bytes),
+    )
+    if memory.rings:
+        forward = (*forward, *(step_buffer + moment.subs(q, 1) for moment in forward))
+    bucket = e * t * _bucket(memory)
+    return {"forward": forward, "backward": tuple(bucket + moment for moment in backward)}
+
+
+def _between(blocks: Sequence[_Treated], all_kept: sympy.Expr, peak: str) -> Iterator[sympy.Expr]:
+    """The moments at which the first block of a treatment runs beside the block before it, and the
+    moments at which the block before it runs, if they can be fuller."""
+    for number in range(1, len(blocks)):
+        before, own, after = blocks[:number], blocks[number], blocks[number:]
+        beside = _last(before, "saved_bytes")
+        is_there = sympy.And(own.count > 0, sympy.Add(*(one.count for one in after)) < L)
+        gone = all_kept - (1 - wa) * _kept(after)
+        running = gone + wa * beside + getattr(own.layer, peak)
+        yield sympy.Piecewise((running, is_there), (0, True))
+        if not own.peaks_as_plain:
+            running = gone - (1 - 2 * wa) * beside + _last(before, peak)
+            yield sympy.Piecewise((running, is_there), (0, True))
+
+
+def _work(
+    embedding: LayerSums, blocks: Sequence[_Treated], head: LayerSums, name: str
+) -> sympy.Expr:
+    of_blocks = sympy.Add(*(one.count * getattr(one.layer, name) for one in blocks))
+    return of_blocks + e * getattr(embedding, name) + t * getattr(head, name)

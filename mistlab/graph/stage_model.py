@@ -1,0 +1,259 @@
+"""Computes memory and work of stages for columns of candidates, with compiled expressions.
+
+There are two steps. Sums of layers depend on a model's graph and on sizes; they are compiled once
+for each graph. Figures of stages depend on the sums of layers and on a plan's choices; they are
+compiled once for each engine. Candidates share few distinct layers, so millions of rows take a
+second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.core.distinct import Known
+from mistlab.engines.engine_parts import EngineMemory
+from mistlab.engines.table import ENGINES
+from mistlab.graph.compiled import Compiled, Shared, compile_expressions, compile_sums, kept
+from mistlab.graph.graph import PHASES
+from mistlab.graph.layer_types import (
+    LayerSums,
+    LayerTypes,
+    graphs_of,
+    sum_name,
+    sums_of_blocks,
+    type_of,
+)
+from mistlab.graph.library import divides, graph_of, holds, remainders, sequence_graph_of
+from mistlab.graph.stored_graph import StoredGraph
+from mistlab.graph.sums import sympy
+from mistlab.graph.symbols import (
+    GraphChoice,
+    by_graph,
+    exchanges_of,
+    layer_columns,
+    size_columns,
+    size_names,
+    splits_tokens,
+)
+from mistlab.graph.treatments import PLAIN, TREATMENTS, Treatment
+from mistlab.plan.dimension import Dimension
+from mistlab.plan.dimensions import DIMENSIONS
+from mistlab.plan.workload import Workload
+from mistlab.schedule.context_ways import HEADS, RING
+from mistlab.stages.stage_batch import StageBatch, StageFigures, StagePeaks
+
+_Treatments = tuple[tuple[str, Treatment], ...]
+_Dimensions = tuple[tuple[str, Dimension], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sizes:
+    """For each micro-batch and tensor-parallel degree: all sizes, and the sums of layers.
+
+    ``feasible`` says whether the model's sizes divide.
+    """
+
+    feasible: NDArray[np.bool_]
+    table: Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageModel:
+    """Computes the stages of one workload under one engine, for columns of candidates."""
+
+    workload: Workload
+    engine: str
+    graph: StoredGraph
+    types: LayerTypes
+    layers: Compiled
+    remainders: Compiled
+    assumptions: tuple[str, ...]
+    treatments: _Treatments
+    split: StoredGraph | None
+    _known: Known[_Sizes] = field(default_factory=Known, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
+        """The model for a workload's graph; compiles the graph's layers."""
+        kept_by = ENGINES[engine].memory_in(workload.precision, workload.optimizer).kept_by
+        graph = graph_of(workload, kept_by)
+        split = sequence_graph_of(workload, kept_by)
+        treatments, names = tuple(TREATMENTS.items()), size_names()
+        return cls(
+            workload=workload,
+            engine=engine,
+            graph=graph,
+            types=LayerTypes.of(graph.pattern),
+            layers=_layers(graph, treatments, names),
+            remainders=_remainders(graph, names),
+            assumptions=graph.assumptions,
+            treatments=treatments,
+            split=split,
+        )
+
+    @property
+    def memory(self) -> EngineMemory:
+        """The engine's memory in the workload's precision, with its optimizer."""
+        work = self.workload
+        return ENGINES[self.engine].memory_in(work.precision, work.optimizer)
+
+    def figures(self, batch: StageBatch) -> StageFigures:
+        """The memory and work of each candidate."""
+        feasible, values = self._values(batch, _all)
+        return StageFigures(feasible=feasible, **values)
+
+    def layers_of(self, batch: StageBatch) -> Mapping[str, NDArray[np.float64]]:
+        """Sums of the layers of each candidate's stage, by ``sum_name``."""
+        sizes, rows = self._sizes_of(batch)
+        return {name: sizes.table[name][rows] for name in self.layers.names}
+
+    def beyond_graphs(self, batch: StageBatch) -> tuple[NDArray[np.float64], frozenset[str]]:
+        """Bytes (C) on a rank that a block takes beyond its graph's while it runs under this
+        engine, and the types of blocks that keep them for their backward pass."""
+        sizes, rows = self._sizes_of(batch)
+        b, s, f, h, tp = (sizes.table[name][rows] for name in ("b", "s", "f", "h", "tp"))
+        gates = self.memory.kept_gates * b * s * f / tp
+        whole = self.memory.whole_tensors * batch.sequence_parallel * b * s * h * (1 - 1 / tp)
+        most = max(1, self.memory.blocks_ahead)
+        ahead = self.memory.blocks_ahead / np.maximum(most, batch.layers * batch.in_flight)
+        keep = (PLAIN, *(name for name, row in self.treatments if not row.peaks_as_plain))
+        types = frozenset(type_of(kind, name) for kind in self.types.kinds for name in keep)
+        return self.memory.weight * (gates + whole * ahead), types
+
+    def peaks(self, batch: StageBatch) -> StagePeaks:
+        """The figures that decide whether each candidate fits, in half the time of all figures."""
+        feasible, values = self._values(batch, _peaks)
+        return StagePeaks(feasible=feasible, **values)
+
+    def _values(
+        self, batch: StageBatch, compiled: _StageCompiler
+    ) -> tuple[NDArray[np.bool_], Mapping[str, NDArray[np.float64]]]:
+        sizes, rows = self._sizes_of(batch)
+        shared = Shared(table=sizes.table, index=rows)
+        tables = tuple(DIMENSIONS.items()), tuple(TREATMENTS.items())
+        stages = compiled(self.memory, self.workload.model.head_has_table, *tables)
+        values = stages(batch.by_symbol(stages.columns), shared)
+        return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
+
+    def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, NDArray[np.int64]]:
+        """The distinct sizes of the candidates, and each candidate's number among them."""
+        names = [*layer_columns().values()]
+        if len(self.types.pattern) > 1:
+            names += self.types.columns
+        return self._known([batch.value(name) for name in names], self._sizes)
+
+    def _sizes(self, degrees: Sequence[NDArray[Any]]) -> _Sizes:
+        """All sizes, and the sums of layers of these sizes, for columns of candidates' sizes."""
+        sizes = layer_columns()
+        columns = size_columns(self.workload, dict(zip(sizes, degrees, strict=False)))
+        stages = dict(zip(self.types.columns, degrees[len(sizes) :], strict=False))
+        values = by_graph(self.layers, self._other_layers, columns)
+        sums = dict(zip(self.layers.names, values, strict=True))
+        feasible = divides(self.remainders, columns) & self._splits(columns)
+        feasible &= columns["s"] % 1 == 0
+        feasible &= self._exchanges(columns)
+        if self.assumptions:
+            feasible &= holds(self.assumptions, columns)
+        of_blocks = sums_of_blocks(self.types, sums, stages)
+        return _Sizes(feasible=feasible, table={**sums, **of_blocks, **columns})
+
+    def _splits(self, columns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
+        """A mask of rows whose tokens can be split as they say."""
+        whole = ~splits_tokens(columns)
+        if self.split is None or whole.all():
+            return whole
+        return whole | divides(_remainders(self.split, size_names()), columns)
+
+    def _exchanges(self, columns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
+        """A mask of rows whose ranks can exchange keys as they say: heads need whole shares."""
+        ranks = np.where(exchanges_of(columns) == HEADS, columns["tp"] * columns["cp"], 1)
+        return np.asarray((columns["n"] % ranks == 0) & (columns["k"] % ranks == 0))
+
+    def _other_layers(self, choice: GraphChoice) -> Compiled:
+        graph = self.split if self.split is not None and choice.splits_tokens else self.graph
+        return _layers(graph, self.treatments, size_names(), choice.exchange)
+
+
+@kept
+def _layers(
+    graph: StoredGraph,
+    treatments: _Treatments,
+    columns: tuple[str, ...],
+    exchange: int = RING,
+) -> Compiled:
+    expressions = {
+        sum_name(name, entry.name): getattr(sums, entry.name)
+        for name, layer in graphs_of(graph.counts, treatments, exchange).items()
+        for sums in (LayerSums.of(layer),)
+        for entry in fields(LayerSums)
+    }
+    return compile_sums(expressions, columns=columns)
+
+
+@kept
+def _remainders(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
+    return remainders(graph.counts.conditions, columns)
+
+
+# What an engine keeps, whether embeddings are tied, and the tables of dimensions and treatments.
+_StageCompiler = Callable[[EngineMemory, bool, _Dimensions, _Treatments], Compiled]
+
+
+@kept
+def _all(
+    memory: EngineMemory, tied_embeddings: bool, _: _Dimensions, treatments: _Treatments
+) -> Compiled:
+    return _compiled(_expressions(memory, tied_embeddings, treatments))
+
+
+@kept
+def _peaks(
+    memory: EngineMemory, tied_embeddings: bool, _: _Dimensions, treatments: _Treatments
+) -> Compiled:
+    expressions = _expressions(memory, tied_embeddings, treatments)
+    names = [entry.name for entry in fields(StagePeaks) if entry.name in expressions]
+    return _compiled({name: expressions[name] for name in names})
+
+
+def _expressions(
+    memory: EngineMemory, tied_embeddings: bool, treatments: _Treatments
+) -> Mapping[str, sympy.Expr]:
+    from mistlab.graph.stage_expressions import stage_expressions  # noqa: PLC0415 (needs SymPy)
+
+    stage = stage_expressions(memory, tied_embeddings=tied_embeddings, treatments=treatments)
+    held = {
+        "weights_bytes": stage.weights.device,
+        "gradients_bytes": stage.gradients.device,
+        "optimizer_bytes": stage.optimizer.device,
+        "buffers_bytes": stage.buffers_bytes,
+    }
+    peaks = {
+        f"{phase}_peak_bytes": sympy.Add(
+            *held.values(), sympy.Max(*stage.moments[phase], evaluate=False)
+        )
+        for phase in PHASES
+    }
+    peaks["step_peak_bytes"] = sympy.Add(*held.values(), stage.step_buffer_bytes)
+    return {
+        "parameters": stage.parameters,
+        **held,
+        "held_bytes": sympy.Add(*held.values()),
+        "step_buffer_bytes": stage.step_buffer_bytes,
+        "activations_bytes": stage.activations.device,
+        "logits_bytes": stage.logits_bytes,
+        "largest_parameters": stage.largest_parameters,
+        "head_parameters": stage.head_parameters,
+        "host_bytes": stage.host_bytes,
+        **peaks,
+        **stage.work,
+    }
+
+
+def _compiled(named: Mapping[str, sympy.Expr]) -> Compiled:
+    symbols = {symbol.name for e in named.values() for symbol in e.free_symbols}
+    return compile_expressions(named, columns=tuple(sorted(symbols)), constants={})

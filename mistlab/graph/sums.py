@@ -1,0 +1,471 @@
+"""Imports SymPy only when one of its names is first used.
+
+Importing SymPy takes longer than answering a small question. Modules that make expressions take
+``sympy`` from here. If their results are kept already, SymPy is never imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
+from importlib import import_module
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mistlab.core.values import InputError
+
+if TYPE_CHECKING:
+    import sympy as sympy  # noqa: PLC0414 (for others to import from here)
+else:
+
+    class _OnUse:
+        """Stands for a module, and imports it when one of its names is used."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module("sympy"), name)
+
+    sympy = _OnUse()
+
+
+# Sums of products of sizes, such as ``2*b*h*s/tp + 2*h``: what layer graphs count.
+#
+# SymPy can do much more with such expressions, and takes some twenty times as long to read them,
+# to add them up and to print them. Factors are exact. What is no size (a maximum, a remainder, a
+# choice) is a factor as well: a text of NumPy.
+
+
+# Factors of one product and their powers, by name; and a whole or rational number.
+Powers = tuple[tuple[str, int], ...]
+Number = int | Fraction
+
+_NO_FACTORS: Powers = ()
+_MOST_POWER = 64
+
+
+class Sum:
+    """A sum of products; ``terms`` has each product's number, and no number is zero."""
+
+    __slots__ = ("_hash", "terms")
+
+    def __init__(self, terms: Mapping[Powers, Number]) -> None:
+        self.terms = {powers: number for powers, number in terms.items() if number}
+        self._hash = hash(frozenset(self.terms.items()))
+
+    @classmethod
+    def of(cls, value: Sum | Number) -> Sum:
+        """A number as a sum."""
+        if isinstance(value, Sum):
+            return value
+        return cls({_NO_FACTORS: value if isinstance(value, int) else _whole(value)})
+
+    @classmethod
+    def named(cls, name: str) -> Sum:
+        """A size, or another factor, by its name or text."""
+        return cls({((name, 1),): 1})
+
+    @classmethod
+    def total(cls, parts: Iterable[Sum]) -> Sum:
+        """The sum of sums."""
+        terms: dict[Powers, Number] = {}
+        for part in parts:
+            for powers, number in part.terms.items():
+                terms[powers] = terms.get(powers, 0) + number
+        return cls(terms)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sum) and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __add__(self, other: Sum | Number) -> Sum:
+        return Sum.total((self, Sum.of(other)))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Sum:
+        return Sum({powers: -number for powers, number in self.terms.items()})
+
+    def __sub__(self, other: Sum | Number) -> Sum:
+        return Sum.total((self, -Sum.of(other)))
+
+    def __mul__(self, other: Sum | Number) -> Sum:
+        terms: dict[Powers, Number] = {}
+        for right, factor in Sum.of(other).terms.items():
+            for left, number in self.terms.items():
+                powers = _together(left, right)
+                terms[powers] = terms.get(powers, 0) + number * factor
+        return Sum(terms)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Sum | Number) -> Sum:
+        return self * Sum.of(other) ** -1
+
+    def __pow__(self, power: int) -> Sum:
+        if len(self.terms) == 1:
+            ((powers, number),) = self.terms.items()
+            raised = tuple((name, own * power) for name, own in powers) if power else _NO_FACTORS
+            return Sum({raised: 1 if number == 1 else _whole(Fraction(number) ** power)})
+        if power < 0:
+            if not self.terms:
+                raise ZeroDivisionError
+            return Sum({((f"({self})", power),): 1})
+        return prod([self] * power, start=Sum.of(1))
+
+    def __str__(self) -> str:
+        """The sum as text of NumPy."""
+        texts = (text_of_term(powers, number) for powers, number in self.terms.items())
+        return " + ".join(texts) or "0"
+
+    __repr__ = __str__
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The sizes in the sum."""
+        return frozenset(
+            name for powers in self.terms for factor, _ in powers for name in names_of(factor)
+        )
+
+
+def total(parts: Iterable[Any], *, like: Any) -> Any:
+    """The sum of expressions that are like another one: sums of products, or SymPy's."""
+    return Sum.total(parts) if isinstance(like, Sum) else sympy.Add(*parts)
+
+
+def product(parts: Sequence[Any]) -> Any:
+    """The product of sums of products, or of SymPy's expressions, as a sum of products."""
+    if all(isinstance(part, Sum) for part in parts):
+        return prod(parts, start=Sum.of(1))
+    return sympy.expand(sympy.prod(parts))
+
+
+def names_in(value: Any) -> frozenset[str]:
+    """The names of the sizes in a sum of products, in an expression of SymPy or in a number."""
+    if isinstance(value, Sum):
+        return value.names
+    return frozenset(symbol.name for symbol in getattr(value, "free_symbols", ()))
+
+
+def where(condition: str) -> Sum:
+    """One where a condition on sizes holds, else zero; the condition is a text of NumPy."""
+    # A number times a truth: two truths would not add up.
+    return Sum.named(f"(1.0*{condition})")
+
+
+def text_of_term(powers: Powers, number: Number) -> str:
+    """A product as text of NumPy."""
+    above = [_power(name, power) for name, power in powers if power > 0]
+    below = [_power(name, -power) for name, power in powers if power < 0]
+    if number != 1 or not above:
+        above.insert(0, text_of_number(number))
+    return "*".join(above) + "".join(f"/{one}" for one in below)
+
+
+def text_of_number(number: Number) -> str:
+    """A number as text; a quotient of whole numbers is one."""
+    if isinstance(number, Fraction) and number.denominator != 1:
+        return f"({number.numerator}/{number.denominator})"
+    return str(int(number)) if number >= 0 else f"({int(number)})"
+
+
+@cache
+def names_of(factor: str) -> frozenset[str]:
+    """The names of sizes in the text of a factor."""
+    return frozenset(re.findall(r"(?<![\w.])(?!numpy\b)[A-Za-z_]\w*", factor))
+
+
+@cache
+def sum_from(text: str) -> Sum:
+    """The sum in a graph file's text.
+
+    >>> sum_from("2*b*(s + 1)/tp - b*s/tp")
+    b*s/tp + 2*b/tp
+    """
+    try:
+        return _build(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, RecursionError, ZeroDivisionError) as error:
+        message = f"{text[:80]!r} is not an expression in sizes: use + - * / ** and symbols"
+        raise InputError(message) from error
+
+
+def _power(name: str, power: int) -> str:
+    return name if power == 1 else f"{name}**{power}"
+
+
+def _whole(number: Fraction) -> Number:
+    return number.numerator if number.denominator == 1 else number
+
+
+@cache
+def _together(left: Powers, right: Powers) -> Powers:
+    """The factors of two products together."""
+    if not left or not right:
+        return left or right
+    powers = dict(left)
+    for name, power in right:
+        powers[name] = powers.get(name, 0) + power
+    return tuple(sorted((name, power) for name, power in powers.items() if power))
+
+
+@cache
+def _named(name: str) -> Sum:
+    return Sum.named(name)
+
+
+def _build(node: ast.expr) -> Sum:
+    match node:
+        case ast.BinOp(op=ast.Add() | ast.Sub()):
+            made = Sum(_added(node))
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            made = _build(left) * _build(right)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            made = _build(left) / _build(right)
+        case ast.Name(id=name):
+            made = _named(name)
+        case ast.Constant(value=int(number)):
+            made = Sum.of(number)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
+            made = _build(left) ** min(power, _MOST_POWER)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            made = -_build(operand)
+        case ast.Call(func=ast.Name(id="Max" | "Mod" as name), args=[_, _, *_] as terms):
+            function = "maximum" if name == "Max" else "mod"
+            made = Sum.named(_in_pairs(f"numpy.{function}", [str(_build(one)) for one in terms]))
+        case _:
+            raise ValueError(ast.dump(node))
+    return made
+
+
+def _in_pairs(function: str, terms: Sequence[str]) -> str:
+    first, *others = terms
+    for other in others:
+        first = f"{function}({first}, {other})"
+    return first
+
+
+def _added(node: ast.expr) -> dict[Powers, Number]:
+    """The terms of a sum; the last ones are the outermost."""
+    signed: list[tuple[ast.expr, int]] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        signed.append((node.right, -1 if isinstance(node.op, ast.Sub) else 1))
+        node = node.left
+    signed.append((node, 1))
+    terms: dict[Powers, Number] = {}
+    for one, sign in reversed(signed):
+        for powers, number in _build(one).terms.items():
+            terms[powers] = terms.get(powers, 0) + sign * number
+    return terms
+
+
+# The source text of one NumPy function that computes many sums of products of sizes.
+#
+# Products are computed once, under names, each from a product with one factor less. A sum that has
+# all terms of a sum before it, and few more, begins with that sum. Nothing is subtracted that the
+# sums do not subtract themselves.
+
+
+# How many sums before a sum are looked at for one that it can begin with.
+_LOOKED_AT = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest of several sums."""
+
+    sums: tuple[Sum, ...]
+
+
+Value = Sum | Largest
+
+
+def source_of_sums(values: Sequence[Value], columns: Sequence[str]) -> str:
+    """The source of a function of ``columns`` that returns the values."""
+    every = [one for value in values for one in _sums_of(value)]
+    unknown = {name for one in dict.fromkeys(every) for name in one.names} - {*columns}
+    if unknown:
+        message = f"symbols {', '.join(sorted(unknown))} are neither columns nor constants"
+        raise ValueError(message)
+    names = _Names(order=_order(every))
+    texts = names.of_sums(every)
+    results = ", ".join(_text(value, texts) for value in values)
+    lines = [f"    {line}" for line in names.lines]
+    return "\n".join([f"def compiled({', '.join(columns)}):", *lines, f"    return [{results}]"])
+
+
+def _sums_of(value: Value) -> Iterator[Sum]:
+    if isinstance(value, Largest):
+        yield from value.sums
+    else:
+        yield value
+
+
+def _text(value: Value, texts: Mapping[Sum, str]) -> str:
+    if isinstance(value, Sum):
+        return texts[value]
+    first, *others = (texts[one] for one in value.sums)
+    for other in others:
+        first = f"numpy.maximum({first}, {other})"
+    return first
+
+
+def _order(sums: Sequence[Sum]) -> Mapping[str, int]:
+    """The places of factors in products: those of the most products come first."""
+    products = {powers for one in sums for powers in one.terms}
+    counts = Counter(name for powers in products for name, _ in powers)
+    return {name: place for place, (name, _) in enumerate(counts.most_common())}
+
+
+@dataclass(slots=True)
+class _Names:
+    """Names of values, and the ``lines`` that compute them."""
+
+    order: Mapping[str, int]
+    lines: list[str] = field(default_factory=list)
+    products: dict[Powers, str] = field(default_factory=dict)
+    terms: dict[tuple[Powers, Number], str] = field(default_factory=dict)
+
+    def of_sums(self, sums: Sequence[Sum]) -> dict[Sum, str]:
+        """The name or number of each sum."""
+        distinct = sorted(dict.fromkeys(sums), key=lambda one: len(one.terms))
+        texts: dict[Sum, str] = {}
+        for place, one in enumerate(distinct):
+            texts[one] = self._sum(one, distinct[max(0, place - _LOOKED_AT) : place], texts)
+        return texts
+
+    def _sum(self, one: Sum, before: Sequence[Sum], texts: Mapping[Sum, str]) -> str:
+        base = _base(one, before)
+        left = one.terms if base is None else _left(one, base)
+        parts = [self._term(powers, number) for powers, number in left.items()]
+        if base is not None:
+            parts.insert(0, texts[base])
+        if len(parts) <= 1:
+            return parts[0] if parts else "0"
+        return self._line(" + ".join(parts))
+
+    def _term(self, powers: Powers, number: Number) -> str:
+        if not powers:
+            return text_of_number(number)
+        product = self._product(tuple(sorted(powers, key=lambda one: self.order[one[0]])))
+        if number == 1:
+            return product
+        if (powers, number) not in self.terms:
+            self.terms[powers, number] = self._line(f"{text_of_number(number)}*{product}")
+        return self.terms[powers, number]
+
+    def _product(self, powers: Powers) -> str:
+        """The name of a product with its factors in order."""
+        if powers not in self.products:
+            *others, (name, power) = powers
+            one = name if abs(power) == 1 else f"{name}**{abs(power)}"
+            if others:
+                sign = "*" if power > 0 else "/"
+                text = self._line(f"{self._product(tuple(others))}{sign}{one}")
+            else:
+                text = (
+                    name
+                    if one.isidentifier() and power == 1
+                    else self._line(one if power > 0 else f"1/{one}")
+                )
+            self.products[powers] = text
+        return self.products[powers]
+
+    def _line(self, text: str) -> str:
+        name = f"x{len(self.lines)}"
+        self.lines.append(f"{name} = {text}")
+        return name
+
+
+def _base(one: Sum, before: Sequence[Sum]) -> Sum | None:
+    """The longest sum with which a sum can begin, if it saves something."""
+    parts = (other for other in before if len(other.terms) > 1 and _begins(one, other))
+    return max(parts, key=lambda other: len(other.terms), default=None)
+
+
+def _begins(one: Sum, other: Sum) -> bool:
+    """Whether a sum has all terms of another one, and nothing negative in them."""
+    own = one.terms
+    return all(0 < number <= own.get(powers, 0) for powers, number in other.terms.items())
+
+
+def _left(one: Sum, base: Sum) -> Mapping[Powers, Number]:
+    """The terms of a sum beyond those of the sum with which it begins."""
+    terms = {powers: number - base.terms.get(powers, 0) for powers, number in one.terms.items()}
+    return {powers: number for powers, number in terms.items() if number}
+
+
+# The maximum of several expressions in sizes, without those that can never be the largest.
+
+
+T = TypeVar("T")
+
+# The terms of an expanded expression, and the factor of each.
+_Factors = Mapping[Any, "int | Fraction | sympy.Expr"]
+
+
+def largest(expressions: Iterable[sympy.Expr]) -> sympy.Expr:
+    """The maximum of the expressions, as ``Max`` of those that can be the largest."""
+    first, *others = undominated(map(expanded, expressions), lambda e: e)
+    if isinstance(first, Sum):
+        return Largest((first, *others)) if others else first
+    # Not evaluated: SymPy's own search for terms to drop takes ten times as long and finds no more.
+    return sympy.Max(first, *others, evaluate=False) if others else first
+
+
+def expanded(expression: sympy.Expr) -> sympy.Expr:
+    """The expression as a sum of products; SymPy is not asked if it is one already."""
+    if isinstance(expression, Sum):
+        return expression
+    return expression if _is_expanded(expression) else sympy.expand(expression)
+
+
+def undominated(items: Iterable[T], size: Callable[[T], sympy.Expr]) -> list[T]:
+    """The items, without those that are never larger than another item.
+
+    An item is dropped if the difference to another item's size has no negative coefficient. The
+    difference is a polynomial in symbols that are not negative, so the other is at least as large.
+    """
+    kept: list[tuple[T, _Factors]] = []
+    for item in items:
+        own = factors_of(size(item))
+        if any(_at_least(factors, own) for _, factors in kept):
+            continue
+        kept = [(other, factors) for other, factors in kept if not _at_least(own, factors)]
+        kept.append((item, own))
+    return [item for item, _ in kept]
+
+
+def _at_least(larger: _Factors, smaller: _Factors) -> bool:
+    """Whether no term of the difference has a negative factor."""
+    return all(larger.get(term, 0) >= factor for term, factor in smaller.items()) and all(
+        factor >= 0 or term in smaller for term, factor in larger.items()
+    )
+
+
+def factors_of(expression: Any) -> _Factors:
+    """The terms of an expanded expression of SymPy or of a sum of products, and their factors."""
+    if isinstance(expression, Sum):
+        return expression.terms
+    return {
+        term: Fraction(factor.p, factor.q) if factor.is_Rational else factor
+        for term, factor in expression.as_coefficients_dict().items()
+    }
+
+
+def _is_expanded(expression: sympy.Expr) -> bool:
+    terms = expression.args if expression.is_Add else (expression,)
+    return all(_is_plain(one) for term in terms for one in (term.args if term.is_Mul else (term,)))
+
+
+def _is_plain(factor: sympy.Expr) -> bool:
+    """Whether a factor has nothing to expand: a number, a size or its power, a choice of such."""
+    if factor.is_Symbol or factor.is_Rational:
+        return True
+    if factor.is_Pow:
+        return bool(factor.base.is_Symbol and factor.exp.is_Integer)
+    return isinstance(factor, sympy.Piecewise) and all(_is_expanded(e) for e, _ in factor.args)

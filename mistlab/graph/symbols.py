@@ -1,0 +1,192 @@
+"""The symbols of layer graphs and of stages, one or two letters each.
+
+Sizes are positive integers of the whole model; a rank's share is a quotient by ``tp``. A plan's
+choices for a stage are columns, with the names of ``mistlab.plan.dimensions``.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.graph.compiled import Compiled
+from mistlab.graph.sums import sympy
+from mistlab.plan.dimensions import DIMENSIONS
+from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import Column
+
+# Sizes of a workload, which are the same for every candidate. Sizes of a candidate are dimensions.
+WORKLOAD_SIZES: Mapping[str, str] = {
+    "s": "sequence_length",
+    "h": "hidden",
+    "n": "heads",
+    "k": "kv_heads",
+    "d": "head_dim",
+    "r": "rotated_channels",  # of a head, by rotary embedding
+    "f": "ffn",
+    "V": "vocab",  # padded
+    "w": "window",
+    "u": "query_rank",
+    "m": "key_rank",
+    "v": "value_dim",
+    "E": "experts",
+    "a": "active",  # copies of a token that experts take, in the mean
+    "A": "taken",  # copies of a token that the busiest rank's experts take
+    "j": "expert_ffn",
+    "y": "shared_ffn",
+    "l": "expert_hidden",
+    "q": "scan_heads",
+    "p": "scan_channels",  # of a head
+    "g": "scan_groups",
+    "e": "scan_states",
+}
+
+
+def sizes_of_candidates() -> Mapping[str, str]:
+    """The symbols of dimensions that are sizes, such as b for ``micro_batch``."""
+    return {row.symbol: name for name, row in DIMENSIONS.items() if row.is_size}
+
+
+def layer_columns() -> Mapping[str, str]:
+    """The symbols of dimensions on which the work of single layers depends: sizes, and choices of
+    another graph."""
+    return {
+        row.symbol: name for name, row in DIMENSIONS.items() if row.is_size or row.chooses_graph
+    }
+
+
+def size_names() -> tuple[str, ...]:
+    """The symbols of all sizes."""
+    return (*sizes_of_candidates(), *WORKLOAD_SIZES)
+
+
+def size_symbol(name: str) -> "sympy.Symbol":
+    """The symbol of a size: a positive integer."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def choice_symbol(name: str) -> "sympy.Symbol":
+    """The symbol of a choice: a number that is not negative."""
+    return sympy.Symbol(name, nonnegative=True)
+
+
+# Numbers for the symbols of a layer graph, from a workload and columns of candidates.
+
+
+def constants_of(workload: Workload) -> Mapping[str, float]:
+    """The sizes of a workload that are the same for every candidate."""
+    model = workload.model
+    return {
+        **_sizes_of_parts(workload),
+        "s": workload.sequence_length,
+        "h": model.hidden,
+        "n": model.heads,
+        "k": model.kv_heads,
+        "d": model.head_dim,
+        "r": model.rotated_channels,
+        "f": model.ffn,
+    }
+
+
+def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
+    """The sizes of parts of the model; 1 for those of parts that it does not have."""
+    model = workload.model
+    window, latent, experts, scan = model.window, model.latent, model.experts, model.state_space
+    sizes = dict.fromkeys("wumvEaAjylqpge", 1.0)
+    if window is not None:
+        sizes["w"] = min(window.size, workload.sequence_length)
+    if latent is not None:
+        sizes |= {"u": latent.query_rank or 1, "m": latent.key_rank, "v": latent.value_dim}
+    if experts is not None:
+        mean, busiest = workload.expert_load
+        sizes |= {"a": experts.active * mean, "A": experts.active * busiest}
+        sizes |= {"E": experts.count, "j": experts.ffn, "y": experts.shared_ffn or 1}
+        sizes |= {"l": experts.hidden or 1}
+    if scan is not None:
+        sizes |= {"q": scan.heads, "p": scan.channels, "g": scan.groups, "e": scan.states}
+    return sizes
+
+
+def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, NDArray[Any]]:
+    """All sizes as columns; ``sizes`` has the candidates' own columns, such as b and tp.
+
+    Omitted ones have the default of their dimension. Of each sequence a rank has its part: all
+    tokens if there is one context-parallel rank (cp).
+    """
+    rows = len(sizes["tp"])
+    omitted = {
+        row.symbol: np.full(rows, row.default)
+        for row in DIMENSIONS.values()
+        if row.is_size and row.default is not None
+    }
+    vocab = [workload.model.padded_vocab(int(degree)) for degree in sizes["tp"]]
+    ranks = sizes.get("cp", np.ones(rows))
+    return {
+        **{name: np.full(rows, float(size)) for name, size in constants_of(workload).items()},
+        **omitted,
+        **sizes,
+        "s": workload.sequence_length / ranks,
+        "cp": ranks,
+        "V": np.array(vocab),
+    }
+
+
+# Evaluates each candidate with the graph of its layers: the plain one, the one with sequence
+# parallelism, or either of them with another way for context-parallel ranks to exchange keys.
+#
+# Axes: C rows of sizes.
+
+
+Columns = Mapping[str, NDArray[np.float64]]
+
+
+class GraphChoice(NamedTuple):
+    """Which graph a candidate runs: whether it splits tokens, and its ``context_exchange``."""
+
+    splits_tokens: bool
+    exchange: int
+
+
+def splits_tokens(columns: Columns) -> NDArray[np.bool_]:
+    """The rows (C) with sequence parallelism; a single tensor-parallel rank splits nothing."""
+    chosen = columns.get(DIMENSIONS["sequence_parallel"].symbol)
+    if chosen is None:
+        return np.zeros(len(columns["tp"]), dtype=bool)
+    return np.asarray((chosen == 1) & (columns["tp"] > 1))
+
+
+def exchanges_of(columns: Columns) -> NDArray[np.int64]:
+    """How the ranks of each row (C) exchange keys; a single rank exchanges nothing."""
+    chosen = columns.get(DIMENSIONS["context_exchange"].symbol)
+    if chosen is None:
+        return np.zeros(len(columns["tp"]), dtype=np.int64)
+    return np.where(columns["cp"] > 1, chosen, 0).astype(np.int64)
+
+
+def by_graph(
+    plain: Compiled, other: Callable[[GraphChoice], Compiled], columns: Columns
+) -> NDArray[np.float64]:
+    """The values (names, C) of expressions: those of ``other`` in rows with another graph.
+
+    ``other`` is called only if there are such rows, because compiling takes long.
+    """
+    splits, exchanges = splits_tokens(columns), exchanges_of(columns)
+    if not splits.any() and not exchanges.any():
+        return plain(columns)
+    pairs = zip(splits.tolist(), exchanges.tolist(), strict=True)
+    choices = sorted({GraphChoice(*pair) for pair in pairs})
+    if len(choices) == 1:
+        return _same_names(other(choices[0]), plain)(columns)
+    values = plain(columns)
+    for choice in choices:
+        if any(choice):
+            rows = (splits == choice.splits_tokens) & (exchanges == choice.exchange)
+            compiled = _same_names(other(choice), plain)
+            values[:, rows] = compiled({name: column[rows] for name, column in columns.items()})
+    return values
+
+
+def _same_names(compiled: Compiled, plain: Compiled) -> Compiled:
+    assert compiled.names == plain.names
+    return compiled

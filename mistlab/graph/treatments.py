@@ -1,0 +1,204 @@
+"""Blocks that recompute every second product: torchtitan's selective recomputation ``op``.
+
+A block keeps its input, what attention gives, and the results of its first product, its third, and
+so on. Before its backward pass it runs everything else again: the other products, norms, rotations,
+gates, and gathers of tokens; what ranks sum or scatter is kept
+(``torchtitan/distributed/activation_checkpoint.py``). Nothing needs the result of the last product.
+
+A product of a graph may be several of torch's side by side: those of queries, keys and values, of
+which the keys' is the second, or those of gate and network, one of which is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from mistlab.graph.graph import LayerGraph, Operator, Peak, SavedTensor
+from mistlab.graph.sums import Sum, expanded, factors_of, names_in, sympy, total
+
+# Collectives that run again.
+_GATHERS = frozenset(("mistlab.gather_tokens", "mistlab.gather_again"))
+_JOINT, _GATE = "qkv", "mistlab.swiglu"
+# The share that runs again of terms with a size; of terms with none of them, all.
+_Shares = Mapping[str, Fraction]
+_KEYS: _Shares = {"k": Fraction(1, 2), "n": Fraction(0)}
+_NETWORK: _Shares = {"f": Fraction(1, 2), "j": Fraction(1, 2)}
+
+
+def products_recomputed(block: LayerGraph) -> LayerGraph:
+    """The block that keeps every second product, and runs the others again."""
+    kept, again = [block.input_bytes], []
+    for operator, part in _parts(block):
+        if part is None:
+            kept.append(operator.written_bytes)
+        elif operator.kind == "collective" and operator.name not in _GATHERS:
+            continue
+        else:
+            again.append(part)
+            kept.append(operator.written_bytes - part.written_bytes)
+    size = expanded(total(kept, like=block.input_bytes))
+    saved = SavedTensor(module="", shape=(), dtype="", size_bytes=size, is_input=True)
+    peaks = (
+        Peak(phase="backward", operator=p.operator, size_bytes=p.size_bytes + block.output_bytes)
+        for p in block.peaks
+        if p.phase == "forward"
+    )
+    return replace(block, saved=(saved,), again=tuple(again), peaks=(*block.peaks, *peaks))
+
+
+def _parts(block: LayerGraph) -> Iterator[tuple[Operator, Operator | None]]:
+    """The operators of a block's forward pass, each with the part of it that runs again; None if
+    its result is kept."""
+    forward = block.of_phase("forward")
+    last = [one for one in forward if one.kind == "matmul"][-1:]
+    gates = {one.module for one in forward if one.name == _GATE}
+    count = 0
+    for operator in forward:
+        if operator.kind == "attention":
+            yield operator, None
+        elif operator.kind != "matmul":
+            yield operator, operator
+        elif operator.module.endswith(_JOINT):
+            count += 3
+            yield operator, _part(operator, _KEYS)
+        elif operator.module.rpartition(".")[0] in gates and operator not in last:
+            count += 2
+            yield operator, _part(operator, _NETWORK)
+        else:
+            count += 1
+            if count % 2 == 0:
+                yield operator, operator
+            elif operator not in last:
+                yield operator, None
+
+
+def _part(operator: Operator, shares: _Shares) -> Operator:
+    """The part of a product that runs again."""
+    return replace(
+        operator,
+        flop=_scaled(operator.flop, shares),
+        read_bytes=_scaled(operator.read_bytes, shares),
+        written_bytes=_scaled(operator.written_bytes, shares),
+    )
+
+
+def _scaled(size: Any, shares: _Shares) -> Any:
+    """A size whose terms are multiplied by the share of the first size that they have."""
+    found = []
+    for term, factor in factors_of(expanded(size)).items():
+        one = Sum({term: factor}) if isinstance(size, Sum) else term * sympy.sympify(factor)
+        names = names_in(one)
+        share = next((share for name, share in shares.items() if name in names), Fraction(1))
+        found.append(one * (share if isinstance(size, Sum) else sympy.sympify(share)))
+    return total(found, like=size)
+
+
+# Treatments: the ways in which a stage may run a block, each a row of a table.
+#
+# A dimension of a stage counts its blocks with each treatment; the other blocks are plain. Plain
+# blocks come first, then treated ones in the table's order. The layer graph of a treated block is
+# made from the graph of the plain block.
+
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Treatment:
+    """One treatment; its key in ``TREATMENTS`` is its name.
+
+    ``dimension`` counts the blocks that have it. ``graph`` makes their layer graph from a plain
+    block's graph. With ``peaks_as_plain`` they need at their fullest moments at least as much as
+    plain blocks, so the moment at which the last plain block runs is never the fullest.
+    """
+
+    dimension: str
+    graph: Callable[[LayerGraph], LayerGraph]
+    peaks_as_plain: bool = False
+
+
+def treatments_of(stage: Callable[[str], float]) -> list[str]:
+    """How a stage treats its blocks, in order; ``stage`` gives its values of dimensions."""
+    found = [PLAIN] * int(stage("layers"))
+    end = len(found)
+    for name, row in reversed(TREATMENTS.items()):
+        count = int(stage(row.dimension))
+        found[end - count : end] = [name] * count
+        end -= count
+    return found
+
+
+def recomputed(block: LayerGraph) -> LayerGraph:
+    """The block keeps its input alone, and runs forward again before its backward pass."""
+    kept = SavedTensor(module="", shape=(), dtype="", size_bytes=block.input_bytes, is_input=True)
+    again = (
+        Peak(phase="backward", operator=p.operator, size_bytes=p.size_bytes + block.output_bytes)
+        for p in block.peaks
+        if p.phase == "forward"
+    )
+    return replace(
+        block,
+        saved=(kept,),
+        again=block.of_phase("forward"),
+        peaks=(*block.peaks, *again),
+    )
+
+
+def core_recomputed(block: LayerGraph) -> LayerGraph:
+    """The block keeps nothing of attention's core (scores, shares, masks, sums) but what enters and
+    leaves it, and runs the core forward again (Korthikanti et al. 2022).
+
+    What is dropped is missing at every moment, but those at which the core itself runs.
+    """
+    dropped = [tensor for tensor in block.saved if _is_of_core(tensor)]
+    gone = total((tensor.size_bytes for tensor in dropped), like=block.input_bytes)
+    return replace(
+        block,
+        saved=tuple(tensor for tensor in block.saved if tensor not in dropped),
+        again=tuple(operator for operator in block.of_phase("forward") if _runs_in_core(operator)),
+        peaks=tuple(_without(peak, gone) for peak in block.peaks),
+    )
+
+
+def _is_of_core(tensor: SavedTensor) -> bool:
+    """Whether a tensor has numbers for heads and positions, and none for channels."""
+    symbols = names_in(tensor.size_bytes)
+    return bool(symbols & {"n", "k"}) and not symbols & {"d", "h", "r", "f"}
+
+
+def _runs_in_core(operator: Operator) -> bool:
+    return operator.module == ATTENTION and operator.name != ROTATES
+
+
+def _without(peak: Peak, gone: sympy.Expr) -> Peak:
+    """A moment without the bytes that are gone, if it had them and is not of the core itself."""
+    left = expanded(peak.size_bytes - gone)
+    had_all = all(share > 0 for share in factors_of(left).values())
+    if peak.operator in OF_CORE or not had_all:
+        return peak
+    return replace(peak, size_bytes=left)
+
+
+# The module whose own operators are attention's core, but for one: rotary embedding comes before.
+ATTENTION, ROTATES = "attention", "mistlab.rotate_"
+# Operators of the core and of its backward pass whose moments may be the fullest.
+OF_CORE = frozenset(
+    (
+        *("aten.clone", "aten.baddbmm", "aten.bmm", "aten.mul", "aten.cat"),
+        "aten.new_zeros",
+        *("mistlab.causal_softmax", "mistlab.causal_softmax_backward"),
+        "aten._scaled_dot_product_flash_attention_for_cpu",
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward",
+    )
+)
+
+TREATMENTS: dict[str, Treatment] = {
+    "recomputed": Treatment(dimension="checkpointed_layers", graph=recomputed, peaks_as_plain=True),
+    "core_recomputed": Treatment(dimension="core_recomputed_layers", graph=core_recomputed),
+    "products_recomputed": Treatment(
+        dimension="products_recomputed_layers", graph=products_recomputed, peaks_as_plain=True
+    ),
+}

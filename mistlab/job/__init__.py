@@ -1,0 +1,1 @@
+"""What a plan file says, and what is answered."""

@@ -1,0 +1,305 @@
+"""Where the GPU-seconds of an iteration go: parts that add up to it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Protocol, Self
+
+from mistlab.core.values import bounded, check_fields, name_in, refuse
+from mistlab.engines.table import names_for_plans
+from mistlab.plan.plan import Plan
+
+_SECONDS = bounded(minimum=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """The seconds of an iteration of one GPU by what they go to; together they are the iteration.
+
+    ``arithmetic_s`` is the model's own arithmetic at the peak rate. Kernels take longer: products
+    by ``products_s``, attention by ``attention_s``, and operators that the GPU's memory limits do
+    no arithmetic that counts for ``memory_bound_s``. ``recomputation_s`` runs a second time. Of
+    communication and copies only what no arithmetic hides is here: exchanges inside layers among
+    ranks of each group, reductions and gathers of data parallelism, sends between stages, copies of
+    offloading. For ``hosts_s`` GPUs wait because kernels are launched late. A GPU waits for its
+    pipeline longer than the busiest stage by ``imbalance_s``, and as long as that by ``bubble_s``.
+    """
+
+    arithmetic_s: float = field(metadata=_SECONDS)
+    products_s: float = field(metadata=_SECONDS)
+    attention_s: float = field(metadata=_SECONDS)
+    memory_bound_s: float = field(metadata=_SECONDS)
+    recomputation_s: float = field(metadata=_SECONDS)
+    tensor_exchange_s: float = field(metadata=_SECONDS)
+    context_exchange_s: float = field(metadata=_SECONDS)
+    expert_exchange_s: float = field(metadata=_SECONDS)
+    data_parallel_s: float = field(metadata=_SECONDS)
+    sends_s: float = field(metadata=_SECONDS)
+    copies_s: float = field(metadata=_SECONDS)
+    hosts_s: float = field(metadata=_SECONDS)
+    step_s: float = field(metadata=_SECONDS)
+    imbalance_s: float = field(metadata=_SECONDS)
+    bubble_s: float = field(metadata=_SECONDS)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def total_s(self) -> float:
+        """The sum of all parts."""
+        return float(sum(getattr(self, name) for name in PARTS))
+
+
+PARTS = tuple(entry.name for entry in fields(StepParts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """The parts of an iteration: the mean over all GPUs, and those of a GPU of each stage.
+
+    ``busiest_stage`` waits for no other stage but in the bubble, or waits least.
+    """
+
+    parts: StepParts
+    busiest_stage: int = field(metadata=bounded(minimum=0))
+    stages: tuple[StepParts, ...]
+
+    @classmethod
+    def of(cls, stages: tuple[StepParts, ...], gpus: tuple[int, ...]) -> Self:
+        """The parts of stages that have so many GPUs each."""
+        shares = [count / sum(gpus) for count in gpus]
+        mean = {
+            name: sum(share * getattr(one, name) for share, one in zip(shares, stages, strict=True))
+            for name in PARTS
+        }
+        imbalance = [one.imbalance_s for one in stages]
+        return cls(
+            parts=StepParts(**mean), busiest_stage=imbalance.index(min(imbalance)), stages=stages
+        )
+
+
+# The predicted cost of a plan, and the Protocol of predictors.
+#
+# Names and units are those of predictions in JSON. A plan that does not fit has a prediction like
+# any other, with ``fits`` false.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryByClass:
+    """Bytes on one GPU, by class."""
+
+    weights: int = field(metadata=bounded(minimum=0))
+    gradients: int = field(metadata=bounded(minimum=0))
+    optimizer: int = field(metadata=bounded(minimum=0))
+    activations: int = field(metadata=bounded(minimum=0))
+    buffers: int = field(metadata=bounded(minimum=0))
+    logits: int = field(metadata=bounded(minimum=0))
+    temporaries: int = field(metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum over all classes."""
+        return sum(getattr(self, entry.name) for entry in fields(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryByPhase:
+    """Peak allocated bytes on one GPU in each phase of a step."""
+
+    forward: int = field(metadata=bounded(minimum=0))
+    backward: int = field(metadata=bounded(minimum=0))
+    step: int = field(metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePrediction:
+    """A stage's times for one micro-batch and for the step, and bytes of its fullest GPU.
+
+    ``stable_s`` is the time of a steady forward and backward, or of their host. The deltas are the
+    extra times of the first forward and the last backward. ``memory`` splits the highest peak.
+    ``host_bytes`` are the bytes that the stage's ranks on one node keep in the node's host memory.
+    """
+
+    stable_s: float = field(metadata=bounded(minimum=0))
+    delta_forward_s: float
+    delta_backward_s: float
+    step_s: float = field(metadata=bounded(minimum=0))
+    exposed_communication_s: float = field(metadata=bounded(minimum=0))
+    peak_allocated_bytes: int = field(metadata=bounded(minimum=0))
+    peak_reserved_bytes: int = field(metadata=bounded(minimum=0))
+    host_bytes: int = field(metadata=bounded(minimum=0))
+    memory: MemoryByClass
+    memory_by_phase: MemoryByPhase
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The predicted iteration of a plan; 90 % of measurements lie within the bounds.
+
+    ``mfu`` is the model's own arithmetic as a share of the GPUs' peak. ``notes`` name assumptions
+    of the prediction that were never measured.
+    """
+
+    iteration_s: float = field(metadata=bounded(above=0))
+    iteration_s_low: float = field(metadata=bounded(minimum=0))
+    iteration_s_high: float = field(metadata=bounded(above=0))
+    tokens_per_s: float = field(metadata=bounded(above=0))
+    mfu: float = field(metadata=bounded(minimum=0))
+    fits: bool
+    predictor: str
+    notes: tuple[str, ...] = ()
+    stages: tuple[StagePrediction, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.iteration_s_low <= self.iteration_s <= self.iteration_s_high:
+            problem = (
+                f"{self.iteration_s:g} is outside {self.iteration_s_low:g} to "
+                f"{self.iteration_s_high:g}: give bounds around it"
+            )
+            refuse("iteration_s", problem)
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The bytes that torch's allocator holds on the fullest GPU."""
+        return max(stage.peak_reserved_bytes for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The time of the second of two plans as a multiple of the first's.
+
+    ``exceeds_bounds`` says whether the difference is larger than the two plans' bounds leave open.
+    """
+
+    ratio: float = field(metadata=bounded(above=0))
+    exceeds_bounds: bool
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def compared(first: Prediction, second: Prediction) -> Comparison:
+    """The comparison of two predictions, whose errors are taken as independent."""
+    ratio = second.iteration_s / first.iteration_s
+    widths = [
+        (one.iteration_s_high - one.iteration_s_low) / (2 * one.iteration_s)
+        for one in (first, second)
+    ]
+    return Comparison(ratio=ratio, exceeds_bounds=abs(math.log(ratio)) > math.hypot(*widths))
+
+
+class Predictor(Protocol):
+    """Predicts plans of one workload on one cluster."""
+
+    def predict(self, plan: Plan) -> Prediction:
+        """The predicted cost of a plan."""
+        ...
+
+    def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
+        """The predicted cost of each plan, in order."""
+        ...
+
+
+# The measured cost of a plan that was run, in the names and units of a prediction.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The device and the software of a measurement; an unknown field is empty."""
+
+    device: str
+    num_devices: int = field(metadata=bounded(minimum=1))
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""
+    driver: str = ""
+    revision: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """A GPU's clock rates at a moment, the maximum of its SM clock, and its power limit."""
+
+    sm_mhz: float = field(metadata=bounded(above=0))
+    memory_mhz: float = field(metadata=bounded(above=0))
+    most_sm_mhz: float | None = field(default=None, metadata=bounded(above=0))
+    power_limit_w: float | None = field(default=None, metadata=bounded(above=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def words(self) -> str:
+        """The numbers with their units, for people."""
+        most = "" if self.most_sm_mhz is None else f" of {self.most_sm_mhz:g}"
+        power = "" if self.power_limit_w is None else f", at most {self.power_limit_w:g} W"
+        return f"SM {self.sm_mhz:g}{most} MHz, memory {self.memory_mhz:g} MHz{power}"
+
+    def moved_from(self, earlier: "Clocks") -> float:
+        """The largest relative change of a clock since an earlier moment."""
+        sm, memory = self.sm_mhz / earlier.sm_mhz, self.memory_mhz / earlier.memory_mhz
+        return max(abs(sm - 1), abs(memory - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMeasurement:
+    """The measured numbers of a stage, named as in ``StagePrediction``; None if unknown."""
+
+    stable_s: float | None = field(default=None, metadata=bounded(minimum=0))
+    delta_forward_s: float | None = None
+    delta_backward_s: float | None = None
+    step_s: float | None = field(default=None, metadata=bounded(minimum=0))
+    exposed_communication_s: float | None = field(default=None, metadata=bounded(minimum=0))
+    peak_allocated_bytes: int | None = field(default=None, metadata=bounded(minimum=0))
+    peak_reserved_bytes: int | None = field(default=None, metadata=bounded(minimum=0))
+    host_bytes: int | None = field(default=None, metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The measured iterations of a plan; a run that ran out of memory has no samples.
+
+    ``iteration_s`` is the median of ``samples_s``, and 90 % of the samples lie between the two
+    bounds. ``clocks`` are the first GPU's clocks before and after the samples, if its driver tells
+    them.
+    """
+
+    iteration_s: float | None = field(metadata=bounded(above=0))
+    iteration_s_low: float | None = field(metadata=bounded(above=0))
+    iteration_s_high: float | None = field(metadata=bounded(above=0))
+    tokens_per_s: float | None = field(metadata=bounded(above=0))
+    mfu: float | None = field(metadata=bounded(minimum=0))
+    fits: bool
+    engine: str = field(metadata=name_in(names_for_plans))
+    stages: tuple[StageMeasurement, ...]
+    samples_s: tuple[float, ...] = field(metadata=bounded(above=0))
+    environment: Environment
+    clocks: tuple[Clocks, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.fits != bool(self.samples_s):
+            remedy = "at least one sample" if self.fits else "no samples, or fits: true"
+            problem = f"{len(self.samples_s)} samples with fits {self.fits}: give {remedy}"
+            refuse("samples_s", problem)
+        for name in ("iteration_s", "iteration_s_low", "iteration_s_high", "tokens_per_s", "mfu"):
+            if (getattr(self, name) is None) == self.fits:
+                remedy = "give its value" if self.fits else "leave it null"
+                problem = f"{getattr(self, name)} with fits {self.fits}: {remedy}"
+                refuse(name, problem)

@@ -1,0 +1,213 @@
+"""Values of a search for the fastest plan: problem, budget and result; Protocols of searchers.
+
+A searcher is made with a predictor and a clock. It uses the predictor as a ``Predictor`` of whole
+plans, and as a ``StageCostModel`` of columns of candidates for a stage.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+from mistlab.core.values import bounded, check_fields, refuse
+from mistlab.job.prediction import Prediction, Predictor
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import Plan
+from mistlab.plan.space import SearchSpace
+from mistlab.plan.workload import Workload
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
+
+
+# From so many recomputed blocks on, up to one less than all blocks of a stage, a block more adds or
+# leaves out slots of the same kinds.
+FEWEST_ALIKE = 2
+
+Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The workload and the cluster for which a plan is wanted."""
+
+    workload: Workload
+    cluster: Cluster
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The limits at which a search must end: at the first one reached; at least one is given.
+
+    ``evaluations`` counts each predicted plan as one, and 1,000 stage candidates as one.
+    """
+
+    evaluations: int | None = field(default=None, metadata=bounded(minimum=1))
+    seconds: float | None = field(default=None, metadata=bounded(above=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.evaluations is None and self.seconds is None:
+            problem = "missing, and seconds too: give at least one of them"
+            refuse("evaluations", problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """A plan better than all before it: its time, and the evaluations and seconds until then."""
+
+    iteration_s: float = field(metadata=bounded(above=0))
+    plan_evaluations: int = field(metadata=bounded(minimum=0))
+    stage_evaluations: int = field(metadata=bounded(minimum=0))
+    wall_s: float = field(metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A plan that fits, but is not predicted best."""
+
+    plan: Plan
+    prediction: Prediction
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """The end of a search, and the best plan that it found.
+
+    OPTIMAL: no plan in the space is faster. FEASIBLE: the plan fits, but is not proven best.
+    INFEASIBLE: no plan fits. BUDGET: the budget ended the search. REFUSED: the searcher cannot take
+    the problem, for ``reason``. ``lower_bound_s`` is an iteration time that no plan of the space
+    can beat; ``gap`` is the distance of the best plan from it, as a share of the plan's time.
+    ``rivals`` are the next best plans that the search asked about, fastest first.
+    """
+
+    status: Status
+    plan: Plan | None = None
+    prediction: Prediction | None = None
+    plan_evaluations: int = field(metadata=bounded(minimum=0))
+    stage_evaluations: int = field(metadata=bounded(minimum=0))
+    wall_s: float = field(metadata=bounded(minimum=0))
+    lower_bound_s: float | None = field(default=None, metadata=bounded(minimum=0))
+    gap: float | None = field(default=None, metadata=bounded(minimum=0))
+    history: tuple[Improvement, ...] = ()
+    rivals: tuple[Rival, ...] = ()
+    seed: int
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if (self.plan is None) != (self.prediction is None):
+            problem = "stands without the other of plan and prediction: give both or neither"
+            refuse("prediction" if self.plan is None else "plan", problem)
+        has_answer = self.prediction is not None and self.prediction.fits
+        if self.status in {"OPTIMAL", "FEASIBLE"} and not has_answer:
+            problem = f"{self.status} needs a plan that fits: give it, or another status"
+            refuse("status", problem)
+        if self.status in {"INFEASIBLE", "REFUSED"} and has_answer:
+            problem = f"{self.status} has a plan that fits: give FEASIBLE, or leave the plan out"
+            refuse("status", problem)
+
+
+@runtime_checkable
+class StageCostModel(Protocol):
+    """Predicts the costs of single stages, many at a time."""
+
+    def stage_costs(self, batch: "StageBatch", *, engine: str = "mistlab") -> "StageCosts":
+        """The costs of each candidate."""
+        ...
+
+
+@runtime_checkable
+class StageBoundModel(StageCostModel, Protocol):
+    """Bounds the costs of stages whose ratios and recomputed blocks lie between others."""
+
+    def stage_bounds(
+        self, least: "StageBatch", most: "StageBatch", *, engine: str = "mistlab"
+    ) -> "StageCosts | None":
+        """Lower bounds of the costs of all candidates between those of ``least`` and of ``most``;
+        ``fits`` says if one of them may fit. None if the engine has no such bounds.
+
+        The two differ in positive ratios, and in numbers of recomputed blocks of which there are
+        ``FEWEST_ALIKE`` at least and one block less than all at most.
+        """
+        ...
+
+    def part_seconds(
+        self, least: "StageBatch", most: "StageBatch | None" = None, *, engine: str = "mistlab"
+    ) -> "StageSeconds":
+        """The times of parts of a model in an order of passes without a formula, in which a stage's
+        host may be ahead of it; with ``most``, lower bounds of those between the two."""
+        ...
+
+    def stage_fits(
+        self,
+        batch: "StageBatch",
+        in_order: "StagesInOrder | None" = None,
+        *,
+        engine: str = "mistlab",
+        of_others: bool = False,
+    ) -> "NDArray[np.bool_]":
+        """Whether each candidate fits on its GPUs. A candidate that recomputes a block needs no
+        more memory if it recomputes more blocks, or has larger positive ratios.
+
+        With ``in_order`` candidates hold what stages in these places hold, and the rule does not
+        always hold. So ``of_others`` asks whether a candidate may fit that has smaller positive
+        ratios, or recomputes fewer blocks.
+        """
+        ...
+
+
+class PlanAndStagePredictor(Predictor, StageCostModel, Protocol):
+    """Predicts plans and single stages consistently."""
+
+
+class Searcher(Protocol):
+    """Finds plans."""
+
+    def search(
+        self, problem: Problem, space: SearchSpace, budget: Budget, seed: int
+    ) -> SearchResult:
+        """Search a space for the best plan, within a budget."""
+        ...
+
+
+# How long a search took until its plan was good enough, from its history of improvements.
+
+
+def seconds_until(history: Sequence[Improvement], iteration_s: float) -> float | None:
+    """The seconds until a search had a plan that takes at most so long; None if it never had.
+
+    >>> steps = [(9.0, 1.0), (8.0, 4.0)]
+    >>> history = [
+    ...     Improvement(iteration_s=s, plan_evaluations=1, stage_evaluations=0, wall_s=wall_s)
+    ...     for s, wall_s in steps
+    ... ]
+    >>> seconds_until(history, 8.5), seconds_until(history, 7.0)
+    (4.0, None)
+    """
+    return next((one.wall_s for one in history if one.iteration_s <= iteration_s), None)
+
+
+def to_equal_quality(
+    first: Sequence[Improvement], second: Sequence[Improvement]
+) -> tuple[float, float] | None:
+    """The seconds of two searches until each has a plan as good as the worse of their two last
+    ones; None where one of them found nothing."""
+    if not first or not second:
+        return None
+    reached_s = max(first[-1].iteration_s, second[-1].iteration_s)
+    seconds = [seconds_until(history, reached_s) for history in (first, second)]
+    assert seconds[0] is not None
+    assert seconds[1] is not None
+    return seconds[0], seconds[1]

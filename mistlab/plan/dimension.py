@@ -1,0 +1,282 @@
+"""What the row of a dimension says: its numbers, words, checks, and what it changes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from mistlab.core.values import Metadata, bounded, ratio
+from mistlab.engines.engine import Engine
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
+
+# The parts of a stage's choices: numbers of blocks and their treatment; its GPUs, and the sequences
+# of each; ways to save memory.
+Part = Literal["layers", "mesh", "savings"]
+# The steps in which a stage is checked against the rest of its job; each reports one problem.
+Step = Literal["batch", "tensors", "experts", "states", "tokens"]
+# Turns values of a dimension (numbers or a symbol) into a factor on a quantity.
+Factor = Callable[[Any], Any]
+
+
+class Setting(NamedTuple):
+    """What a stage's values are checked against: its other values, its GPUs, and its job."""
+
+    degree: Callable[[str], int]
+    gpus: int
+    gpus_per_node: int
+    workload: Workload
+    micro_batches: int
+
+
+# Why a stage cannot have its value of a dimension in a setting; empty if it can.
+Check = Callable[[Setting], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EngineLimit:
+    """The fact of an engine that limits a dimension.
+
+    ``runs`` gives the values that an engine runs, in a pipeline of several stages or not; None
+    stands for all. ``why`` says, behind the engine's name, why others do not run; ``remedy`` stands
+    for a list of those that do. Of values that are levels (``is_level``) a space needs one that is
+    low enough, of others each has to run.
+    """
+
+    runs: Callable[[Engine, bool], tuple[float, ...] | None]
+    why: Callable[[Engine, bool], str]
+    remedy: str = ""
+    is_level: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dimension:
+    """A choice of a stage; its key in ``DIMENSIONS`` is the name of its column.
+
+    ``path`` is its place in a stage of a plan file, if this is not its name. ``symbol`` stands for
+    it in expressions, also in those of layer graphs if it ``is_size``. If it ``chooses_graph``, a
+    stage with the value 1 runs other graphs of its layers. A stage without a value has the
+    ``default``; if there is none, every stage must have a value. Spaces list its values unless
+    another field of theirs chooses it (``is_listed``), and this package's runtime trains by values
+    besides the default if it ``is_trained``, or counts blocks. With ``is_ratio`` it is a
+    share of a whole, otherwise a whole number. It is the degree of the ``axes`` of
+    a mesh (``mistlab.plan.mesh``). A choice ``shared_by`` the ranks of a group has no
+    effect if the group has one rank; where blocks have experts, whose states other ranks share, the
+    group ``experts_shared_by`` has to have one rank, too.
+
+    ``amount`` and ``noun`` put a value into words: "ZeRO-2", or "3" and "blocks recomputed"; or
+    each value has its ``words``. ``brief`` does the same in the one line of a plan, if not like
+    this; values that ``is_told`` are told at length even if they are the default.
+    ``label`` is the dimension's short name in searchers' choices.
+
+    ``checks`` tell by step why a stage cannot have its value; a search tries a value that
+    ``is_tried`` alone. A coarse look divides ratios into ``coarse_parts``; a step between choices
+    counts ``box_weight`` beside steps of others where a proof splits boxes. ``limit`` is the fact
+    of engines that limits it.
+
+    ``of_tasks`` has factors by kind of task, on the bytes that it moves (U, R, P, G, O, A) or on
+    its time (F, B, S). ``of_states`` has factors on the bytes of weight, gradient or optimizer
+    state (fields of ``mistlab.engines.memory.EngineMemory``).
+    """
+
+    part: Part
+    path: str = ""
+    symbol: str = ""
+    is_size: bool = False
+    chooses_graph: bool = False
+    is_ratio: bool = False
+    minimum: float = 0
+    maximum: float | None = None
+    default: float | None = None
+    is_listed: bool = True
+    is_trained: bool = False
+    axes: tuple[str, ...] = ()
+    shared_by: str = ""
+    experts_shared_by: str = ""
+    label: str = ""
+    amount: str = "{}"
+    noun: str = ""
+    words: tuple[str, ...] = ()
+    brief: str = ""
+    is_told: bool = False
+    checks: Mapping[Step, Check] = field(default_factory=dict)
+    is_tried: Callable[[Setting], bool] | None = None
+    coarse_parts: int = 2
+    box_weight: int = 1
+    limit: EngineLimit | None = None
+    of_tasks: Mapping[str, Factor] = field(default_factory=dict)
+    of_states: Mapping[str, Factor] = field(default_factory=dict)
+
+    @property
+    def holder(self) -> str:
+        """The field of a stage that holds the choice beside others, such as ``offload``, or ""."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def changes_passes(self) -> bool:
+        """Whether a value changes the seconds of passes themselves."""
+        return not self.of_tasks.keys().isdisjoint("FB")
+
+    @property
+    def numbers(self) -> Metadata:
+        """The range of its numbers, as metadata of a field."""
+        return ratio() if self.is_ratio else bounded(minimum=self.minimum, maximum=self.maximum)
+
+    def number(self, value: float) -> float:
+        """A value from a column, as Python's own type of number."""
+        return float(value) if self.is_ratio else int(value)
+
+
+# The checks of dimensions: why a stage cannot have a value, with a remedy.
+#
+# Each tells the problem of one dimension in a setting, in words that follow the dimension's key,
+# and is empty if there is none.
+
+
+def batch_problem(setting: Setting) -> str:
+    """Why data-parallel ranks and micro-batches do not make the global batch of these sequences."""
+    batch, size = setting.workload.global_batch, setting.degree("micro_batch")
+    replicas = setting.degree("data_parallel")
+    others = replicas * setting.micro_batches
+    if size * others == batch:
+        return ""
+    remedy = (
+        f"give {batch // others}"
+        if batch % others == 0
+        else f"data_parallel x micro_batches = {others} must divide {batch}"
+    )
+    return (
+        f"{size} x data_parallel {replicas} x micro_batches {setting.micro_batches} = "
+        f"{size * others}, global_batch is {batch}: {remedy}"
+    )
+
+
+def tensor_problem(setting: Setting) -> str:
+    """Why the model cannot be split over tensor-parallel ranks."""
+    return degree_problem(setting.workload.model, setting.degree("tensor_parallel"))
+
+
+def degree_problem(model: ModelSpec, degree: int) -> str:
+    """Why a model cannot be split over ``degree`` ranks; empty if it can."""
+    if model.tensor_parallel_degrees is not None:
+        if degree in model.tensor_parallel_degrees:
+            return ""
+        can = ", ".join(map(str, model.tensor_parallel_degrees))
+        return f"{degree}, but the traced model's own code can be split to {can}: give one of these"
+    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn": model.ffn}
+    for name, size in sizes.items():
+        if size % degree:
+            return f"{degree} does not divide {name} {size}: give a divisor of {size}"
+    return ""
+
+
+def tokens_of_experts_problem(setting: Setting) -> str:
+    """Why blocks with experts cannot split tokens over tensor-parallel ranks."""
+    tokens, tensor = setting.workload.sequence_length, setting.degree("tensor_parallel")
+    if setting.workload.model.experts is None or tokens % tensor == 0:
+        return ""
+    return (
+        f"{tensor} does not divide sequence_length {tokens}, as blocks with experts need: give a "
+        "divisor"
+    )
+
+
+def experts_problem(setting: Setting) -> str:
+    """Why a stage's GPUs cannot divide the model's experts among them."""
+    experts, ranks = setting.workload.model.experts, setting.degree("expert_parallel")
+    if experts is None:
+        return _without_experts(ranks)
+    if experts.count % ranks:
+        return f"{ranks} does not divide experts {experts.count}: give a divisor"
+    parts = setting.degree("expert_tensor_parallel")
+    # Parts that do not divide the experts' width are that dimension's own problem.
+    if experts.ffn % parts == 0 and setting.gpus % (ranks * parts):
+        return (
+            f"{ranks} x expert_tensor_parallel {parts} does not divide the stage's {setting.gpus} "
+            "GPUs: give degrees whose product does"
+        )
+    return ""
+
+
+def expert_widths_problem(setting: Setting) -> str:
+    """Why a stage's GPUs cannot divide the width of the model's experts among them."""
+    experts, parts = setting.workload.model.experts, setting.degree("expert_tensor_parallel")
+    if experts is None:
+        return _without_experts(parts)
+    if experts.ffn % parts:
+        return f"{parts} does not divide experts' ffn {experts.ffn}: give a divisor"
+    return ""
+
+
+def _without_experts(degree: int) -> str:
+    if degree == 1:
+        return ""
+    return f"{degree}, but the model has no experts: give 1, or a model with experts"
+
+
+def replicas_problem(setting: Setting) -> str:
+    """Why a stage's ranks cannot keep so many replicas of states."""
+    replicas, data = setting.degree("state_replicas"), setting.degree("data_parallel")
+    if data % replicas:
+        return f"{replicas} does not divide data_parallel {data}: give a divisor"
+    gpus = setting.gpus // replicas
+    ranks = setting.degree("expert_parallel") * setting.degree("expert_tensor_parallel")
+    if replicas > 1 and gpus % ranks:
+        return (
+            f"{replicas} leaves {gpus} GPUs to a replica, which expert_parallel x "
+            f"expert_tensor_parallel {ranks} does not divide: give fewer replicas"
+        )
+    return ""
+
+
+def replicas_are_nodes(setting: Setting) -> bool:
+    """Whether there is one replica of states, or one in each node that a stage fills."""
+    replicas = setting.degree("state_replicas")
+    return replicas == 1 or setting.gpus == replicas * setting.gpus_per_node
+
+
+def context_problem(setting: Setting) -> str:
+    """Why context-parallel ranks cannot take two parts each of a sequence."""
+    tokens, ranks = setting.workload.sequence_length, setting.degree("context_parallel")
+    if setting.workload.model.family == "custom" and ranks > 1:
+        return _traced_without(ranks, 1)
+    if ranks > 1 and tokens % (2 * ranks):
+        return (
+            f"{ranks} ranks take two parts each of a sequence, but {2 * ranks} does not divide "
+            f"sequence_length {tokens}: give half of a divisor of {tokens}"
+        )
+    return ""
+
+
+def exchange_problem(setting: Setting) -> str:
+    """Why context-parallel ranks cannot exchange tokens for heads."""
+    if setting.degree("context_exchange") != HEADS:
+        return ""
+    model = setting.workload.model
+    ranks = setting.degree("tensor_parallel") * setting.degree("context_parallel")
+    for name, count in (("heads", model.heads), ("kv_heads", model.kv_heads)):
+        if count % ranks:
+            return (
+                f"{HEADS}, but tensor_parallel x context_parallel {ranks} does not divide {name} "
+                f"{count}: give {RING} or {GATHER}"
+            )
+    return ""
+
+
+def sequence_problem(setting: Setting) -> str:
+    """Why tensor-parallel ranks cannot split tokens."""
+    tensor = setting.degree("tensor_parallel")
+    if not setting.degree("sequence_parallel") or tensor == 1:
+        return ""
+    if setting.workload.model.family == "custom":
+        return _traced_without(1, 0)
+    tokens = setting.workload.sequence_length // setting.degree("context_parallel")
+    if tokens % tensor:
+        return (
+            f"1, but tensor_parallel {tensor} does not divide sequence_length {tokens}: give 0, or "
+            "a degree that divides it"
+        )
+    return ""
+
+
+def _traced_without(value: int, default: int) -> str:
+    return f"{value}, but a custom model is traced without: give {default}, or a model of a family"

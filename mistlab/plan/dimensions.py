@@ -1,0 +1,334 @@
+"""The table of dimensions: one row for each choice that a plan makes for a stage.
+
+A row has the choice's names in plan files and in expressions, its possible numbers, its words for
+people, and the tasks and states that it changes. The fields of stages and of spaces are made from
+the rows, columns of candidates and searchers take their choices from them: a dimension is added by
+adding its row.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from mistlab.core.values import one_of
+from mistlab.engines.engine import Engine
+from mistlab.plan import dimension as checks
+from mistlab.plan.dimension import Dimension, EngineLimit, Part
+from mistlab.schedule.context_ways import WORDS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+States = TypeVar("States", bound="DataclassInstance")
+
+
+def _offloaded(
+    symbol: str, kind: str, task: str, *, coarse_parts: int = 2, box_weight: int = 1
+) -> Dimension:
+    return Dimension(
+        part="savings",
+        path=f"offload.{kind}",
+        symbol=symbol,
+        is_ratio=True,
+        maximum=1,
+        default=0.0,
+        is_trained=True,
+        label=kind,
+        limit=EngineLimit(
+            runs=lambda engine, _: None if engine.offloads else (0.0,),
+            why=lambda *_: "keeps everything on the GPU",
+            remedy="leave it out, or give mistlab",
+            is_level=True,
+        ),
+        amount="{:.1%}",
+        noun=f"of {'optimizer state' if kind == 'optimizer' else kind} offloaded",
+        brief=f"{{}} of {kind}",
+        coarse_parts=coarse_parts,
+        box_weight=box_weight,
+        of_tasks={task: _as_it_is},
+    )
+
+
+def _as_it_is(ratio: Any) -> Any:
+    return ratio
+
+
+def _levels(engine: Engine, in_pipeline: bool) -> tuple[float, ...]:
+    return tuple(range(engine.highest_zero_of(in_pipeline=in_pipeline) + 1))
+
+
+def _sharded(engine: Engine, in_pipeline: bool) -> str:
+    """What an engine shards at the highest of its ZeRO levels, in words."""
+    highest = engine.highest_zero_of(in_pipeline=in_pipeline)
+    what = ("nothing", "optimizer state alone", "optimizer state and gradients alone")[highest]
+    return f"shards {what}{' in a pipeline' if highest < engine.highest_zero else ''}"
+
+
+# The order is that of columns, and that in which searchers choose and reports list them.
+DIMENSIONS: dict[str, Dimension] = {
+    "layers": Dimension(part="layers", symbol="L", minimum=0, brief="{} blocks", is_listed=False),
+    "data_parallel": Dimension(
+        part="mesh",
+        symbol="dp",
+        minimum=1,
+        brief="{} data",
+        is_trained=True,
+        axes=("data",),
+    ),
+    "tensor_parallel": Dimension(
+        part="mesh",
+        symbol="tp",
+        is_size=True,
+        minimum=1,
+        brief="{} tensor",
+        is_trained=True,
+        checks={"tensors": checks.tensor_problem, "experts": checks.tokens_of_experts_problem},
+        axes=("tensor", "state tensor"),
+    ),
+    "context_parallel": Dimension(
+        part="mesh",
+        symbol="cp",
+        is_size=True,
+        minimum=1,
+        default=1,
+        noun="context parallel",
+        checks={"tokens": checks.context_problem},
+        axes=("context", "state context"),
+    ),
+    "context_exchange": Dimension(
+        part="mesh",
+        symbol="ce",
+        chooses_graph=True,
+        maximum=2,
+        default=0,
+        shared_by="context",
+        label="context exchange",
+        words=WORDS,
+        is_trained=True,
+        checks={"tokens": checks.exchange_problem},
+        limit=EngineLimit(
+            runs=lambda engine, _: engine.context_exchanges, why=lambda *_: "does not"
+        ),
+    ),
+    "micro_batch": Dimension(
+        part="mesh",
+        symbol="b",
+        is_size=True,
+        minimum=1,
+        brief="micro-batch {}",
+        is_trained=True,
+        checks={"batch": checks.batch_problem},
+    ),
+    "sequence_parallel": Dimension(
+        part="mesh",
+        symbol="sp",
+        chooses_graph=True,
+        maximum=1,
+        default=0,
+        shared_by="tensor",
+        amount="",
+        noun="sequence parallelism",
+        brief="sequence parallel",
+        is_trained=True,
+        checks={"tokens": checks.sequence_problem},
+    ),
+    "expert_parallel": Dimension(
+        part="mesh",
+        symbol="ep",
+        is_size=True,
+        minimum=1,
+        default=1,
+        label="experts",
+        noun="expert parallel",
+        is_trained=True,
+        checks={"experts": checks.experts_problem},
+        axes=("expert",),
+    ),
+    "expert_tensor_parallel": Dimension(
+        part="mesh",
+        symbol="et",
+        is_size=True,
+        minimum=1,
+        default=1,
+        label="expert tensor",
+        noun="expert tensor parallel",
+        is_trained=True,
+        checks={"experts": checks.expert_widths_problem},
+        axes=("expert tensor",),
+    ),
+    "state_replicas": Dimension(
+        part="mesh",
+        symbol="rp",
+        minimum=1,
+        default=1,
+        shared_by="gather",
+        experts_shared_by="gather experts",
+        noun="replicas of the states",
+        brief="{} replicas of states",
+        checks={"states": checks.replicas_problem},
+        is_tried=checks.replicas_are_nodes,
+        axes=("expert replica", "replica"),
+    ),
+    "zero": Dimension(
+        part="savings",
+        symbol="z",
+        maximum=3,
+        default=0,
+        shared_by="gather",
+        experts_shared_by="gather experts",
+        amount="ZeRO-{}",
+        is_told=True,
+        is_trained=True,
+        limit=EngineLimit(runs=_levels, why=_sharded, is_level=True),
+    ),
+    "checkpointed_layers": Dimension(
+        part="layers",
+        symbol="c",
+        default=0,
+        label="checkpointed",
+        noun="blocks recomputed",
+        brief="{} recomputed",
+        is_told=True,
+        is_listed=False,
+    ),
+    "core_recomputed_layers": Dimension(
+        part="layers",
+        symbol="cc",
+        default=0,
+        label="core recomputed",
+        noun="blocks with attention's core recomputed",
+        brief="{} with attention's core recomputed",
+    ),
+    "products_recomputed_layers": Dimension(
+        part="layers",
+        symbol="ca",
+        default=0,
+        label="products recomputed",
+        noun="blocks with every second product recomputed",
+        brief="{} with every second product recomputed",
+    ),
+    # Proofs split boxes along the widest choice: optimizer state is six times as large as weights,
+    # and activations are copied with every micro-batch. With equal weights the proof of the default
+    # problem takes a quarter more questions.
+    "offload_weights": _offloaded("ww", "weights", "P", coarse_parts=1),
+    "offload_gradients": _offloaded("wg", "gradients", "G", coarse_parts=1),
+    "offload_optimizer": _offloaded("wo", "optimizer", "O", box_weight=2),
+    "offload_activations": _offloaded("wa", "activations", "A", box_weight=6),
+}
+RECOMPUTED = "checkpointed_layers"
+OFFLOADS = tuple(name for name, row in DIMENSIONS.items() if row.path.startswith("offload."))
+
+
+def names_of(part: Part) -> tuple[str, ...]:
+    """Names of the dimensions of a part, in the table's order."""
+    return _OF_PARTS[part]
+
+
+def counts_of_blocks() -> tuple[str, ...]:
+    """Names of dimensions that count blocks with some treatment, such as recomputed blocks."""
+    return _COUNTS
+
+
+def counts_within(counts: Mapping[str, float], layers: int) -> dict[str, int]:
+    """Numbers of treated blocks, made so small that ``layers`` blocks suffice: the last treatments
+    first."""
+    within, left = {}, layers
+    for name in counts_of_blocks():
+        within[name] = min(int(counts[name]), left)
+        left -= within[name]
+    return within
+
+
+_OF_PARTS: dict[Part, tuple[str, ...]] = {
+    part: tuple(name for name, row in DIMENSIONS.items() if row.part == part)
+    for part in get_args(Part)
+}
+_COUNTS = _OF_PARTS["layers"][1:]
+
+
+def engine_problem(name: str, value: float, engine: Engine, *, in_pipeline: bool) -> str:
+    """Why an engine does not run a value of a dimension; empty if it does."""
+    row = DIMENSIONS[name]
+    runs = None if row.limit is None else row.limit.runs(engine, in_pipeline)
+    if row.limit is None or runs is None or value in runs:
+        return ""
+    why = f"engine {engine.name} {row.limit.why(engine, in_pipeline)}"
+    if row.limit.remedy:
+        return f"{why}: {row.limit.remedy}"
+    known = one_of([_number_with_words(row, one) for one in runs])
+    return f"{_number_with_words(row, value)}, but {why}: give {known}"
+
+
+def _number_with_words(row: Dimension, value: float) -> str:
+    return f"{value} ({row.words[int(value)]})" if row.words else f"{value}"
+
+
+def label_of(name: str) -> str:
+    """The short name of a dimension."""
+    return DIMENSIONS[name].label or name
+
+
+def amount_words(name: str, value: float) -> str:
+    """A value of a dimension in words, without its noun: "ZeRO-2", "12.5%"."""
+    row = DIMENSIONS[name]
+    return row.words[int(value)] if row.words else row.amount.format(value)
+
+
+def dimension_words(name: str, value: float, layers: int) -> str:
+    """A value of a stage of so many blocks in words: "ZeRO-2", "3 of 8 blocks recomputed", "no
+    blocks recomputed"."""
+    if name in counts_of_blocks():
+        return _blocks_words(int(value), layers, DIMENSIONS[name].noun)
+    return f"{_short_amount(name, value)} {_noun(name)}".strip()
+
+
+def _noun(name: str) -> str:
+    """The noun behind an amount; its name where neither amount nor words tell what it is."""
+    row = DIMENSIONS[name]
+    is_bare = row.amount == "{}" and not row.noun and not row.words
+    return name.replace("_", " ") if is_bare else row.noun
+
+
+def _blocks_words(count: int, layers: int, noun: str) -> str:
+    """A number of a stage's blocks in words; the noun is of many."""
+    if count == 0:
+        return f"no {noun}"
+    if layers == 1:
+        return f"its {noun.replace('blocks', 'block', 1)}"
+    return f"all {layers} {noun}" if count == layers else f"{count} of {layers} {noun}"
+
+
+def brief_words(name: str, value: float) -> str:
+    """A value of a dimension in the one line of a plan; unequal values have unequal words."""
+    row = DIMENSIONS[name]
+    if row.words:
+        return row.words[int(value)]
+    short = f"{value:g}"
+    number = short if float(short) == value else repr(value)
+    text = row.brief.format(number) or f"{row.amount.format(number)} {_noun(name)}".rstrip()
+    return text.removesuffix("s") if value == 1 and text.endswith(" blocks") else text
+
+
+def change_words(name: str, now: float, then: float) -> str:
+    """A change of a dimension in words: "2 instead of 3 blocks recomputed"."""
+    noun = DIMENSIONS[name].noun
+    if name in counts_of_blocks() and then == 0:
+        return f"no {noun} instead of {int(now)}"
+    return f"{_short_amount(name, then)} instead of {_short_amount(name, now)} {noun}".rstrip()
+
+
+def _short_amount(name: str, value: float) -> str:
+    """The same as ``amount_words``, with whole numbers of percent: "50%"."""
+    return amount_words(name, value).replace(".0%", "%")
+
+
+def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:
+    """Bytes of states for each parameter, multiplied by the factors of dimensions.
+
+    ``value`` gives the value of a dimension: numbers or a symbol.
+    """
+    changed: dict[str, Any] = {}
+    for name, row in DIMENSIONS.items():
+        for state, factor in row.of_states.items():
+            changed[state] = changed.get(state, getattr(memory, state)) * factor(value(name))
+    return replace(memory, **changed) if changed else memory

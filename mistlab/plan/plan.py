@@ -1,0 +1,182 @@
+"""How a model is trained: pipeline stages, their parallel degrees and their memory savings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from operator import attrgetter
+from typing import Any, Self
+
+from mistlab.core.values import bounded, check_fields, name_in, near_matches, refuse, shown
+from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
+from mistlab.plan import dimension_fields
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, counts_within, names_of
+from mistlab.plan.made_fields import DEFAULT_ENGINE
+from mistlab.plan.mesh import dimensions_of_axes
+from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, is_order_path
+
+Reader = Callable[[dimension_fields.StageFields], tuple[float, ...]]
+Offload = dimension_fields.Offload
+NO_OFFLOAD = Offload()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan(dimension_fields.StageFields):
+    """One pipeline stage: its blocks, its GPUs and how it saves memory.
+
+    ``micro_batch`` is the number of sequences on a data-parallel rank, of whose tokens each of
+    ``context_parallel`` ranks has a part; ``context_exchange`` says how they exchange keys
+    (``mistlab.schedule.context_ways``). With ``sequence_parallel``
+    (1) tensor-parallel ranks split tokens wherever they do not split weights. Experts are divided
+    among ``expert_parallel`` ranks, and each expert's width among ``expert_tensor_parallel`` ones;
+    both are neighbours among the stage's GPUs, whatever the other degrees. ``zero`` shards
+    optimizer state (1), also gradients (2), also weights (3). It does so over all data-parallel
+    ranks, or with ``state_replicas`` over each of so many equal parts of them. The last
+    ``products_recomputed_layers`` blocks recompute every second product,
+    ``core_recomputed_layers`` before them attention's core, and ``checkpointed_layers`` before
+    those all activations. The fields are the rows of ``mistlab.plan.dimensions.DIMENSIONS``.
+    """
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        layers, *counts = _blocks_of(self)
+        if sum(counts) > layers:
+            self._refuse_counts()
+
+    def _refuse_counts(self) -> None:
+        left = self.layers
+        for name in counts_of_blocks():
+            if (count := self.degree(name)) > left:
+                whose = "stage's layers" if left == self.layers else "layers that are left"
+                refuse(name, f"{count} is more than the {whose}: give at most {left}")
+            left -= count
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Self:
+        """A stage from values by names of dimensions; omitted dimensions have their default."""
+        own, offload = _by_holder(values)
+        if any(offload.values()):
+            own["offload"] = Offload(**offload)
+        return cls(**own)
+
+    def value(self, name: str) -> float:
+        """The value of a dimension."""
+        value: float = _READERS[name](self)
+        return value
+
+    def degree(self, name: str) -> int:
+        """The value of a dimension that is a whole number."""
+        return int(self.value(name))
+
+    def values(self) -> tuple[float, ...]:
+        """The values of all dimensions, in the table's order."""
+        return _values_of(self)
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """This stage with other values of some dimensions."""
+        own, offload = _by_holder(values)
+        if offload:
+            own["offload"] = replace(self.offload, **offload)
+        return replace(self, **own)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of blocks with each treatment, by dimension."""
+        return {name: self.degree(name) for name in counts_of_blocks()}
+
+    def resized(self, layers: int) -> Self:
+        """This stage with other blocks, of which it treats as many in each way, or all if it
+        treated all of its blocks so."""
+        wanted = {
+            name: layers if count == self.layers else count for name, count in self.counts.items()
+        }
+        return self.with_values({"layers": layers, **counts_within(wanted, layers)})
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of GPUs of the stage."""
+        return int(prod(_degrees_of(self)))
+
+
+def reader_of_values() -> Reader:
+    """Reads the values of all dimensions of a stage, in the table's order."""
+    return _values_of
+
+
+def reader_of_degrees() -> Reader:
+    """Reads a stage's degrees along the axes of its mesh."""
+    return _degrees_of
+
+
+def _reader_of(names: Sequence[str]) -> Reader:
+    read: Reader = attrgetter(*(DIMENSIONS[name].path or name for name in names))
+    return read
+
+
+def _by_holder(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+    """Values of a stage's own fields, and of its offload ratios."""
+    own: dict[str, Any] = {}
+    offload: dict[str, float] = {}
+    for name, value in values.items():
+        row = DIMENSIONS[name]
+        if row.holder:
+            offload[row.label] = row.number(value)
+        else:
+            own[name] = row.number(value)
+    return own, offload
+
+
+# Asked for with every stage of a plan.
+_READERS = {name: attrgetter(row.path or name) for name, row in DIMENSIONS.items()}
+_values_of = _reader_of([*DIMENSIONS])
+_degrees_of = _reader_of(dimensions_of_axes())
+_blocks_of = _reader_of(names_of("layers"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A training plan: the stages in pipeline order, and how many micro-batches make a step.
+
+    ``engine`` is the row of ``ENGINES`` that trains by it. ``overlap_communication`` lets an engine
+    overlap gradient reduction and parameter gathering where it can; some engines always do.
+    ``order`` says in which order stages run their passes: a name, or the path of a file with the
+    order's text.
+    """
+
+    engine: str = field(default=DEFAULT_ENGINE, metadata=name_in(names_for_plans))
+    micro_batches: int = field(metadata=bounded(minimum=1))
+    overlap_communication: bool = True
+    order: str = DEFAULT_ORDER
+    stages: tuple[StagePlan, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.stages:
+            problem = "is empty: give at least one stage"
+            refuse("stages", problem)
+        problem = ENGINES[self.engine].overlap_problem(
+            overlap_communication=self.overlap_communication, others=names_that_wait
+        )
+        if problem:
+            refuse("overlap_communication", problem)
+        unlike = ENGINES[self.engine].blocks_problem([stage.layers for stage in self.stages])
+        if unlike is not None:
+            raise unlike
+        if self.order not in ORDERS and not is_order_path(self.order):
+            no_path = "nor the path of an order file (with a slash, or ending in .txt)"
+            near = near_matches(self.order, ORDERS)
+            refuse("order", f"{shown(self.order)} is no known order, {no_path}{near}")
+
+    @property
+    def num_stages(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.stages)
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of GPUs of all stages."""
+        return sum(stage.num_gpus for stage in self.stages)
+
+    @property
+    def layers(self) -> int:
+        """Number of transformer blocks of all stages."""
+        return sum(stage.layers for stage in self.stages)

@@ -1,0 +1,458 @@
+"""How a model was trained by those who published it: tokens, tokens of a batch, learning rate.
+
+None of it changes a prediction. ``python -m experiments.estimate`` starts from it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from mistlab.core.precision import Optimizer, Precision
+from mistlab.core.values import (
+    MOST_EXPERTS,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_LAYERS,
+    MOST_TOKENS,
+    MOST_VOCAB,
+    MOST_WIDTH,
+    bounded,
+    check_field,
+    check_fields,
+    from_mapping,
+    ratio,
+    refuse,
+    within,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The published figures of a model's training; None where nothing was published."""
+
+    billion_tokens: float | None = field(default=None, metadata=bounded(above=0))
+    batch_million_tokens: float | None = field(default=None, metadata=bounded(above=0))
+    learning_rate: float | None = field(default=None, metadata=bounded(above=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def tokens(self) -> float | None:
+        """Tokens trained on."""
+        return None if self.billion_tokens is None else self.billion_tokens * 1e9
+
+    @property
+    def batch_tokens(self) -> float | None:
+        """Tokens of a step."""
+        return None if self.batch_million_tokens is None else self.batch_million_tokens * 1e6
+
+
+# Parts of models beyond a plain transformer's: experts, latent attention, windows, state spaces.
+#
+# A model's description has each part that the model has, and None for the others.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Feed-forward networks of which each token takes a few.
+
+    There are ``count`` experts of the inner width ``ffn``, and a token goes to ``active`` of them.
+    Experts that every token takes are one network of the width ``shared_ffn``. The first
+    ``dense_blocks`` blocks of the model have a plain network instead, of the model's own width.
+    With ``hidden`` above 0 a token is made so short before it goes to its experts, and long again
+    after it came back.
+    """
+
+    count: int = field(metadata=bounded(minimum=2, most=MOST_EXPERTS))
+    active: int = field(metadata=bounded(minimum=1, most=MOST_EXPERTS))
+    ffn: int = field(metadata=bounded(minimum=1, most=MOST_WIDTH))
+    shared_ffn: int = field(default=0, metadata=bounded(minimum=0, most=MOST_WIDTH))
+    hidden: int = field(default=0, metadata=bounded(minimum=0, most=MOST_HIDDEN))
+    dense_blocks: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.active > self.count:
+            problem = f"{self.active} is more than the experts: give at most {self.count}"
+            refuse("active", problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Attention whose queries, and keys with values, are made of short latent vectors.
+
+    ``query_rank`` and ``key_rank`` are the lengths of these vectors; without a ``query_rank``
+    queries are made of tokens at once. A head has ``value_dim`` channels of values. Its channels of
+    queries and keys are the model's ``head_dim``; the rotated ones among them are the same for the
+    keys of all heads.
+    """
+
+    query_rank: int | None = field(default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    key_rank: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    value_dim: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace:
+    """A mixer that reads a sequence into states, in place of attention: Mamba-2's, or with
+    ``delta_rule`` the one of gated delta nets.
+
+    Each of the ``heads`` has a state of ``channels`` by ``states`` numbers. Heads of one of the
+    ``groups`` share their keys and queries.
+    """
+
+    heads: int = field(metadata=bounded(minimum=1, most=MOST_HEADS))
+    channels: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    groups: int = field(metadata=bounded(minimum=1, most=MOST_HEADS))
+    states: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    delta_rule: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.heads % self.groups:
+            problem = f"{self.groups} does not divide heads {self.heads}: give a divisor of heads"
+            refuse("groups", problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A sliding window: in some blocks a token attends to the last ``size`` tokens alone.
+
+    Every ``full_every``-th block attends to all tokens, and the blocks before it have windows; with
+    0 all blocks have windows. A sequence that is no longer than the window has none.
+    """
+
+    size: int = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
+    full_every: int = field(default=2, metadata=bounded(minimum=0, most=MOST_LAYERS))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.full_every == 1:
+            problem = "1 says that every block attends to all tokens: leave the window out"
+            refuse("full_every", f"{problem}, or give 0 for windows in all blocks")
+
+
+# The description of a transformer, and the defaults that each family of models gives it.
+#
+# Llama's feed-forward width follows the LLaMA paper (arXiv 2302.13971): two thirds of four times
+# the hidden size, rounded up to a multiple of 256.
+
+
+Family = Literal["gpt", "llama", "falcon", "nemotron", "custom"]
+MlpType = Literal["mlp", "gated_mlp"]
+Norm = Literal["layernorm", "rmsnorm"]
+Activation = Literal["gelu", "gelu_tanh", "silu", "relu2"]
+PositionEmbedding = Literal["absolute", "rotary", "none"]
+
+# Kinds of blocks of a hybrid model.
+PATTERN_LETTERS = "M*-EGAD"
+VOCAB_MULTIPLE = 128
+LLAMA_FFN_MULTIPLE = 256
+# The base of rotary position embedding as published (Su et al. 2021, arXiv 2104.09864).
+ROTARY_BASE = 10_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """The sizes and structure of a model; ``of`` and ``from_mapping`` fill omitted fields.
+
+    ``ffn`` is the inner width of the feed-forward network, and of its gate if it has one. Rotary
+    embedding turns the share ``rotary_fraction`` of a head's channels, the slowest channel by one
+    radian in about ``rotary_base`` positions. ``graph_file`` is the JSON file with the traced
+    layers of a custom model. ``tensor_parallel_degrees`` are the degrees that its code supports;
+    None stands for all degrees that divide heads and widths. ``trained`` is how the model was
+    trained by those who published it.
+
+    With ``qk_norm`` each head's queries and keys are normalised. With ``attention_gate`` what
+    attention gives is multiplied, channel by channel, by gates made with the queries. With
+    ``sinks`` each head has one more score, to which no value belongs. With ``post_norms`` what
+    attention and the network make is normalised before it is added to the residual. ``window``,
+    ``latent``, ``experts`` and ``state_space`` are parts that some models have. The head predicts
+    ``further_tokens`` after the next one, each with a block of its own (multi-token prediction).
+
+    ``remarks`` tell where the description is not the model itself but what stands for it, as where
+    a gate of GELU is taken as one of SiLU. Predictions repeat them.
+
+    A hybrid model has a ``pattern``: a letter for each block, which take turns. Blocks have one
+    part alone (``M`` the state-space mixer, ``*`` attention, ``-`` the network, ``E`` experts), or
+    a mixer and a network (``G`` the state-space mixer, ``A`` attention; both with experts, if the
+    model has experts; ``D`` attention and the plain network).
+    """
+
+    name: str = ""
+    family: Family
+    hidden: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    layers: int = field(metadata=bounded(minimum=1, most=MOST_LAYERS))
+    heads: int = field(metadata=bounded(minimum=1, most=MOST_HEADS))
+    kv_heads: int = field(metadata=bounded(minimum=1, most=MOST_HEADS))
+    head_dim: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    ffn: int = field(metadata=bounded(minimum=1, most=MOST_WIDTH))
+    mlp_type: MlpType
+    vocab: int = field(metadata=bounded(minimum=1, most=MOST_VOCAB))
+    norm: Norm
+    activation: Activation
+    parallel_block: bool
+    position_embedding: PositionEmbedding
+    rotary_fraction: float = field(metadata=ratio())
+    rotary_base: float = field(default=ROTARY_BASE, metadata=bounded(above=0, most=1e15))
+    tied_embeddings: bool
+    biases: bool
+    dropout: float = field(metadata=ratio())
+    qk_norm: bool = False
+    attention_gate: bool = False
+    sinks: bool = False
+    post_norms: bool = False
+    window: Window | None = None
+    latent: LatentAttention | None = None
+    experts: Experts | None = None
+    state_space: StateSpace | None = None
+    further_tokens: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
+    pattern: str = ""
+    graph_file: str | None = None
+    tensor_parallel_degrees: tuple[int, ...] | None = field(
+        default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN)
+    )
+    # It describes a run, not the model: models that differ in it alone are equal.
+    trained: Trained | None = field(default=None, compare=False)
+    # They tell of where the description came from; models that differ in them alone are equal.
+    remarks: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self._check_attention()
+        self._check_rotary()
+        self._check_experts()
+        self._check_pattern()
+        if self.mlp_type == "gated_mlp" and self.activation != "silu":
+            problem = f"{self.activation!r} cannot gate a gated_mlp: give silu, or mlp_type: mlp"
+            refuse("activation", problem)
+        if self.graph_file is not None and self.family != "custom":
+            problem = f"{self.graph_file!r} is given for family {self.family}: give family: custom"
+            refuse("graph_file", problem)
+        if self.further_tokens and self.family == "custom":
+            problem = f"{self.further_tokens} with a traced model, whose graphs have its whole head"
+            refuse("further_tokens", f"{problem}: leave it out, and trace the model with them")
+
+    @classmethod
+    def of(cls, *, family: Family, hidden: int, layers: int, heads: int, **others: Any) -> Self:
+        """A model of a family; omitted fields take the family's defaults."""
+        given = {"family": family, "hidden": hidden, "layers": layers, "heads": heads, **others}
+        return cls.from_mapping(given)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], where: str = "") -> Self:
+        """A model from plain data; omitted fields take the family's defaults."""
+        with within(where):
+            return from_mapping(cls, _completed(mapping))
+
+    @property
+    def has_plain_blocks(self) -> bool:
+        """Whether its blocks have none of the parts that only some models have."""
+        parts = (self.experts, self.latent, self.window, self.qk_norm, self.sinks, self.pattern)
+        others = (self.attention_gate, self.post_norms, self.further_tokens)
+        return not any((*parts, *others))
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether blocks of a pattern have other parts than attention and a network, or experts."""
+        return not set(self.pattern) <= set("AD")
+
+    @property
+    def head_has_table(self) -> bool:
+        """Whether the head's stage uses the embedding's table: as its own, or to embed tokens whose
+        successors it predicts."""
+        return self.tied_embeddings or self.further_tokens > 0
+
+    @property
+    def rotated_channels(self) -> int:
+        """Number of channels of a head that rotary embedding turns."""
+        return round(self.head_dim * self.rotary_fraction)
+
+    def padded_vocab(self, tensor_parallel: int) -> int:
+        """The vocabulary size in training, padded if it does not divide over the ranks."""
+        if self.vocab % tensor_parallel == 0:
+            return self.vocab
+        multiple = VOCAB_MULTIPLE * tensor_parallel
+        return -(-self.vocab // multiple) * multiple
+
+    def _check_attention(self) -> None:
+        if self.heads % self.kv_heads:
+            problem = f"{self.kv_heads} does not divide heads {self.heads}: give a divisor of heads"
+            refuse("kv_heads", problem)
+        if self.latent is not None and self.kv_heads != self.heads:
+            problem = f"{self.kv_heads} with latent attention, which has keys for each head"
+            refuse("kv_heads", f"{problem}: give {self.heads}, or leave it out")
+        if self.attention_gate and not self.qk_norm:
+            problem = "true without qk_norm: no published model has gates alone"
+            refuse("attention_gate", f"{problem}: give qk_norm: true, or leave it out")
+        if self.post_norms and (self.pattern or self.parallel_block):
+            problem = "true with a pattern or a parallel_block, whose blocks have no such norms"
+            refuse("post_norms", f"{problem}: leave it out")
+
+    def _check_experts(self) -> None:
+        dense = 0 if self.experts is None else self.experts.dense_blocks
+        if dense > self.layers:
+            problem = f"{dense} is more than the model's layers: give at most {self.layers}"
+            refuse("experts.dense_blocks", problem)
+
+    def _check_pattern(self) -> None:
+        if (self.state_space is None) != (not set(self.pattern) & set("MG")):
+            problem = f"{self.pattern!r} and state_space do not go together: give both, or neither"
+            refuse("pattern", problem)
+        if self.experts is None and "E" in self.pattern:
+            refuse("pattern", f"{self.pattern!r} has blocks of experts: give experts")
+        if self.further_tokens and self.pattern:
+            problem = (
+                f"{self.further_tokens} with a pattern of blocks, which has no one kind for it"
+            )
+            refuse("further_tokens", f"{problem}: leave it out")
+        if strange := set(self.pattern) - set(PATTERN_LETTERS):
+            problem = f"{''.join(sorted(strange))!r} is no kind of block: give {PATTERN_LETTERS}"
+            refuse("pattern", problem)
+
+    def _check_rotary(self) -> None:
+        is_rotary = self.position_embedding == "rotary"
+        if is_rotary != (self.rotary_fraction > 0):
+            remedy = "a share above 0" if is_rotary else "0, or position_embedding: rotary"
+            problem = (
+                f"{self.rotary_fraction:g} does not go with position_embedding "
+                f"{self.position_embedding}: give {remedy}"
+            )
+            refuse("rotary_fraction", problem)
+        if not is_rotary and self.rotary_base != ROTARY_BASE:
+            problem = (
+                f"{self.rotary_base:g} does not go with position_embedding "
+                f"{self.position_embedding}: leave it out, or give position_embedding: rotary"
+            )
+            refuse("rotary_base", problem)
+        channels = self.head_dim * self.rotary_fraction
+        if self.rotated_channels % 2 or not math.isclose(channels, self.rotated_channels):
+            problem = (
+                f"{self.rotary_fraction:g} of head_dim {self.head_dim} is {channels:g} channels, "
+                "which do not pair up: give a share that makes an even number"
+            )
+            refuse("rotary_fraction", problem)
+
+
+_GPT: Mapping[str, Any] = {
+    "mlp_type": "mlp",
+    "vocab": 50304,
+    "norm": "layernorm",
+    "activation": "gelu_tanh",
+    "parallel_block": False,
+    "position_embedding": "absolute",
+    "tied_embeddings": False,
+    "biases": False,
+    "dropout": 0.0,
+}
+_LLAMA = {
+    **_GPT,
+    "mlp_type": "gated_mlp",
+    "norm": "rmsnorm",
+    "activation": "silu",
+    "position_embedding": "rotary",
+}
+_FALCON = {**_GPT, "position_embedding": "rotary", "parallel_block": True}
+_NEMOTRON = {**_GPT, "norm": "rmsnorm", "activation": "relu2", "position_embedding": "none"}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "nemotron": _NEMOTRON,
+    "gpt": _GPT,
+    "llama": _LLAMA,
+    "falcon": _FALCON,
+    "custom": _GPT,
+}
+
+
+def _completed(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping with its family's defaults; unchanged if a field they depend on is missing."""
+    if not isinstance(given, Mapping) or not {"family", "hidden", "heads"} <= given.keys():
+        return given
+    family = check_field(ModelSpec, "family", given["family"])
+    hidden = check_field(ModelSpec, "hidden", given["hidden"])
+    heads = check_field(ModelSpec, "heads", given["heads"])
+    filled = {**_DEFAULTS[family], **given}
+    filled.setdefault("kv_heads", heads)
+    if "head_dim" not in filled:
+        filled["head_dim"] = _head_dim(hidden, heads)
+    filled.setdefault("ffn", _llama_ffn(hidden) if _is_gated(filled) else 4 * hidden)
+    is_rotary = filled["position_embedding"] == "rotary"
+    filled.setdefault("rotary_fraction", 1.0 if is_rotary else 0.0)
+    return filled
+
+
+def _head_dim(hidden: int, heads: int) -> int:
+    if hidden % heads:
+        problem = f"{heads} does not divide hidden {hidden}: give head_dim, or a divisor of hidden"
+        refuse("heads", problem)
+    return hidden // heads
+
+
+def _is_gated(filled: Mapping[str, Any]) -> bool:
+    return bool(filled["mlp_type"] == "gated_mlp")
+
+
+def _llama_ffn(hidden: int) -> int:
+    return -(-(8 * hidden // 3) // LLAMA_FFN_MULTIPLE) * LLAMA_FFN_MULTIPLE
+
+
+# The workload of a training step: a model, its batch and its arithmetic.
+
+
+Attention = Literal["flash", "math"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One training step: ``global_batch`` sequences of ``sequence_length`` tokens.
+
+    ``attention`` is fused in one kernel (flash) or computed product by product (math). The
+    precision fp8 is bf16 with 8-bit products of blocks and their weights; with fp4 these products
+    take 4-bit operands, but for those of experts, which take 8-bit ones. The optimizer keeps its
+    two moments in 32, 16 or 8 bits. In blocks with experts the busiest rank takes
+    ``expert_imbalance`` times as many tokens as the mean. With ``expert_capacity`` no expert takes
+    more than this many times the mean: further tokens are dropped. With ``expert_padding`` every
+    expert takes exactly as many, some of them empty.
+    """
+
+    model: ModelSpec
+    sequence_length: int = field(metadata=bounded(minimum=1, maximum=MOST_TOKENS))
+    global_batch: int = field(metadata=bounded(minimum=1, maximum=MOST_TOKENS))
+    attention: Attention
+    precision: Precision
+    optimizer: Optimizer = "adamw"
+    expert_imbalance: float = field(default=1.0, metadata=bounded(minimum=1, most=MOST_EXPERTS))
+    expert_capacity: float | None = field(
+        default=None, metadata=bounded(above=0, most=MOST_EXPERTS)
+    )
+    expert_padding: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.expert_capacity is not None and self.model.experts is None:
+            problem = f"{self.expert_capacity:g}, but the model has no experts: leave it out"
+            refuse("expert_capacity", problem)
+        if self.expert_padding and self.expert_capacity is None:
+            problem = (
+                "True does not go without expert_capacity, to which experts' tokens are padded"
+            )
+            refuse("expert_padding", f"{problem}: give both, or neither")
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in one step."""
+        return self.sequence_length * self.global_batch
+
+    @property
+    def expert_load(self) -> tuple[float, float]:
+        """How many times the mean number of tokens without a capacity the experts of a rank take:
+        of the mean rank, and of the busiest one."""
+        if self.expert_capacity is None:
+            return 1.0, self.expert_imbalance
+        if self.expert_padding:
+            return self.expert_capacity, self.expert_capacity
+        return min(1.0, self.expert_capacity), min(self.expert_imbalance, self.expert_capacity)

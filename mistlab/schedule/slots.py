@@ -1,0 +1,235 @@
+"""How often each kind of slot occurs while a stage passes through its layers.
+
+A stage's layers lie in order, as runs of layers of one type. A slot is a position of the pass: the
+layer that computes there, the lower layer ``depth`` before it and the upper one ``depth`` after it;
+the first and last ``depth`` positions lie outside, where nothing computes and neighbours are still
+fetched or evicted. Slots with the same three types of layers last equally long, so only counts are
+needed. The three types change where a run ends, or ``depth`` before or after it; between two such
+points all slots are of one kind.
+
+Axes: R runs, J stages, P points, K kinds of slots.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.core.values import bounded, check_fields, refuse, within
+
+# The type of what lies before and after a stage's layers: the last row of a table by types.
+NOTHING = -1
+
+
+def slot_counts(
+    sizes: NDArray[np.float64], types: NDArray[np.int64], depth: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The kinds of slots that occur (K, 3), by their types of layers, and how many of each a pass
+    of each stage has (K, J).
+
+    ``sizes`` are how many layers the runs have (R, J), ``types`` theirs (R, J or R, 1).
+    """
+    ends = np.cumsum(sizes, axis=0)
+    edges = np.concatenate([np.zeros_like(ends[:1]), ends])
+    points = np.sort(np.concatenate([edges - depth, edges, edges + depth]), axis=0)
+    lengths, middles = np.diff(points, axis=0), (points[1:] + points[:-1]) / 2
+    # Nothing before the layers comes first in the order of kinds, nothing after them last.
+    after = int(types.max()) + 2
+    nothing = np.zeros_like(types[:1])
+    places = np.concatenate([nothing, types + 1, nothing + after])
+    code = np.zeros(lengths.shape, dtype=np.int64)
+    for shift in (-depth, 0, depth):
+        code = code * (after + 1) + _at(middles + shift, edges, places)
+    occurs = np.zeros((after + 1) ** 3, dtype=bool)
+    occurs[code[lengths > 0]] = True
+    codes = np.flatnonzero(occurs)
+    kinds = np.stack(np.unravel_index(codes, (after + 1,) * 3), axis=1)
+    is_layer = (kinds > 0) & (kinds < after)
+    is_slot = is_layer.any(axis=1)
+    counts = _counted(code, lengths, codes[is_slot], len(occurs))
+    return np.where(is_layer, kinds - 1, NOTHING)[is_slot], counts
+
+
+def _at(
+    positions: NDArray[np.float64], edges: NDArray[np.float64], places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The place of the run at each position (P, J), of places (R + 2, J or R + 2, 1) of runs."""
+    run = (positions[:, None] >= edges).sum(axis=1)
+    if places.shape[1] == 1:
+        return np.asarray(places[run, 0])
+    return np.take_along_axis(places, run, axis=0)
+
+
+def _counted(
+    code: NDArray[np.int64],
+    lengths: NDArray[np.float64],
+    codes: NDArray[np.int64],
+    every: int,
+) -> NDArray[np.float64]:
+    """The lengths (K, J) of all points with one of the codes, of so many that there may be."""
+    stages = code.shape[1]
+    row = np.full(every, len(codes))
+    row[codes] = np.arange(len(codes))
+    flat = row[code] * stages + np.arange(stages)
+    counted = np.bincount(
+        flat.ravel(), weights=lengths.ravel(), minlength=(len(codes) + 1) * stages
+    )
+    return np.asarray(counted.reshape(-1, stages)[: len(codes)])
+
+
+# Slot tables, which say what runs side by side while a layer computes, and actions.
+#
+# The schedule is written only here: the closed form sums a table's slots, the event simulator
+# plays them, and the runtime executes them. Each engine has tables of its own
+# (``mistlab.engines``).
+
+
+Kind = Literal["F", "B", "W", "S", "U", "R", "P", "G", "O", "A", "X", "Y"]
+Direction = Literal["<", ">"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SWAP_KINDS: frozenset[Kind] = frozenset({"P", "G", "O", "A"})
+
+_NUMBER = "0|[1-9][0-9]*"
+_TEXT = re.compile(
+    rf"(?P<stage>{_NUMBER})(?P<kind>[A-Za-z]+)(?P<direction>[<>]?)"
+    rf"(?:\.(?P<layer>{_NUMBER}))?m(?P<micro_batch>{_NUMBER})"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One task of a stage for one layer and one micro-batch, both counted from zero.
+
+    Kinds: F forward, B backward, W gradients of weights (if B computes only the input's), S
+    optimizer step, U parameter all-gather, R gradient reduction, X send, Y receive. P, G, O and A
+    swap parameters, gradients, optimizer state and activations into (``<``) or out of (``>``) the
+    GPU. Layers count through the whole model, the embedding first and the head last. An action
+    without a layer is the whole stage's.
+
+    >>> str(Action(stage=2, kind="F", layer=7, micro_batch=0))
+    '2F.7m0'
+    >>> Action.parse("2O<.8m0").direction
+    '<'
+    """
+
+    stage: int = field(metadata=bounded(minimum=0))
+    kind: Kind
+    direction: Direction | None = None
+    layer: int | None = field(default=None, metadata=bounded(minimum=0))
+    micro_batch: int = field(metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if (self.direction is not None) != (self.kind in SWAP_KINDS):
+            problem = (
+                f"missing for the swap {self.kind}: give < (in) or > (out)"
+                if self.direction is None
+                else f"{self.direction!r} given for {self.kind}, which is no swap: leave it out"
+            )
+            refuse("direction", problem)
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else f".{self.layer}"
+        return f"{self.stage}{self.kind}{self.direction or ''}{layer}m{self.micro_batch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The action that prints as this text."""
+        with within(f"action {text!r}"):
+            return cls(**_parts(text))
+
+
+def _parts(text: str) -> dict[str, Any]:
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        problem = "is not stage, kind, layer and micro-batch: write it like 2F.7m0 or 2O<.8m0"
+        refuse("", problem)
+    layer = match["layer"]
+    return {
+        "stage": int(match["stage"]),
+        "kind": match["kind"],
+        "direction": match["direction"] or None,
+        "layer": None if layer is None else int(layer),
+        "micro_batch": int(match["micro_batch"]),
+    }
+
+
+Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
+Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
+Place = Literal["ahead", "here", "behind"]
+# How a stage sends activations and gradients on: beside its next pass (overlapped), before its next
+# pass (blocking), before its next pass and with a receiver that does nothing else meanwhile
+# (meeting), or beside it with each tensor-parallel rank sending a part, which the receivers gather
+# (split).
+Sends = Literal["overlapped", "blocking", "meeting", "split"]
+IN_TURN: tuple[Sends, ...] = ("blocking", "meeting")
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+# From these ZeRO levels on, gradients are reduced from buffers, and weights gathered into buffers.
+# Below these levels it happens in place.
+SHARDED_GRADIENTS = 2
+SHARDED_WEIGHTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A row of a slot table: a task that runs on one stream while a layer computes.
+
+    ``place`` says which layer the task is for: the one that computes (here), one whose turn comes
+    later (ahead), or one whose turn is over (behind). ``from_zero`` is the lowest ZeRO level with
+    this task.
+    """
+
+    stream: Stream
+    kind: Kind
+    direction: Direction | None = None
+    place: Place = "here"
+    from_zero: int = 0
+
+    @property
+    def name(self) -> str:
+        """Kind and direction: F, P<, A>."""
+        return f"{self.kind}{self.direction or ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A slot table: the tasks in the slots of each phase, and the way stages send activations.
+
+    A layer's slot lasts until all of its tasks are done. ``depth`` is the distance, in layers, of
+    "ahead" and "behind"; with 0 all tasks of a slot are one layer's, one after another. With
+    ``overlaps_tensor_backward`` tensor-parallel ranks reduce the gradient of a layer's input while
+    they compute the gradients of its weights.
+    """
+
+    phases: Mapping[Phase, tuple[Task, ...]]
+    depth: int = 1
+    send_wait_s: float = 0.0
+    sends: Sends = "overlapped"
+    overlaps_tensor_backward: bool = False
+
+
+# Tasks of which the engines' slot tables are made (``mistlab.engines``).
+FORWARD = Task(stream="compute", kind="F")
+BACKWARD = Task(stream="compute", kind="B")
+# Sharded weights are gathered for every pass. After a sharded step, stepped weights are gathered
+# once.
+GATHER_SHARDED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=SHARDED_WEIGHTS)
+GATHER_STEPPED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=1)
+# Sharded gradients are reduced after every pass; others once, in the last pass.
+REDUCE_SHARDED = Task(stream="gpu_to_gpu", kind="R", place="behind", from_zero=SHARDED_GRADIENTS)
+REDUCE = Task(stream="gpu_to_gpu", kind="R", place="behind")
+
+
+def fetch(kind: Kind) -> Task:
+    """A copy from the host for the layer ahead."""
+    return Task(stream="host_to_device", kind=kind, direction="<", place="ahead")
+
+
+def evict(kind: Kind, place: Place = "behind") -> Task:
+    """A copy to the host, for the layer behind or for the layer at another ``place``."""
+    return Task(stream="device_to_host", kind=kind, direction=">", place=place)

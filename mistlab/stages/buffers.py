@@ -1,0 +1,257 @@
+"""The buffers that each kind of task reads and writes, from which the order of tasks follows.
+
+A buffer is a name with the number of a layer, or of a ring's entry. Weights, gradients and
+optimizer state have a part on the device and a part on the host.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mistlab.schedule.slots import Phase
+from mistlab.stages.stage_shape import StageShape
+
+Buffer = tuple[str | int, ...]
+Buffers = tuple[Buffer, ...]
+# Buffers whose number is an entry of a ring, not a layer.
+RINGS = frozenset(
+    {
+        *("weight slot", "gradient slot", "sum slot", "optimizer slot", "leaving", "returned"),
+        *("fetched gradients", "stepped weights"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touched:
+    """The buffers that a task of a layer may use in a phase of a micro-batch, with its entry in the
+    rings."""
+
+    shape: StageShape
+    layer: int
+    entry: int
+    phase: Phase
+    micro_batch: int
+
+    @property
+    def weights(self) -> Buffer:
+        """The buffer in which the layer's weights are whole."""
+        rings = self.shape.rings_weights(self.layer)
+        return ("weight slot", self.entry) if rings else ("weights", self.layer)
+
+    @property
+    def gradients(self) -> Buffer:
+        """The buffer to which a backward pass adds its gradients."""
+        rings = self.shape.rings_gradients(self.layer)
+        return ("gradient slot", self.entry) if rings else ("gradients", self.layer)
+
+    @property
+    def sums(self) -> Buffer:
+        """The buffer with the sums of gradients over micro-batches."""
+        if self.shape.zero < 2:
+            return self.gradients
+        offloads = self.shape.offload_of(self.layer).gradients > 0
+        return ("sum slot", self.entry) if offloads else ("gradients", self.layer)
+
+    @property
+    def state(self) -> Buffer:
+        """The buffer on the device for fetched optimizer state."""
+        return ("optimizer slot", self.entry)
+
+    @property
+    def exchange(self) -> Buffer:
+        """The host's buffer for gradients before a step on the host, and for weights after it."""
+        return ("exchange", self.layer)
+
+    @property
+    def away(self) -> Buffer:
+        """The host's buffers for offloaded activations, which all layers share."""
+        return ("host activations",)
+
+    def kept(self, what: str) -> Buffers:
+        """The buffers of a layer's own weights or gradients, on the device and on the host."""
+        return (what, self.layer), (f"host {what}", self.layer)
+
+    def borrowed(self, what: str) -> Buffers:
+        """The embedding's weights or gradients, if the layer is a head that uses its table."""
+        return ((what, self.shape.first_layer),) if self.shape.borrows_table(self.layer) else ()
+
+    def forward(self) -> tuple[Buffers, Buffers]:
+        """F: compute frees activations that left this entry before, so it waits for their copy.
+
+        This holds for embedding and head too: they offload nothing, but take an entry.
+        """
+        leaves = self.shape.offload.activations > 0
+        reads = (self.weights, *self.borrowed("weights"))
+        return reads, ((("leaving", self.entry),) if leaves else ())
+
+    def backward(self) -> tuple[Buffers, Buffers]:
+        """B: reads weights and fetched activations, adds to gradients if no other pass does."""
+        returns = self.shape.offload_of(self.layer).activations > 0
+        reads: Buffers = (("returned", self.entry),) if returns else ()
+        reads = (self.weights, *self.borrowed("weights"), *reads)
+        if not self.shape.passes.splits_backward:
+            return reads, (*self._added(), *self.borrowed("gradients"))
+        in_b = self.shape.adds_table_in_b(self.layer)
+        return reads, (self.borrowed("gradients") if in_b else ())
+
+    def of_weights(self) -> tuple[Buffers, Buffers]:
+        """W: adds to gradients what the backward pass of inputs has left."""
+        in_b = self.shape.adds_table_in_b(self.layer)
+        return (), (*self._added(), *(() if in_b else self.borrowed("gradients")))
+
+    def _added(self) -> Buffers:
+        """The buffers of the layer's own gradients, which compute adds to."""
+        return (self.gradients, *self._squares(reduced=False))
+
+    def step(self) -> tuple[Buffers, Buffers]:
+        """S: reads gradients, writes weights and optimizer state."""
+        reads: Buffers = (("report",),) if self.shape.clips else ()
+        state = (self.state,) if self.shape.stages_tail(self.layer) else ()
+        writes = (self.weights, *self._resident(), *state)
+        return (self.sums, *reads), (*writes, ("optimizer", self.layer))
+
+    def step_on_host(self) -> tuple[Buffers, Buffers]:
+        """The host's part of an optimizer step."""
+        reads: Buffers = (("report",),) if self.shape.clips else ()
+        return reads, (self.exchange, ("host optimizer", self.layer))
+
+    def leave_for_step(self) -> tuple[Buffers, Buffers]:
+        """O>: optimizer state leaves; or gradients leave, for a step on the host."""
+        if self.shape.steps_on_host:
+            return (self.sums,), (self.exchange,)
+        return (self.state,), (("host optimizer", self.layer),)
+
+    def come_for_step(self) -> tuple[Buffers, Buffers]:
+        """O<: optimizer state comes; or weights come, from a step on the host."""
+        if self.shape.steps_on_host:
+            return (), (self.exchange, self.weights, *self._resident())
+        return (("host optimizer", self.layer),), (self.state,)
+
+    def gather(self) -> tuple[Buffers, Buffers]:
+        """U: gathers weights that a swap has put into the ring, or those that the rank keeps."""
+        swapped = self.shape.offload_of(self.layer).weights > 0
+        return (() if swapped else (("weights", self.layer),)), (self.weights,)
+
+    def reduce(self) -> tuple[Buffers, Buffers]:
+        """R: reduces gradients, and adds them to the sums."""
+        return (), (self.gradients, self.sums, *self._squares(reduced=True))
+
+    def _resident(self) -> Buffers:
+        """The rank's own weights, if they are kept on the device and gathered into a ring."""
+        offloads = self.shape.offload_of(self.layer).weights > 0
+        keeps = self.shape.rings_weights(self.layer) and not offloads
+        return (("weights", self.layer),) if keeps else ()
+
+    def _squares(self, *, reduced: bool) -> Buffers:
+        """The norm's buffer: the last task that touches a layer's gradients sums their squares."""
+        is_last = self.phase == "last_backward" and reduced == (self.shape.data_parallel > 1)
+        return (("squares", self.layer),) if is_last else ()
+
+
+# What a task reads, and what it writes.
+Touches = Callable[[Touched], tuple[Buffers, Buffers]]
+TOUCHES: Mapping[str, Touches] = {
+    "F": Touched.forward,
+    "B": Touched.backward,
+    "W": Touched.of_weights,
+    "S": Touched.step,
+    "host step": Touched.step_on_host,
+    "U": Touched.gather,
+    "R": Touched.reduce,
+    "P<": lambda t: (t.kept("weights"), (t.weights,)),
+    "P>": lambda t: ((t.weights,), t.kept("weights")),
+    "G<": lambda t: (t.kept("gradients"), (t.sums,)),
+    "G>": lambda t: ((t.sums,), t.kept("gradients")),
+    "O<": Touched.come_for_step,
+    "O>": Touched.leave_for_step,
+    "A<": lambda t: ((t.away,), (("returned", t.entry),)),
+    "A>": lambda t: ((("leaving", t.entry),), (t.away,)),
+}
+
+
+# What a task waits for, from the buffers that tasks read and write.
+#
+# Vector clocks: for each task, how many tasks of each lane have ended before it begins for sure. A
+# wait that the clock already implies is left out, so that every wait in a program is needed.
+
+
+Clock = tuple[int, ...]
+
+
+class Hazards:
+    """Orders tasks, numbered as they are issued, on lanes that each run their tasks in order."""
+
+    def __init__(self, lanes: Sequence[str]) -> None:
+        self._numbers = {lane: number for number, lane in enumerate(lanes)}
+        self._lanes: list[int] = []
+        self._places: list[int] = []
+        self._clocks: list[Clock] = []
+        self._last: dict[str, int] = {}
+        self._writer: dict[Buffer, int] = {}
+        self._readers: dict[Buffer, list[int]] = {}
+
+    def add(
+        self,
+        lane: str,
+        reads: Buffers,
+        writes: Buffers,
+        *,
+        after: Iterable[int] = (),
+        ended: Iterable[int] = (),
+        started: Iterable[int] = (),
+    ) -> tuple[int, ...]:
+        """The tasks that the next task waits for, counted back from it.
+
+        Whatever buffers the next task touches, it comes after the tasks ``after``. Other rules
+        already let it begin only when the tasks ``ended`` have ended and ``started`` have started.
+        """
+        number, own = len(self._lanes), self._numbers[lane]
+        clock = self._known(lane, ended, started)
+        waits = []
+        # Latest first: what was issued later is never implied by what was issued earlier.
+        for source in sorted(self._sources(reads, writes).union(after), reverse=True):
+            if clock[self._lanes[source]] <= self._places[source]:
+                waits.append(number - source)
+                clock = _later(clock, self._clocks[source])
+        self._lanes.append(own)
+        self._places.append(clock[own])
+        self._clocks.append((*clock[:own], clock[own] + 1, *clock[own + 1 :]))
+        self._note(number, lane, reads, writes)
+        return tuple(waits)
+
+    def last(self, lane: str) -> tuple[int, ...]:
+        """The last task of a lane, if it has any."""
+        return (self._last[lane],) if lane in self._last else ()
+
+    def has_ended(self, task: int, *, by_end_of: int) -> bool:
+        """Whether a task has ended for sure when another one ends."""
+        return self._clocks[by_end_of][self._lanes[task]] > self._places[task]
+
+    def _known(self, lane: str, ended: Iterable[int], started: Iterable[int]) -> Clock:
+        """The tasks that have ended before a lane's next task, whatever buffers it touches."""
+        clock: Clock = (0,) * len(self._numbers)
+        for source in (*self.last(lane), *ended):
+            clock = _later(clock, self._clocks[source])
+        for source in started:
+            here = self._lanes[source]
+            before = self._clocks[source]
+            clock = _later(clock, (*before[:here], self._places[source], *before[here + 1 :]))
+        return clock
+
+    def _sources(self, reads: Buffers, writes: Buffers) -> set[int]:
+        sources = {self._writer[b] for b in (*reads, *writes) if b in self._writer}
+        for buffer in writes:
+            sources.update(self._readers.get(buffer, ()))
+        return sources
+
+    def _note(self, number: int, lane: str, reads: Buffers, writes: Buffers) -> None:
+        self._last[lane] = number
+        for buffer in reads:
+            self._readers.setdefault(buffer, []).append(number)
+        for buffer in writes:
+            self._writer[buffer] = number
+            self._readers[buffer] = []
+
+
+def _later(one: Clock, other: Clock) -> Clock:
+    return tuple(map(max, one, other))

@@ -1,0 +1,316 @@
+"""The tasks of one pass of a micro-batch through a stage: the slot table, laid out over its layers.
+
+Tasks come in the order in which a host issues them, each with the buffers that it reads and writes
+(``mistlab.stages.buffers``). Layers count through the whole model, the embedding first.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mistlab.schedule.slots import SHARDED_GRADIENTS, SHARDED_WEIGHTS, Task, Template
+from mistlab.schedule.stage_passes import Lane, StagePass, lane_of, rows_of_pass
+from mistlab.stages.buffers import TOUCHES, Buffers, Hazards, Touched, Touches
+from mistlab.stages.stage_shape import RING, StageShape, ring_entries, slots_of, tasks_of_slot
+
+# The host's part of a step: a task of its lane, whatever the name of its action.
+HOST_STEP = "host step"
+_HOST_STEP = Task(stream="compute", kind="S", place="ahead")
+# The coming and going of the room in which optimizer state is staged, the end of activations that
+# have left.
+Memory = Literal["open", "close", "let go"]
+# Issued first in a slot is what makes room in a ring, then what fills it, last what computes.
+_TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B", "W")
+# Where a slot's tasks are all for one layer, what makes room comes last.
+_TURNS_ONE_AFTER_ANOTHER = ("host_to_device", "S", "U", "F", "B", "W", "R", "device_to_host")
+# Weights that the host steps may keep whoever issues waiting: there computation goes before them.
+_TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", "B", "W")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTask:
+    """A task of a pass: a ``row`` of the slot table for the layer at a position, in a slot.
+
+    ``entry`` is the place of its layer in the rings. A task of memory has no layer.
+    """
+
+    name: str
+    lane: Lane
+    row: Task | Memory
+    slot: int = 0
+    position: int = 0
+    layer: int = 0
+    entry: int = 0
+    reads: Buffers = ()
+    writes: Buffers = ()
+
+
+class PassTasks:
+    """The tasks of each pass of a stage."""
+
+    def __init__(self, shape: StageShape, touches: Mapping[str, Touches] = TOUCHES) -> None:
+        self.shape = shape
+        self.touches = touches
+        self.template = _stepping_on_host(shape.template) if shape.steps_on_host else shape.template
+
+    def of_pass(self, one: StagePass) -> Iterator[PassTask]:
+        """The tasks of one pass, in the order in which they are issued."""
+        depth, count = self.template.depth, self._num_layers(one)
+        if one.phase == "first_forward":
+            yield from self._host_steps(one)
+            yield from self._room("open", one)
+        if one.kind == "B" and self.shape.offload.activations > 0:
+            # What has left since the last forward makes room for what comes back.
+            yield self._memory("let go", "leaving")
+        for slot in slots_of(count, depth):
+            # Lanes keep the table's order.
+            rows = tasks_of_slot(self._rows(one), slot, count, depth)
+            for row, position in sorted(rows, key=self.turn):
+                if self.shape.has(row, self.shape.layer_at(position, one)):
+                    yield self.task(row, slot, position, one)
+        if one.phase == "first_forward":
+            yield from self._room("close", one)
+
+    def turn(self, found: tuple[Task, int]) -> int:
+        """A row's place in the order in which the rows of a slot are issued."""
+        row, _ = found
+        turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
+        if self.template.depth == 0:
+            turns = _TURNS_ONE_AFTER_ANOTHER
+        return turns.index(row.name if row.name in turns else row.stream)
+
+    def task(self, row: Task, slot: int, position: int, one: StagePass, name: str = "") -> PassTask:
+        """The task of a row for the layer at a position."""
+        shape, name = self.shape, name or row.name
+        layer = shape.layer_at(position, one)
+        entry = shape.entry_at(position, one, self.template.depth)
+        touched = Touched(
+            shape=shape, layer=layer, entry=entry, phase=one.phase, micro_batch=one.micro_batch
+        )
+        reads, writes = self.touches[name](touched)
+        if row.kind in ("F", "B"):
+            more = self._at_the_ends(position, layer, one)
+            reads, writes = (*reads, *more[0]), (*writes, *more[1])
+        return PassTask(
+            name=name,
+            lane=lane_of(row),
+            row=row,
+            slot=slot,
+            position=position,
+            layer=layer,
+            entry=entry,
+            reads=reads,
+            writes=writes,
+        )
+
+    def _rows(self, one: StagePass) -> tuple[Task, ...]:
+        splits = self.shape.passes.splits_backward
+        rows = rows_of_pass(self.template.phases[one.phase], one, splits=splits)
+        if one.kind != "W":
+            return rows
+        return tuple(replace(row, kind="W") if row.kind == "B" else row for row in rows)
+
+    def _num_layers(self, one: StagePass) -> int:
+        return len(self.shape.chunks[one.chunk].layers)
+
+    def _room(self, task: Memory, one: StagePass) -> Iterator[PassTask]:
+        blocks = self.shape.chunks[one.chunk].blocks
+        if blocks and self.shape.stages_tail(blocks.start):
+            yield self._memory(task, "optimizer slot")
+
+    def _memory(self, task: Memory, ring: str) -> PassTask:
+        """A task that allocates or frees a ring's memory, on the compute lane."""
+        entries = range(ring_entries(self.template.depth))
+        rings: Buffers = tuple((ring, entry) for entry in entries)
+        return PassTask(name=task, row=task, lane="compute", writes=rings)
+
+    def _host_steps(self, one: StagePass) -> Iterator[PassTask]:
+        """The steps on the host, issued together: each begins when its gradients are there."""
+        for position in range(self._num_layers(one)):
+            if self.shape.steps_tail(self.shape.layer_at(position, one)):
+                yield replace(self.task(_HOST_STEP, 0, position, one, HOST_STEP), lane="host")
+
+    def _at_the_ends(self, position: int, layer: int, one: StagePass) -> tuple[Buffers, Buffers]:
+        """More buffers that the first and the last layer of a pass read and write."""
+        reads: Buffers = ()
+        writes: Buffers = ()
+        if position == 0 and one.is_received:
+            reads = (("inbox", self.shape.receipts.room_of(one)),)
+        if position == self._num_layers(one) - 1 and one.is_sent:
+            writes = (("outbox", one.number % RING),)
+        if layer == self.shape.last_layer and self.shape.has_head:
+            if one.kind == "F":
+                writes = (*writes, ("losses",))
+            elif self.shape.clips:
+                # Gradients are scaled by a number from the last report.
+                reads = (("report",),)
+        return reads, writes
+
+
+def _stepping_on_host(template: Template) -> Template:
+    """The template, with optimizer state leaving in the last backward pass instead of later."""
+    phases = dict(template.phases)
+    leaves = next(row for row in phases["first_forward"] if row.name == "O>")
+    phases["first_forward"] = tuple(row for row in phases["first_forward"] if row is not leaves)
+    # It comes before offloaded gradients are put away.
+    phases["last_backward"] = (replace(leaves, place="behind"), *phases["last_backward"])
+    return replace(template, phases=phases)
+
+
+# What the tasks of a pass wait for when passes are played: buffers, and the pace of slots.
+#
+# Most waits follow from the buffers that tasks use (``mistlab.stages.buffers``,
+# ``mistlab.stages.buffers``). The others follow from the pace of slots:
+#
+# - Tasks of one kind run in order. A layer computes after the steps that were issued before it, but
+#   steps run ahead of a pass that waits for its micro-batch.
+# - A prefetch begins when the layer that computes in its slot begins. A prefetch for a step begins
+#   when the step ``depth`` layers before begins. A prefetch ahead of the first layer begins when
+#   the pass before has computed. Where tasks run one after another, it begins when the layer before
+#   ends.
+# - At most ``depth + 1`` layers are under way. So a layer computes only when the activations and
+#   the gradients of the layer ``depth + 1`` before it have left and, where gradients are sharded,
+#   have been reduced.
+#
+# So the tasks of a pass begin after the pass before has computed.
+
+
+COMPUTING = ("F", "B")
+# Layers compute in one queue, whichever way a pass meets them.
+_PASSES = "passes"
+_FETCHES = ("P<", "G<", "O<", "A<")
+_STATE_FETCHES = ("G<", "O<")
+_AWAY = "host activations"
+# The number of the end of the pass before, as far as it has computed.
+_BEFORE = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PacedTasks:
+    """The tasks of a pass in the order of the slot table, and their waits for one another.
+
+    A pair is a task, and another task that waits for its end or its start. ``opening`` tasks wait
+    until the pass before has computed. ``late`` tasks may end after this pass has computed. The
+    next pass computes only after the ``closing`` tasks.
+    """
+
+    tasks: Sequence[PassTask]
+    for_ends: Sequence[tuple[int, int]]
+    for_starts: Sequence[tuple[int, int]]
+    opening: Sequence[bool]
+    late: Sequence[bool]
+    closing: Sequence[int]
+
+
+class Pace:
+    """Tasks of a pass numbered as they are issued, from 1 on; 0 is the end of the pass before."""
+
+    def __init__(
+        self, tasks: Sequence[PassTask], rows: Sequence[Task], depth: int, zero: int
+    ) -> None:
+        self.depth = depth
+        self.rows = {row: turn for turn, row in enumerate(rows)}
+        self.tasks = dict(enumerate(tasks, start=1))
+        self.at = {(task.name, task.position): number for number, task in self.tasks.items()}
+        self.memory = {n for n, task in self.tasks.items() if isinstance(task.row, str)}
+        self.computing = [n for n, task in self.tasks.items() if task.name in COMPUTING]
+        self.computes = self.tasks[self.computing[0]].name
+        self.leaves = leaves_of(zero)
+        gathers = zero >= SHARDED_WEIGHTS or depth == 0
+        self.fetches = (*_FETCHES, "U") if gathers else _FETCHES
+        self.hazards = Hazards((_PASSES, *dict.fromkeys(task.name for task in tasks)))
+        self.hazards.add(_PASSES, (), ())
+        # For each task, the tasks whose ends it waits for. A task of memory is not played: here are
+        # the tasks that others wait for in its place.
+        self.sources: list[set[int]] = [{_BEFORE}]
+        self.for_starts: list[tuple[int, int]] = []
+
+    def paced(self) -> PacedTasks:
+        """All tasks with their waits."""
+        for number, task in self.tasks.items():
+            self._add(number, task)
+        played = sorted(self.tasks.keys() - self.memory, key=self._turn_in_table)
+        place = {number: place for place, number in enumerate(played)}
+        closing = self._stands_for(*self.hazards.last(_PASSES)) - {self.computing[-1]}
+        return PacedTasks(
+            tasks=[self.tasks[number] for number in played],
+            for_ends=[
+                (place[source], place[number])
+                for number in played
+                for source in sorted(self.sources[number] - {_BEFORE})
+            ],
+            for_starts=[(place[source], place[number]) for source, number in self.for_starts],
+            opening=[self._opens(number) for number in played],
+            late=[self._is_late(number) for number in played],
+            closing=[place[number] for number in sorted(closing)],
+        )
+
+    def _add(self, number: int, task: PassTask) -> None:
+        queue = _queue(task)
+        ended, started = self._paced(task)
+        waits = {*self.hazards.last(queue), *ended}
+        self.for_starts += [(source, number) for source in started]
+        # When a layer that is issued later has started, the layer before it has ended.
+        known = self.hazards.last(_PASSES) if any(one > number for one in started) else ()
+        back = self.hazards.add(
+            queue,
+            near(task.reads),
+            near(task.writes),
+            after=self._room(task),
+            ended=(*ended, *known),
+            started=[one for one in started if one < number],
+        )
+        waits.update(number - one for one in back)
+        self.sources.append({one for source in waits for one in self._stands_for(source)})
+
+    def _paced(self, task: PassTask) -> tuple[Sequence[int], Sequence[int]]:
+        """The tasks that have ended, and those that have started, when a prefetch begins."""
+        if task.name not in self.fetches:
+            return (), ()
+        steps = task.name in _STATE_FETCHES and ("S", task.position) in self.at
+        pacer = "S" if steps else self.computes
+        before = self.at.get((pacer, task.position - max(self.depth, 1)))
+        if before is None:
+            return () if steps else (_BEFORE,), ()
+        return ((before,), ()) if self.depth == 0 else ((), (before,))
+
+    def _room(self, task: PassTask) -> Iterator[int]:
+        """The tasks after which a layer computes: earlier steps, and tasks that make room."""
+        if task.name in COMPUTING:
+            yield from self.hazards.last("S")
+            yield from self._leaving(task.position - self.depth - 1)
+
+    def _leaving(self, position: int) -> Iterator[int]:
+        return (self.at[name, position] for name in self.leaves if (name, position) in self.at)
+
+    def _stands_for(self, number: int) -> set[int]:
+        return self.sources[number] if number in self.memory else {number}
+
+    def _turn_in_table(self, number: int) -> tuple[int, int]:
+        task = self.tasks[number]
+        assert isinstance(task.row, Task)
+        return task.slot, self.rows[task.row]
+
+    def _opens(self, number: int) -> bool:
+        """Whether a task beside the layers must be told to wait for the pass before."""
+        if self.tasks[number].name in COMPUTING:
+            return False
+        is_paced = _BEFORE in self.sources[number]
+        return is_paced or not self.hazards.has_ended(_BEFORE, by_end_of=number)
+
+    def _is_late(self, number: int) -> bool:
+        return not self.hazards.has_ended(number, by_end_of=self.computing[-1])
+
+
+def leaves_of(zero: int) -> tuple[str, ...]:
+    """The tasks of a layer that must have ended before another layer computes in its place."""
+    return ("A>", "G>", "R") if zero >= SHARDED_GRADIENTS else ("A>", "G>")
+
+
+def _queue(task: PassTask) -> str:
+    return task.name if isinstance(task.row, Task) and task.name not in COMPUTING else _PASSES
+
+
+def near(buffers: Buffers) -> Buffers:
+    """The buffers without activations on the host, which are awaited by micro-batch."""
+    return tuple(buffer for buffer in buffers if buffer[0] != _AWAY)

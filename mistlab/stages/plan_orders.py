@@ -1,0 +1,413 @@
+"""Checks that a pipeline order can run: it has every pass once, after the passes that it needs, and
+no stages wait for one another for ever.
+
+An error names the line of the order's text and the pass that is wrong there.
+"""
+
+from codecs import BOM_UTF8
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.core.values import InputError, refuse
+from mistlab.plan.plan import Plan
+from mistlab.schedule.order_text import (
+    OrderedPass,
+    PassKind,
+    PipelineOrder,
+    StageOrder,
+    order_from_text,
+    refuse_word,
+    splits_backward,
+)
+from mistlab.schedule.orders import (
+    DEFAULT_ORDER,
+    ORDERS,
+    TURNING,
+    fewer_micro_batches,
+    in_flight,
+    order_problem,
+)
+from mistlab.schedule.placement import Placement, loop, most_chunks
+from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn, passes_of
+
+# Orders that are kept: each as long as its text.
+_MOST_KEPT = 64
+# Micro-batches of all stages for which an order is written out, a pass after another: a thousand
+# stages with as many micro-batches each.
+MOST_OF_ORDER = 1_000_000
+# Passes of a circle that a message names.
+_NAMED = 8
+# In a stage, a pass of the first kind needs a pass of the second, of the same chunk and
+# micro-batch.
+_AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
+    ("B", "F", "its forward pass"),
+    ("W", "B", "the gradient of its input"),
+)
+
+
+def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder:
+    """A named order of a pipeline; refuses numbers that the order is not for.
+
+    What the package makes itself is not checked each time: that takes longer than making it.
+    """
+    if num_stages * micro_batches > MOST_OF_ORDER:
+        problem = (
+            f"{micro_batches} on each of {num_stages} stages are more than the {MOST_OF_ORDER:,} "
+            "that an order of passes is written out for: give fewer, or leave out the order and "
+            "predict in closed form"
+        )
+        refuse("plan.micro_batches", problem)
+    return _made(ORDERS[name], num_stages, micro_batches)
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def order_of_text(text: str, num_stages: int, micro_batches: int) -> PipelineOrder:
+    """The order in a text, checked."""
+    order = order_from_text(text, num_stages=num_stages, micro_batches=micro_batches)
+    for number, stage in enumerate(order.stages):
+        _check_stage(order, number, stage)
+    _check_no_circle(order)
+    return order
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _made(text_of: Callable[[int, int], str], num_stages: int, micro_batches: int) -> PipelineOrder:
+    text = text_of(num_stages, micro_batches)
+    return order_from_text(text, num_stages=num_stages, micro_batches=micro_batches)
+
+
+def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:
+    """Refuse a stage whose passes are not all there once, or not in a possible order."""
+    places: dict[OrderedPass, int] = {}
+    for place, one in enumerate(stage):
+        if one.micro_batch >= order.micro_batches:
+            have = f"the plan's micro-batches are 0 to {order.micro_batches - 1}"
+            remedy = "leave it out, or give the order of a plan with more"
+            refuse_word(order.line(number), order.word(one), f"is of none: {have}: {remedy}")
+        if one in places:
+            problem = "is there twice: leave one of the two out"
+            refuse_word(order.line(number), order.word(one), problem)
+        places[one] = place
+    for one in _needed(order, stage):
+        if one not in places:
+            either = ", or leave every W of the line out" if one.kind == "W" else ""
+            problem = f"is missing: put it where it is to run{either}"
+            refuse_word(order.line(number), order.word(one), problem)
+    for kind, before, noun in _AFTER:
+        for one, place in places.items():
+            needed = OrderedPass(before, one.chunk, one.micro_batch)
+            if one.kind == kind and places[needed] > place:
+                problem = f"comes before {order.word(needed)}, {noun}: put it after that one"
+                refuse_word(order.line(number), order.word(one), problem)
+
+
+def _needed(order: PipelineOrder, stage: StageOrder) -> Iterator[OrderedPass]:
+    kinds: tuple[PassKind, ...] = ("F", "B", "W") if splits_backward(stage) else ("F", "B")
+    for kind in kinds:
+        for chunk in range(order.chunks):
+            for micro_batch in range(order.micro_batches):
+                yield OrderedPass(kind, chunk, micro_batch)
+
+
+def _check_no_circle(order: PipelineOrder) -> None:
+    """Play all stages as far as inputs come; refuse an order in which some stage cannot end."""
+    passes = passes_of(order)
+    done = [0] * order.num_stages
+    for one in in_turn(passes):
+        done[one.stage] += 1
+    # Of each stage that stopped short, the pass that waits.
+    stopped = {
+        stage: of_stage.passes[place]
+        for stage, (of_stage, place) in enumerate(zip(passes, done, strict=True))
+        if place < len(of_stage)
+    }
+    if stopped:
+        _refuse_circle(order, stopped)
+
+
+def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> NoReturn:
+    """Refuse passes that wait for one another: each waits for its input, which the next blocks."""
+    seen = []
+    one = next(iter(stopped.values()))
+    while one not in seen:
+        seen.append(one)
+        assert one.needs is not None, "only an input keeps a stage waiting"
+        one = stopped[one.needs[0]]
+    circle = seen[seen.index(one) :]
+    waits = []
+    for one in circle[:_NAMED]:
+        assert one.needs is not None
+        first = stopped[one.needs[0]]
+        after = "" if first.key == one.needs else f", which is after {_words(order, first.key)}"
+        waits.append(f"{_words(order, one.key)} waits for {_words(order, one.needs)}{after}")
+    more = "; and so on" if len(circle) > _NAMED else ""
+    message = (
+        f"passes wait for one another in a circle: {'; '.join(waits)}{more}: put one of them "
+        "after what it waits for"
+    )
+    raise InputError(message)
+
+
+def _words(order: PipelineOrder, key: PassKey) -> str:
+    stage, kind, chunk, micro_batch = key
+    return f"{order.word(OrderedPass(kind, chunk, micro_batch))} of line {order.line(stage)}"
+
+
+# The order of a plan's passes: by its name, or read from the file that the plan names.
+#
+# A file that is longer than any order of the plan's passes is refused by its size, before it is
+# read.
+
+
+# Room for more than one blank between words, in times of what the words need.
+_ROOM = 4
+# F, B and W.
+_KINDS = 3
+# F, m and a blank.
+_MARKS = 3
+
+
+def check_order(plan: Plan) -> None:
+    """Refuse the order of a plan's passes if it cannot run; named orders need not be made."""
+    if plan.order not in ORDERS:
+        order_of_plan(plan)
+        return
+    most = most_chunks([stage.layers for stage in plan.stages], turns=plan.order in TURNING)
+    if problem := order_problem(plan.order, plan.num_stages, plan.micro_batches, most):
+        refuse("plan.order", f"{plan.order}, but {problem}")
+
+
+def order_of_plan(plan: Plan) -> PipelineOrder:
+    """The order in which a plan's stages take their passes; refuses one that cannot run."""
+    if plan.order in ORDERS:
+        check_order(plan)
+        return named_order(plan.order, plan.num_stages, plan.micro_batches)
+    try:
+        text = _text(Path(plan.order), _most_bytes(plan))
+        order = order_of_text(text, plan.num_stages, plan.micro_batches)
+        _check_chunks(plan, order)
+    except InputError as error:
+        refuse("plan.order", f"{plan.order}: {error}")
+    return order
+
+
+def passes_of_plan(plan: Plan) -> tuple[StagePasses, ...]:
+    """The passes of each stage of a plan."""
+    return passes_of(order_of_plan(plan))
+
+
+def shortened(plan: Plan) -> Plan:
+    """The plan with fewer micro-batches, if its order repeats itself: stages hold as much."""
+    fewer = fewer_micro_batches(plan.order, plan.num_stages, plan.micro_batches)
+    return plan if fewer == plan.micro_batches else replace(plan, micro_batches=fewer)
+
+
+def ends_of_plan(plan: Plan) -> tuple[int, int]:
+    """The stages of a plan that have the embedding and the head."""
+    if plan.order == DEFAULT_ORDER:
+        return 0, plan.num_stages - 1
+    placement = placement_of_plan(plan)
+    return placement.first_stage, placement.last_stage
+
+
+def placement_of_plan(plan: Plan) -> Placement:
+    """Where the parts of a plan's model lie."""
+    if plan.order == DEFAULT_ORDER:
+        return loop(plan.num_stages)
+    return order_of_plan(shortened(plan)).placement
+
+
+def _check_chunks(plan: Plan, order: PipelineOrder) -> None:
+    placement = order.placement
+    for number, stage in enumerate(plan.stages):
+        if stage.layers < placement.blocks_needed(number):
+            message = (
+                f"has {order.chunks} chunks, plan.stages[{number}] {stage.layers} layers: give the "
+                "stage as many layers, or the order fewer chunks"
+            )
+            raise InputError(message)
+
+
+def _text(path: Path, most_bytes: int) -> str:
+    if path.is_dir():
+        message = "is a directory: give the path of a file"
+        raise InputError(message)
+    if path.exists() and not path.is_file():
+        message = "is no file with an end: give the path of a plain file"
+        raise InputError(message)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+            size = path.stat().st_size
+    except OSError as error:
+        message = f"cannot be read ({error.strerror}): give the path of an order file"
+        raise InputError(message) from None
+    if len(content) > most_bytes:
+        message = (
+            f"has {size:,} bytes, all passes of the plan need {most_bytes // _ROOM:,} at most: "
+            "give an order of this plan"
+        )
+        raise InputError(message)
+    try:
+        return content.removeprefix(BOM_UTF8).decode("ascii")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        message = f"line {line}: is not text: write passes like F0m3, separated by blanks"
+        raise InputError(message) from None
+
+
+def _most_bytes(plan: Plan) -> int:
+    """A size larger than the text of any order of a plan; a stage has at most a chunk for each
+    block."""
+    chunks = min(stage.layers for stage in plan.stages)
+    word = _MARKS + len(str(chunks)) + len(str(plan.micro_batches))
+    return _ROOM * word * _KINDS * chunks * plan.micro_batches * plan.num_stages
+
+
+# The moments at which a stage holds most micro-batches, in any order of its passes.
+#
+# Axes: K moments, V chunks of a stage.
+
+
+Counts = NDArray[np.int64]
+# The kind of passes, their chunk, whether layers step beside them, and the chunk that leaves.
+_Begin = tuple[PassKind, int, bool, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassMoments:
+    """The fullest moments (K, 2 V) at which passes of one kind of a chunk begin.
+
+    ``held`` counts micro-batches as ``HeldMoments`` does. Layers step beside passes that are
+    ``first_forward``. Activations of chunk ``leaving``, if any, are on their way to the host.
+    """
+
+    kind: PassKind
+    chunk: int
+    first_forward: bool
+    leaving: int | None
+    held: Counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeldMoments:
+    """The fullest moments of stage number ``stage``, and how many micro-batches it holds then.
+
+    A moment (a row of K) has two numbers for each chunk (2 V): first, for all chunks, micro-batches
+    between their forward and their backward pass, then micro-batches between their backward pass
+    and their pass for weights. The fullest moments are a Pareto frontier: at no other moment are
+    all numbers as large.
+
+    ``every`` is the frontier of all moments; ``of_whole`` that of the moments at which every chunk
+    holds a micro-batch between its forward and its backward pass; ``begins`` those of the moments
+    at which passes of each kind begin.
+    """
+
+    stage: int
+    placement: Placement
+    splits_backward: bool
+    every: Counts
+    of_whole: Counts
+    begins: tuple[PassMoments, ...]
+
+    @classmethod
+    def of(cls, passes: StagePasses, stage: int) -> "HeldMoments":
+        """The fullest moments of a stage with these passes."""
+        chunks = passes.chunks
+        held, found = [0] * (2 * chunks), set()
+        begins: dict[_Begin, set[tuple[int, ...]]] = defaultdict(set)
+        leaving: int | None = None
+        for one in passes:
+            begins[one.kind, one.chunk, one.phase == "first_forward", leaving].add(tuple(held))
+            if one.kind != "W":
+                leaving = one.chunk if one.kind == "F" else None
+            if one.kind == "F":
+                held[one.chunk] += 1
+            elif one.kind == "W":
+                held[chunks + one.chunk] -= 1
+            else:
+                held[one.chunk] -= 1
+                held[chunks + one.chunk] += passes.splits_backward
+            found.add(tuple(held))
+        return cls(
+            stage=stage,
+            placement=passes.placement,
+            splits_backward=passes.splits_backward,
+            every=_fullest([*found]),
+            of_whole=_fullest([moment for moment in found if min(moment[:chunks]) > 0]),
+            begins=tuple(
+                PassMoments(
+                    kind=kind,
+                    chunk=chunk,
+                    first_forward=first_forward,
+                    leaving=leaving,
+                    held=_fullest([*moments]),
+                )
+                for (kind, chunk, first_forward, leaving), moments in begins.items()
+            ),
+        )
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the stage."""
+        return self.placement.chunks
+
+    @property
+    def least_held(self) -> int:
+        """The most micro-batches that every chunk holds at the same time between their forward and
+        their backward passes."""
+        return int(self.every[:, : self.chunks].min(axis=1).max())
+
+    def most_held(self, blocks: int) -> float:
+        """The most micro-batches that a stage of so many blocks holds at once; a chunk of a
+        micro-batch counts as its share of the blocks."""
+        held = self.every[:, : self.chunks] + self.every[:, self.chunks :]
+        if self.chunks == 1:
+            return float(held.max())
+        shares = np.array(self.placement.shares_of_blocks(blocks, self.stage))
+        return float((held @ shares).max()) / blocks
+
+
+@lru_cache(maxsize=1024)
+def moments_in(order: str, num_stages: int, micro_batches: int) -> tuple[HeldMoments, ...]:
+    """The fullest moments of each stage of a pipeline whose passes run in a named order."""
+    fewer = fewer_micro_batches(order, num_stages, micro_batches)
+    passes = passes_of(named_order(order, num_stages, fewer))
+    return tuple(HeldMoments.of(own, stage) for stage, own in enumerate(passes))
+
+
+def in_flight_of_plan(plan: Plan) -> Sequence[float]:
+    """The micro-batches whose activations each stage holds at once, at most.
+
+    A chunk of a micro-batch counts as its share of the stage's blocks.
+    """
+    stages, micro_batches = plan.num_stages, plan.micro_batches
+    if plan.order == DEFAULT_ORDER:
+        return [in_flight(stage, stages, micro_batches) for stage in range(stages)]
+    moments = moments_of_plan(plan)
+    return [one.most_held(stage.layers) for one, stage in zip(moments, plan.stages, strict=True)]
+
+
+def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
+    """The fullest moments of each stage of a plan."""
+    if plan.order in ORDERS:
+        check_order(plan)
+        return moments_in(plan.order, plan.num_stages, plan.micro_batches)
+    return tuple(HeldMoments.of(own, stage) for stage, own in enumerate(passes_of_plan(plan)))
+
+
+def _fullest(moments: Sequence[tuple[int, ...]]) -> Counts:
+    """The Pareto frontier of moments, those with the largest sums first."""
+    left = np.array(sorted(moments, key=sum, reverse=True))
+    fullest = []
+    while len(left):
+        fullest.append(left[0])
+        left = left[(left > left[0]).any(axis=1)]
+    return np.array(fullest)

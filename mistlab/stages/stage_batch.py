@@ -1,0 +1,508 @@
+"""Where candidates for stages stand in pipelines whose passes run in a named order.
+
+Axes: C candidates.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks
+from mistlab.plan.plan import Plan, reader_of_degrees, reader_of_values
+from mistlab.schedule.placement import NEXT, PREVIOUS, Placement
+from mistlab.stages.plan_orders import HeldMoments, ends_of_plan, in_flight_of_plan, moments_in
+from mistlab.stages.stage_shape import parts_of_plan
+
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagesInOrder:
+    """Pipelines of ``num_stages`` stages, in one of which each candidate is stage number ``stage``
+    (C), counted from 0."""
+
+    order: str
+    num_stages: int
+    micro_batches: int
+    stage: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+    def chosen(self, rows: NDArray[np.bool_] | Rows) -> Self:
+        """The candidates that a mask or numbers choose."""
+        return replace(self, stage=self.stage[rows])
+
+    @property
+    def columns(self) -> Mapping[str, NDArray[np.int64]]:
+        """The numbers of stages, by a name that tells pipelines apart."""
+        return {f"{self.order} {self.num_stages} {self.micro_batches}": self.stage}
+
+    @property
+    def placement(self) -> Placement:
+        """Where the parts of the pipelines lie."""
+        return self._moments[0].placement
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights have passes of their own."""
+        return any(one.splits_backward for one in self._moments)
+
+    def by_stage(self) -> Iterator[tuple[HeldMoments, Rows]]:
+        """For each stage that has candidates, what it holds in this order, and their rows."""
+        for stage in np.unique(self.stage).tolist():
+            yield self._moments[stage], np.flatnonzero(self.stage == stage)
+
+    @property
+    def _moments(self) -> tuple[HeldMoments, ...]:
+        return moments_in(self.order, self.num_stages, self.micro_batches)
+
+
+# Columns of stage candidates, with the memory, work, times and costs of each.
+#
+# Axes: C candidates. Every column has length C.
+
+
+Column = NDArray[Any]
+
+# The columns for a stage's position in the pipeline, with their symbols in expressions.
+POSITIONS: Mapping[str, str] = {
+    "in_flight": "q",  # micro-batches whose activations are held at once
+    "has_embedding": "e",  # 1 on the stage that has it, else 0
+    "has_head": "t",  # 1 on the stage that has it, else 0
+    "first_rank": "",
+    "first_block": "",  # of the model's blocks, counted from 0; it matters where kinds take turns
+    "micro_batches": "",  # that the pipeline runs; 0 where it does not matter to the stage
+    "comes_from": "",  # the step to the stage that sends its input: -1, 0 (itself) or 1
+    "goes_to": "",  # the step to the stage that takes its outcome
+    "shares_table": "",  # 1 where embedding and head are two parts of one stage, else 0
+}
+
+
+def column_names() -> tuple[str, ...]:
+    """Names of all columns: the dimensions of a stage, and its position."""
+    return (*DIMENSIONS, *POSITIONS)
+
+
+@dataclass(frozen=True, slots=True, eq=False, init=False)
+class StageBatch:
+    """Candidates for one stage; each row is a stage's plan and its position in the pipeline.
+
+    Columns are named as in ``DIMENSIONS`` and ``POSITIONS`` and are attributes: ``batch.zero``.
+    ``in_flight`` is the number of micro-batches whose activations are held at once, including the
+    running one. ``has_embedding`` and ``has_head`` are 1 on the stages that have them, else 0.
+    Ranks fill nodes in order; the stage's ranks begin at ``first_rank``.
+    """
+
+    columns: Mapping[str, Column]
+
+    def __init__(self, **columns: Column | float) -> None:
+        """Candidates from columns, or from numbers that all candidates share.
+
+        Omitted dimensions have their default. The default position is a stage in the middle with
+        one micro-batch.
+        """
+        given = {**_DEFAULTS, **_defaults(), **columns}
+        rows = {len(column) for column in given.values() if isinstance(column, np.ndarray)}
+        assert len(rows) == 1, f"columns of unlike lengths: {rows}"
+        names = column_names()
+        assert given.keys() == set(names), f"not the columns: {sorted(given.keys() ^ set(names))}"
+        self._take({name: _column(given[name], *rows) for name in names})
+
+    def _take(self, columns: Mapping[str, Column]) -> None:
+        object.__setattr__(self, "columns", columns)
+
+    def __len__(self) -> int:
+        return len(self.columns["layers"])
+
+    def __getattr__(self, name: str) -> Column:
+        """A column."""
+        if name == "columns" or name not in self.columns:
+            raise AttributeError(name)
+        return self.columns[name]
+
+    def value(self, name: str) -> Column:
+        """A column, by its name."""
+        return self.columns[name]
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Column]) -> Self:
+        """Candidates from all of their columns."""
+        batch = cls.__new__(cls)
+        batch._take(columns)
+        return batch
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Self:
+        """The stages of a plan, in order."""
+        return cls.of_plans([plan])
+
+    @classmethod
+    def of_plans(cls, plans: Sequence[Plan]) -> Self:
+        """The stages of plans, one plan after another."""
+        return cls.of_rows([row for plan in plans for row in rows_of(plan)])
+
+    @classmethod
+    def of_rows(cls, rows: Sequence["StageRow"]) -> Self:
+        """Candidates from their rows."""
+        columns = map(np.array, zip(*rows, strict=True))
+        return cls.of_columns(dict(zip(column_names(), columns, strict=True)))
+
+    @classmethod
+    def joined(cls, batches: Sequence["StageBatch"]) -> Self:
+        """The candidates of several batches, one after another."""
+        return cls.of_columns(
+            {
+                name: np.concatenate([batch.columns[name] for batch in batches])
+                for name in batches[0].columns
+            }
+        )
+
+    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Self:
+        """The candidates that a mask or numbers choose."""
+        return self.of_columns({name: column[rows] for name, column in self.columns.items()})
+
+    def with_columns(self, **columns: Column | float) -> Self:
+        """These candidates with some columns changed."""
+        return type(self)(**{**self.columns, **columns})
+
+    def by_symbol(self, symbols: Iterable[str]) -> Mapping[str, Column]:
+        """Columns by symbol, for the symbols of expressions that stand for columns."""
+        names = {symbol: name for name, symbol in symbols_of_columns().items()}
+        return {symbol: self.columns[names[symbol]] for symbol in symbols if symbol in names}
+
+
+def symbols_of_columns() -> Mapping[str, str]:
+    """The symbol of each column that has one."""
+    symbols = {**{name: row.symbol for name, row in DIMENSIONS.items()}, **POSITIONS}
+    return {name: symbol for name, symbol in symbols.items() if symbol}
+
+
+_DEFAULTS: Mapping[str, float] = {
+    "in_flight": 1,
+    "has_embedding": 0,
+    "has_head": 0,
+    "first_rank": 0,
+    "first_block": 0,
+    "micro_batches": 0,
+    "comes_from": PREVIOUS,
+    "goes_to": NEXT,
+    "shares_table": 0,
+}
+
+
+def _defaults() -> Mapping[str, float]:
+    return {name: row.default for name, row in DIMENSIONS.items() if row.default is not None}
+
+
+def _column(given: Column | float, rows: int) -> Column:
+    return given if isinstance(given, np.ndarray) else np.full(rows, given)
+
+
+# Where the micro-batches of whole stages come from and go to.
+_WAYS = PREVIOUS, NEXT, 0
+# The values of a candidate, in the order of the columns.
+StageRow = tuple[float, ...]
+
+
+def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
+    """The stages of a plan, in order. With a period first blocks count within so many, and stages
+    of plans that differ in their micro-batches alone are equal."""
+    rows: list[StageRow] = []
+    first_rank, first_block = 0, 0
+    first, last = ends_of_plan(plan)
+    count = 0 if period else plan.micro_batches
+    held, values, degrees = in_flight_of_plan(plan), reader_of_values(), reader_of_degrees()
+    for index, stage in enumerate(plan.stages):
+        ends = int(index == first), int(index == last)
+        block = first_block % period if period else first_block
+        rows.append((*values(stage), held[index], *ends, first_rank, block, count, *_WAYS))
+        first_rank += int(prod(degrees(stage)))
+        first_block += stage.layers
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagePeaks:
+    """The figures of ``StageFigures`` that decide whether each candidate fits."""
+
+    feasible: NDArray[np.bool_]
+    held_bytes: NDArray[np.float64]
+    largest_parameters: NDArray[np.float64]
+    head_parameters: NDArray[np.float64]
+    forward_peak_bytes: NDArray[np.float64]
+    backward_peak_bytes: NDArray[np.float64]
+    step_peak_bytes: NDArray[np.float64]
+    host_bytes: NDArray[np.float64]
+
+    @property
+    def peak_bytes(self) -> NDArray[np.float64]:
+        """The highest of the three peaks."""
+        return _highest(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageFigures:
+    """The memory and work of each candidate: bytes of one rank, work for one micro-batch on it.
+
+    ``feasible`` is false if sizes do not divide; then the other figures mean nothing. The peaks
+    include everything: states, buffers, activations and temporaries. The step's peak is what the
+    step needs by itself, wherever it is hidden. ``held_bytes`` are held all the time: states and
+    buffers. Kernels read and write ``moved_bytes``, tensor-parallel ranks exchange
+    ``collective_bytes``. ``largest_parameters`` counts parameters of the largest layer,
+    ``head_parameters`` those of the head.
+    """
+
+    feasible: NDArray[np.bool_]
+    parameters: NDArray[np.float64]
+    weights_bytes: NDArray[np.float64]
+    gradients_bytes: NDArray[np.float64]
+    optimizer_bytes: NDArray[np.float64]
+    activations_bytes: NDArray[np.float64]
+    buffers_bytes: NDArray[np.float64]
+    step_buffer_bytes: NDArray[np.float64]
+    logits_bytes: NDArray[np.float64]
+    held_bytes: NDArray[np.float64]
+    largest_parameters: NDArray[np.float64]
+    head_parameters: NDArray[np.float64]
+    forward_peak_bytes: NDArray[np.float64]
+    backward_peak_bytes: NDArray[np.float64]
+    step_peak_bytes: NDArray[np.float64]
+    host_bytes: NDArray[np.float64]
+    forward_flop: NDArray[np.float64]
+    backward_flop: NDArray[np.float64]
+    forward_moved_bytes: NDArray[np.float64]
+    backward_moved_bytes: NDArray[np.float64]
+    forward_collective_bytes: NDArray[np.float64]
+    backward_collective_bytes: NDArray[np.float64]
+
+    @property
+    def peak_bytes(self) -> NDArray[np.float64]:
+        """The highest of the three peaks."""
+        return _highest(self)
+
+
+def _highest(peaks: StagePeaks | StageFigures) -> NDArray[np.float64]:
+    passes = np.maximum(peaks.forward_peak_bytes, peaks.backward_peak_bytes)
+    return np.asarray(np.maximum(passes, peaks.step_peak_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageSeconds:
+    """The times of each candidate: a steady forward and backward of one micro-batch, and extras.
+
+    ``through`` is the time from when a micro-batch arrives until it can go on, without fetches
+    before it and work after it. The deltas are the extra times of the first forward and the last
+    backward, including the optimizer's step. Their part ``within`` makes the pass itself longer;
+    the rest may come before or after the micro-batch. ``after_first_s`` is the time that the stage
+    needs between its first forward and its next pass, a part of the first delta. By
+    ``left_backward_s`` a steady backward pass goes on when its gradient can go back: it reduces
+    gradients of weights.
+    ``point_to_point_s`` is the time of sends to the next stage and back, unless they are part of
+    the passes. By ``first_send_late_s`` the first micro-batch's activations take longer than half
+    of it, because the next forward pass runs beside them. By ``within_round_s`` a round of a
+    pipeline that waits for its sends is longer, because the stage's passes run beside sends. A
+    forward pass that follows another one is shorter by ``turned_s``: no gradients of a pass before
+    it are left to be reduced, or to leave. ``step_s`` is the time of the step's arithmetic alone,
+    wherever it is hidden.
+    ``exposed_communication_s`` is the time that a steady micro-batch takes beyond its computation.
+
+    The ``issued`` times are of the host, which issues a stage's passes from the beginning of the
+    iteration on, and may be ahead of them: the times in which it issues a forward and a backward
+    pass, by how much each of them ends at least after it was issued (``late``), and the time from
+    when all passes were issued until the stage is over. They are 0 if passes take as long as their
+    host, or have none.
+    """
+
+    forward_s: NDArray[np.float64]
+    backward_s: NDArray[np.float64]
+    through_forward_s: NDArray[np.float64]
+    through_backward_s: NDArray[np.float64]
+    delta_forward_s: NDArray[np.float64]
+    delta_backward_s: NDArray[np.float64]
+    within_forward_s: NDArray[np.float64]
+    within_backward_s: NDArray[np.float64]
+    after_first_s: NDArray[np.float64]
+    point_to_point_s: NDArray[np.float64]
+    first_send_late_s: NDArray[np.float64]
+    within_round_s: NDArray[np.float64]
+    left_backward_s: NDArray[np.float64]
+    turned_s: NDArray[np.float64]
+    step_s: NDArray[np.float64]
+    exposed_communication_s: NDArray[np.float64]
+    issued_forward_s: NDArray[np.float64]
+    issued_backward_s: NDArray[np.float64]
+    issued_forward_late_s: NDArray[np.float64]
+    issued_backward_late_s: NDArray[np.float64]
+    issued_end_s: NDArray[np.float64]
+
+    @property
+    def issued_s(self) -> NDArray[np.float64]:
+        """The time in which a host issues both passes of a micro-batch."""
+        return self.issued_forward_s + self.issued_backward_s
+
+    @property
+    def stable_s(self) -> NDArray[np.float64]:
+        """The time of a steady forward and backward, or of the host that issues them."""
+        return np.maximum(self.forward_s + self.backward_s, self.issued_s)
+
+    @property
+    def without_turns(self) -> Self:
+        """The times of forward passes that follow other forward passes."""
+        return replace(
+            self,
+            forward_s=self.forward_s - self.turned_s,
+            delta_forward_s=self.delta_forward_s + self.turned_s,
+            turned_s=np.zeros_like(self.turned_s),
+        )
+
+    def chosen(self, rows: NDArray[np.intp]) -> Self:
+        """The times of the candidates in these rows."""
+        return type(self)(**{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The times of several batches, one batch after another."""
+        columns = {
+            entry.name: np.concatenate([getattr(part, entry.name) for part in parts])
+            for entry in fields(cls)
+        }
+        return cls(**columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageCosts:
+    """The costs of each candidate: its times, and bytes of its fullest GPU.
+
+    ``fits`` is false if memory is short or if sizes do not divide. ``host_bytes`` are those of one
+    rank.
+    """
+
+    seconds: StageSeconds
+    fits: NDArray[np.bool_]
+    peak_allocated_bytes: NDArray[np.float64]
+    peak_reserved_bytes: NDArray[np.float64]
+    host_bytes: NDArray[np.float64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The costs of several batches, one batch after another."""
+        columns = {
+            entry.name: np.concatenate([getattr(part, entry.name) for part in parts])
+            for entry in fields(cls)
+            if entry.name != "seconds"
+        }
+        return cls(seconds=StageSeconds.joined([part.seconds for part in parts]), **columns)
+
+
+# The parts of plans as columns: each chunk of a stage is a candidate for a stage of its own.
+#
+# Axes: C candidates, S stages, P parts in order.
+
+
+def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
+    """The parts of plans, which lie so on the stages of each, in order, one plan after another."""
+    parts = [(plan, part) for plan in plans for part in parts_of_plan(plan, placement)]
+    first = np.cumsum([0, *(plan.num_stages for plan in plans)])[:-1]
+    numbers = range(len(placement.stages))
+    places = np.repeat(first, len(numbers))
+    stages = StageBatch.of_plans(plans).chosen(places + np.array([one.stage for _, one in parts]))
+    own = {
+        "layers": [len(one.blocks) for _, one in parts],
+        **{name: [one.treated[name] for _, one in parts] for name in parts[0][1].treated},
+        "has_embedding": [int(one.has_embedding) for _, one in parts],
+        "has_head": [int(one.has_head) for _, one in parts],
+        "first_block": [one.blocks.start - 1 for _, one in parts],
+        "comes_from": [placement.comes_from(part) for part in numbers] * len(plans),
+        "goes_to": [placement.goes_to(part) for part in numbers] * len(plans),
+        "shares_table": [int(placement.ends_meet)] * len(parts),
+    }
+    columns = {name: np.array(column) for name, column in own.items()}
+    return StageBatch.of_columns({**stages.columns, **columns})
+
+
+def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
+    """Columns (S, C) of the stages of pipelines, with embedding and head where parts lie so."""
+    each = len(batch) // placement.num_stages
+    stage = np.arange(len(batch)) // each
+    return batch.with_columns(
+        has_embedding=(stage == placement.first_stage).astype(np.int64),
+        has_head=(stage == placement.last_stage).astype(np.int64),
+    )
+
+
+def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
+    """The parts (P, C) of columns (S, C) of the stages of pipelines, part by part; a stage has as
+    many blocks in all pipelines."""
+    stages = np.split(np.arange(len(batch)), placement.num_stages)
+    parts = []
+    for part, (stage, chunk) in enumerate(placement.places):
+        of_stage = batch.chosen(stages[stage])
+        blocks = placement.shares_of_blocks(int(of_stage.layers[0]), stage)
+        parts.append(
+            of_stage.with_columns(
+                layers=np.full(len(of_stage), blocks[chunk]),
+                **_treated(of_stage, sum(blocks[:chunk]), sum(blocks[: chunk + 1])),
+                has_embedding=np.full(len(of_stage), int(part == 0)),
+                has_head=np.full(len(of_stage), int(part == len(placement.stages) - 1)),
+                comes_from=placement.comes_from(part),
+                goes_to=placement.goes_to(part),
+                shares_table=int(placement.ends_meet),
+            )
+        )
+    return StageBatch.joined(parts)
+
+
+def chunk_of_loop(batch: StageBatch, chunk: int, chunks: int) -> StageBatch:
+    """One chunk of each stage (C), of ``chunks``, where parts lie in a loop."""
+    return _chunk(batch, chunk, chunks, rest_is_last=batch.has_embedding > 0)
+
+
+def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> StageBatch:
+    """One chunk of each stage (C) of pipelines in an order."""
+    placement = in_order.placement
+    if placement.is_loop:
+        return chunk_of_loop(batch, chunk, placement.chunks)
+    own = _chunk(batch, chunk, placement.chunks, rest_is_last=np.zeros(len(batch), dtype=np.bool_))
+    parts = [placement.of_stage(stage)[chunk] for stage in range(in_order.num_stages)]
+    return own.with_columns(
+        comes_from=np.array([placement.comes_from(part) for part in parts])[in_order.stage],
+        goes_to=np.array([placement.goes_to(part) for part in parts])[in_order.stage],
+        shares_table=int(placement.ends_meet),
+    )
+
+
+def _chunk(
+    batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: NDArray[np.bool_]
+) -> StageBatch:
+    """One chunk of each stage (C); blocks that cannot be divided evenly go to its last chunks, or
+    else to its first ones."""
+    each, rest = np.divmod(batch.layers, chunks)
+    begin, end = (
+        count * each
+        + np.where(rest_is_last, np.maximum(count - (chunks - rest), 0), np.minimum(count, rest))
+        for count in (chunk, chunk + 1)
+    )
+    return batch.with_columns(
+        layers=end - begin,
+        **_treated(batch, begin, end),
+        has_embedding=batch.has_embedding * (chunk == 0),
+        has_head=batch.has_head * (chunk == chunks - 1),
+    )
+
+
+def _treated(batch: StageBatch, begin: Column | int, end: Column | int) -> dict[str, Column]:
+    """How many of the blocks from ``begin`` to ``end`` of each stage have each treatment: first
+    come plain blocks, then those of one treatment after the other."""
+    names = counts_of_blocks()
+    after = batch.layers - sum(batch.value(name) for name in names)
+    found: dict[str, Column] = {}
+    for name in names:
+        before, after = after, after + batch.value(name)
+        within = np.minimum(end, after) - np.maximum(begin, before)
+        found[name] = np.maximum(within, 0).astype(np.int64)
+    return found

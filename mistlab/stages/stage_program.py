@@ -1,0 +1,198 @@
+"""The program of a stage: an iteration's tasks in the order in which the host issues them.
+
+It has the tasks of the stage's passes (``mistlab.stages.pass_tasks``) and the tasks that send to
+and receive from other stages. A task says which buffers it reads and writes. Its buffers alone
+decide which tasks it waits for (``mistlab.stages.buffers``).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mistlab.schedule.slots import Action, Kind, Phase, Task
+from mistlab.schedule.stage_passes import (
+    LANES,
+    Lane,
+    Receipt,
+    StagePass,
+    Transfer,
+    lane_of_transfer,
+)
+from mistlab.stages.buffers import Buffers, Hazards
+from mistlab.stages.pass_tasks import HOST_STEP, Memory, PassTask, PassTasks
+from mistlab.stages.stage_shape import RING, StageShape
+
+# The tasks of a first forward that a flush runs.
+_STEPPING = ("open", "S", HOST_STEP, "O<", "O>", "G<", "close")
+# Tasks that write to memory which is allocated when they are issued.
+_AFTER_COMPUTE = ("Y", "A<", "tied")
+# Tasks that are neither in the slot table nor tasks of memory. "tied" sums the gradient of a table
+# of tokens that two layers share, "drop table" frees its memory, "report" sums losses and norms.
+Extra = Literal["tied", "drop table", "report"] | Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """A task as the host issues it.
+
+    ``of`` is the pass that the task is part of; tasks after the last pass are part of none.
+    ``entry`` is the task's entry of the layers' rings, ``room`` the room in which the input of its
+    pass waits if another stage sends it. ``waits`` are the tasks on other lanes whose ends the task
+    waits for, counted back from itself: 1 is the task issued just before.
+    """
+
+    task: Action | Extra
+    lane: Lane
+    phase: Phase
+    of: StagePass | None = None
+    entry: int = 0
+    room: int = 0
+    reads: Buffers = ()
+    writes: Buffers = ()
+    waits: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Kind and direction of a task of the slot table; the name of any other task."""
+        if isinstance(self.task, str):
+            return self.task
+        return HOST_STEP if self.lane == "host" else f"{self.task.kind}{self.task.direction or ''}"
+
+    @property
+    def layer(self) -> int:
+        """The layer of a task of the slot table."""
+        assert isinstance(self.task, Action)
+        assert self.task.layer is not None
+        return self.task.layer
+
+    @property
+    def micro_batch(self) -> int:
+        """The micro-batch of a task of the slot table."""
+        assert isinstance(self.task, Action)
+        return self.task.micro_batch
+
+    @property
+    def is_of_first(self) -> bool:
+        """Whether its pass is the first of its kind, with which sums over passes begin."""
+        return self.of is not None and self.of.is_first
+
+    @property
+    def turn(self) -> int:
+        """The place of its pass in the ring of outcomes that are sent to other stages."""
+        assert self.of is not None
+        return self.of.number % RING
+
+
+def iterations(shape: StageShape, count: int) -> list[list[Op]]:
+    """The programs of ``count`` successive iterations; all after the first are alike."""
+    hazards = Hazards(LANES)
+    return [[_ordered(op, hazards) for op in _Tasks(shape).iteration()] for _ in range(count)]
+
+
+def flush(shape: StageShape) -> list[Op]:
+    """The program that only steps the layers, after everything before it has ended."""
+    hazards = Hazards(LANES)
+    return [
+        _ordered(op, hazards)
+        for op in _Tasks(shape).iteration()
+        if op.phase == "first_forward" and op.name in _STEPPING
+    ]
+
+
+def _ordered(op: Op, hazards: Hazards) -> Op:
+    # A task that takes over memory from compute must not write it before compute's last use.
+    after = hazards.last("compute") if op.name in _AFTER_COMPUTE else ()
+    return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
+
+
+class _Tasks:
+    """One iteration's tasks without their waits."""
+
+    def __init__(self, shape: StageShape) -> None:
+        self.shape = shape
+        self.tasks = PassTasks(shape)
+
+    def iteration(self) -> Iterator[Op]:
+        receipts: dict[int, list[Receipt]] = defaultdict(list)
+        for receipt in self.shape.receipts.receipts:
+            receipts[receipt.before].append(receipt)
+        for one in self.shape.passes:
+            # What later passes need may come while this one computes.
+            for receipt in receipts[one.number]:
+                yield self._receive(receipt)
+            for task in self.tasks.of_pass(one):
+                yield self._op(task, one)
+            yield from self._send(one)
+        yield from self._end()
+
+    def _op(self, task: PassTask, one: StagePass) -> Op:
+        row = task.row
+        return Op(
+            task=Action(
+                stage=one.stage,
+                kind=row.kind,
+                direction=row.direction,
+                layer=task.layer,
+                micro_batch=one.micro_batch,
+            )
+            if isinstance(row, Task)
+            else row,
+            lane=task.lane,
+            phase=one.phase,
+            entry=task.entry,
+            of=one,
+            room=self.shape.receipts.room_of(one),
+            reads=task.reads,
+            writes=task.writes,
+        )
+
+    def _end(self) -> Iterator[Op]:
+        shape = self.shape
+        squares: Buffers = tuple(("squares", layer) for layer in shape.layers)
+        if shape.ties:
+            ends = {*shape.layers} - {*shape.blocks}
+            tables: Buffers = (*(("gradients", layer) for layer in sorted(ends)), ("squares", -1))
+            yield self._reduction("tied", writes=(*tables, ("table",)))
+            yield Op(task="drop table", lane="compute", phase="step", writes=(("table",),))
+            squares = (*squares, ("squares", -1))
+        yield self._reduction("report", reads=(*squares, ("losses",)), writes=(("report",),))
+
+    def _reduction(self, task: Extra, *, reads: Buffers = (), writes: Buffers) -> Op:
+        return Op(task=task, lane="reduce_scatter", phase="step", reads=reads, writes=writes)
+
+    def _receive(self, receipt: Receipt) -> Op:
+        source = receipt.of.comes_from
+        assert source is not None
+        lane = self._lane("receive", receipt.of, source.stage, self.shape.stage)
+        return self._transfer("Y", lane, receipt.of, writes=(("inbox", receipt.room),))
+
+    def _send(self, one: StagePass) -> Iterator[Op]:
+        if one.goes_to is not None and one.is_sent:
+            lane = self._lane("send", one, self.shape.stage, one.goes_to.stage)
+            yield self._transfer("X", lane, one, reads=(("outbox", one.number % RING),))
+
+    def _lane(self, way: Transfer, one: StagePass, sender: int, receiver: int) -> Lane:
+        return lane_of_transfer(way, one.kind, sender, receiver, self.shape.num_stages)
+
+    def _transfer(
+        self,
+        kind: Kind,
+        lane: Lane,
+        one: StagePass,
+        *,
+        reads: Buffers = (),
+        writes: Buffers = (),
+    ) -> Op:
+        above = (one.kind == "F") == (kind == "X")
+        layers = self.shape.chunks[one.chunk].layers
+        layer = layers[-1] if above else layers[0]
+        return Op(
+            task=Action(stage=one.stage, kind=kind, layer=layer, micro_batch=one.micro_batch),
+            lane=lane,
+            phase=one.phase,
+            of=one,
+            room=self.shape.receipts.room_of(one),
+            reads=reads,
+            writes=writes,
+        )

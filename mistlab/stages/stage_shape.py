@@ -1,0 +1,343 @@
+"""Finds the layer of each task in a slot, and the entry of a ring of buffers that it takes.
+
+A pass meets the layers of a stage one after another, at positions 0, 1, 2 and so on: a forward pass
+from the first layer up, a backward pass from the last layer down. In each slot one layer computes.
+The slot's other tasks are for the same layer, or for the layers that compute ``depth`` slots later
+(ahead) or earlier (behind). In the first and the last ``depth`` slots of a pass nothing computes.
+Layers that pass through a ring take its ``depth + 1`` entries in turn.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Self
+
+from mistlab.engines.table import ENGINES
+from mistlab.plan.dimensions import counts_of_blocks
+from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan, StagePlan
+from mistlab.schedule.placement import Placement
+from mistlab.schedule.slots import Phase, Place, Task, Template
+from mistlab.schedule.stage_passes import (
+    NO_PASSES,
+    NO_RECEIPTS,
+    StagePass,
+    StagePasses,
+    StageReceipts,
+    receipts_of,
+)
+from mistlab.stages.plan_orders import ends_of_plan, passes_of_plan
+
+_AWAY: Mapping[Place, int] = {"ahead": 1, "here": 0, "behind": -1}
+
+
+def goes_up(phase: Phase) -> bool:
+    """Whether a pass begins at the first layer of a stage."""
+    return "backward" not in phase
+
+
+def layer_at(position: int, num_layers: int, phase: Phase) -> int:
+    """The layer, counted within its stage, that a pass meets at a position."""
+    return position if goes_up(phase) else num_layers - 1 - position
+
+
+def layers_above(place: Place, phase: Phase, depth: int) -> int:
+    """The distance, in layers, from the layer that computes in a slot up to a task's layer."""
+    return _AWAY[place] * (depth if goes_up(phase) else -depth)
+
+
+def slots_of(num_layers: int, depth: int) -> range:
+    """The slots of a pass, named by the position of the layer that computes there."""
+    return range(-depth, num_layers + depth)
+
+
+def tasks_of_slot(
+    rows: Sequence[Task], slot: int, num_layers: int, depth: int
+) -> Iterator[tuple[Task, int]]:
+    """The rows that have a layer in a slot of a pass, each with the position of its layer."""
+    for row in rows:
+        position = slot + _AWAY[row.place] * depth
+        if 0 <= position < num_layers:
+            yield row, position
+
+
+def ring_entries(depth: int) -> int:
+    """The number of layers in a ring of buffers: the one that computes, and ``depth`` ahead."""
+    return depth + 1
+
+
+def entry_of(layers_before: int, position: int, depth: int) -> int:
+    """The entry of the rings that a layer takes; ``layers_before`` counts the layers that the
+    passes before have passed."""
+    return (layers_before + position) % ring_entries(depth)
+
+
+# The parts into which a plan's model is cut: with S stages of v chunks each, there are S v parts.
+#
+# Where they lie, and how many blocks each has, is said in ``mistlab.schedule.placement``.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePart:
+    """A part: consecutive layers on one stage, numbered through the whole model.
+
+    ``treated`` has the number of its blocks with each treatment, by the dimension that counts them.
+    """
+
+    stage: int
+    chunk: int
+    blocks: range
+    treated: Mapping[str, int]
+    has_embedding: bool
+    has_head: bool
+
+    @property
+    def first_layer(self) -> int:
+        """The first of its layers, the embedding being layer 0."""
+        return self.blocks.start - self.has_embedding
+
+
+def parts_of_plan(plan: Plan, placement: Placement) -> list[StagePart]:
+    """The parts of a plan's model, in order."""
+    shares = [
+        placement.shares_of_blocks(stage.layers, number) for number, stage in enumerate(plan.stages)
+    ]
+    ways = [_ways(stage) for stage in plan.stages]
+    parts: list[StagePart] = []
+    begin = 1
+    for stage, chunk in placement.places:
+        count = shares[stage][chunk]
+        own, ways[stage] = ways[stage][:count], ways[stage][count:]
+        parts.append(
+            StagePart(
+                stage=stage,
+                chunk=chunk,
+                blocks=range(begin, begin + count),
+                treated={name: own.count(name) for name in counts_of_blocks()},
+                has_embedding=not parts,
+                has_head=len(parts) == len(placement.stages) - 1,
+            )
+        )
+        begin += count
+    return parts
+
+
+def _ways(stage: StagePlan) -> list[str]:
+    """For each block of a stage, in order, the dimension that counts it; empty for plain blocks."""
+    treated = [name for name in counts_of_blocks() for _ in range(stage.degree(name))]
+    return [""] * (stage.layers - len(treated)) + treated
+
+
+# The shape of a stage: the choices of a plan that decide which tasks the stage has.
+
+
+# The number of entries in the rings of a stage that the runtime executes.
+RING = ring_entries(ENGINES["mistlab"].template().depth)
+# The number of the embedding among the model's layers.
+EMBEDDING = 0
+# The most stages for which the places of all passes in the rings are kept.
+_MOST_KEPT = 64
+
+
+def shares_table(plan: Plan) -> bool:
+    """Whether tied embeddings are one table: if one stage has both, and keeps whole weights.
+
+    If weights or gradients come and go layer by layer, embedding and head have a table each.
+    """
+    first, last = ends_of_plan(plan)
+    own = plan.stages[first]
+    return first == last and (own.data_parallel == 1 or own.zero <= 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLayers:
+    """A chunk's layers and the blocks among them, numbered through the whole model."""
+
+    layers: range
+    blocks: range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageShape:
+    """The choices that decide which tasks a stage has; ``zero`` is 0 for a single rank.
+
+    ``chunks`` are in the order of the model. ``ends`` are the stages that have the embedding and
+    the head. Tied embeddings share one table (``shares_table``), or have a table each, which
+    ``ties`` keeps alike.
+    """
+
+    template: Template
+    stage: int
+    num_stages: int
+    micro_batches: int
+    ends: tuple[int, int]
+    chunks: tuple[ChunkLayers, ...]
+    zero: int
+    data_parallel: int
+    offload: Offload
+    clips: bool
+    ties: bool
+    shares_table: bool
+    steps_on_host: bool
+    passes: StagePasses = NO_PASSES
+    receipts: StageReceipts = NO_RECEIPTS
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        stage: int,
+        *,
+        clips: bool = False,
+        tied: bool = False,
+        steps_on_host: bool = False,
+    ) -> Self:
+        """The shape of one of a plan's stages."""
+        own, ends = plan.stages[stage], ends_of_plan(plan)
+        zero = own.zero if own.data_parallel > 1 else 0
+        shares = tied and stage in ends and shares_table(plan)
+        passes = passes_of_plan(plan)
+        return cls(
+            template=ENGINES[plan.engine].template(
+                overlap_communication=plan.overlap_communication
+            ),
+            stage=stage,
+            num_stages=plan.num_stages,
+            micro_batches=plan.micro_batches,
+            passes=passes[stage],
+            receipts=receipts_of(passes, RING)[stage],
+            ends=ends,
+            chunks=_chunks(plan, stage, passes[stage]),
+            zero=zero,
+            data_parallel=own.data_parallel,
+            offload=own.offload,
+            clips=clips,
+            ties=tied and stage in ends and not shares,
+            shares_table=shares,
+            steps_on_host=steps_on_host,
+        )
+
+    @property
+    def first_layer(self) -> int:
+        """The number of the stage's first layer."""
+        return self.chunks[0].layers.start
+
+    @property
+    def last_layer(self) -> int:
+        """The number of the stage's last layer."""
+        return self.chunks[-1].layers[-1]
+
+    @property
+    def layers(self) -> list[int]:
+        """The numbers of the stage's layers."""
+        return [layer for chunk in self.chunks for layer in chunk.layers]
+
+    @property
+    def blocks(self) -> list[int]:
+        """The numbers of the stage's blocks."""
+        return [layer for chunk in self.chunks for layer in chunk.blocks]
+
+    def has_block(self, layer: int) -> bool:
+        """Whether a layer is one of the stage's blocks."""
+        return any(layer in chunk.blocks for chunk in self.chunks)
+
+    def layer_at(self, position: int, one: StagePass) -> int:
+        """The layer that a pass meets at a position."""
+        layers = self.chunks[one.chunk].layers
+        return layers[layer_at(position, len(layers), one.phase)]
+
+    def entry_at(self, position: int, one: StagePass, depth: int = RING - 1) -> int:
+        """The entry of the rings that a pass's layer at a position takes."""
+        sizes = tuple(len(chunk.layers) for chunk in self.chunks)
+        before = _layers_before(self.passes, sizes)[one.number]
+        return entry_of(before, position, depth)
+
+    def entry_at_step(self, layer: int) -> int:
+        """The entry of the rings that a layer takes when it is stepped."""
+        for one in self.passes:
+            layers = self.chunks[one.chunk].layers
+            if one.phase == "first_forward" and layer in layers:
+                return self.entry_at(layers.index(layer), one)
+        raise AssertionError(layer)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the stage computes the loss."""
+        return self.stage == self.ends[1]
+
+    @property
+    def rooms(self) -> int:
+        """The number of received micro-batches that may wait for their passes."""
+        return max(RING, self.receipts.rooms)
+
+    def offload_of(self, layer: int) -> Offload:
+        """The offload ratios of a layer; those of the embedding and the head are zero."""
+        return self.offload if self.has_block(layer) else NO_OFFLOAD
+
+    def borrows_table(self, layer: int) -> bool:
+        """Whether a layer is a head that uses the embedding's table."""
+        return self.shares_table and layer == self.last_layer
+
+    def adds_table_in_b(self, layer: int) -> bool:
+        """Whether a layer is a head whose B, not its W, adds to the gradient of the embedding's
+        table: the order does not begin W with the head's chunk or end it with the embedding's."""
+        splits = self.passes.splits_backward
+        return splits and self.borrows_table(layer) and not _ends_with_embedding(self.passes)
+
+    def rings_weights(self, layer: int) -> bool:
+        """Whether a layer's weights come and go, so that they are whole only in a ring."""
+        return self.zero >= 3 or self.offload_of(layer).weights > 0
+
+    def rings_gradients(self, layer: int) -> bool:
+        """Whether a layer's gradients come and go."""
+        return self.zero >= 2 or self.offload_of(layer).gradients > 0
+
+    def steps_tail(self, layer: int) -> bool:
+        """Whether the host steps a part of a layer's parameters."""
+        return self.steps_on_host and self.offload_of(layer).optimizer > 0
+
+    def stages_tail(self, layer: int) -> bool:
+        """Whether a part of a layer's optimizer state is fetched for the step on the device."""
+        return not self.steps_on_host and self.offload_of(layer).optimizer > 0
+
+    def has(self, row: Task, layer: int) -> bool:
+        """Whether a layer has the task of a row of the slot table."""
+        if row.kind in ("U", "R"):
+            return self.data_parallel > 1 and self.zero >= row.from_zero
+        if row.direction is None:
+            return True
+        offload = self.offload_of(layer)
+        ratios = {
+            "P": offload.weights,
+            "G": offload.gradients,
+            "O": offload.optimizer,
+            "A": offload.activations,
+        }
+        return ratios[row.kind] > 0
+
+
+def _chunks(plan: Plan, stage: int, passes: StagePasses) -> tuple[ChunkLayers, ...]:
+    """The layers of each of a stage's chunks; the embedding is layer 0, the head the last."""
+    return tuple(
+        ChunkLayers(
+            layers=range(part.first_layer, part.blocks.stop + part.has_head), blocks=part.blocks
+        )
+        for part in parts_of_plan(plan, passes.placement)
+        if part.stage == stage
+    )
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _ends_with_embedding(passes: StagePasses) -> bool:
+    """Whether a stage's first W is no later for the head's chunk than for the embedding's, and the
+    last W no earlier for the embedding's."""
+    chunks = [one.chunk for one in passes if one.kind == "W"]
+    embedding, head = 0, passes.chunks - 1
+    begins = chunks.index(head) <= chunks.index(embedding)
+    return begins and chunks[::-1].index(embedding) <= chunks[::-1].index(head)
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _layers_before(passes: StagePasses, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """How many layers a stage passes before each of its passes; ``sizes`` are its chunks'."""
+    return tuple(accumulate((sizes[one.chunk] for one in passes), initial=0))

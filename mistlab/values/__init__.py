@@ -1,1 +1,0 @@
-"""Values for plans, models and predictions; each checks its fields when it is made."""
