@@ -89,8 +89,8 @@ def main(arguments: Sequence[str]) -> int:
 def draw(folder: Path) -> None:
     """Write files of random plans, some of each engine, order and kind of model."""
     # Only the revision that draws needs these modules where they are.
-    from experiments.comparing.random_plans import random_plans  # noqa: PLC0415
-    from experiments.comparing.wide_plans import wide_plans  # noqa: PLC0415
+    from experiments.bench.random_plans import random_plans  # noqa: PLC0415
+    from experiments.bench.wide_plans import wide_plans  # noqa: PLC0415
     from mistlab import dump_job  # noqa: PLC0415
 
     for name, plans in (("plain", random_plans(PLANS, 0)), ("wide", wide_plans(PLANS, 0))):

@@ -19,7 +19,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from experiments.cli.rundir import revision
-from experiments.frame.tables import narrow
+from experiments.pages.tables import narrow
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "tests.md"

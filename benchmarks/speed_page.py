@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.cold_starts import cold_starts
 from experiments.cli.rundir import PACKAGES, revision
-from experiments.frame.tables import narrow
+from experiments.pages.tables import narrow
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "speed.md"
 Benchmark = Mapping[str, Any]

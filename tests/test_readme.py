@@ -12,8 +12,7 @@ import pytest
 from experiments.cli.command import parser_for
 from experiments.cli.problem import problem_of
 from experiments.commands import COMMANDS
-from experiments.reports.survey import EIGHTHS
-from mistlab.cost.survey import candidates_of, meshes
+from experiments.studies.survey import EIGHTHS, candidates_of, meshes
 from mistlab.job.job import job_from_mapping
 from simulators.symbolic import SymbolicPredictor
 

@@ -163,7 +163,7 @@ def execute(name: str, command: Command, line: Sequence[str], *, program: str = 
     main = main_of(name, command, program=program)
     if command.ends == "usual":
         sys.exit(run(main, line))
-    imported("experiments.running.run_process:run_as_process")()(
+    imported("experiments.training.run_process:run_as_process")()(
         main, line, at_once=command.ends == "at once"
     )
     raise AssertionError

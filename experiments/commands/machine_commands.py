@@ -22,7 +22,7 @@ MINUTES = 9.0
 MACHINE_COMMANDS: dict[str, Group] = {
     "Machines": {
         "profile_hardware": Command(
-            "experiments.calibrating.this_machine:profile",
+            "experiments.calibration.profile_hardware:profile",
             {"gpus_per_node": None, "seed": 0, "quick": False, "json": False},
             (
                 option(
@@ -60,7 +60,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
             ),
         ),
         "calibrate": Command(
-            "experiments.calibrating.steps:calibrate",
+            "experiments.calibration.calibrate:calibrate",
             {"hardware": "l4-24gb", "seed": 0, "json": False},
             (
                 option("--bandwidth", "transfers, one stream alone", **path("TABLE.csv")),
@@ -116,7 +116,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
             ),
         ),
         "calibrate_runs": Command(
-            "experiments.calibrating.run_fits:calibrate_runs",
+            "experiments.calibration.calibrate_runs:calibrate_runs",
             {"hardware": "h100-80gb", "json": False},
             (
                 option("tables", **path("TABLE.csv"), nargs="+"),
@@ -146,7 +146,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
             ),
         ),
         "gpu_report": Command(
-            "experiments.reports.work:work",
+            "experiments.gpu_reports.gpu_report:work",
             {"quick": False, "json": False},
             (
                 option("--out", "the folder of the report", Path("runs/gpu_report"), metavar="DIR"),
@@ -166,7 +166,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
     },
     "Models": {
         "trace": Command(
-            "experiments.running.tracing:trace",
+            "experiments.models.trace:trace",
             {"json": False},
             (
                 option("source", "what to trace", metavar="SOURCE"),
@@ -193,12 +193,12 @@ MACHINE_COMMANDS: dict[str, Group] = {
             ),
         ),
         "build_graphs": Command(
-            "experiments.running.shipped_graphs:build_graphs",
+            "experiments.models.build_graphs:build_graphs",
             {},
             (option("--out", "folder (default: the package's)", **path("DIR")),),
         ),
         "check_models": Command(
-            "experiments.questions.model_types:check",
+            "experiments.models.check_models:check",
             {**experiment("check_models")},
             (
                 option(
@@ -211,7 +211,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
     },
     "How good predictions are": {
         "predictor_error": Command(
-            "experiments.reports.error_rows:errors",
+            "experiments.measured.predictor_error:errors",
             {**experiment("predictor_error")},
             (
                 option("--tables", "folder of measurement tables", **path("DIR")),
@@ -225,7 +225,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
             ),
         ),
         "predict_runs": Command(
-            "experiments.measured.rows:predict_rows",
+            "experiments.measured.predict_runs:predict_rows",
             {"json": False},
             (
                 option("tables", **path("TABLE.csv"), nargs="+"),
@@ -245,7 +245,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
             ),
         ),
         "report_runs": Command(
-            "experiments.measured.page:report",
+            "experiments.measured.report_runs:report",
             {"out": Path("runs/measured_runs")},
             (
                 option("tables", **path("TABLE.csv"), nargs="+"),
@@ -258,7 +258,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
             ),
         ),
         "cross_check": Command(
-            "experiments.comparing.cross_check:cross_check",
+            "experiments.agreement.cross_check:cross_check",
             {**experiment("cross_check")},
             (
                 option("--plans", "how many (default: 1,000, and 40 with --quick)", type=int),

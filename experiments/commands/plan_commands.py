@@ -8,7 +8,7 @@ from simulators.registry import PREDICTORS
 PLAN_COMMANDS: dict[str, Group] = {
     "Plans": {
         "predict": Command(
-            "experiments.reports.predictions:predict",
+            "experiments.prediction.predict:predict",
             {**dict.fromkeys(OF_CLUSTER), "json": False},
             (
                 option("plans", **path("PLAN.yaml"), default=[EXAMPLE], nargs="*"),
@@ -40,16 +40,16 @@ PLAN_COMMANDS: dict[str, Group] = {
             ),
         ),
         "analyse": Command(
-            "experiments.reports.analysis:analyse",
+            "experiments.prediction.analyse:analyse",
             {"json": False},
             (option("plans", **path("PLAN.yaml"), default=[EXAMPLE], nargs="*"),),
         ),
         "survey": Command(
-            "experiments.reports.survey:surveyed",
+            "experiments.studies.survey:surveyed",
             {**PROBLEM, **experiment("survey")},
         ),
         "export": Command(
-            "experiments.exporting.exporting:export",
+            "experiments.interchange.export:export",
             {"json": False},
             (
                 option("plan", **path("PLAN.yaml"), default=EXAMPLE, nargs="?"),
@@ -69,7 +69,7 @@ PLAN_COMMANDS: dict[str, Group] = {
             ),
         ),
         "import_plan": Command(
-            "experiments.exporting.importing:import_plan",
+            "experiments.interchange.import_plan:import_plan",
             {
                 "model": None,
                 "hardware": "l4-24gb",
@@ -131,7 +131,7 @@ PLAN_COMMANDS: dict[str, Group] = {
             takes_rest=True,
         ),
         "check_exports": Command(
-            "experiments.exporting.export_check:check_exports",
+            "experiments.interchange.check_exports:check_exports",
             {**experiment("check_exports")},
             (
                 option(
@@ -148,7 +148,7 @@ PLAN_COMMANDS: dict[str, Group] = {
             ),
         ),
         "check_imports": Command(
-            "experiments.exporting.check_imports:check_imports",
+            "experiments.interchange.check_imports:check_imports",
             {**experiment("check_imports"), "hardware": "a100-80gb"},
             (
                 option("folder", **path("FOLDER")),

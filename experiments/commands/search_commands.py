@@ -10,7 +10,7 @@ SWEEP_EXAMPLE = PLANS.parent / "sweeping" / "small.yaml"
 SEARCH_COMMANDS: dict[str, Group] = {
     "Searches": {
         "tune": Command(
-            "experiments.comparing.tuning:tune",
+            "experiments.tuning.tune:tune",
             {"json": False, "quick": False},
             (
                 option(
@@ -30,7 +30,7 @@ SEARCH_COMMANDS: dict[str, Group] = {
             searches=True,
         ),
         "sweep": Command(
-            "experiments.sweeping.sweeping:sweep",
+            "experiments.sweeps.sweep:sweep",
             {**experiment("sweep")},
             (
                 option(
@@ -51,7 +51,7 @@ SEARCH_COMMANDS: dict[str, Group] = {
             arguments=["sweep"],
         ),
         "compare_searchers": Command(
-            "experiments.comparing.conclusion:compare",
+            "experiments.tuning.compare_searchers:compare",
             {"out": Path("runs/compare_searchers"), "page": None, "json": False, "quick": False},
             (
                 option(
@@ -63,11 +63,11 @@ SEARCH_COMMANDS: dict[str, Group] = {
             searches=True,
         ),
         "speedups": Command(
-            "experiments.comparing.speedups:speedups",
+            "experiments.studies.speedups:speedups",
             {**experiment("speedups"), "hardware": None},
         ),
         "search_growth": Command(
-            "experiments.questions.search_growth:grown",
+            "experiments.studies.search_growth:grown",
             {**PROBLEM, **experiment("search_growth"), "global_batch": 32, "space": "mist"},
             (
                 option(
@@ -80,11 +80,11 @@ SEARCH_COMMANDS: dict[str, Group] = {
     },
     "Figures of the evaluation": {
         "end_to_end": Command(
-            "experiments.bars.end_to_end:evaluated",
+            "experiments.evaluation.end_to_end:evaluated",
             {**experiment("end_to_end"), "hardware": None},
         ),
         "speedup_breakdown": Command(
-            "experiments.bars.breakdown:broken_down",
+            "experiments.evaluation.speedup_breakdown:broken_down",
             {**experiment("speedup_breakdown"), "hardware": None},
             (
                 option(
@@ -96,12 +96,12 @@ SEARCH_COMMANDS: dict[str, Group] = {
             ),
         ),
         "overlap": Command(
-            "experiments.bars.overlap:overlapped",
+            "experiments.evaluation.overlap:overlapped",
             {**experiment("overlap"), "hardware": None},
             (option("--plans", "random plans to order", 1000),),
         ),
         "tuning_time": Command(
-            "experiments.bars.tuning_time:timed",
+            "experiments.evaluation.tuning_time:timed",
             {**experiment("tuning_time"), "hardware": "l4-24gb"},
             (
                 option(
@@ -112,7 +112,7 @@ SEARCH_COMMANDS: dict[str, Group] = {
             ),
         ),
         "motivation": Command(
-            "experiments.bars.motivation:motivated",
+            "experiments.evaluation.motivation:motivated",
             {**experiment("motivation"), "hardware": "l4-24gb"},
         ),
     },

@@ -6,11 +6,11 @@ from experiments.cli.commandline import PROBLEM
 STUDY_COMMANDS: dict[str, Group] = {
     "What if": {
         "ladder": Command(
-            "experiments.questions.ladder:climbed",
+            "experiments.studies.ladder:climbed",
             {**PROBLEM, **experiment("ladder")},
         ),
         "partitions": Command(
-            "experiments.questions.partitions:partitions",
+            "experiments.studies.partitions:partitions",
             {
                 **experiment("partitions"),
                 "model": "gpt3-13b",
@@ -20,7 +20,7 @@ STUDY_COMMANDS: dict[str, Group] = {
             (option("--tensor-parallel", "ranks that share a layer, in one node", 8),),
         ),
         "space_size": Command(
-            "experiments.questions.space_size:sizes",
+            "experiments.studies.space_size:sizes",
             {
                 **PROBLEM,
                 **experiment("space_size"),
@@ -32,7 +32,7 @@ STUDY_COMMANDS: dict[str, Group] = {
             },
         ),
         "spaces": Command(
-            "experiments.questions.spaces:spaces",
+            "experiments.studies.spaces:spaces",
             {**experiment("spaces"), "hardware": None},
             (
                 option(
@@ -52,7 +52,7 @@ STUDY_COMMANDS: dict[str, Group] = {
             ),
         ),
         "analysis_speed": Command(
-            "experiments.questions.analysis_speed:speeds",
+            "experiments.studies.analysis_speed:speeds",
             {
                 **PROBLEM,
                 **experiment("analysis_speed"),
@@ -63,7 +63,7 @@ STUDY_COMMANDS: dict[str, Group] = {
             },
         ),
         "scaling": Command(
-            "experiments.questions.scaling:scaling",
+            "experiments.studies.scaling:scaling",
             {
                 **experiment("scaling"),
                 "model": "gpt3-13b",
@@ -72,7 +72,7 @@ STUDY_COMMANDS: dict[str, Group] = {
             },
         ),
         "sensitivity": Command(
-            "experiments.questions.sensitivity:sensitivity",
+            "experiments.studies.sensitivity:sensitivity",
             {
                 **PROBLEM,
                 **experiment("sensitivity"),
@@ -84,7 +84,7 @@ STUDY_COMMANDS: dict[str, Group] = {
             },
         ),
         "published_configurations": Command(
-            "experiments.questions.published_configurations:published_configurations",
+            "experiments.studies.published_configurations:published_configurations",
             {**experiment("published_configurations")},
         ),
     },

@@ -16,7 +16,7 @@ from experiments.cli.commandline import PLANS, PROBLEM
 TRAINING_COMMANDS: dict[str, Group] = {
     "What a run takes in all": {
         "will_it_fit": Command(
-            "experiments.costing.fitting:will_it_fit",
+            "experiments.budget.will_it_fit:will_it_fit",
             {**PROBLEM, **experiment("will_it_fit"), "keep_free_gib": None, "engine": None},
             (
                 option("plan", **path("PLAN.yaml"), nargs="?"),
@@ -31,7 +31,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
             arguments=["plan"],
         ),
         "estimate": Command(
-            "experiments.costing.estimating:estimate",
+            "experiments.budget.estimate:estimate",
             {
                 **PROBLEM,
                 **experiment("estimate"),
@@ -73,7 +73,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
             ),
         ),
         "reliability": Command(
-            "experiments.costing.failures:reliability",
+            "experiments.budget.reliability:reliability",
             {**experiment("reliability")},
             (
                 option("--gpus", default=992),
@@ -109,7 +109,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
     },
     "Training": {
         "measure_speedup": Command(
-            "experiments.measuring.measuring:measure",
+            "experiments.speedup.measure_speedup:measure",
             {
                 **experiment("measure_speedup"),
                 "hardware": "h100-80gb",
@@ -135,7 +135,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
             ),
         ),
         "run_plan": Command(
-            "experiments.running.training:run_plan",
+            "experiments.training.run_plan:run_plan",
             {"seed": 0, "out": None, "json": False},
             (
                 option("plan", **path("PLAN.yaml"), default=TINY, nargs="?"),
@@ -205,7 +205,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
             ends="at once after a failure",
         ),
         "run_plans": Command(
-            "experiments.running.plan_folders:run_plans",
+            "experiments.training.run_plans:run_plans",
             {**experiment("run_plans")},
             (
                 option("folders", default=[PLANS / "tiny"], **path("FOLDER"), nargs="*"),
@@ -216,7 +216,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
             arguments=["folders"],
         ),
         "sanitize": Command(
-            "experiments.running.sanitizing:sanitize",
+            "experiments.training.sanitize:sanitize",
             {"json": False},
             (
                 option("plan", **path("PLAN.yaml"), default=[TINY], nargs="*"),
@@ -228,7 +228,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
             ends="at once",
         ),
         "whole_loop": Command(
-            "experiments.measuring.whole_loop:whole_loop",
+            "experiments.speedup.whole_loop:whole_loop",
             {
                 **experiment("whole_loop"),
                 "model": None,

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from experiments.cli.commandline import progress, writable
-from experiments.frame.tables import narrow
+from experiments.pages.tables import narrow
 from mistlab.core.files import write_yaml
 from mistlab.core.values import to_mapping
 from mistlab.cost.sureness import Shares

@@ -10,7 +10,7 @@ import yaml
 
 pytest.importorskip("torch")
 
-from experiments.calibrating.noted_machine import Machine
+from experiments.calibration.noted_machine import Machine
 from experiments.cli import rundir
 from experiments.cli.command import TINY
 from mistlab.core.files import GIB_BYTES, write_yaml
@@ -55,7 +55,7 @@ def test_a_plan_runs_and_its_timeline_is_the_measured_one(tmp_path: Path) -> Non
 
 
 def test_a_machine_is_measured_without_what_fits_need(tmp_path: Path, warm_python: str) -> None:
-    code = "import experiments.calibrating.profiling, experiments.profile_hardware"
+    code = "import experiments.calibration.profiling, experiments.profile_hardware"
     done = bare_process(tmp_path, "-c", code, program=warm_python)
     assert done.returncode == 0, done.stderr
 
@@ -65,11 +65,11 @@ REPORT = """\
 import json, sys
 from pathlib import Path
 
-from experiments.reports.work import Report
-from experiments.running.plan_runs import RunRows
-from experiments.reports.figures import figures_of
-from experiments.reports.pack import pack
-from experiments.reports.plans import PLANS
+from experiments.gpu_reports.gpu_report import Report
+from experiments.training.plan_runs import RunRows
+from experiments.gpu_reports.report_figures import figures_of
+from experiments.gpu_reports.gpu_report import pack
+from experiments.gpu_reports.report_plans import PLANS
 
 folder, machine = Path(sys.argv[1]), sys.argv[2]
 said = {"losses": [1.0], "iteration_s": [1.0] * 7, "clocks": [], "allocator_retries": [0],
@@ -109,9 +109,9 @@ def test_a_report_is_measured_packed_and_its_predictions_left_out(tmp_path: Path
 
 def test_a_plan_runs_in_the_process_of_a_report(tmp_path: Path, warm_python: str) -> None:
     script = (
-        "import sys; from pathlib import Path; from experiments.running import plan_runs; "
+        "import sys; from pathlib import Path; from experiments.training import plan_runs; "
         "plan_runs.WORKER = (sys.argv[2], *plan_runs.WORKER[1:]); "
-        "from experiments.running.plan_runs import PlanRun, WorkerRunner; "
+        "from experiments.training.plan_runs import PlanRun, WorkerRunner; "
         "runner = WorkerRunner('cpu'); "
         "print(runner(PlanRun(plan=Path(sys.argv[1]), steps=1), 200.0)['losses']); runner.close()"
     )

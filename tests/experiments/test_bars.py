@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from experiments import end_to_end, motivation, overlap, speedup_breakdown, tuning_time
-from experiments.bars import ordered as orders
-from experiments.bars import overlap as views
-from experiments.bars.ordered import ordered
-from experiments.bars.steps import left_out, steps
-from experiments.bars.systems import THEIRS, searched
-from experiments.bars.tuning_time import spaces
+from experiments.bench import remembered as in_order
+from experiments.bench.bench import Bench, Found
+from experiments.bench.cases import case_of, clusters, measured, sizes
 from experiments.cli.commandline import run
-from experiments.comparing.bench import Bench, Found
-from experiments.comparing.cases import case_of, clusters, measured, sizes
-from experiments.frame import in_order
-from mistlab.cost.averages import Summary, difference_in_parts
+from experiments.evaluation import overlap as orders
+from experiments.evaluation import overlap as views
+from experiments.evaluation.end_to_end import THEIRS, searched
+from experiments.evaluation.overlap import ordered
+from experiments.evaluation.speedup_breakdown import Summary, difference_in_parts, left_out, steps
+from experiments.evaluation.tuning_time import spaces
 from mistlab.job.search import Improvement, to_equal_quality
 from mistlab.plan.space import space_of
 from mistlab.plan.workload import Attention

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from experiments import calibrate
-from experiments.calibrating.published import read_end_to_end, read_megatron
-from experiments.calibrating.uniform_runs import MEGATRON_COLUMNS
-from experiments.calibrating.whole_runs import figures_of, predicted_s
+from experiments.calibration.published import MEGATRON_COLUMNS, read_end_to_end, read_megatron
+from experiments.calibration.whole_runs import figures_of, predicted_s
 from experiments.cli.commandline import run
 from mistlab import catalog
 from mistlab.core.files import MIB_BYTES, read_yaml, write_yaml

@@ -12,10 +12,9 @@ import yaml
 
 from experiments import check_exports
 from experiments.cli.commandline import run
-from experiments.exporting import export_check
-from experiments.exporting.drawn_exports import MODELS, drawn_exports
-from experiments.exporting.export_check import rows_of
-from experiments.frame.tables import Row
+from experiments.interchange import check_exports as export_check
+from experiments.interchange.check_exports import MODELS, drawn_exports, rows_of
+from experiments.pages.tables import Row
 from mistlab.export.table import TARGETS
 from mistlab.job.job import Job
 from tests.mistlab.megatron_parser import parsed

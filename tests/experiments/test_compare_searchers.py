@@ -19,8 +19,8 @@ import pytest
 
 from experiments import compare_searchers
 from experiments.cli.commandline import run
-from experiments.comparing.explain import Rejected
-from experiments.comparing.smallest import Smallest
+from experiments.tuning.explain import Rejected
+from experiments.tuning.smallest import Smallest
 from mistlab.job.job import job_from_mapping, load_job
 from searchers.registry import SEARCHERS
 from simulators.events import EventSimulator
@@ -93,7 +93,7 @@ def answers(compare: Compare, tmp_path_factory: pytest.TempPathFactory) -> Answe
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without curves and bars: to draw them takes longer than to search."""
-    monkeypatch.setattr("experiments.comparing.page.svg_of", lambda _: "<svg></svg>")
+    monkeypatch.setattr("experiments.tuning.comparison_page.svg_of", lambda _: "<svg></svg>")
 
 
 def rows_of(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.cli.countdown import Countdown
+from experiments.cli.commandline import Countdown
 
 
 def test_what_is_left_goes_by_the_parts_after_the_first(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from experiments import cross_check, predict
+from experiments.agreement import cross_check as comparing
+from experiments.agreement.cross_check import PROBLEMS, STRATA, WORST
+from experiments.bench import wide_plans as wide
+from experiments.bench.random_plans import PROPOSING, random_plans
 from experiments.cli.commandline import run
-from experiments.comparing import cross_check as comparing
-from experiments.comparing import wide_plans as wide
-from experiments.comparing.cross_check import PROBLEMS, STRATA, WORST
-from experiments.comparing.random_plans import PROPOSING, random_plans
 from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.job.job import load_job

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.comparing import reasons
-from experiments.comparing.reasons import difference_of, reason_of
+from experiments.agreement import reasons
+from experiments.agreement.reasons import difference_of, reason_of
 from mistlab import catalog
 from mistlab.cost.tasks import TaskModel
 from mistlab.job.job import Job

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.comparing.bench import Bench, Entry, Point, front_of
-from experiments.comparing.explain import explain
-from experiments.comparing.neighbours import neighbours
-from experiments.comparing.search_words import why_words
-from experiments.comparing.smallest import nearest, smallest
+from experiments.bench.bench import Bench, Entry, Point, front_of
+from experiments.tuning.explain import explain, neighbours
+from experiments.tuning.search_words import why_words
+from experiments.tuning.smallest import nearest, smallest
 from mistlab import catalog
 from mistlab.cost.memory import room_bytes
 from mistlab.cost.pipeline import Terms

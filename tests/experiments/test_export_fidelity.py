@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from experiments import export
+from experiments.bench.refusals import predicted
 from experiments.cli.commandline import run
-from experiments.exporting import fidelity, refitting
-from experiments.exporting.fidelity import exported, fits, same_figures
-from experiments.frame.refusals import predicted
+from experiments.interchange import fidelity, refitting
+from experiments.interchange.fidelity import exported, fits, same_figures
 from mistlab.core.values import InputError
 from mistlab.export.back import read_back
 from mistlab.export.table import TARGETS

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from experiments import export, import_plan, tune
-from experiments.calibrating.published import read_end_to_end
-from experiments.calibrating.whole_runs import predicted_s
+from experiments.calibration.published import read_end_to_end
+from experiments.calibration.whole_runs import predicted_s
 from experiments.cli.commandline import PLANS, run
-from experiments.exporting.launched_runs import launched_runs
-from experiments.exporting.single_changes import single_changes
+from experiments.interchange.launched_runs import launched_runs
+from experiments.interchange.single_changes import single_changes
 from mistlab.core.files import read_yaml
 from mistlab.core.values import InputError
 from mistlab.export.table import target_for

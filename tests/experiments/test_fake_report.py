@@ -16,11 +16,11 @@ from experiments import run_plan
 from experiments.cli.command import main_of, option
 from experiments.cli.commandline import DONE, run
 from experiments.commands import COMMANDS
-from experiments.reports import rows as report_rows
-from experiments.reports.figures import figures_of
-from experiments.reports.plans import PLANS, ReportPlan
-from experiments.reports.work import Report
-from experiments.running.plan_runs import PlanRun, RunRows
+from experiments.gpu_reports import report_rows
+from experiments.gpu_reports.gpu_report import Report
+from experiments.gpu_reports.report_figures import figures_of
+from experiments.gpu_reports.report_plans import PLANS, ReportPlan
+from experiments.training.plan_runs import PlanRun, RunRows
 from mistlab import catalog
 from mistlab.plan.workload import ModelSpec
 from runtime.checks.fake.fake_device import SHAM, device_findings, fake_device

@@ -11,13 +11,13 @@ import pytest
 from experiments import gpu_report
 from experiments.cli.commandline import DONE, run
 from experiments.commands.machine_commands import MINUTES
-from experiments.reports.estimate import PROFILE, PROFILE_S, estimates, total_s
-from experiments.reports.figures import figures_of
-from experiments.reports.plans import CAPS_GIB, PLANS, ReportPlan
-from experiments.reports.rows import CHECKED, TIMED, WARM_UPS
-from experiments.reports.work import Report
-from experiments.running.plan_runs import PlanRun, RunRows, WorkerRunner
-from experiments.running.run_results import prediction_of
+from experiments.gpu_reports.gpu_report import Report
+from experiments.gpu_reports.report_figures import figures_of
+from experiments.gpu_reports.report_plans import CAPS_GIB, PLANS, ReportPlan
+from experiments.gpu_reports.report_rows import CHECKED, TIMED, WARM_UPS
+from experiments.gpu_reports.report_time import PROFILE, PROFILE_S, estimates, total_s
+from experiments.training.plan_runs import PlanRun, RunRows, WorkerRunner
+from experiments.training.run_results import prediction_of
 from mistlab import catalog
 from mistlab.core.files import read_yaml, write_yaml
 from mistlab.core.values import InputError, from_mapping, to_mapping

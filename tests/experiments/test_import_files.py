@@ -8,7 +8,7 @@ import pytest
 from experiments import check_imports, import_plan
 from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
-from experiments.exporting.source_files import source_of
+from experiments.interchange.source_files import source_of
 from mistlab.core.values import InputError
 from mistlab.formats.refused import REFUSED
 from mistlab.formats.table import FORMATS

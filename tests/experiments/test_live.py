@@ -8,10 +8,10 @@ from time import perf_counter
 import pytest
 
 from experiments import tune
+from experiments.bench.bench import Bench
 from experiments.cli.commandline import run
 from experiments.cli.live import Live
-from experiments.comparing.bench import Bench
-from experiments.comparing.search_words import proof_words
+from experiments.tuning.search_words import proof_words
 from mistlab.job.search import Budget, SearchResult
 from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS

@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments.calibrating.measure_machine import machine_of
-from experiments.calibrating.noted_machine import Machine, noted_machine
-from experiments.calibrating.profile_sizes import SIZES
+from experiments.calibration.noted_machine import Machine, noted_machine
+from experiments.calibration.profiling import SIZES, machine_of
 from mistlab.core.files import GIB_BYTES, read_yaml, write_yaml
 from mistlab.core.values import InputError, to_mapping
 from mistlab.job.prediction import Environment

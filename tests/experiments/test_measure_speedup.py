@@ -12,10 +12,11 @@ import pytest
 
 from experiments import measure_speedup
 from experiments.cli.commandline import run
-from experiments.measuring import contenders, measuring, trial
-from experiments.measuring.contenders import STATES, TARGET
-from experiments.measuring.nodes import Nodes
-from experiments.measuring.trial import _told, without_launcher
+from experiments.speedup import contenders, trial
+from experiments.speedup import measure_speedup as measuring
+from experiments.speedup.contenders import STATES, TARGET
+from experiments.speedup.nodes import Nodes
+from experiments.speedup.trial import _told, without_launcher
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
@@ -244,7 +245,7 @@ def test_a_run_that_is_out_of_memory_on_another_node_is_out_of_memory(
 
 def test_a_node_whose_neighbour_has_ended_long_ago_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     store, now = Store(), [0.0]
-    monkeypatch.setattr("experiments.measuring.nodes.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("experiments.speedup.nodes.time.monotonic", lambda: now[0])
     first, second = (Nodes(count=2, own=node, address="a", store=store) for node in (0, 1))
     first.announce({})
     next(second.announced())

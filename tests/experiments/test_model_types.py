@@ -10,7 +10,7 @@ import pytest
 
 from experiments import check_models
 from experiments.cli.commandline import run
-from experiments.questions.model_types import COMPLETED, TOLERANCE, row_of, types_page
+from experiments.models.check_models import COMPLETED, TOLERANCE, row_of, types_page
 from mistlab.huggingface.model_types import TypeRow, model_types, refused_types
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from experiments.cli.command import TINY
-from experiments.running import plan_runs
-from experiments.running.plan_runs import PlanRun, RunRows, WorkerRunner, ended_within
+from experiments.training import plan_runs
+from experiments.training.plan_runs import PlanRun, RunRows, WorkerRunner, ended_within
 from mistlab.core.values import InputError
 
 

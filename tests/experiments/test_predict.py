@@ -10,10 +10,10 @@ import pytest
 
 from experiments import predict
 from experiments.cli.commandline import run
-from experiments.reports import disturbed, predictions
-from experiments.reports.breakdown import sentence
-from experiments.reports.disturbed import samples_of
-from experiments.reports.predictions import predicted
+from experiments.prediction import disturbed
+from experiments.prediction import predict as predictions
+from experiments.prediction.disturbed import samples_of
+from experiments.prediction.predict import predicted, sentence
 from mistlab.core.files import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.cost.memory import room_bytes

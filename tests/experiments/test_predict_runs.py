@@ -11,8 +11,8 @@ import pytest
 
 from experiments import calibrate_runs, predict_runs, report_runs
 from experiments.cli.commandline import run
-from experiments.measured.picture import draw, look
-from experiments.measured.rows import RowPredictor
+from experiments.measured.predict_runs import RowPredictor
+from experiments.measured.report_runs import draw, look
 from mistlab import catalog
 from mistlab.core.files import write_yaml
 from mistlab.core.values import to_mapping

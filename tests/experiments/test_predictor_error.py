@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 
 from experiments import predictor_error
-from experiments.calibrating.published import END_TO_END, carried, read_end_to_end, read_megatron
-from experiments.calibrating.published_run import PublishedRun
-from experiments.calibrating.uniform_runs import MEGATRON_COLUMNS
-from experiments.calibrating.whole_runs import predicted_s
+from experiments.calibration.published import (
+    END_TO_END,
+    MEGATRON_COLUMNS,
+    PublishedRun,
+    carried,
+    read_end_to_end,
+    read_megatron,
+)
+from experiments.calibration.whole_runs import predicted_s
 from experiments.cli.commandline import run
-from experiments.reports import error_rows
+from experiments.measured import predictor_error as error_rows
 from mistlab import catalog
 from mistlab.engines.mistlab import MIST, MISTLAB
 from simulators.symbolic import SymbolicPredictor

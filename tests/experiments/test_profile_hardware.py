@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments import predict, profile_hardware
-from experiments.calibrating.profile_sizes import SIZES, ProfileSizes, attention_of, blocks
+from experiments.calibration.profiling import SIZES, ProfileSizes, attention_of, blocks
 from experiments.cli.commandline import run
 from mistlab import catalog
 from mistlab.core.files import MIB_BYTES, read_yaml, write_yaml

@@ -22,14 +22,14 @@ from experiments import (
     space_size,
     spaces,
 )
+from experiments.bench.cases import Case, case_of, clusters
+from experiments.bench.remembered import Remembered
 from experiments.cli.commandline import run
-from experiments.comparing.cases import Case, case_of, clusters
-from experiments.frame.remembered import Remembered
-from experiments.questions import published_configurations as published
-from experiments.questions import spaces as side_by_side
-from experiments.questions.scaling import efficiencies, falls_faster
-from experiments.questions.sensitivity import worse
-from experiments.questions.space_size import FEATURES
+from experiments.studies import published_configurations as published
+from experiments.studies import spaces as side_by_side
+from experiments.studies.scaling import efficiencies, falls_faster
+from experiments.studies.sensitivity import worse
+from experiments.studies.space_size import FEATURES
 from mistlab.job.search import Budget
 from mistlab.plan.space import space_of
 from mistlab.runs.configuration import configuration_of
@@ -158,7 +158,7 @@ def test_analysis_is_timed_without_torch(
     def missing(name: str) -> ModuleType:
         raise ModuleNotFoundError(name=name.partition(".")[0].replace("runtime", "torch"))
 
-    monkeypatch.setattr("experiments.questions.analysis_speed.import_module", missing)
+    monkeypatch.setattr("experiments.studies.analysis_speed.import_module", missing)
     arguments = ["--quick", "--json", "--out", str(tmp_path), "--nodes", "1", *SMALL]
     assert run(analysis_speed.main, arguments) == 0
     captured = capsys.readouterr()
@@ -182,8 +182,8 @@ def test_a_run_of_every_block_takes_longer_than_a_trace_of_one(
 def scaled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("scaling")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("experiments.questions.scaling.QUICK_NODES", (1, 16))
-        patch.setattr("experiments.questions.scaling.LARGE_MODEL", "gpt3-1.3b")
+        patch.setattr("experiments.studies.scaling.QUICK_NODES", (1, 16))
+        patch.setattr("experiments.studies.scaling.LARGE_MODEL", "gpt3-1.3b")
         assert run(scaling.main, ["--model", "gpt3-1.3b", "--quick", "--out", str(out)]) == 0
     content: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     return content
@@ -235,7 +235,7 @@ def test_a_better_machine_makes_no_plan_slower(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = replace(space_of("+checkpointing"), unequal_stages=False)
-    monkeypatch.setattr("experiments.questions.sensitivity.QUICK_SPACE", space)
+    monkeypatch.setattr("experiments.studies.sensitivity.QUICK_SPACE", space)
     options = (*SMALL, "--nodes", "2", "--gpus-per-node", "2")
     content = answer_of(sensitivity, tmp_path, capsys, *options)
     rows = content["rows"]

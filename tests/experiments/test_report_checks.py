@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from experiments.reports.checks import LOSS_TOLERANCE
-from experiments.reports.figures import figures_of
-from experiments.reports.plans import ReportPlan
-from experiments.running.plan_runs import RunRows
+from experiments.gpu_reports.report_checks import LOSS_TOLERANCE
+from experiments.gpu_reports.report_figures import figures_of
+from experiments.gpu_reports.report_plans import ReportPlan
+from experiments.training.plan_runs import RunRows
 from tests.experiments.test_gpu_report import CHECKS, FEW, Runner, page_of, report, reported
 
 

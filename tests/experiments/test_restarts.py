@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 
 from experiments import run_plan
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, WRONG_USAGE, run
-from experiments.running import restarts
-from experiments.running.run_process import CRASHED
+from experiments.training import restarts
+from experiments.training.run_process import CRASHED
 from tests.experiments.tiny_plans import plan_file
 
 STEPS = 6

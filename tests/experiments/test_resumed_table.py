@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.calibrating.resumed_table import ResumedTable
+from experiments.calibration.profile_tables import ResumedTable
 from mistlab.core.values import InputError
 
 KEYS, VALUES = ("device", "size"), ("time_ms",)

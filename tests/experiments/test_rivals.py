@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from experiments import tune
+from experiments.bench import bench as bench_module
+from experiments.bench.bench import MOST_TASKS, TOLD_APART, Bench, Entry, decided
 from experiments.cli.commandline import run
-from experiments.comparing import bench as bench_module
-from experiments.comparing.bench import MOST_TASKS, TOLD_APART, Bench, Entry, decided
-from experiments.comparing.conclusion import _played, fastest_played
-from experiments.comparing.search_rows import rows_of
-from experiments.comparing.search_words import prediction_words, rival_words
+from experiments.tuning.compare_searchers import _played, fastest_played
+from experiments.tuning.search_rows import rows_of
+from experiments.tuning.search_words import prediction_words, rival_words
 from mistlab.job.job import job_from_mapping, load_job
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster

@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, WRONG_USAGE, NoAnswerError
-from experiments.running.run_process import CRASHED, run_as_process
+from experiments.training.run_process import CRASHED, run_as_process
 from mistlab.core.values import InputError
 
 

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from experiments import run_plan  # noqa: E402
 from experiments.cli.command import TINY  # noqa: E402
 from experiments.cli.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E402
-from experiments.running import training  # noqa: E402
+from experiments.training import run_plan as training  # noqa: E402
 from mistlab.core.files import read_yaml  # noqa: E402
 from mistlab.core.values import from_mapping  # noqa: E402
 from mistlab.job.prediction import Measurement  # noqa: E402

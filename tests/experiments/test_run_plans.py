@@ -10,10 +10,10 @@ import pytest
 
 from experiments import run_plans
 from experiments.cli.commandline import PLANS, run
-from experiments.running import launcher as launching
-from experiments.running import plan_folders
-from experiments.running.last_words import last_words
-from experiments.running.launcher import Launcher, silent
+from experiments.training import launcher as launching
+from experiments.training import run_plans as plan_folders
+from experiments.training.launcher import Launcher, silent
+from experiments.training.plan_runs import last_words
 
 TINY = PLANS.resolve() / "tiny"
 SECONDS = {"plain": 0.2, "recomputed": 0.25, "two-stages": 0.1}

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments.running import run_results
-from experiments.running.measured_trace import write_trace
-from experiments.running.run_results import History, result_of, shortage_words
+from experiments.training import run_results
+from experiments.training.measured_trace import write_trace
+from experiments.training.run_results import History, result_of, shortage_words
 from mistlab.core.values import InputError
 from mistlab.job.job import Job, load_job
 from mistlab.job.prediction import Environment

@@ -7,8 +7,15 @@ import pytest
 
 from experiments import search_growth
 from experiments.cli.commandline import run
-from experiments.questions.search_growth import AXES, in_parts, searched
-from experiments.questions.without_ideas import BOXES, IDEAS, REMOVED, without
+from experiments.studies.search_growth import (
+    AXES,
+    BOXES,
+    IDEAS,
+    REMOVED,
+    in_parts,
+    searched,
+    without,
+)
 from mistlab.plan.space import space_of
 from tests.searchers.problems import SMALL
 

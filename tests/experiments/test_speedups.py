@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from experiments import speedups
+from experiments.bench.bench import Bench, Entry
 from experiments.cli.commandline import run
-from experiments.comparing.bench import Bench, Entry
-from experiments.comparing.speedups import _is_outside as is_outside
+from experiments.studies.speedups import _is_outside as is_outside
 from mistlab.job.search import Budget, Problem
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.space import space_of

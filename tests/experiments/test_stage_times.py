@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments.running.measured_stages import stage_times
+from experiments.training.run_results import stage_times
 from mistlab.schedule.slots import Action
 from runtime.session import MeasuredTask
 

@@ -18,10 +18,10 @@ import pytest
 from experiments import survey
 from experiments.cli.command import experiment
 from experiments.cli.commandline import parser_of, run
-from experiments.frame import groups, numbers_in_words, tables
-from experiments.frame.charts import Bars, Lines
-from experiments.frame.study import Report, Study
-from experiments.frame.tables import table, untimed
+from experiments.pages import groups, numbers_in_words, tables
+from experiments.pages.charts import Bars, Lines
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import table, untimed
 
 SIZES = (1, 2, 3)
 
@@ -97,7 +97,7 @@ def test_a_reader_that_stops_costs_no_file(tmp_path: Path, monkeypatch: pytest.M
         raise BrokenPipeError
 
     monkeypatch.setattr("builtins.print", closed)
-    monkeypatch.setattr("experiments.frame.study.Countdown.step", lambda _: None)
+    monkeypatch.setattr("experiments.pages.study.Countdown.step", lambda _: None)
     with pytest.raises(BrokenPipeError):
         squares(options_of("--out", str(tmp_path)))
     assert {"rows.csv", "report.md", "lines.svg", "summary.json"} <= files_of(tmp_path).keys()
@@ -190,7 +190,7 @@ def test_rows_of_other_options_are_not_taken_up(tmp_path: Path) -> None:
 def test_without_matplotlib_pictures_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "experiments.frame.drawing", raising=False)
+    monkeypatch.delitem(sys.modules, "experiments.pages.drawing", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert squares(options_of("--out", str(tmp_path))) == 0
     assert "left out: pictures: matplotlib is not installed" in capsys.readouterr().err

@@ -10,8 +10,8 @@ import pytest
 
 from experiments import survey as survey_command
 from experiments.cli.commandline import run
+from experiments.studies.survey import Mesh, candidates_of, meshes, survey
 from mistlab import catalog
-from mistlab.cost.survey import Mesh, candidates_of, meshes, survey
 from mistlab.graph.stage_model import StageModel
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Offload, Plan, StagePlan

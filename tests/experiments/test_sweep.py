@@ -20,13 +20,20 @@ from experiments.cli.command import parser_for
 from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
 from experiments.commands.search_commands import SWEEP_EXAMPLE
-from experiments.frame.study import Study
-from experiments.sweeping.cell import Answer, Cell, solved
-from experiments.sweeping.page import report
-from experiments.sweeping.sweep_file import cells_of, load_cells, sweep_from_mapping
-from experiments.sweeping.sweeping import Answers
-from experiments.sweeping.versions import OtherVersionError, check_equal, here, told
-from experiments.sweeping.workers import AT_ONCE, Workers, workers
+from experiments.pages.study import Study
+from experiments.sweeps.cell import Answer, Cell, solved
+from experiments.sweeps.sweep import Answers
+from experiments.sweeps.sweep_file import cells_of, load_cells, sweep_from_mapping
+from experiments.sweeps.sweep_page import report
+from experiments.sweeps.workers import (
+    AT_ONCE,
+    OtherVersionError,
+    Workers,
+    check_equal,
+    here,
+    told,
+    workers,
+)
 from mistlab.core.values import InputError
 from mistlab.job.search import Budget
 from tests.experiments.killed_once import KilledOnce

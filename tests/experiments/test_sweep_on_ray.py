@@ -8,13 +8,12 @@ import pytest
 
 from experiments.cli.command import parser_for
 from experiments.commands import COMMANDS
-from experiments.frame.study import Study
-from experiments.frame.tables import csv_of, untimed
-from experiments.sweeping.cell import Cell, solved
-from experiments.sweeping.sweep_file import load_cells
-from experiments.sweeping.sweeping import Answers
-from experiments.sweeping.versions import OtherVersionError, here
-from experiments.sweeping.workers import workers
+from experiments.pages.study import Study
+from experiments.pages.tables import csv_of, untimed
+from experiments.sweeps.cell import Cell, solved
+from experiments.sweeps.sweep import Answers
+from experiments.sweeps.sweep_file import load_cells
+from experiments.sweeps.workers import OtherVersionError, here, workers
 from tests.experiments import killed_once
 
 # 5 x 4 x 5 x 2 = 200 problems, most of them quick.
@@ -80,7 +79,7 @@ def test_a_cluster_of_another_version_is_refused_before_work(
 ) -> None:
     # As seen from here: the cluster's processes have what there is, this one something else.
     other = {**here(), "sources": "of yesterday"}
-    monkeypatch.setattr("experiments.sweeping.workers.here", lambda: other)
+    monkeypatch.setattr("experiments.sweeps.workers.here", lambda: other)
     with (
         pytest.raises(OtherVersionError, match="instead of of yesterday: install there"),
         workers(1, "ray"),

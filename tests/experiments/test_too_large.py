@@ -6,8 +6,8 @@ import pytest
 
 from experiments import cross_check, estimate, predict
 from experiments.cli.commandline import run, shortened
-from experiments.frame.charts import Lines
-from experiments.questions import space_size as space_sizes
+from experiments.pages.charts import Lines
+from experiments.studies import space_size as space_sizes
 
 PLAN = """
 workload:

@@ -13,10 +13,10 @@ import pytest
 
 from experiments import compare_searchers, predict, tune, will_it_fit
 from experiments.cli.commandline import run
-from experiments.comparing import tuning
-from experiments.comparing.explain import StageLimit
-from experiments.comparing.stages_alike import limits_in_words
-from experiments.comparing.tuning import budget_for
+from experiments.tuning import tune as tuning
+from experiments.tuning.explain import StageLimit
+from experiments.tuning.search_words import limits_in_words
+from experiments.tuning.tune import budget_for
 from mistlab.job.job import load_job
 from mistlab.job.search import Budget
 from mistlab.plan.dimensions import change_words

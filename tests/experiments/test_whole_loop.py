@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments import profile_hardware, run_plan, tune, whole_loop
-from experiments.calibrating.profile_sizes import SIZES
+from experiments.calibration.profiling import SIZES
 from experiments.cli.commandline import DONE, run
-from experiments.frame.tables import Row
-from experiments.measuring import whole_loop as loop
-from experiments.measuring.loop_report import report
+from experiments.pages.tables import Row
+from experiments.speedup import whole_loop as loop
+from experiments.speedup.loop_report import report
 from mistlab import catalog
 from mistlab.job.job import Job, load_job
 from simulators.symbolic import SymbolicPredictor

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.calibrating.published import read_megatron
-from experiments.calibrating.published_run import PublishedRun
-from experiments.calibrating.whole_runs import FittedRuns, Values, widths_left_out, with_engines
+from experiments.calibration.published import PublishedRun, read_megatron
+from experiments.calibration.whole_runs import FittedRuns, Values, widths_left_out, with_engines
 from mistlab import catalog
 from mistlab.calibration.fitted_sureness import WIDTH_OF_MEAN, half_width_of
 

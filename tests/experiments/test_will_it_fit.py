@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from experiments import will_it_fit
+from experiments.budget import fitting_words
+from experiments.budget.changes import single, together
 from experiments.cli.command import EXAMPLE
 from experiments.cli.commandline import run
-from experiments.costing import fitting_words
-from experiments.costing.changes import single, together
 from mistlab.job.job import load_job
 from simulators.symbolic import SymbolicPredictor
 

@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mistlab.core.values import InputError
-from mistlab.cost.partitions import (
+from experiments.studies.chain_partitions import (
     BY_COLUMNS,
     BY_ROWS,
     COLLECTIVES,
@@ -20,6 +19,7 @@ from mistlab.cost.partitions import (
     weight,
     weight_ways,
 )
+from mistlab.core.values import InputError
 
 THREE = chain(3)
 ROWS_COLUMNS_COLUMNS = {"W1": "rows", "W2": "columns", "W3": "columns"}

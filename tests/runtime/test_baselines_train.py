@@ -145,7 +145,7 @@ def test_first_losses_are_those_of_a_plain_run(name: str, tmp_path: Path) -> Non
         "out": str(out),
     }
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    worker = ["-m", "experiments.running.baseline_worker", json.dumps(said)]
+    worker = ["-m", "experiments.training.baseline_worker", json.dumps(said)]
     done = subprocess.run(
         [sys.executable, *launcher, str(job.plan.num_gpus), *worker],
         capture_output=True,

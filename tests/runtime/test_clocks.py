@@ -12,9 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from experiments import run_plan  # noqa: E402
-from experiments.calibrating.measure_machine import measured_machine  # noqa: E402
-from experiments.calibrating.noted_machine import noted_machine  # noqa: E402
-from experiments.calibrating.profile_sizes import SIZES  # noqa: E402
+from experiments.calibration.noted_machine import noted_machine  # noqa: E402
+from experiments.calibration.profiling import (  # noqa: E402
+    SIZES,
+    measured_machine,
+)
 from experiments.cli.commandline import DONE, run  # noqa: E402
 from mistlab.core.files import read_yaml, write_yaml  # noqa: E402
 from mistlab.core.values import from_mapping, to_mapping  # noqa: E402
@@ -108,7 +110,7 @@ def test_a_profile_notes_its_clocks_at_the_end(
 ) -> None:
     path, sizes = tmp_path / "machine.yaml", SIZES["cpu", True]
     write_yaml(to_mapping(noted(clocks=FAST)), path)
-    monkeypatch.setattr("experiments.calibrating.measure_machine.clocks_of", lambda _: SLOW)
+    monkeypatch.setattr("experiments.calibration.profiling.clocks_of", lambda _: SLOW)
     after = measured_machine(path, noted(clocks=FAST), sizes, HostClock())
     assert noted_machine(tmp_path) == after
     assert after.clocks_after == SLOW

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from experiments.reports.checks import LOSS_TOLERANCE  # noqa: E402
-from experiments.reports.rows import TIMED, WARM_UPS  # noqa: E402
+from experiments.gpu_reports.report_checks import LOSS_TOLERANCE  # noqa: E402
+from experiments.gpu_reports.report_rows import TIMED, WARM_UPS  # noqa: E402
 from mistlab.plan.plan import Plan  # noqa: E402
 from runtime.comm.group import Alone  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402

@@ -10,10 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from experiments import run_plan  # noqa: E402
-from experiments.calibrating.measure_machine import device_outside_bytes  # noqa: E402
-from experiments.calibrating.profile_sizes import SIZES  # noqa: E402
+from experiments.calibration.profiling import (  # noqa: E402
+    SIZES,
+    device_outside_bytes,
+)
 from experiments.cli.commandline import DONE, run  # noqa: E402
-from experiments.running.run_results import shortage_words  # noqa: E402
+from experiments.training.run_results import shortage_words  # noqa: E402
 from mistlab import catalog  # noqa: E402
 from mistlab.core.files import (  # noqa: E402
     GIB_BYTES,

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.studies.space_size import number_of_plans
 from mistlab import catalog
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.space import OffloadRatios, SearchSpace
-from searchers.count import number_of_plans
 from searchers.methods.exhaustive import all_plans, count_plans
 from tests.searchers.small import small_problem
 from tests.workloads import workload_of

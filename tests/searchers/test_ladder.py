@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
+from experiments.studies.ladder import STAGES, Rung, choices_of, ladder, plan_with
 from mistlab import catalog
 from mistlab.cost.pipeline import Terms
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Offload, Plan, StagePlan
-from searchers.ladder import STAGES, Rung, choices_of, ladder, plan_with
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PRELOADED = (
-    "experiments.running.training",
+    "experiments.training.run_plan",
     "runtime.checkpoints.checkpoint",
     "runtime.session",
     "torch.distributed.checkpoint",

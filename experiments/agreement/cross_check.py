@@ -1,0 +1,397 @@
+"""What pages of the cross-check say beside figures: what plans are, and why predictors differ."""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from experiments.agreement.reasons import reason_of
+from experiments.bench.random_plans import NODES, RandomPlan, random_plans
+from experiments.bench.wide_plans import wide_plans, wide_strata
+from experiments.pages.charts import Drawn
+from experiments.pages.groups import grouped
+from experiments.pages.numbers_in_words import number
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import Row, table, table_of
+from experiments.prediction import plots
+from mistlab import catalog
+from mistlab.core.files import write_yaml
+from mistlab.core.values import FieldError, InputError
+from mistlab.engines.table import ENGINES
+from mistlab.graph.stage_model import StageModel
+from mistlab.job.job import Job, job_to_mapping
+from mistlab.schedule.orders import DEFAULT_ORDER
+from simulators.events import EventSimulator
+from simulators.memory import memory_of
+from simulators.symbolic import SymbolicPredictor
+
+BESIDE = """## What the plans are
+
+Plans come from 25 problems: the commands' default problem, and each calibrated hardware of the
+catalogue on one node, on 2 or 4 and on 8 to 64 nodes, with a model that fits its memory. Up to
+four plans of each problem are those that `mist`, `aceso`, `megatron` and `deepspeed` propose in
+100 evaluations. The others are random plans of all engines, in equal parts (as far as there are
+such plans) with one micro-batch, with fewer micro-batches than stages, as many, and more. Half of
+them had to be close to the memory limit. Micro-batches times blocks are at most 3,000, so large
+clusters have few micro-batches. Nothing of the kind was published.
+
+## Why the two differ
+
+If nothing overlaps, contends or stalls, they agree to 1e-9 (`tests/simulators/test_events.py`).
+So do pipelines of equal stages with equal sends (`tests/simulators/test_pipelines.py`).
+Otherwise:
+
+- *Stages of few blocks* that swap more than they compute: one to four blocks whose copies take up
+  to ten times as long as their passes, on fast GPUs. Slots are barriers in the closed form, but
+  not in the simulator: there swaps of one pass go on in the next, and while a stage waits.
+- *Gradients swapped whole* in each pass: the same effect, in steady passes.
+- *Sends of several stages* that share a node's network at one time are slower only where they are
+  played. The closed form knows the sends of one stage alone.
+- *Sends beside passes*: whether a send begins while the next pass runs depends on what the stage
+  waits for. The closed form lets all sends of steady passes begin beside the next pass, and only
+  the first micro-batch's send is slowed by arithmetic alone.
+- *What is left of a pass* still takes the link or computes when a stage waits shortly. In the
+  closed form a micro-batch finds a stage that waits idle.
+
+An earlier population had two kinds of hardware on one or two nodes, and never fewer micro-batches
+than stages; over it 95 % of the plans were within 1.8 %. Over this population, with only sends in
+rounds repaired, 95 % were within 3.8 %, and single plans came out 15 % too short or 19 % too long
+([what was repaired](../decisions/0008-pipeline-objective.md)).
+
+A played iteration knows more than the closed form: stages that send at one time share their
+node's network, micro-batches may differ, and tasks may vary ([how fast](speed.md))."""
+
+BESIDE_WIDE = """## What the plans are
+
+Eight models of today (GPT, Llama, Qwen, and with experts Mixtral, Qwen, gpt-oss and DeepSeek V2)
+on 1 to 32 nodes of eight A100, H100, H200 or B200. Plans are of all engines in turn, in all orders
+that each engine runs, with equal degrees on all stages. A third of the problems of GPUs with 8-bit
+arithmetic have fp8. Plans need not be close to the memory limit, but fit. Nothing of the kind was
+published. The plans of Mist's dimensions are [a page of their own](cross-check.md).
+
+What was wrong in which predictor, and what is left, is in [the decision about
+orders](../decisions/0033-orders-of-others.md)."""
+
+
+# The closed form against the event simulator, over random plans: differences and their spread.
+
+
+PLANS, QUICK_PLANS = 1000, 40
+WORST = 8
+# How many plans of one problem are enough to say whether both rank them alike.
+FEWEST_TO_RANK = 20
+# Problems that plans are drawn for in equal parts: the default one, and those of each hardware.
+PROBLEMS = 1 + len(NODES) * len(catalog.hardware_names())
+# Numbers of plans are rounded down, and searches for plans that fit may find fewer.
+NEARLY = 0.9
+# What share of the plans should at least have it.
+STRATA = {
+    "several stages": 0.6,
+    "uneven layers": 0.25,
+    "offloading": 0.3,
+    "ZeRO-2 or 3": 0.25,
+    "close to the memory limit": 0.4,
+    "one micro-batch": 0.05,
+    "fewer micro-batches than stages": 0.05,
+    "as many as stages": 0.05,
+    "more micro-batches than stages": 0.25,
+    "1 node": 0.25,
+    "2 to 4 nodes": 0.25,
+    "8 to 64 nodes": 0.25,
+    "mistlab": 0.3,
+    "megatron": 0.05,
+    "megatron, nothing overlapped": 0.05,
+    "deepspeed": 0.05,
+    "deepspeed, nothing overlapped": 0.05,
+    "aceso": 0.05,
+    "proposed by a searcher": 0.03,
+    "the default problem": NEARLY / PROBLEMS,
+    **dict.fromkeys(catalog.hardware_names(), NEARLY * len(NODES) / PROBLEMS),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Population:
+    """Plans to compare over: the function that draws them, and the words of their page.
+
+    ``strata`` are the properties that are reported, each with the share of plans that should have
+    it.
+    """
+
+    space: str
+    title: str
+    plans: Callable[[int, int], Iterator[RandomPlan]]
+    strata: Mapping[str, float]
+    beside: str
+    picture: str = "differences"
+
+
+def cross_check(options: argparse.Namespace) -> int:
+    """The closed form against the event simulator, over random plans that are valid and fit.
+
+    Both take the durations of single tasks from one place and share nothing else: the closed
+    form adds slots up as if each were a barrier and all micro-batches alike, the simulator
+    plays every task. The difference is symbolic over events, less one.
+    """
+    number = options.plans
+    if number is None:
+        number = QUICK_PLANS if options.quick else PLANS
+    if number < 1:
+        message = f"--plans {number}: nothing to compare: give at least 1"
+        raise InputError(message)
+    if options.space != POPULATION.space and options.order != DEFAULT_ORDER:
+        message = f"--order {options.order}: plans of {options.space} have all orders: leave it out"
+        raise InputError(message)
+    population = POPULATION if options.space == POPULATION.space else WIDE
+    study = Study.begin("cross_check", options)
+    drawn, jobs = _plans(population, number, options.seed, options.order), []
+    for place, plan in zip(study.counted(range(number), "plans"), drawn, strict=False):
+        study.add(_row(place, plan))
+        jobs.append(plan.job)
+        write_yaml(job_to_mapping(plan.job), study.path / f"{place:04}.yaml")
+    worst = sorted(study.rows, key=lambda row: -abs(row["difference"]))[:WORST]
+    explained = [
+        {**row, "reason": str(reason_of(jobs[row["plan"]], row["difference"]))}
+        for row in study.counted(worst, "reasons of the largest differences")
+    ]
+    return study.end(_report(study.rows, number, population, explained))
+
+
+def _plans(population: Population, number: int, seed: int, order: str) -> Iterator[RandomPlan]:
+    """Random plans; in an order of their own only pipelines that can run it, fit or not."""
+    for drawn in population.plans(number, seed):
+        if order == DEFAULT_ORDER:
+            yield drawn
+        elif drawn.job.plan.num_stages > 1 and ENGINES[drawn.job.plan.engine].takes_orders:
+            job = _in_order(drawn.job, order)
+            if job is None:
+                continue
+            predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+            yield replace(drawn, job=job, prediction=predictor.predict(job.plan))
+
+
+def _in_order(job: Job, order: str) -> Job | None:
+    """The job with its passes in another order; None if its stages cannot run it."""
+    try:
+        return replace(job, plan=replace(job.plan, order=order))
+    except FieldError:
+        return None
+
+
+def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
+    job, closed = plan.job, plan.prediction
+    simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
+    simulation = simulator.simulate(job.plan)
+    room = np.full(job.plan.num_stages, float(job.cluster.memory_bytes))
+    memory = memory_of(simulation, job.plan, StageModel.of(job.workload, job.plan.engine), room)
+    peaks = [stage.peak_allocated_bytes for stage in closed.stages]
+    shortfalls = [peak / one.peak_bytes - 1 for peak, one in zip(peaks, memory, strict=True)]
+    cluster = job.cluster
+    return {
+        "plan": number,
+        "workload": f"{job.workload.model.name}, sequence {job.workload.sequence_length}, batch "
+        f"{job.workload.global_batch}, {job.workload.attention}, {cluster.nodes} x "
+        f"{cluster.gpus_per_node} {cluster.name}",
+        "stages": job.plan.num_stages,
+        "micro_batches": job.plan.micro_batches,
+        "engine": job.plan.engine,
+        "order": job.plan.order,
+        "proposed_by": plan.proposed_by,
+        "missed": plan.missed,
+        "strata": sorted(plan.strata),
+        "symbolic_s": closed.iteration_s,
+        "events_s": simulation.iteration_s,
+        "difference": closed.iteration_s / simulation.iteration_s - 1,
+        "memory_difference": max(shortfalls, key=abs),
+        "tasks": len(simulation),
+        "extras_share": _extras_s(plan) / closed.iteration_s,
+    }
+
+
+def _extras_s(plan: RandomPlan) -> float:
+    """Seconds that first and last micro-batches take beyond steady ones, the most of any stage."""
+    return max(
+        max(0.0, stage.delta_forward_s) + max(0.0, stage.delta_backward_s)
+        for stage in plan.prediction.stages
+    )
+
+
+def _summary(rows: Sequence[Row], population: Population, worst: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "plans": len(rows),
+        "missed": sum(row["missed"] for row in rows),
+        "tasks": sum(row["tasks"] for row in rows),
+        "all": _distribution(rows),
+        "strata": {
+            name: _stratum([row for row in rows if name in row["strata"]], len(rows))
+            for name in population.strata
+        },
+        "dominated_by_extras": _distribution([r for r in rows if r["extras_share"] > 0.2]),
+        "memory": _memory(rows),
+        "rank_correlations": _correlations(rows),
+        "worst": [*worst],
+    }
+
+
+def _distribution(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if not rows:
+        return {"plans": 0}
+    differences = np.array([row["difference"] for row in rows])
+    sizes = np.abs(differences)
+    return {
+        "plans": len(rows),
+        "median": float(np.median(sizes)),
+        "p95": float(np.quantile(sizes, 0.95)),
+        "largest": float(sizes.max()),
+        "bias": float(differences.mean()),
+        "lowest": float(differences.min()),
+    }
+
+
+def _stratum(rows: Sequence[Mapping[str, Any]], plans: int) -> dict[str, Any]:
+    return {**_distribution(rows), "share": len(rows) / plans, **_correlations(rows)}
+
+
+def _memory(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The largest difference of any stage's peak, over plans."""
+    differences = np.abs([row["memory_difference"] for row in rows])
+    return {
+        "median": float(np.median(differences)),
+        "p95": float(np.quantile(differences, 0.95)),
+        "largest": float(differences.max()),
+        "within_1_percent": float((differences <= 0.01).mean()),
+    }
+
+
+def _correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    ranks = _ranks(rows)
+    lowest = min(ranks, key=lambda workload: ranks[workload], default=None)
+    alike = [row for row in rows if row["workload"] == lowest]
+    return {
+        "workloads_ranked": len(ranks),
+        "lowest_ranked": lowest,
+        "lowest_rank_correlation": None if lowest is None else ranks[lowest],
+        "lowest_ranked_plans": len(alike),
+        "lowest_without_one": _without_one(alike),
+    }
+
+
+def _without_one(alike: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The lowest and the highest rank correlation of plans with any one of them left out."""
+    fewer = [[*alike[:place], *alike[place + 1 :]] for place in range(len(alike))]
+    found = [_rank_correlation(rows) for rows in fewer]
+    return [min(found), max(found)] if found else []
+
+
+def _ranks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {
+        workload: _rank_correlation(alike)
+        for workload, alike in grouped(rows, lambda row: row["workload"]).items()
+        if len(alike) >= FEWEST_TO_RANK
+    }
+
+
+def _rank_correlation(rows: Sequence[Mapping[str, Any]]) -> float:
+    ranked = spearmanr([row["symbolic_s"] for row in rows], [row["events_s"] for row in rows])
+    return float(ranked.statistic)
+
+
+def _report(
+    rows: Sequence[Row], wanted: int, population: Population, worst: Sequence[Row]
+) -> Report:
+    summary = _summary(rows, population, worst)
+    return Report(
+        title=population.title,
+        words=[*_words(summary, wanted, population)],
+        summary=summary,
+        pictures=[
+            Drawn(
+                name=population.picture,
+                caption="Differences over what comes once an iteration.",
+                draw=partial(plots.differences, rows),
+            )
+        ],
+        beside=[population.beside],
+    )
+
+
+def _words(summary: Mapping[str, Any], wanted: int, population: Population) -> Iterator[str]:
+    yield (
+        f"{summary['plans']} of {wanted} plans, {summary['tasks']:,} tasks; draws left out, which "
+        f"were not valid, did not fit or not closely: {summary['missed']:,}. A difference is the "
+        "closed form's time over the event simulator's, less one. The last column is the lowest "
+        f"rank correlation of problems that have {FEWEST_TO_RANK} of the plans."
+    )
+    strata = {
+        name + (" (few)" if found["share"] < population.strata[name] else ""): (found, found)
+        for name, found in summary["strata"].items()
+    }
+    lines = {
+        "all": (summary["all"], summary["rank_correlations"]),
+        **strata,
+        "first and last over 20 %": (summary["dominated_by_extras"], {}),
+    }
+    head = ("plans", "number", "median", "95 % within", "largest", "mean", "lowest", "ranks")
+    yield table(head, [_line(name, *found) for name, found in lines.items()])
+    ranks = summary["rank_correlations"]
+    if ranks["lowest_without_one"]:
+        lowest, highest = ranks["lowest_without_one"]
+        yield (
+            f"The lowest rank correlation is of {ranks['lowest_ranked_plans']} plans "
+            f"({ranks['lowest_ranked']}); with any one of them left out it is {lowest:.4f} to "
+            f"{highest:.4f}. A stratum that is marked (few) has fewer plans than it should have."
+        )
+    memory = summary["memory"]
+    yield (
+        f"Peaks of memory: median {memory['median']:.2%}, largest {memory['largest']:.2%}; plans "
+        f"whose peaks are within 1 % on every stage: {memory['within_1_percent']:.1%}."
+    )
+    yield (
+        "The largest differences, each with the one thing without which the two differ least (if "
+        "that takes half of the difference away):"
+    )
+    yield _worst_table(summary["worst"])
+
+
+def _worst_table(rows: Sequence[Row]) -> str:
+    return table_of(
+        rows,
+        ("plan", "{plan}"),
+        ("difference", "{difference:+.1%}"),
+        ("order", "{order}, {engine}"),
+        ("stages", "{stages}"),
+        ("micro-batches", "{micro_batches}"),
+        ("first and last", "{extras_share:.0%}"),
+        ("problem", "{workload}"),
+        ("reason", lambda row: row["reason"]),
+    )
+
+
+def _line(name: str, found: Mapping[str, Any], ranks: Mapping[str, Any]) -> tuple[str, ...]:
+    if not found["plans"]:
+        return (name, "0", *("-",) * 6)
+    lowest = ranks.get("lowest_rank_correlation")
+    sizes = (f"{found[key]:.2%}" for key in ("median", "p95", "largest"))
+    signed = (f"{found[key]:+.2%}" for key in ("bias", "lowest"))
+    return (name, str(found["plans"]), *sizes, *signed, number(lowest, ".4f"))
+
+
+POPULATION = Population(
+    space="mist",
+    title="The closed form against the event simulator",
+    plans=random_plans,
+    strata=STRATA,
+    beside=BESIDE,
+)
+WIDE = Population(
+    space="wide-today",
+    title="The closed form against the event simulator, over today's dimensions",
+    plans=wide_plans,
+    strata=wide_strata(),
+    beside=BESIDE_WIDE,
+    picture="differences-wide",
+)

@@ -1,0 +1,1 @@
+"""Problems on which plans and searches are compared, and their predictions."""

@@ -1,0 +1,225 @@
+"""Changes of a plan that save memory, kind by kind, and several kinds together.
+
+A kind is one way to save: blocks recomputed, ZeRO, a ratio of offloading, the micro-batch, a degree
+of the mesh. Each has values from mild to strong, and changes all stages alike.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, combinations, product
+
+from experiments.pages.groups import grouped
+from mistlab.core.values import InputError
+from mistlab.engines.table import ENGINES
+from mistlab.job.job import Job
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS, counts_of_blocks
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.schedule.placement import even_shares
+
+EIGHTHS = tuple(i / 8 for i in range(1, 9))
+QUARTERS = (0.25, 0.5, 0.75, 1.0)
+DEGREES = (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change in words, its kind, and how it is made."""
+
+    kind: str
+    words: str
+    made: Callable[[Plan], Plan | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """A plan after some changes."""
+
+    changes: tuple[Change, ...]
+    job: Job
+
+    @property
+    def words(self) -> str:
+        """The changes in words."""
+        return " and ".join(change.words for change in self.changes)
+
+
+def single(job: Job) -> Iterator[Changed]:
+    """Every change by itself, in fine steps."""
+    for change in _of_kinds(job, EIGHTHS):
+        yield from _changed(job, (change,))
+
+
+def together(job: Job, number: int) -> Iterator[Changed]:
+    """So many changes of different kinds at once, in coarse steps."""
+    changes_ = _of_kinds(job, EIGHTHS if number == 2 else QUARTERS)
+    by_kind = grouped(changes_, lambda change: change.kind)
+    for kinds in combinations(by_kind.values(), number):
+        for changes in product(*kinds):
+            yield from _changed(job, changes)
+
+
+def spread(job: Job, cluster: Cluster, times: int) -> Iterator[Job]:
+    """The job on a cluster of so many times the GPUs: more replicas, more stages, or more
+    tensor parallelism."""
+    plan = job.plan
+    plans = [
+        replace(plan, stages=_with_times(plan, "data_parallel", times), micro_batches=count)
+        for count, rest in (divmod(plan.micro_batches, times),)
+        if count and not rest
+    ]
+    if times > 1:
+        plans.append(replace(plan, stages=_with_times(plan, "tensor_parallel", times)))
+        if all(stage.layers >= times for stage in plan.stages):
+            parts = (_parts(stage, times, stage.data_parallel) for stage in plan.stages)
+            plans.append(replace(plan, stages=tuple(chain.from_iterable(parts))))
+    for other in plans:
+        with suppress(InputError):
+            yield replace(job, cluster=cluster, plan=other)
+
+
+def _with_times(plan: Plan, name: str, times: int) -> tuple[StagePlan, ...]:
+    return tuple(stage.with_values({name: times * stage.degree(name)}) for stage in plan.stages)
+
+
+def _changed(job: Job, changes: Sequence[Change]) -> Iterator[Changed]:
+    """The job after the changes, if it is one that can be and not the same."""
+    plan: Plan | None = job.plan
+    for change in changes:
+        before = plan
+        plan = change.made(plan) if plan is not None else None
+        if plan == before:
+            return
+    if plan is None:
+        return
+    try:
+        yield Changed(changes=tuple(changes), job=replace(job, plan=plan))
+    except InputError:
+        return
+
+
+def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
+    """All changes, the mesh first: others are counted by its stages."""
+    plan = job.plan
+    engine = ENGINES[plan.engine]
+    for degree in DEGREES:
+        words = f"tensor parallelism times {degree} (replicas divided by it)"
+        yield Change(kind="tensor parallelism", words=words, made=_tensor(degree))
+    for degree in DEGREES:
+        words = f"stages times {degree} (replicas divided by it)"
+        yield Change(kind="stages", words=words, made=_pipeline(degree))
+    for size in _smaller(max(stage.micro_batch for stage in plan.stages)):
+        words = f"micro-batches of {size}"
+        yield Change(kind="micro-batch", words=words, made=_micro_batch(size))
+    for level in range(1, engine.highest_zero_of(in_pipeline=plan.num_stages > 1) + 1):
+        yield Change(kind="ZeRO", words=f"ZeRO-{level}", made=_at_least({"zero": level}))
+    for name in counts_of_blocks():
+        for share in shares:
+            words = f"{_words(share)} {DIMENSIONS[name].noun}"
+            yield Change(kind=DIMENSIONS[name].noun, words=words, made=_count(name, share))
+    for name in OFFLOADS if engine.offloads else ():
+        for share in shares:
+            words = f"{100 * share:g}% {DIMENSIONS[name].noun}"
+            yield Change(kind=DIMENSIONS[name].noun, words=words, made=_at_least({name: share}))
+
+
+def _words(share: float) -> str:
+    return "all" if share == 1 else f"{100 * share:g}% of the"
+
+
+def _smaller(size: int) -> list[int]:
+    return [size // by for by in DEGREES if size % by == 0]
+
+
+def _stagewise(change: Callable[[StagePlan], StagePlan]) -> Callable[[Plan], Plan | None]:
+    def made(plan: Plan) -> Plan | None:
+        try:
+            return replace(plan, stages=tuple(map(change, plan.stages)))
+        except InputError:
+            return None
+
+    return made
+
+
+def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
+    """Values of dimensions, where a stage has less; a single rank shards nothing."""
+
+    def change(stage: StagePlan) -> StagePlan:
+        own = {name: max(value, stage.value(name)) for name, value in values.items()}
+        if stage.data_parallel == 1:
+            own.pop("zero", None)
+        return stage.with_values(own)
+
+    return _stagewise(change)
+
+
+def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
+    """A count of blocks as a share of a stage's blocks, where the stage has less."""
+
+    def change(stage: StagePlan) -> StagePlan:
+        count = max(stage.degree(name), -int(-share * stage.layers // 1))
+        return stage.with_values({name: count})
+
+    return _stagewise(change)
+
+
+def _micro_batch(size: int) -> Callable[[Plan], Plan | None]:
+    """Smaller micro-batches, and as many more of them."""
+
+    def made(plan: Plan) -> Plan | None:
+        times, rest = divmod(max(stage.micro_batch for stage in plan.stages), size)
+        if rest or any(stage.micro_batch % times for stage in plan.stages):
+            return None
+        stages = tuple(
+            stage.with_values({"micro_batch": stage.micro_batch // times}) for stage in plan.stages
+        )
+        return replace(plan, micro_batches=times * plan.micro_batches, stages=stages)
+
+    return made
+
+
+def _tensor(degree: int) -> Callable[[Plan], Plan | None]:
+    """Each layer over more GPUs, and fewer replicas with more micro-batches."""
+
+    def made(plan: Plan) -> Plan | None:
+        if any(stage.data_parallel % degree for stage in plan.stages):
+            return None
+        stages = tuple(
+            stage.with_values(
+                {
+                    "tensor_parallel": stage.tensor_parallel * degree,
+                    "data_parallel": stage.data_parallel // degree,
+                }
+            )
+            for stage in plan.stages
+        )
+        return replace(plan, micro_batches=degree * plan.micro_batches, stages=stages)
+
+    return made
+
+
+def _pipeline(degree: int) -> Callable[[Plan], Plan | None]:
+    """Each stage as several of them, and fewer replicas with more micro-batches."""
+
+    def made(plan: Plan) -> Plan | None:
+        if any(stage.data_parallel % degree or stage.layers < degree for stage in plan.stages):
+            return None
+        stages = tuple(
+            part
+            for stage in plan.stages
+            for part in _parts(stage, degree, stage.data_parallel // degree)
+        )
+        return replace(plan, micro_batches=degree * plan.micro_batches, stages=stages)
+
+    return made
+
+
+def _parts(stage: StagePlan, degree: int, replicas: int) -> Iterator[StagePlan]:
+    """A stage's blocks over several stages of equal choices."""
+    for layers in even_shares(stage.layers, degree):
+        counts = {
+            name: min(layers, -(-stage.degree(name) * layers // stage.layers))
+            for name in counts_of_blocks()
+        }
+        yield stage.with_values({"layers": layers, "data_parallel": replicas, **counts})

@@ -1,0 +1,252 @@
+"""What a training takes, by the formula and by predictions, with the bill of each."""
+
+import argparse
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from experiments.bench.bench import Bench
+from experiments.budget.estimate_words import report_of
+from experiments.budget.published_bills import known_rows
+from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
+from experiments.cli.live import Live
+from experiments.cli.problem import load_equal, problem_of
+from experiments.pages.study import Study
+from mistlab import catalog
+from mistlab.core.values import InputError, near_matches
+from mistlab.economy.bill import (
+    Prices,
+    batch_of,
+    bill_of,
+    chinchilla_tokens,
+    gpu_hours_of,
+    model_parameters,
+    steps_of,
+    training_s,
+    utilisation_of,
+)
+from mistlab.job.prediction import Prediction
+from mistlab.job.references import model_from
+from mistlab.job.search import Budget, Problem
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import Plan
+from mistlab.plan.plan_words import plan_words
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Workload
+from searchers.methods.rule import plan_by_rule
+
+DAY_S = 86_400.0
+# In evaluations, so that equal runs give equal plans.
+BUDGET = Budget(evaluations=100_000)
+# The question that is asked where none is; with it stand runs that were published.
+GPT = "gpt3-175b"
+LLAMA_SEQUENCE = 2048
+# Of a model that says nothing of its batches.
+BATCH_TOKENS = 2.0**22
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A training: the problem, its tokens, and what an hour takes."""
+
+    problem: Problem
+    tokens: float
+    parameters: int
+    prices: Prices
+    utilisation: float
+    goodput: float
+
+    def formula(self) -> Row:
+        """By 8TP/(NFU)."""
+        return self._row("formula", training_s(**self._sizes, utilisation=self.utilisation))
+
+    def predicted(self, way: str, found: tuple[Plan, Prediction] | None) -> Row:
+        """By the prediction of a plan; a row without days where there is none."""
+        if found is None or not found[1].fits:
+            none = {"way": way, "days": None, "plan": found and plan_words(found[0])}
+            return {"run": self.problem.workload.model.name, **none}
+        plan, one = found
+        steps = steps_of(self.tokens, self.problem.workload.tokens)
+        work = steps / self.goodput
+        row = self._row(way, work * one.iteration_s)
+        return {
+            **row,
+            "days_low": work * one.iteration_s_low / DAY_S,
+            "days_high": work * one.iteration_s_high / DAY_S,
+            "iteration_s": one.iteration_s,
+            "steps": steps,
+            "mfu": one.mfu,
+            "plan": plan_words(plan),
+        }
+
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        """What both the formula and its inverse take."""
+        cluster, work = self.problem.cluster, self.problem.workload
+        peak = cluster.peak_flop_per_s(work.precision)
+        sizes = {"tokens": self.tokens, "parameters": self.parameters, "gpus": cluster.num_gpus}
+        return {**sizes, "peak_flop_per_s": peak}
+
+    def _row(self, way: str, seconds: float) -> Row:
+        gpus = self.problem.cluster.num_gpus
+        return {
+            "run": self.problem.workload.model.name,
+            "way": way,
+            "tokens": self.tokens,
+            "parameters": self.parameters,
+            "gpus": gpus,
+            "days": seconds / DAY_S,
+            **asdict(bill_of(gpu_hours_of(gpus, seconds), self.prices)),
+            "utilisation": utilisation_of(**self._sizes, seconds=seconds),
+        }
+
+
+def estimate(options: argparse.Namespace) -> int:
+    """What a training takes: days, GPU hours, money, energy and carbon, by formula and by
+    prediction.
+
+    The formula is 8TP/(NFU): tokens, parameters, GPUs, their peak, and the share of it that
+    they sustain. Beside it stand predictions: of the plan that Megatron-LM's authors' rule
+    gives (every block recomputed), of the plan that mist finds, or of the plan of --plan.
+    Tokens are those that the model was published with (--tokens published), 20 a parameter
+    (--tokens chinchilla), or a number. Prices and intensities are yours to give. Below stand
+    runs that were published.
+    """
+    if options.gpu_hours is not None:
+        return _billed(options)
+    question, plan = _question(options)
+    study = Study.begin("estimate", options)
+    study.add_all(_rows(question, plan, quick=options.quick))
+    is_answered = any("iteration_s" in row for row in study.rows)
+    if (options.model, plan) == (GPT, None):
+        if not options.quick:
+            study.add_all(_rows(_llama(question), None, quick=False))
+        study.add_all(known_rows())
+    return study.end(report_of(study, question.prices), DONE if is_answered else NO_ANSWER)
+
+
+def _llama(question: Question) -> Question:
+    """LLaMA 65B as published, at the prices of the question."""
+    model = catalog.model("llama-65b")
+    assert model.trained is not None
+    tokens, batch_tokens = model.trained.tokens, model.trained.batch_tokens
+    assert tokens is not None
+    assert batch_tokens is not None
+    batch = batch_of(batch_tokens, LLAMA_SEQUENCE)
+    work = Workload(
+        model=model,
+        sequence_length=LLAMA_SEQUENCE,
+        global_batch=batch,
+        # Its attention kept no scores.
+        attention="flash",
+        precision="fp16",
+    )
+    cluster = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=256, gpus_per_node=8)
+    return replace(
+        question,
+        problem=Problem(workload=work, cluster=cluster),
+        tokens=tokens,
+        parameters=model_parameters(work),
+    )
+
+
+def _rows(question: Question, plan: Plan | None, *, quick: bool) -> Iterator[Row]:
+    yield question.formula()
+    name, gpus = question.problem.workload.model.name, question.problem.cluster.num_gpus
+    progress(f"predicting {name} on {gpus:,} GPUs")
+    bench = Bench.of(question.problem)
+    if plan is not None:
+        yield question.predicted("plan", (plan, bench.predictor.predict(plan)))
+        return
+    yield question.predicted("rule", plan_by_rule(question.problem, bench.predictor))
+    if not quick:
+        entry = bench.search("mist", space_of("mist"), BUDGET, 0, Live(searcher="mist"))
+        yield question.predicted("mist", entry.answer)
+
+
+def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
+    """The question of the options, and the plan that was given if any."""
+    plan = None
+    if options.plan is not None:
+        job = load_equal(options.plan)
+        problem, plan = Problem(workload=job.workload, cluster=job.cluster), job.plan
+    else:
+        problem = _problem(options)
+    for name in ("utilisation", "goodput"):
+        value = getattr(options, name)
+        if not 0 < value <= 1:
+            message = f"--{name}: {value} is no share: give one above 0, at most 1"
+            raise InputError(message)
+    parameters = model_parameters(problem.workload)
+    question = Question(
+        problem=problem,
+        tokens=_tokens(options, problem.workload, parameters),
+        parameters=parameters,
+        prices=_prices(options, problem.cluster),
+        utilisation=options.utilisation,
+        goodput=options.goodput,
+    )
+    return question, plan
+
+
+def _problem(options: argparse.Namespace) -> Problem:
+    """The problem; without a batch, that of the tokens with which the model was trained."""
+    with as_options():
+        trained = model_from(options.model, options.out.parent).trained
+    tokens = BATCH_TOKENS if trained is None else trained.batch_tokens or BATCH_TOKENS
+    if options.global_batch is None and options.sequence_length > 0:
+        options.global_batch = batch_of(tokens, options.sequence_length)
+    workload, cluster = problem_of(options)
+    return Problem(workload=workload, cluster=cluster)
+
+
+def _tokens(options: argparse.Namespace, work: Workload, parameters: int) -> float:
+    trained = work.model.trained
+    published = None if trained is None else trained.tokens
+    if options.tokens == "chinchilla" or (options.tokens == "published" and published is None):
+        return chinchilla_tokens(parameters)
+    if options.tokens == "published" and published is not None:
+        return published
+    try:
+        tokens = float(options.tokens)
+    except ValueError:
+        near = near_matches(options.tokens, ("published", "chinchilla"))
+        message = f"--tokens: {options.tokens!r} is no number such as 300e9{near}"
+        raise InputError(message) from None
+    if not 0 < tokens < math.inf:
+        message = f"--tokens: {tokens:g} is no number of tokens: give one above 0, such as 300e9"
+        raise InputError(message)
+    return tokens
+
+
+def _prices(options: argparse.Namespace, cluster: Cluster) -> Prices:
+    watts = cluster.hardware.gpu.board_watts if options.watts is None else options.watts
+    if watts is None:
+        message = (
+            f"--watts: {cluster.hardware.name} does not say what its board draws: give --watts, "
+            "or board_watts in the hardware file"
+        )
+        raise InputError(message)
+    with as_options():
+        return Prices(
+            usd_per_gpu_hour=options.usd_per_gpu_hour,
+            watts=watts,
+            overhead=options.overhead,
+            kg_per_kwh=options.kg_per_kwh,
+        )
+
+
+def _billed(options: argparse.Namespace) -> int:
+    """The bill of GPU hours that were given."""
+    if not 0 < options.gpu_hours < math.inf:
+        message = f"--gpu-hours: {options.gpu_hours:g} is not above 0: give hours above 0"
+        raise InputError(message)
+    options.global_batch = options.global_batch or 1
+    _, cluster = problem_of(options)
+    prices = _prices(options, cluster)
+    study = Study.begin("estimate", options)
+    bill = bill_of(options.gpu_hours, prices)
+    study.add({"run": "given", "way": "GPU hours", "days": None, **asdict(bill)})
+    return study.end(report_of(study, prices))

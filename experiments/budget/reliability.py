@@ -1,0 +1,291 @@
+"""Time lost to failures: worked out, played, and shown over intervals and numbers of GPUs."""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from experiments.cli.commandline import DONE, NO_ANSWER, as_options
+from experiments.pages.charts import Bars, Lines
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import table, table_of
+from mistlab.core.values import InputError
+from mistlab.economy.failures import (
+    Reliability,
+    Shares,
+    best_interval_s,
+    failures_in,
+    intervals_in,
+    lost_gpu_hours,
+    shares_of,
+)
+from simulators.failures import played
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+QUICK_RUNS = 20
+# Failures that are played for one row; beyond it fewer runs are.
+MOST_FAILURES = 1_000_000
+# The best interval, and others around it; this number of GPUs, and others.
+INTERVALS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+SIZES = (0.25, 1.0, 4.0, 16.0)
+# How many times faster checkpoints could be, as when they are written beside the training.
+FASTER_CHECKPOINTS = (4, 16, 64)
+# Longer than any training, and short enough to play.
+MOST_DAYS = 10_000
+# Of OPT-175B, second-hand: GPU hours lost in about 60 days with 175 restarts, one in 8.2 hours.
+PUBLISHED_LOST_HOURS, PUBLISHED_RESTARTS = 41_700.0, 175
+WORDS = {
+    "work": "work that stays",
+    "checkpoints": "writing checkpoints",
+    "work_done_again": "work done again",
+    "detection": "until failures are noticed",
+    "starting": "starting again",
+}
+Row = dict[str, Any]
+
+
+def reliability(options: argparse.Namespace) -> int:
+    """Time lost to failing GPUs: the best interval between checkpoints, and the work that is left.
+
+    Every GPU fails at random, all with one rate. A failure undoes the work since the last
+    checkpoint; it must be noticed, the run started again and the checkpoint read. Goodput, the
+    share of time that is work that stays, is given in closed form and played over days, failure
+    by failure. The defaults are like OPT-175B's: 992 GPUs, of which one fails every 8.2 hours.
+    """
+    given = _given(options)
+    _check(options)
+    best_s = best_interval_s(given)
+    interval_s = best_s if options.interval_s is None else options.interval_s
+    study = Study.begin("reliability", options)
+    for row in study.counted(_asked(given, interval_s, best_s), "intervals and sizes"):
+        study.add(_row(row, study.options))
+    (asked,) = _rows(study, "asked")
+    report = _report(study, asked, best_s)
+    return study.end(report, DONE if asked["makes_progress"] else NO_ANSWER)
+
+
+def _given(options: argparse.Namespace) -> Reliability:
+    with as_options():
+        return Reliability(
+            **{entry.name: getattr(options, entry.name) for entry in fields(Reliability)}
+        )
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name, least in (("days", 0.0), ("runs", 0), ("interval_s", 0.0)):
+        value = getattr(options, name)
+        if value is not None and not least < value < float("inf"):
+            message = f"--{name.replace('_', '-')}: {value} is not above 0: give a number above 0"
+            raise InputError(message)
+    if options.days > MOST_DAYS:
+        message = f"--days: {options.days:g} is too large: give at most {MOST_DAYS:,}"
+        raise InputError(message)
+
+
+def _asked(given: Reliability, interval_s: float, best_s: float) -> list[Row]:
+    """The cases to work out: the asked one, other intervals, numbers of GPUs, and checkpoints."""
+    rows: list[Row] = [{"kind": "asked", "given": given, "interval_s": interval_s}]
+    rows += [{"kind": "interval", "given": given, "interval_s": by * best_s} for by in INTERVALS]
+    for by in SIZES:
+        other = replace(given, gpus=max(1, round(by * given.gpus)))
+        rows.append({"kind": "size", "given": other, "interval_s": best_interval_s(other)})
+    for by in FASTER_CHECKPOINTS if given.checkpoint_s else ():
+        other = replace(given, checkpoint_s=given.checkpoint_s / by)
+        rows.append({"kind": "checkpoint", "given": other, "interval_s": best_interval_s(other)})
+    return rows
+
+
+def _row(asked: Row, options: argparse.Namespace) -> Row:
+    given, interval_s, seconds = asked["given"], asked["interval_s"], options.days * DAY_S
+    closed = shares_of(given, interval_s)
+    makes_progress = intervals_in(given, interval_s, seconds) >= 1
+    row: Row = {
+        "kind": asked["kind"],
+        "gpus": given.gpus,
+        "checkpoint_s": given.checkpoint_s,
+        "hours_between_failures": 1 / (given.failures_per_s * HOUR_S),
+        "interval_s": interval_s,
+        "failures": failures_in(given, seconds),
+        "makes_progress": makes_progress,
+        "goodput": closed.work if closed is not None and makes_progress else 0.0,
+        "lost_gpu_hours": None,
+        "closed": None,
+        "played": None,
+    }
+    if closed is not None and makes_progress:
+        row["lost_gpu_hours"] = lost_gpu_hours(given, closed, seconds)
+        row["closed"] = _mapping(closed)
+        row["played"] = _played(given, interval_s, seconds, options)
+    return row
+
+
+def _played(
+    given: Reliability, interval_s: float, seconds: float, options: argparse.Namespace
+) -> Row:
+    """The means of played runs, and the lowest and highest goodput of any."""
+    wanted = min(options.runs, QUICK_RUNS) if options.quick else options.runs
+    runs = max(1, min(wanted, int(MOST_FAILURES / max(1.0, failures_in(given, seconds)))))
+    draw = np.random.default_rng(options.seed)
+    found = [played(given, interval_s, seconds, draw) for _ in range(runs)]
+    work = [one.shares.work for one in found]
+    means = {name: float(np.mean([getattr(one.shares, name) for one in found])) for name in WORDS}
+    return {
+        "runs": runs,
+        "failures": float(np.mean([one.failures for one in found])),
+        **means,
+        "lowest_work": min(work),
+        "highest_work": max(work),
+    }
+
+
+def _mapping(shares: Shares) -> Row:
+    return {name: getattr(shares, name) for name in WORDS}
+
+
+def _rows(study: Study, kind: str) -> list[Mapping[str, Any]]:
+    return [row for row in study.rows if row["kind"] == kind]
+
+
+def _report(study: Study, asked: Mapping[str, Any], best_s: float) -> Report:
+    options = study.options
+    title = f"{asked['gpus']:,} GPUs, one failure every {_span(asked['hours_between_failures'])}"
+    if not asked["makes_progress"]:
+        return Report(title=title, words=[*_no_progress(asked, best_s, options)])
+    return Report(
+        title=f"Time lost to failures: {title}",
+        words=[*_words(study, asked, best_s, options.days)],
+        summary={
+            "best_interval_s": best_s,
+            "goodput_closed_over_played": asked["goodput"] / asked["played"]["work"],
+        },
+        pictures=_pictures(study),
+        beside=[*_beside(asked, options)],
+    )
+
+
+def _no_progress(
+    asked: Mapping[str, Any], best_s: float, options: argparse.Namespace
+) -> Iterator[str]:
+    yield (
+        f"No progress: one of {asked['gpus']:,} GPUs fails every "
+        f"{_span(asked['hours_between_failures'])}. In {options.days:g} days hardly one interval "
+        f"of {asked['interval_s']:,.0f} s of work with its checkpoint of {options.checkpoint_s:g} "
+        "s comes to its end before the next failure."
+    )
+    yield (
+        f"The best interval would be {best_s:,.0f} s. Give fewer GPUs, GPUs that fail less often, "
+        "or less time for writing a checkpoint and starting again."
+    )
+
+
+def _words(study: Study, asked: Mapping[str, Any], best_s: float, days: float) -> Iterator[str]:
+    closed, mean = asked["closed"], asked["played"]
+    gpu_hours = asked["gpus"] * days * 24
+    yield table(
+        ["share of the time", "closed form", f"mean of {mean['runs']} played", "GPU hours"],
+        [
+            (words, f"{closed[name]:.2%}", f"{mean[name]:.2%}", f"{closed[name] * gpu_hours:,.0f}")
+            for name, words in WORDS.items()
+        ],
+    )
+    yield (
+        f"A checkpoint after every {asked['interval_s'] / 60:,.1f} min of work (the best interval: "
+        f"{best_s / 60:,.1f} min). Over {days:g} days {asked['failures']:,.0f} failures and "
+        f"{asked['lost_gpu_hours']:,.0f} lost GPU hours. Closed form over played goodput: "
+        f"{asked['goodput'] / mean['work'] - 1:+.2%}; the played runs have "
+        f"{mean['lowest_work']:.2%} to {mean['highest_work']:.2%}."
+    )
+    yield table_of(_rows(study, "interval"), ("interval (min)", _minutes), *GOODPUT)
+    yield table_of(
+        _rows(study, "size"),
+        ("GPUs", "{gpus:,}"),
+        ("a failure every", lambda row: _span(row["hours_between_failures"])),
+        ("best interval (min)", _minutes),
+        *GOODPUT,
+    )
+    faster = _rows(study, "checkpoint")
+    if faster:
+        yield "If training stood still for less time at each checkpoint:"
+        checkpoint = ("checkpoint (s)", "{checkpoint_s:,.3g}")
+        yield table_of(faster, checkpoint, ("best interval (min)", _minutes), *GOODPUT)
+
+
+def _minutes(row: Row) -> str:
+    return f"{row['interval_s'] / 60:,.1f}"
+
+
+def _progress(form: Callable[[Row], str], otherwise: str = "") -> Callable[[Row], str]:
+    """A cell of a row that makes progress."""
+    return lambda row: form(row) if row["makes_progress"] else otherwise
+
+
+GOODPUT = (
+    ("goodput", _progress(lambda row: f"{row['goodput']:.2%}", "no progress")),
+    ("played", _progress(lambda row: f"{row['played']['work']:.2%}")),
+    ("lost GPU hours", _progress(lambda row: f"{row['lost_gpu_hours']:,.0f}")),
+)
+
+
+def _span(hours: float) -> str:
+    if hours >= 1:
+        return f"{hours:,.1f} h"
+    return f"{60 * hours:,.1f} min" if hours >= 1 / 60 else f"{HOUR_S * hours:,.2g} s"
+
+
+def _pictures(study: Study) -> Sequence[Lines | Bars]:
+    around = [row for row in _rows(study, "interval") if row["makes_progress"]]
+    sizes = [row for row in _rows(study, "size") if row["makes_progress"]]
+    return [
+        Lines(
+            name="reliability",
+            caption="Work that stays, over the interval between checkpoints.",
+            curves={
+                "closed form": [(row["interval_s"] / 60, row["goodput"]) for row in around],
+                "played, mean": [(row["interval_s"] / 60, row["played"]["work"]) for row in around],
+            },
+            x="minutes of work between checkpoints",
+            y="goodput (share of the time)",
+            log_x=True,
+            dots=["played, mean"],
+        ),
+        Bars(
+            name="reliability-sizes",
+            caption="Where time goes on other numbers of GPUs, each with its best interval.",
+            groups=[f"{row['gpus']:,} GPUs" for row in sizes],
+            series={
+                words: [row["closed"][name] for row in sizes]
+                for name, words in WORDS.items()
+                if name != "work"
+            },
+            y="share of the time",
+            stacked=True,
+        ),
+    ]
+
+
+def _beside(asked: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
+    """The published figure, where the question is like OPT's."""
+    gpu_hours = asked["gpus"] * options.days * 24
+    minutes = 60 * PUBLISHED_LOST_HOURS / PUBLISHED_RESTARTS / asked["gpus"]
+    starting = (options.detection_s + options.restart_s + options.reload_s) / 60
+    yield "## Published"
+    yield (
+        f"OPT-175B's training is said to have lost {PUBLISHED_LOST_HOURS:,.0f} GPU hours in about "
+        f"60 days with {PUBLISHED_RESTARTS} restarts, one in 8.2 h (second-hand). On "
+        f"{asked['gpus']:,} GPUs that is {PUBLISHED_LOST_HOURS / gpu_hours:.1%} of the GPU hours "
+        f"of {options.days:g} days, and {minutes:.1f} min of all GPUs a restart. Here "
+        f"{asked['lost_gpu_hours']:,.0f} are lost, {asked['closed']['work_done_again']:.1%} of the "
+        f"time to work done again, {asked['closed']['checkpoints']:.1%} to writing checkpoints."
+    )
+    yield (
+        "The inputs say why. Until the first new step a restart takes "
+        f"{starting:.1f} min by the options, and on average about half an interval of work is done "
+        f"again ({asked['interval_s'] / 120:.1f} min); neither was published. Both the work done "
+        f"again and the writing follow from how long training stands still at a checkpoint, here "
+        f"{options.checkpoint_s:g} s: with less, the best interval is shorter too (last table). "
+        "The published figure is met where a checkpoint hardly stops the training, or where its "
+        "hours leave out the writing and count restarts that were quicker than these. No input was "
+        "fitted to it."
+    )

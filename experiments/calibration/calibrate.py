@@ -1,0 +1,72 @@
+"""The fits that a command line asks for, in the order in which a hardware file needs them."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from experiments.calibration import fit_links, fit_runs, fits
+from experiments.calibration.fit_operators import (
+    best_products,
+    collective_tests,
+    kernel_rates,
+    launch_time,
+    operator_rates,
+)
+from experiments.calibration.fits import write_fitted
+from experiments.cli.commandline import DONE, writable
+from mistlab.core.values import InputError
+from mistlab.job.references import hardware_from
+
+
+def calibrate(options: argparse.Namespace) -> int:
+    """Fit a hardware file to measurements: transfers, interference, operators, whole runs.
+
+    Tables are CSVs (docs/reference/measurement-tables.md). For each fit the command prints the
+    error on rows that it did not see: every second size, a whole shape of group, a whole width,
+    a run left out. The written fits are of all rows. A group without a table stays as it is in
+    --hardware; if that has none, the group of --borrow is taken.
+    """
+    steps = _steps(options)
+    if not steps and options.borrow is None:
+        message = (
+            "nothing to fit: give --interference TABLE.csv, --bandwidth TABLE.csv or another table "
+            "(--help lists them)"
+        )
+        raise InputError(message)
+    hardware = hardware_from(options.hardware, Path())
+    if options.borrow is not None:
+        hardware = fits.borrowed(hardware_from(options.borrow, Path()))(hardware)
+    hardware, fitted = fits.applied(steps, hardware)
+    out = writable(options.out, "file")
+    write_fitted(hardware, fitted, out, options.hardware, as_json=options.json)
+    return DONE
+
+
+def _steps(options: argparse.Namespace) -> list[fits.Step]:
+    """The tables that were given, in the order in which groups build on one another."""
+    of, campaign = options.table_hardware, options.campaign
+    made: dict[str, Callable[[Any], fits.Step]] = {
+        "bandwidth": lambda path: fit_links.bandwidth(path, campaign),
+        "collectives": lambda path: fit_links.collectives(path, of),
+        "point_to_point": lambda path: fit_links.point_to_point(path, of),
+        "template": lambda path: fit_links.published_lines(path, options.template_name),
+        "interference": lambda path: fit_links.streams(path, campaign, options.seed),
+        "operators": lambda path: operator_rates(
+            path,
+            of,
+            without_weight_gradients=options.without_weight_gradients,
+            attention=options.attention and (options.attention, options.attention_campaign),
+            attention_tflops=options.attention_tflops,
+        ),
+        "kernels": lambda path: kernel_rates(
+            path, of, launch_us=options.launch_us, sustained=options.sustained
+        ),
+        "collective_tests": lambda path: collective_tests(path, of),
+        "best_products": lambda path: best_products(path, of),
+        "launches": lambda path: launch_time(path, of),
+        "runs": fit_runs.whole_runs,
+        "megatron_runs": lambda paths: fit_runs.megatron_runs(paths, options.folds.split(",")),
+    }
+    given = {name: getattr(options, name) for name in made}
+    return [make(given[name]) for name, make in made.items() if given[name] is not None]

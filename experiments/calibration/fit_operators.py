@@ -1,0 +1,264 @@
+"""Steps that fit how fast a GPU computes: the rates of operators, and the time of a launch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from experiments.calibration.fits import (
+    DIGEST_CHARACTERS,
+    Fitted,
+    Residual,
+    Step,
+    calibrated,
+    report_dropped,
+)
+from mistlab.calibration import kernel_tables as tables
+from mistlab.calibration import launches, operators
+from mistlab.calibration.best_products import Best, read_best_products
+from mistlab.calibration.collective_tests import read_collective_tests
+from mistlab.calibration.operators import read_attention_table
+from mistlab.core.files import MICROSECONDS
+from mistlab.core.values import InputError
+from mistlab.machine.hardware import (
+    OPERATOR_CLASSES,
+    Compute,
+    GroupTransfers,
+    Hardware,
+    OperatorClass,
+    Rate,
+    Transfers,
+)
+
+FUSED_ATTENTION: tuple[OperatorClass, ...] = ("attention_forward", "attention_backward")
+
+
+def operator_rates(
+    path: Path,
+    table_hardware: str | None,
+    *,
+    without_weight_gradients: bool,
+    attention: tuple[Path, str | None] | None,
+    attention_tflops: Sequence[float] | None,
+) -> Step:
+    """The rates of operators; attention's own kernels from their own table, as given, or as they
+    were."""
+
+    def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
+        table = operators.read_operator_table(
+            path,
+            hardware.gpu.peak_tflops,
+            hardware=table_hardware,
+            without_weight_gradients=without_weight_gradients,
+        )
+        report_dropped(table.origin.duplicates, "repeat another byte for byte")
+        report_dropped(table.failed, "failed")
+        rates = {name: operators.fit(rows, name) for name, rows in table.classes.items()}
+        rates |= {} if table.step is None else {"step": table.step}
+        before = hardware.compute
+        if before is not None:
+            rates |= {name: before.rate(name) for name in FUSED_ATTENTION}
+        own, note = _of_attention(hardware, attention, attention_tflops)
+        if not own and before is None:
+            message = (
+                f"{path}: says nothing of fused attention: give --attention TABLE.csv, "
+                "--attention-tflops FORWARD BACKWARD, or --borrow a hardware that has them"
+            )
+            raise InputError(message)
+        rates |= {rate.operators: rate for rate in own}
+        fitted = Fitted(
+            group="compute",
+            table=path,
+            sha256=table.origin.sha256,
+            note=f"{table_hardware or 'unnamed'}{note}",
+            residuals=tuple(
+                Residual(
+                    what=f"{name}, widths left out",
+                    rows=len(rows),
+                    held_out=operators.error_of_left_out_widths(rows, name),
+                )
+                for name, rows in table.classes.items()
+            ),
+            duplicates=table.origin.duplicates,
+            spread=table.spread,
+        )
+        value = Compute(
+            rates=tuple(rates[name] for name in (*OPERATOR_CLASSES, "step") if name in rates),
+            launch_us=before.launch_us if before is not None else 0.0,
+        )
+        return calibrated(hardware, "compute", value, fitted, more=False), fitted
+
+    return step
+
+
+def _of_attention(
+    hardware: Hardware, table: tuple[Path, str | None] | None, tflops: Sequence[float] | None
+) -> tuple[Sequence[Rate], str]:
+    """The rates of attention's kernels, by their table or as given, and how a source ends that says
+    so; none if neither is there."""
+    if table is not None:
+        path, campaign = table
+        origin, kernels = read_attention_table(path, hardware.gpu.peak_tflops, campaign=campaign)
+        digest = origin.sha256[:DIGEST_CHARACTERS]
+        return kernels, f", attention's kernels from {path.name} (sha256 {digest})"
+    if tflops is not None:
+        given = zip(FUSED_ATTENTION, tflops, strict=True)
+        return [Rate(operators=one, tflops=of) for one, of in given], ", fused attention as given"
+    return (), ""
+
+
+def launch_time(path: Path, table_hardware: str | None) -> Step:
+    """The host's time to launch one kernel."""
+
+    def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
+        rows = launches.read_launch_table(path, hardware=table_hardware)
+        report_dropped(rows.origin.duplicates, "repeat another byte for byte")
+        if hardware.compute is None:
+            message = f"{path}: {hardware.name} has no rates of operators yet: give --operators too"
+            raise InputError(message)
+        residual = Residual(
+            what="launches, row left out", rows=len(rows), held_out=launches.mean_error(rows)
+        )
+        fitted = Fitted(
+            group="compute",
+            table=path,
+            sha256=rows.origin.sha256,
+            note=table_hardware or "launches",
+            residuals=(residual,),
+            duplicates=rows.origin.duplicates,
+        )
+        launch_us = round(launches.launch_s(rows) / MICROSECONDS, 2)
+        host_computes = hardware.gpu.cores is not None
+        value = replace(hardware.compute, launch_us=launch_us, host_computes=host_computes)
+        return calibrated(hardware, "compute", value, fitted, more=True), fitted
+
+    return step
+
+
+# Steps that fit a GPU's rates, and the collectives of its node, to tables of single kernels.
+
+
+ATTENTION: tuple[OperatorClass, ...] = ("attention_forward", "attention_backward")
+
+
+def kernel_rates(
+    path: Path, table_hardware: str | None, *, launch_us: float, sustained: float
+) -> Step:
+    """The rates of products, of experts' products, of fused attention and of memory."""
+
+    def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
+        table = tables.read_kernel_table(path, table_hardware)
+        kernels = {
+            **table.products,
+            **{name: tables.attention_rows(table, name) for name in ATTENTION},
+        }
+        rates: dict[OperatorClass, Rate] = {
+            name: tables.rate_of(rows, name) for name, rows in kernels.items()
+        }
+        # Products of written-out attention were not measured: as others.
+        rates["batched_matmul"] = replace(rates["matmul"], operators="batched_matmul")
+        residuals = [
+            Residual(
+                what=f"{name}, every second shape",
+                rows=len(rows),
+                held_out=tables.held_out_error(rows, name),
+            )
+            for name, rows in kernels.items()
+        ]
+        rates["memory"] = tables.memory_rate(table)
+        fitted = Fitted(
+            group="compute",
+            table=path,
+            sha256=table.origin.sha256,
+            note=f"{table_hardware or 'unnamed'}, {sustained:.0%} of it sustained as given",
+            residuals=tuple(residuals),
+            duplicates=table.origin.duplicates,
+        )
+        value = Compute(
+            rates=tuple(rates.values()),
+            sustained=sustained,
+            launch_us=launch_us,
+        )
+        return calibrated(hardware, "compute", value, fitted, more=False), fitted
+
+    return step
+
+
+def collective_tests(path: Path, table_hardware: str | None) -> Step:
+    """Collectives inside a node and across nodes, from their bus bandwidth by size."""
+
+    def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
+        tests = read_collective_tests(path, table_hardware or hardware.name)
+        before = hardware.transfers
+        if before is None:
+            message = f"{path}: {hardware.name} has no copies to its host yet: give --borrow too"
+            raise InputError(message)
+        copies = max(before.groups, key=lambda group: group.host_to_device is not None)
+        groups = tuple(
+            GroupTransfers(
+                gpus_in_node=group.gpus_in_node,
+                nodes=group.nodes,
+                all_reduce=group.all_reduce,
+                all_gather=group.half,
+                reduce_scatter=group.half,
+                host_to_device=copies.host_to_device if group.nodes == 1 else None,
+                device_to_host=copies.device_to_host if group.nodes == 1 else None,
+            )
+            for group in tests.groups
+        )
+        fitted = Fitted(
+            group="transfers",
+            table=path,
+            sha256=tests.origin.sha256,
+            note=f"{table_hardware}, copies to the host as before",
+            residuals=tuple(
+                Residual(
+                    what=f"all_reduce over {group.nodes} x {group.gpus_in_node}, every second size",
+                    rows=group.rows,
+                    held_out=group.held_out,
+                )
+                for group in tests.groups
+            ),
+        )
+        value = Transfers(groups=groups, in_node=groups[0].all_gather)
+        return calibrated(hardware, "transfers", value, fitted, more=True), fitted
+
+    return step
+
+
+def best_products(path: Path, table_hardware: str | None) -> Step:
+    """The rates of 8-bit products: 16-bit ones, times the ratio of the best measured products."""
+
+    def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
+        best = read_best_products(path, table_hardware or hardware.name)
+        if hardware.compute is None:
+            message = f"{path}: {hardware.name} has no rates of products yet: fit them first"
+            raise InputError(message)
+        compute = hardware.compute
+        rates = {rate.operators: rate for rate in compute.rates}
+        for eight, sixteen in (
+            ("matmul_8bit", "matmul"),
+            ("grouped_matmul_8bit", "grouped_matmul"),
+        ):
+            rates[eight] = _faster(compute.rate(sixteen), eight, best)  # type: ignore[index, arg-type]
+        fitted = Fitted(
+            group="compute",
+            table=path,
+            sha256=best.origin.sha256,
+            note=f"8-bit products {best.ratio:.3f} times as fast as 16-bit ones, their best shapes",
+            residuals=(
+                Residual(
+                    what="8-bit products, other machines' ratios",
+                    rows=best.machines,
+                    held_out=best.held_out,
+                ),
+            ),
+        )
+        value = replace(compute, rates=tuple(rates.values()))
+        return calibrated(hardware, "compute", value, fitted, more=True), fitted
+
+    return step
+
+
+def _faster(rate: Rate, operators: OperatorClass, best: Best) -> Rate:
+    assert rate.tflops is not None
+    return replace(rate, operators=operators, tflops=round(rate.tflops * best.ratio, 1))

@@ -1,0 +1,123 @@
+"""Steps that fit values to whole runs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from experiments.calibration.fits import DIGEST_CHARACTERS, Fitted, Residual, Step, sourced
+from experiments.calibration.published import Table, read_end_to_end, read_megatron
+from experiments.calibration.whole_runs import (
+    FittedRuns,
+    fit_allocator,
+    fit_launch_and_sustained,
+    fit_sustained,
+    widths_left_out,
+)
+from experiments.cli.commandline import progress
+from mistlab.core.values import InputError
+from mistlab.machine.hardware import Hardware, Source
+
+FEWEST_RUNS = 2
+
+
+def whole_runs(path: Path) -> Step:
+    """The sustained share of the rates, how sure each engine's times are, and the allocator."""
+
+    def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
+        table = read_end_to_end(path, hardware)
+        runs = table.runs
+        if len(runs) < FEWEST_RUNS:
+            message = (
+                f"{path}: {len(runs)} runs on {hardware.name}: give a table with at least "
+                f"{FEWEST_RUNS}, so that each can be left out"
+            )
+            raise InputError(message)
+        progress(f"fitting {len(runs)} runs, each left out in turn")
+        found = fit_sustained(runs, hardware)
+        residuals = [*_engine_residuals(found)]
+        hardware = found.hardware
+        if any(run.reserved_bytes and run.plan is not None for run in runs):
+            allocator, errors = fit_allocator(runs)
+            residuals.append(
+                Residual(
+                    what="reserved bytes of stages, run left out",
+                    rows=len(errors),
+                    held_out=float(np.abs(errors).mean()),
+                )
+            )
+            hardware = replace(
+                hardware,
+                allocator=allocator,
+                provenance=replace(
+                    hardware.provenance,
+                    allocator=Source(
+                        kind="measured",
+                        source=(
+                            f"peaks of runs in {path.name} "
+                            f"(sha256 {table.sha256[:DIGEST_CHARACTERS]}); bytes outside torch's "
+                            "allocator assumed"
+                        ),
+                    ),
+                ),
+            )
+        return _with_runs(hardware, table, residuals)
+
+    return step
+
+
+def megatron_runs(paths: Sequence[Path], folds: Sequence[str]) -> Step:
+    """Launch time and sustained share on whole folds of Megatron's runs; errors on the others."""
+
+    def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
+        tables = [read_megatron(path, hardware) for path in paths]
+        runs = [run for table in tables for run in table.runs]
+        known = sorted({run.fold for run in runs})
+        for fold in folds:
+            if fold not in known:
+                message = f"--folds: {fold} is not among {', '.join(known)}"
+                raise InputError(message)
+        progress(f"fitting {sum(run.fold in folds for run in runs)} of {len(runs)} runs")
+        found = fit_launch_and_sustained(runs, hardware, folds)
+        merged = replace(tables[0], sha256=" ".join(table.sha256 for table in tables))
+        return _with_runs(found.hardware, merged, [*_engine_residuals(found)])
+
+    return step
+
+
+def _with_runs(
+    hardware: Hardware, table: Table, residuals: Sequence[Residual]
+) -> tuple[Hardware, Fitted]:
+    fitted = Fitted(
+        group="engines",
+        table=table.path,
+        sha256=table.sha256,
+        note="runs left out in turn",
+        residuals=tuple(residuals),
+    )
+    assert hardware.compute is not None
+    sustained = Source(
+        kind="measured",
+        source=f"{hardware.compute.sustained:.1%} of operations a second sustained in its runs",
+    )
+    hardware = replace(hardware, provenance=sourced(hardware, "compute", sustained, more=True))
+    source = Source(kind="measured", source=fitted.source)
+    return replace(hardware, provenance=sourced(hardware, "engines", source)), fitted
+
+
+def _engine_residuals(found: FittedRuns) -> Iterator[Residual]:
+    """Of each set the runs that were not in the fit, and of each engine the widths left out."""
+    sets = np.array([run.set for run in found.runs])
+    for name in dict.fromkeys(sets.tolist()):
+        errors = found.left_out[(sets == name) & ~np.isnan(found.left_out)]
+        if len(errors):
+            held_out = float(np.abs(errors).mean())
+            yield Residual(what=name, rows=len(errors), held_out=held_out)
+    for engine in dict.fromkeys(run.engine for run in found.runs):
+        for width, inside in widths_left_out(found, engine):
+            yield Residual(
+                what=f"{engine}, width {width.hidden} left out ({inside:.0%} inside bounds)",
+                rows=len(width.errors),
+                held_out=float(np.abs(width.errors).mean()),
+            )

@@ -1,0 +1,210 @@
+"""Steps of a calibration: each fits one group of a hardware file, and says how well."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.cli.commandline import print_json, progress
+from mistlab.calibration.tables import GroupShape
+from mistlab.core.files import write_yaml
+from mistlab.core.values import to_mapping
+from mistlab.machine.hardware import (
+    CALIBRATED,
+    Compute,
+    Hardware,
+    Provenance,
+    Rate,
+    Source,
+    Transfers,
+)
+
+DIGEST_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """Mean absolute relative errors of one fit on rows that were held out."""
+
+    what: str
+    rows: int
+    held_out: float
+    shape: GroupShape | None = None
+    shape_left_out: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """The fit of one table: the group of the hardware file, its source, and its errors.
+
+    ``spread`` is the relative difference between repeated measurements, at the median.
+    """
+
+    group: str
+    table: Path
+    sha256: str
+    note: str
+    residuals: tuple[Residual, ...]
+    duplicates: int = 0
+    spread: float | None = None
+
+    @property
+    def held_out(self) -> float:
+        """The mean of the fits' held-out errors."""
+        return float(np.mean([residual.held_out for residual in self.residuals]))
+
+    @property
+    def source(self) -> str:
+        """The source that the hardware file states."""
+        rows = sum(residual.rows for residual in self.residuals)
+        digest = self.sha256[:DIGEST_CHARACTERS]
+        return (
+            f"{self.table.name} (sha256 {digest}), {self.note}, {rows} rows, "
+            f"held-out mean error {self.held_out:.2%}"
+        )
+
+
+Step = Callable[[Hardware], tuple[Hardware, Fitted]]
+
+
+def applied(steps: Sequence[Step], hardware: Hardware) -> tuple[Hardware, list[Fitted]]:
+    """A hardware after some steps, and the report of each step."""
+    reports = []
+    for step in steps:
+        hardware, report = step(hardware)
+        reports.append(report)
+    return hardware, reports
+
+
+def sourced(hardware: Hardware, group: str, source: Source, *, more: bool = False) -> Provenance:
+    """The sources of a hardware with one group's; ``more`` adds to what it says already."""
+    before: Source | None = getattr(hardware.provenance, group)
+    if more and before is not None:
+        source = replace(source, source=f"{before.source}; {source.source}")
+    return replace(hardware.provenance, **{group: source})
+
+
+def calibrated(
+    hardware: Hardware, group: str, value: Any, fitted: Fitted, *, more: bool
+) -> Hardware:
+    """The hardware with one group fitted."""
+    source = Source(kind="measured", source=fitted.source)
+    provenance = sourced(hardware, group, source, more=more)
+    return replace(hardware, **{group: value}, provenance=provenance)
+
+
+def report_dropped(count: int, reason: str) -> None:
+    """Say how many rows were dropped, and why."""
+    if count:
+        progress(f"{count} rows {reason} and were dropped")
+
+
+def borrowed(lender: Hardware) -> Callable[[Hardware], Hardware]:
+    """Take the groups that a hardware lacks from another hardware.
+
+    Rates of computation are scaled by the peaks and the memory's bandwidth of the two datasheets.
+    The network between nodes is not borrowed: it belongs to the cluster, not to the GPU.
+    """
+
+    def of(hardware: Hardware) -> Hardware:
+        for group in CALIBRATED:
+            value = getattr(lender, group)
+            if getattr(hardware, group) is not None or value is None or group == "engines":
+                continue
+            if group == "compute":
+                value = _scaled(value, lender, hardware)
+            if group == "transfers":
+                value = _inside(value)
+            source = Source(kind="borrowed", source=f"{lender.name}")
+            provenance = replace(hardware.provenance, **{group: source})
+            hardware = replace(hardware, **{group: value}, provenance=provenance)
+        return hardware
+
+    return of
+
+
+def _inside(transfers_: Transfers) -> Transfers:
+    inside = tuple(group for group in transfers_.groups if group.nodes == 1)
+    return replace(transfers_, groups=inside, across_nodes=None)
+
+
+def _scaled(compute: Compute, lender: Hardware, hardware: Hardware) -> Compute:
+    arithmetic = hardware.gpu.peak_tflops.fp16 / lender.gpu.peak_tflops.fp16
+    memory = hardware.gpu.memory_gbytes_per_s / lender.gpu.memory_gbytes_per_s
+
+    def scaled(rate: Rate) -> Rate:
+        tflops, gbytes = rate.tflops, rate.gbytes_per_s
+        return replace(
+            rate,
+            tflops=None if tflops is None else round(tflops * arithmetic, 2),
+            gbytes_per_s=None if gbytes is None else round(gbytes * memory, 2),
+        )
+
+    return replace(compute, rates=tuple(map(scaled, compute.rates)))
+
+
+# Writes a fitted hardware file, and says how well each table was fitted.
+
+
+def write_fitted(
+    hardware: Hardware, fitted: Sequence[Fitted], out: Path, name: str, *, as_json: bool
+) -> None:
+    """Write the hardware file, and print the report of each fit; ``name`` is what the hardware is
+    called in JSON."""
+    write_yaml(to_mapping(hardware, omit_defaults=True), out)
+    if as_json:
+        print_json({"hardware": name, **_by_group(fitted), "out": str(out)})
+    else:
+        print("\n".join(map(_text, fitted)))
+        print(f"written: {out} (name it as `hardware:` in a plan file)")
+
+
+def _by_group(fitted: Sequence[Fitted]) -> dict[str, Any]:
+    """A group's report; of several tables for one group, under their names."""
+    groups: dict[str, Any] = {}
+    for report in fitted:
+        name = report.group if report.group not in groups else f"{report.group} {report.table.name}"
+        groups[name] = _summary(report)
+    return groups
+
+
+def _summary(fitted: Fitted) -> dict[str, Any]:
+    return {
+        "table": str(fitted.table),
+        "sha256": fitted.sha256,
+        "duplicates": fitted.duplicates,
+        "spread": fitted.spread,
+        "held_out_error": fitted.held_out if fitted.residuals else None,
+        "fits": [
+            {
+                "gpus_in_node": r.shape.gpus_in_node if r.shape else None,
+                "nodes": r.shape.nodes if r.shape else None,
+                "what": r.what,
+                "rows": r.rows,
+                "held_out_error": r.held_out,
+                "shape_left_out_error": r.shape_left_out,
+            }
+            for r in fitted.residuals
+        ],
+    }
+
+
+def _text(fitted: Fitted) -> str:
+    """The report of a fit, for people."""
+    if not fitted.residuals:
+        return f"{fitted.group} from {fitted.table.name}"
+    lines = [f"{fitted.group}, mean error of rows that were not fitted:"]
+    lines += [f"  {_line(residual)}" for residual in fitted.residuals]
+    lines.append(f"  all: {fitted.held_out:.2%}")
+    if fitted.spread is not None:
+        lines.append(f"  repeated measurements differ by {fitted.spread:.2%} of their median")
+    return "\n".join(lines)
+
+
+def _line(residual: Residual) -> str:
+    shape, left_out = residual.shape, residual.shape_left_out
+    where = f"{shape.gpus_in_node} GPUs in each of {shape.nodes} nodes, " if shape else ""
+    note = "" if left_out is None else f", {left_out:.2%} with this shape left out"
+    return f"{where}{residual.what}: {residual.held_out:.2%} of {residual.rows} rows{note}"

@@ -1,0 +1,71 @@
+"""Notes about a measured machine beside its tables: memory, peaks, software and clocks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.training.moved_clocks import moved_words
+from mistlab.core.files import read_yaml
+from mistlab.core.values import InputError, check_fields, from_mapping
+from mistlab.job.prediction import Clocks, Environment
+from mistlab.machine.hardware import PeakTflops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine on one day; ``threads`` are those of a process on a CPU.
+
+    ``clocks`` are the first GPU's when measuring began, ``clocks_after`` when it ended.
+    ``others`` are machines of the same kind that went on with its tables; once those were whole it
+    ``is_measured``.
+    """
+
+    environment: Environment
+    date: str
+    threads: int
+    clocks: Clocks | None
+    device_memory_bytes: int
+    outside_bytes: int
+    host_memory_bytes: int
+    memory_gbytes_per_s: float
+    peak_tflops: PeakTflops
+    attention_kernel: str = "flash"
+    clocks_after: Clocks | None = None
+    others: tuple[str, ...] = ()
+    is_measured: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether its devices are GPUs, not shares of a CPU."""
+        return bool(self.environment.cuda)
+
+    @property
+    def words(self) -> str:
+        """The machine in words, for provenance."""
+        one = self.environment
+        parts = [f"{one.num_devices} x {one.device}" if self.is_gpu else one.device]
+        if not self.is_gpu:
+            parts.append(
+                f"{one.num_devices} processes of {self.threads} threads stand in for GPUs, their "
+                "memory is host memory, copies are between host buffers, streams are threads"
+            )
+        parts += [f"torch {one.torch}"]
+        parts += [f"CUDA {one.cuda}, driver {one.driver}"] if self.is_gpu else []
+        kernel = self.attention_kernel
+        parts += [f"attention by {kernel}"] if kernel != "flash" else []
+        parts += [self.clocks.words] if self.clocks else []
+        parts += [f"also one with {other}" for other in self.others]
+        moved = moved_words(self.clocks, self.clocks_after)
+        parts += [moved] if moved else []
+        return ", ".join([*parts, self.date])
+
+
+def noted_machine(tables: Path) -> Machine:
+    """The machine that a folder's tables are of."""
+    path = tables / "machine.yaml"
+    if not path.exists():
+        message = f"--tables {tables}: it has no machine.yaml: give a folder with measured tables"
+        raise InputError(message)
+    return from_mapping(Machine, read_yaml(path))

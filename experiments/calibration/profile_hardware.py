@@ -1,0 +1,57 @@
+"""This machine measured, and a hardware file fitted to the measurements."""
+
+import argparse
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+
+from experiments.calibration.noted_machine import Machine, noted_machine
+from experiments.cli.commandline import DONE, print_json, writable
+from mistlab.job.references import hardware_from
+
+
+def profile(options: argparse.Namespace) -> int:
+    """Measure this machine, and calibrate a hardware file that a plan may name.
+
+    Operators of GPT blocks, collectives and sends between its devices, copies to and from the
+    host, and the four streams side by side go to tables (docs/reference/measurement-tables.md)
+    in --tables; what is there already is not measured again. Each device is driven by a process
+    of its own. On a CPU processes stand in for GPUs, and the file says so. Measuring needs
+    torch, fitting SciPy: --only does either half on the machine that can.
+    """
+    out = writable(options.out, "file")
+    tables = options.tables or out.with_name(f"{out.stem}-tables")
+    machine = noted_machine(tables) if options.only == "fit" else _measured(tables, options)
+    if options.only == "measure":
+        if options.json:
+            print_json({"measured": str(tables)})
+        else:
+            print(f"measured: {tables} (--only fit makes the file from it)")
+        return DONE
+    profiled, fitted_hardware = (
+        import_module(f"experiments.calibration.{name}") for name in ("profiled", "fitted_hardware")
+    )
+    request = profiled.Request(
+        name=out.stem,
+        tables=tables,
+        datasheet=options.datasheet and hardware_from(options.datasheet, Path()),
+        seed=options.seed,
+    )
+    hardware, fitted = profiled.profiled(request, machine)
+    fitted_hardware.write_fitted(hardware, fitted, out, hardware.name, as_json=options.json)
+    return DONE
+
+
+def _measured(tables: Path, options: argparse.Namespace) -> Machine:
+    """Fill the tables; the machine that they are of."""
+    device = import_module("runtime.profiling.environment")
+    sizes = import_module("experiments.calibration.profiling").SIZES
+    devices = device.devices_of(options.device, options.gpus_per_node)
+    found: Machine = import_module("experiments.calibration.profiling").measured(
+        tables,
+        devices,
+        sizes[devices.kind, options.quick],
+        date=datetime.now(UTC).date().isoformat(),
+        kernel=options.attention_kernel,
+    )
+    return found

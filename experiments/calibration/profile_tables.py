@@ -1,0 +1,106 @@
+"""Tables of measurements that grow row by row, so that what was measured is not measured again."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from mistlab.core.files import naming
+from mistlab.core.values import InputError
+
+Key = Mapping[str, object]
+
+
+@dataclass(slots=True, kw_only=True)
+class ResumedTable:
+    """A CSV of one row for each key; ``keys`` and ``values`` are its columns."""
+
+    path: Path
+    keys: tuple[str, ...]
+    values: tuple[str, ...]
+    _rows: dict[tuple[str, ...], Mapping[str, str]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        header = ",".join((*self.keys, *self.values))
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        # A line that was cut off while it was written is measured again.
+        text = text[: text.rfind("\n") + 1] or f"{header}\n"
+        if text.partition("\n")[0] != header:
+            message = f"{self.path}: has other columns than {header}: give another --tables"
+            raise InputError(message)
+        with naming(self.path):
+            self.path.write_text(text, encoding="utf-8")
+        for row in csv.DictReader(text.splitlines()):
+            self._rows[self._texts(row)] = row
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, str]]:
+        """The measured rows."""
+        return [*self._rows.values()]
+
+    def has(self, key: Key) -> bool:
+        """Whether a key was measured."""
+        return self._texts(key) in self._rows
+
+    def add(self, key: Key, values: Mapping[str, object]) -> None:
+        """Write a measurement down."""
+        row = {name: str(value) for name, value in {**key, **values}.items()}
+        with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
+            cells = [row[name] for name in (*self.keys, *self.values)]
+            csv.writer(file, lineterminator="\n").writerow(cells)
+        self._rows[self._texts(row)] = row
+
+    def _texts(self, key: Key) -> tuple[str, ...]:
+        return tuple(str(key[name]) for name in self.keys)
+
+
+# The tables of one machine: which columns they have, and what was measured into them before.
+
+
+KINDS = {"host_to_device": "pinned_h2d", "device_to_host": "pinned_d2h"}
+SIZES = ("hidden", "ffn", "heads", "seq", "vocab", "mbs", "tp")
+GROUP = ("generation", "intra_group", "inter_group")
+ALONE = ("iso_compute_ms", "iso_g2g_ms", "iso_c2g_ms", "iso_g2c_ms")
+SPREAD = "spread"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The tables of one machine, which ``name`` stands for in their columns."""
+
+    name: str
+    operators: ResumedTable
+    attention: ResumedTable
+    launches: ResumedTable
+    copies: ResumedTable
+    collectives: ResumedTable
+    sends: ResumedTable
+    streams: ResumedTable
+
+    @classmethod
+    def of(cls, folder: Path, name: str) -> Self:
+        """The tables of a folder, with what was measured before."""
+
+        def table(file: str, keys: tuple[str, ...], *values: str) -> ResumedTable:
+            return ResumedTable(path=folder / file, keys=keys, values=(*values, SPREAD))
+
+        operators = ("hardware", *SIZES, "op", "precision")
+        kernels = ("db", "op", "batch", "seq", "heads", "head_dim", "shapes", "precision")
+        return cls(
+            name=name,
+            operators=table("operators.csv", operators, "fwd_us", "bwd_us", "flop", "bytes"),
+            attention=table("attention.csv", kernels, "fwd_median_ms", "bwd_median_ms"),
+            launches=table(
+                "launches.csv", ("hardware", "family", "attention"), "kernels", "time_us"
+            ),
+            copies=table("copies.csv", (*GROUP, "kind", "bytes"), "latency_ms"),
+            collectives=table(
+                "collectives.csv", ("hardware", "gpus", "collective", "full_mib"), "time_ms"
+            ),
+            sends=table("sends.csv", ("hardware", "link", "mib"), "time_ms"),
+            streams=table("streams.csv", (*GROUP, "levels"), "latency_ms", *ALONE),
+        )

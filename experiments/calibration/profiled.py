@@ -1,0 +1,138 @@
+"""Makes a hardware file from a machine and its tables, fitted like other calibrations; needs no
+torch."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from experiments.calibration import fit_links, fits
+from experiments.calibration.fit_operators import launch_time, operator_rates
+from experiments.calibration.noted_machine import Machine
+from experiments.calibration.profile_tables import KINDS, ResumedTable, Tables
+from mistlab import catalog
+from mistlab.core.files import GBYTES, GIB_BYTES, MIB_BYTES, MILLISECONDS
+from mistlab.machine.hardware import Allocator, Gpu, Hardware, Node, Provenance, Source
+
+# What nobody measures on one node, where no datasheet is named: 10 Gb/s.
+ASSUMED_NETWORK_GBYTES_PER_S = 1.25
+# Whose runs say what torch's allocator holds beyond tensors, until this machine has runs.
+ALLOCATOR_OF = "l4-24gb"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The name of a hardware, the folder of its tables, and the hardware whose datasheet has its
+    peaks."""
+
+    name: str
+    tables: Path
+    datasheet: Hardware | None
+    seed: int
+
+
+def profiled(request: Request, machine: Machine) -> tuple[Hardware, list[fits.Fitted]]:
+    """Fit the hardware to all tables."""
+    tables = Tables.of(request.tables, machine.environment.device)
+    return fits.applied(_steps(tables, machine, request.seed), _bare(request, machine, tables))
+
+
+def _steps(tables: Tables, machine: Machine, seed: int) -> list[fits.Step]:
+    together = [
+        fit_links.collectives(tables.collectives.path, None),
+        fit_links.point_to_point(tables.sends.path, None),
+    ]
+    return [
+        fit_links.bandwidth(tables.copies.path, None),
+        *(together if machine.environment.num_devices > 1 else []),
+        fit_links.streams(tables.streams.path, None, seed),
+        operator_rates(
+            tables.operators.path,
+            None,
+            without_weight_gradients=False,
+            attention=(tables.attention.path, None),
+            attention_tflops=None,
+        ),
+        launch_time(tables.launches.path, None),
+    ]
+
+
+def _bare(request: Request, machine: Machine, tables: Tables) -> Hardware:
+    """The hardware without what is fitted."""
+    allocator, of_allocator = _allocator(machine)
+    node, of_node = _node(machine, tables, request.datasheet)
+    gpu, of_gpu = _gpu(machine, request.datasheet)
+    return Hardware(
+        name=request.name,
+        description=machine.words,
+        gpu=gpu,
+        node=node,
+        allocator=allocator,
+        provenance=Provenance(gpu=of_gpu, node=of_node, allocator=of_allocator),
+    )
+
+
+def _gpu(machine: Machine, datasheet: Hardware | None) -> tuple[Gpu, Source]:
+    gpu = Gpu(
+        memory_gib=round(machine.device_memory_bytes / GIB_BYTES, 3),
+        memory_gbytes_per_s=machine.memory_gbytes_per_s,
+        peak_tflops=machine.peak_tflops,
+        cores=None if machine.is_gpu else machine.threads,
+    )
+    if datasheet is None:
+        text = f"fastest products and copies, memory as torch sees it: {machine.words}"
+        return gpu, Source(kind="measured", source=text)
+    text = f"{datasheet.provenance.gpu.source}; memory as torch sees it: {machine.words}"
+    return replace(datasheet.gpu, memory_gib=gpu.memory_gib), Source(kind="datasheet", source=text)
+
+
+def _node(machine: Machine, tables: Tables, datasheet: Hardware | None) -> tuple[Node, Source]:
+    copies_gbytes_per_s = min(_longest(tables.copies, kind, 1) for kind in KINDS.values())
+    between, notes = copies_gbytes_per_s, ["longest copies and sends"]
+    if len(tables.sends):
+        between = _longest(tables.sends, "intra_node", MIB_BYTES)
+    else:
+        notes.append("between GPUs the host link's rate, not measured")
+    network = ASSUMED_NETWORK_GBYTES_PER_S
+    if datasheet is not None:
+        network = datasheet.node.inter_node_gbytes_per_s
+        notes.append(f"network of {datasheet.name}")
+    else:
+        notes.append("network of 10 Gb/s assumed")
+    node = Node(
+        gpus=machine.environment.num_devices,
+        host_memory_gib=round(_host_bytes(machine) / GIB_BYTES, 3),
+        intra_node_gbytes_per_s=round(between, 4),
+        inter_node_gbytes_per_s=network,
+        host_link_gbytes_per_s=round(copies_gbytes_per_s, 4),
+    )
+    return node, Source(kind="measured", source=f"{', '.join(notes)}: {machine.words}")
+
+
+def _longest(table: ResumedTable, kind: str, unit_bytes: int) -> float:
+    """GB/s of the longest transfer of one kind; keys end in kind and size, the time comes next."""
+    of_kind, size = table.keys[-2:]
+    rows = (row for row in table.rows if row[of_kind] == kind)
+    row = max(rows, key=lambda row: float(row[size]))
+    seconds = float(row[table.values[0]]) * MILLISECONDS
+    return float(row[size]) * unit_bytes / seconds / GBYTES
+
+
+def _host_bytes(machine: Machine) -> int:
+    """Of a CPU, the half that does not stand for the devices' memory."""
+    return machine.host_memory_bytes // (1 if machine.is_gpu else 2)
+
+
+def _allocator(machine: Machine) -> tuple[Allocator, Source]:
+    outside_mib = round(machine.outside_bytes / MIB_BYTES, 1)
+    if not machine.is_gpu:
+        allocator = Allocator(
+            step_bytes_a_parameter=0.0,
+            head_bytes_a_parameter=0.0,
+            head_mib=0.0,
+            outside_mib=outside_mib,
+        )
+        text = "a CPU's allocator holds nothing back; outside of it a process without tensors"
+        return allocator, Source(kind="measured", source=text)
+    lent = catalog.hardware(ALLOCATOR_OF).allocator
+    assert lent is not None
+    text = f"{ALLOCATOR_OF}; measured outside of torch's allocator: {outside_mib} MiB"
+    return replace(lent, outside_mib=outside_mib), Source(kind="borrowed", source=text)

@@ -1,0 +1,414 @@
+"""A run that somebody measured and published: what ran, and how long an iteration took."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from mistlab import catalog
+from mistlab.calibration.tables import Row, positive, read_rows
+from mistlab.core.files import MIB_BYTES, MILLISECONDS, TFLOP, parse_yaml
+from mistlab.core.values import InputError, check_field
+from mistlab.cost.kernels import megatron_flop
+from mistlab.engines.baselines import ACESO, DEEPSPEED, MEGATRON
+from mistlab.engines.engine import Engine
+from mistlab.engines.mistlab import MIST, MISTLAB
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.hardware import Hardware
+from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.schedule.orders import in_flight
+from mistlab.schedule.placement import even_shares
+from mistlab.stages.stage_batch import StageBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PublishedRun:
+    """A run that was measured: what ran, and how long an iteration took.
+
+    ``stages`` has fractional layers where the run split single operators; then ``plan`` is None.
+    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. ``ran_by`` is
+    the engine that ran it. ``engine`` names the engine of plans that are compared with this run.
+    """
+
+    name: str
+    set: str
+    fold: str
+    workload: Workload
+    cluster: Cluster
+    engine: str
+    ran_by: Engine
+    overlap_communication: bool
+    micro_batches: int
+    stages: StageBatch
+    plan: Plan | None
+    iteration_s: float
+    allocated_bytes: tuple[float, ...] = ()
+    reserved_bytes: tuple[float, ...] = ()
+
+
+def stage_columns(*, ratios: np.ndarray, micro_batches: int, **values: np.ndarray) -> StageBatch:
+    """Columns of a pipeline's stages, whose places say the rest; ``ratios`` are of ``OFFLOADS``."""
+    num_stages = len(values["layers"])
+    stages = np.arange(num_stages)
+    gpus = values["data_parallel"] * values["tensor_parallel"]
+    return StageBatch(
+        **values,
+        **dict(zip(OFFLOADS, ratios.T, strict=True)),
+        in_flight=np.array([in_flight(int(i), num_stages, micro_batches) for i in stages]),
+        has_embedding=(stages == 0).astype(int),
+        has_head=(stages == num_stages - 1).astype(int),
+        first_rank=np.cumsum(gpus) - gpus,
+    )
+
+
+def plan_of(batch: StageBatch, micro_batches: int, engine: str, overlaps: bool) -> Plan:
+    """The plan of whole layers that columns of stages say."""
+    stages = tuple(
+        StagePlan.of_values({name: batch.value(name)[i] for name in DIMENSIONS})
+        for i in range(len(batch))
+    )
+    return Plan(
+        engine=engine, micro_batches=micro_batches, overlap_communication=overlaps, stages=stages
+    )
+
+
+# Published runs of Megatron-LM: equal stages, everything computed again.
+
+
+MEGATRON_COLUMNS = (
+    *("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "sequence_length"),
+    *("tensor_parallel", "data_parallel", "pipeline_parallel", "iteration_ms"),
+)
+WEAK_SCALING = (
+    *("heads", "hidden", "layers", "tensor_parallel", "pipeline_parallel", "gpus"),
+    *("global_batch", "tflop_per_s_per_gpu"),
+)
+# Tensor-parallel ranks of Megatron-LM sent a part of the activations each (until 2023
+# scatter-gather-tensors-in-pipeline, in DeepSpeed pipe-partitioned tensors).
+SENDING_PARTS = replace(MEGATRON, sends="split")
+GPUS_A_NODE = 8
+# Megatron's own vocabulary, and what it trains with.
+MEGATRON_VOCAB = 50257
+WEAK_SCALING_VOCAB = 51200
+WEAK_SCALING_SEQUENCE = 2048
+
+
+def megatron_runs(row: Row, number: int, hardware: Hardware) -> Iterator[PublishedRun]:
+    """The run of a row of a table of Megatron runs with full recomputation."""
+    sizes = {name: int(row[name]) for name in MEGATRON_COLUMNS if name != "iteration_ms"}
+    gpus = sizes["gpus"]
+    yield _uniform(
+        sizes,
+        sizes["micro_batch"],
+        name=f"{gpus} GPUs, row {number + 1}",
+        set=f"{hardware.name}, megatron, {'one node' if gpus <= GPUS_A_NODE else 'many nodes'}",
+        vocab=MEGATRON_VOCAB,
+        iteration_s=float(row["iteration_ms"]) * MILLISECONDS,
+        hardware=hardware,
+    )
+
+
+def weak_scaling_runs(row: Row, hardware: Hardware) -> Iterator[PublishedRun]:
+    """A row of Megatron's weak scaling, with each micro-batch that it may have had."""
+    sizes = {name: int(row[name]) for name in WEAK_SCALING if name != "tflop_per_s_per_gpu"}
+    gpus = sizes["gpus"]
+    sizes |= {
+        "sequence_length": WEAK_SCALING_SEQUENCE,
+        "data_parallel": gpus // (sizes["tensor_parallel"] * sizes["pipeline_parallel"]),
+    }
+    flop = megatron_flop(
+        batch=sizes["global_batch"],
+        sequence_length=sizes["sequence_length"],
+        layers=sizes["layers"],
+        hidden=sizes["hidden"],
+        vocab=WEAK_SCALING_VOCAB,
+    )
+    seconds = flop / (gpus * float(row["tflop_per_s_per_gpu"]) * TFLOP)
+    for micro_batch in (1, 2, 4, 8):
+        if sizes["global_batch"] % (micro_batch * sizes["data_parallel"]) == 0:
+            yield _uniform(
+                sizes,
+                micro_batch,
+                name=f"{row.get('parameters_billion', '?')} billion",
+                set=f"{hardware.name}, megatron, weak scaling",
+                vocab=WEAK_SCALING_VOCAB,
+                iteration_s=seconds,
+                hardware=hardware,
+            )
+
+
+def _uniform(
+    sizes: Mapping[str, int],
+    micro_batch: int,
+    *,
+    name: str,
+    set: str,  # noqa: A002
+    vocab: int,
+    iteration_s: float,
+    hardware: Hardware,
+) -> PublishedRun:
+    """A Megatron run: equal stages, everything computed again, no collective overlapped."""
+    num_stages, gpus = sizes["pipeline_parallel"], sizes["gpus"]
+    layers = np.array(even_shares(sizes["layers"], num_stages))
+    micro_batches = sizes["global_batch"] // (micro_batch * sizes["data_parallel"])
+
+    def same(value: int) -> np.ndarray:
+        return np.full(num_stages, value)
+
+    batch = stage_columns(
+        layers=layers,
+        checkpointed_layers=layers,
+        data_parallel=same(sizes["data_parallel"]),
+        tensor_parallel=same(sizes["tensor_parallel"]),
+        micro_batch=same(micro_batch),
+        zero=same(0),
+        ratios=np.zeros((num_stages, 4)),
+        micro_batches=micro_batches,
+    )
+    return PublishedRun(
+        name=name,
+        set=set,
+        fold=f"{gpus}x{sizes['layers']}",
+        workload=Workload(
+            model=ModelSpec.of(
+                family="gpt",
+                hidden=sizes["hidden"],
+                layers=sizes["layers"],
+                heads=sizes["heads"],
+                vocab=vocab,
+                biases=True,
+                dropout=0.1,
+                tied_embeddings=True,
+            ),
+            sequence_length=sizes["sequence_length"],
+            global_batch=sizes["global_batch"],
+            attention="math",
+            precision="fp16",
+        ),
+        cluster=Cluster(
+            hardware=hardware,
+            nodes=-(-gpus // GPUS_A_NODE),
+            gpus_per_node=min(gpus, GPUS_A_NODE),
+        ),
+        engine="megatron",
+        overlap_communication=False,
+        ran_by=SENDING_PARTS,
+        micro_batches=micro_batches,
+        stages=batch,
+        plan=plan_of(batch, micro_batches, "megatron", overlaps=False),
+        iteration_s=iteration_s,
+    )
+
+
+# Published runs: rows of measurement tables as workloads, clusters and stages.
+#
+# Tables are those of docs/reference/measurement-tables.md: ``end_to_end.csv``, the two of Megatron
+# on A100 80 GB, and Megatron's weak scaling.
+
+
+END_TO_END = (
+    *("id", "hardware", "nodes", "gpus", "system", "model", "flash", "seq", "vocab"),
+    *("global_batch", "grad_accum", "num_stages", "layers", "ckpt_layers", "mbs", "dp", "tp"),
+    *("zero_wgo", "offload_wgoa", "iter_s", "peak_alloc_mb", "peak_reserved_mb", "dropout"),
+)
+# Of tables that do not say it, fp16.
+PRECISION = "precision"
+# The published tables write the family of GPT-3's shapes as gpt2 and gpt, and sizes their own way.
+CATALOGUE_FAMILY = {"gpt2": "gpt3", "gpt": "gpt3"}
+CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
+CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
+# Aceso recomputes single operators, those first that keep most: attention's scores, their softmax
+# and its dropout, three of the thirteen operators of a layer. The rest is taken as whole layers.
+CORE_SHARE = 3 / 13
+# The engine that ran a system's plans, and whether communication overlapped.
+SYSTEMS: Mapping[str, tuple[Engine, bool]] = {
+    "mistlab": (MISTLAB, True),
+    "mist": (MIST, True),
+    "megatron-lm": (MEGATRON, True),
+    "deepspeed": (DEEPSPEED, True),
+    "aceso": (ACESO, False),
+    "megatron": (ACESO, False),
+}
+README_BASE = {
+    "id": "mist-l4-readme-small-base",
+    "hardware": "l4-24gb",
+    "nodes": "1",
+    "gpus": "2",
+    "system": "mist",
+    "model": "gpt2-1.3b",
+    "flash": "False",
+    "seq": "2048",
+    "vocab": "50304",
+    "dropout": "0",
+    "global_batch": "32",
+    "grad_accum": "2",
+    "num_stages": "1",
+    "layers": "24",
+    "ckpt_layers": "24",
+    "mbs": "8",
+    "dp": "2",
+    "tp": "1",
+    "zero_wgo": "001",
+    "offload_wgoa": "0",
+    "peak_alloc_mb": "",
+    "peak_reserved_mb": "",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table's runs, and which bytes they came from."""
+
+    path: Path
+    sha256: str
+    runs: tuple[PublishedRun, ...] = field(default=())
+
+
+def read_end_to_end(path: Path, hardware: Hardware | None = None) -> Table:
+    """Read ``end_to_end.csv``; only one hardware's runs, on that hardware, where it is given."""
+    return _read(path, END_TO_END, lambda row, _: _end_to_end(row, hardware))
+
+
+def read_megatron(path: Path, hardware: Hardware) -> Table:
+    """Read a table of Megatron runs with full recomputation on A100 80 GB."""
+    return _read(path, MEGATRON_COLUMNS, lambda row, number: megatron_runs(row, number, hardware))
+
+
+def carried(text: str, megatron: Hardware) -> tuple[list[PublishedRun], list[PublishedRun]]:
+    """The runs whose published figures the project carries: a base case, and weak scaling."""
+    content = parse_yaml(text, "published.yaml")
+    base = {**README_BASE, "iter_s": str(content["readme_base"]["iteration_s"])}
+    weak_scaling = [
+        one
+        for row in content["weak_scaling"]["runs"]
+        for one in weak_scaling_runs({name: str(value) for name, value in row.items()}, megatron)
+    ]
+    return [*_end_to_end(base, None)], weak_scaling
+
+
+def _read(
+    path: Path,
+    needed: Sequence[str],
+    runs_of: Callable[[Row, int], Iterator[PublishedRun]],
+) -> Table:
+    origin, rows = read_rows(path, needed, all_hardware=True)
+    runs: list[PublishedRun] = []
+    for number, (where, row) in enumerate(rows):
+        for name in needed:
+            if name.endswith(("_ms", "iter_s", "_gpu")):
+                positive(where, row, name)
+        try:
+            runs += runs_of(row, number)
+        except (ValueError, IndexError, KeyError) as error:
+            message = f"{where}: {error}: correct the row"
+            raise InputError(message) from None
+    return Table(path=path, sha256=origin.sha256, runs=tuple(runs))
+
+
+def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
+    name = CATALOGUE_HARDWARE.get(row["hardware"], row["hardware"])
+    if hardware is not None and hardware.name != name:
+        return
+    system = row["system"].split()[0]
+    ran_by, overlaps = SYSTEMS[system]
+    engine = ran_by.family
+    nodes, gpus = int(row["nodes"]), int(row["gpus"])
+    batch = _stage_columns(row)
+    plan = plan_of(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None
+    # Of several ranks of a stage, the first: that of the allocated bytes.
+    peaks = {
+        key: tuple(float(t) * MIB_BYTES for t in row[key].split("/")[0].split())
+        for key in ("peak_alloc_mb", "peak_reserved_mb")
+    }
+    # Elsewhere memory was taken from some ranks only, and not stage by stage.
+    has_peaks = all(len(peak) == len(batch) for peak in peaks.values())
+    yield PublishedRun(
+        name=row["id"],
+        set=f"{name}, {system}",
+        fold=row["id"],
+        workload=Workload(
+            model=_model(row),
+            sequence_length=int(row["seq"]),
+            global_batch=int(row["global_batch"]),
+            attention="flash" if row["flash"] == "True" else "math",
+            precision=check_field(Workload, "precision", row.get(PRECISION) or "fp16"),
+        ),
+        cluster=Cluster(
+            hardware=hardware or catalog.hardware(name), nodes=nodes, gpus_per_node=gpus // nodes
+        ),
+        engine=engine,
+        overlap_communication=overlaps,
+        ran_by=ran_by,
+        micro_batches=int(row["grad_accum"]),
+        stages=batch,
+        plan=plan,
+        iteration_s=float(row["iter_s"]),
+        allocated_bytes=peaks["peak_alloc_mb"] if has_peaks else (),
+        reserved_bytes=peaks["peak_reserved_mb"] if has_peaks else (),
+    )
+
+
+def _model(row: Row) -> ModelSpec:
+    family, _, size = row["model"].partition("-")
+    size = CATALOGUE_SIZE.get(size, size.lower())
+    model = catalog.model(f"{CATALOGUE_FAMILY.get(family, family)}-{size}")
+    dropout = float(row["dropout"])
+    return replace(model, name="", vocab=int(row["vocab"]), dropout=dropout, biases=dropout > 0)
+
+
+def _stage_columns(row: Row) -> StageBatch:
+    num_stages = int(row["num_stages"])
+
+    def of_stages(text: str) -> list[str]:
+        texts = text.replace(" each", "").split()
+        return texts * num_stages if len(texts) == 1 else texts
+
+    layers = np.array([float(text) for text in of_stages(row["layers"])])
+    core = np.zeros(num_stages)
+    if row["ckpt_layers"].startswith("all"):
+        checkpointed = layers
+    elif "per-op" in row["ckpt_layers"]:
+        shares = np.array([float(share) for share in row["ckpt_layers"].split(":")[1].split()])
+        checkpointed, core = layers * _recomputed(shares)
+    else:
+        checkpointed = np.array([float(text) for text in of_stages(row["ckpt_layers"])])
+    ratios = np.array(
+        [([float(r) for r in text.split("/")] * 4)[:4] for text in of_stages(row["offload_wgoa"])]
+    )
+    return stage_columns(
+        layers=layers,
+        checkpointed_layers=checkpointed,
+        core_recomputed_layers=core,
+        data_parallel=_degrees(row["dp"], num_stages),
+        tensor_parallel=_degrees(row["tp"], num_stages),
+        micro_batch=np.array([int(text) for text in of_stages(row["mbs"])]),
+        zero=np.array([text.count("1") for text in of_stages(row["zero_wgo"])]),
+        ratios=ratios,
+        micro_batches=int(row["grad_accum"]),
+    )
+
+
+def _recomputed(shares: np.ndarray) -> np.ndarray:
+    """The shares of layers that recompute everything, and that recompute attention's core.
+
+    ``shares`` are the shares of their operators that stages recompute.
+    """
+    everything = np.maximum(0.0, (shares - CORE_SHARE) / (1 - CORE_SHARE))
+    return np.array([everything, np.minimum(shares / CORE_SHARE, 1 - everything)])
+
+
+def _degrees(text: str, num_stages: int) -> np.ndarray:
+    """A degree for each stage; of runs that split operators, as ``degree x operators``."""
+    texts = text.replace("|", " ").split()
+    texts = texts * num_stages if len(texts) == 1 else texts
+    return np.array([int(one.split("x")[0]) for one in texts])
+
+
+def _is_whole(batch: StageBatch) -> bool:
+    return all(
+        bool((column == np.round(column)).all())
+        for column in (batch.layers, batch.checkpointed_layers)
+    )

@@ -1,0 +1,307 @@
+"""Fits the values that only whole runs show: sustained rates, how sure times are, and memory beyond
+tensors."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from experiments.calibration.published import PublishedRun
+from experiments.cli.commandline import progress
+from mistlab.calibration.fitted_memory import beyond_tensors, errors_of, fitted_allocator
+from mistlab.calibration.fitted_sureness import half_width_of, misses, trimmed_mean
+from mistlab.cost.memory import reserved_bytes, room_bytes
+from mistlab.cost.sureness import half_width_at
+from mistlab.engines.table import ENGINES
+from mistlab.graph.stage_model import StageModel
+from mistlab.machine.hardware import Allocator, EngineCalibration, Hardware, MeasuredAt, Source
+from mistlab.plan.mesh import num_gpus
+from mistlab.stages.stage_batch import StageBatch, StageFigures
+from simulators.symbolic import SymbolicPredictor
+
+Values = NDArray[np.float64]
+
+# Shares of the rates by themselves among which the sustained one is looked for.
+SUSTAINED = np.linspace(0.75, 1.0, 11)
+FINE = np.linspace(0.75, 1.0, 501)
+# Where no width was left out, since there is one, bounds for others are taken to be twice as wide.
+FAR_OF_NEAR = 2.0
+MOST_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedRuns:
+    """A hardware with what its runs showed, and each run's error when it was left out: in
+    ``left_out`` with others at its place in the fit, in ``width_left_out`` with none of its width.
+
+    An error is NaN where the run was in the fit, or where all runs are of one width.
+    """
+
+    hardware: Hardware
+    runs: tuple[PublishedRun, ...]
+    left_out: Values
+    width_left_out: Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LeftOutWidth:
+    """The runs of one width, when none of its runs are in the fit: their errors, and how far the
+    nearest others lie from each."""
+
+    hidden: int
+    errors: Values
+    doublings: Values
+
+
+def predicted_s(run: PublishedRun, hardware: Hardware) -> float:
+    """Seconds of an iteration of a run on a hardware."""
+    return float(all_predicted_s([run], hardware)[0])
+
+
+def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Values:
+    """Seconds of an iteration of each run; those that differ in stages alone go together."""
+    together: dict[Hashable, list[int]] = defaultdict(list)
+    for place, run in enumerate(runs):
+        # How many micro-batches a global batch makes is among a run's own numbers.
+        workload = replace(run.workload, global_batch=1)
+        how = run.ran_by, run.overlap_communication, len(run.stages)
+        together[workload, run.cluster.nodes, run.cluster.gpus_per_node, how].append(place)
+    seconds = np.empty(len(runs))
+    for places in together.values():
+        first = runs[places[0]]
+        predictor = SymbolicPredictor(
+            workload=first.workload, cluster=replace(first.cluster, hardware=hardware)
+        )
+        seconds[places] = predictor.iterations(
+            StageBatch.joined([runs[place].stages for place in places]),
+            np.array([runs[place].micro_batches for place in places]),
+            engine=first.ran_by,
+            overlap_communication=first.overlap_communication,
+        )
+    return seconds
+
+
+def fit_sustained(runs: Sequence[PublishedRun], hardware: Hardware) -> FittedRuns:
+    """The share of a GPU's rates that whole runs sustain, one number for all of them."""
+    measured = np.array([run.iteration_s for run in runs])
+    coarse = np.array([all_predicted_s(runs, _sustaining(hardware, s)) for s in SUSTAINED])
+    # Times are all but linear in the inverse of the share.
+    fine = np.stack(
+        [np.interp(1 / FINE[::-1], 1 / SUSTAINED[::-1], of_run[::-1])[::-1] for of_run in coarse.T],
+        axis=1,
+    )
+    errors = fine / measured - 1
+
+    def by_the_others(labels: Values) -> Values:
+        found = np.full(len(runs), np.nan)
+        for label in np.unique(labels):
+            out = labels == label
+            if not out.all():
+                found[out] = errors[_best(errors[:, ~out]), out]
+        return found
+
+    sustained = float(FINE[_best(errors)])
+    return with_engines(
+        FittedRuns(
+            hardware=_sustaining(hardware, sustained),
+            runs=tuple(runs),
+            left_out=by_the_others(np.array([run.fold for run in runs])),
+            width_left_out=by_the_others(_widths(runs)),
+        )
+    )
+
+
+def fit_launch_and_sustained(
+    runs: Sequence[PublishedRun], hardware: Hardware, folds: Sequence[str]
+) -> FittedRuns:
+    """The host's time to launch and the sustained share, on whole folds; errors on the others, and
+    on each width when none of its runs are in the fit."""
+    seen = np.array([run.fold in folds for run in runs])
+    widths = _widths(runs)
+
+    def errors_by(fitted_on: NDArray[np.bool_], of: NDArray[np.bool_]) -> tuple[Hardware, Values]:
+        fitted = _launching(
+            hardware, [run for run, its in zip(runs, fitted_on, strict=True) if its]
+        )
+        chosen = [run for run, its in zip(runs, of, strict=True) if its]
+        measured = np.array([run.iteration_s for run in chosen])
+        return fitted, all_predicted_s(chosen, fitted) / measured - 1
+
+    left_out, width_left_out = np.full((2, len(runs)), np.nan)
+    fitted, left_out[~seen] = errors_by(seen, ~seen)
+    for width in np.unique(widths):
+        out = widths == width
+        # What is left has to tell the host's time from the GPU's: all of it is fitted on.
+        if not out.all():
+            progress(f"leaving out the {out.sum()} runs of width {width:g}")
+            _, width_left_out[out] = errors_by(~out, out)
+    # Of widths of which nothing was fitted on, these are errors of widths that were left out.
+    left_out[~np.isin(widths, widths[seen])] = np.nan
+    return with_engines(
+        FittedRuns(
+            hardware=fitted, runs=tuple(runs), left_out=left_out, width_left_out=width_left_out
+        )
+    )
+
+
+def _launching(hardware: Hardware, runs: Sequence[PublishedRun]) -> Hardware:
+    """The hardware with the time to launch and the sustained share that suit some runs best."""
+    measured = np.array([run.iteration_s for run in runs])
+    # Runs on many GPUs are few and large: each cluster's runs weigh as much together.
+    clusters = np.array([run.cluster.nodes > 1 for run in runs])
+    assert hardware.compute is not None
+    compute = hardware.compute
+
+    def with_(point: Values) -> Hardware:
+        return replace(
+            hardware,
+            compute=replace(
+                compute,
+                launch_us=round(float(point[0]) * 40, 2),
+                sustained=round(float(np.clip(point[1], 0.5, 1.0)), 3),
+            ),
+        )
+
+    def loss(point: Values) -> float:
+        errors = np.abs(all_predicted_s(runs, with_(point)) / measured - 1)
+        return float(
+            np.mean([trimmed_mean(errors[clusters == one]) for one in np.unique(clusters)])
+        )
+
+    start = np.array([[1.0, 0.95], [1.2, 0.95], [1.0, 0.85]])
+    options = {"maxfev": MOST_STEPS, "initial_simplex": start, "xatol": 2e-3, "fatol": 1e-4}
+    return with_(minimize(loss, start[0], method="Nelder-Mead", options=options).x)
+
+
+def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Values]:
+    """The allocator of runs with known peaks, and the relative errors of reserved bytes when each
+    run is left out."""
+    with_peaks = [run for run in runs if run.reserved_bytes and run.plan is not None]
+    rows = [
+        beyond_tensors(figures_of(run), run.stages, np.array(run.reserved_bytes))
+        for run in with_peaks
+    ]
+    errors = []
+    for out in range(len(rows)):
+        others = [row for place, row in enumerate(rows) if place != out]
+        errors.append(errors_of(rows[out], others))
+    heads = np.concatenate([figures_of(run).head_parameters for run in with_peaks])
+    allocator = fitted_allocator(rows, heads)
+    return allocator, np.concatenate(errors)
+
+
+def figures_of(run: PublishedRun) -> StageFigures:
+    """The memory figures of a run's stages."""
+    return StageModel.of(run.workload, run.engine).figures(run.stages)
+
+
+def is_said_to_fit(run: PublishedRun) -> bool:
+    """Whether a run, all of whose stages ran, is said to fit."""
+    reserved = reserved_bytes(figures_of(run), run.stages, run.cluster, ENGINES[run.engine])
+    return bool((reserved <= room_bytes(run.cluster)).all())
+
+
+def _sustaining(hardware: Hardware, sustained: float) -> Hardware:
+    assert hardware.compute is not None
+    return replace(hardware, compute=replace(hardware.compute, sustained=round(sustained, 4)))
+
+
+def _best(errors: Values) -> int:
+    return int(np.argmin(np.abs(errors).mean(axis=1)))
+
+
+def with_engines(found: FittedRuns) -> FittedRuns:
+    """The hardware with how sure each engine's times are, from errors of runs left out."""
+    hardware = found.hardware
+    of_engine: dict[str, list[int]] = defaultdict(list)
+    for place, run in enumerate(found.runs):
+        of_engine[run.engine].append(place)
+    kept = tuple(one for one in hardware.engines or () if one.engine not in of_engine)
+    fitted = tuple(_engine(engine, found, places) for engine, places in of_engine.items())
+    # Where the engines' errors come from is said by whoever knows the table.
+    source = hardware.provenance.engines or Source(kind="measured", source="whole runs")
+    hardware = replace(
+        hardware,
+        engines=(*kept, *fitted),
+        provenance=replace(hardware.provenance, engines=source),
+    )
+    return replace(found, hardware=hardware)
+
+
+def _engine(engine: str, found: FittedRuns, places: Sequence[int]) -> EngineCalibration:
+    """How sure an engine's times are at the places of its runs, and away from them."""
+    near = _known(found.left_out[places])
+    half_width = half_width_of(near)
+    far, reach = _far(half_width, _left_out_widths(found, places))
+    return EngineCalibration(
+        engine=engine,
+        half_width=half_width,
+        far_half_width=far,
+        reach=reach,
+        runs=len(near),
+        at=tuple(dict.fromkeys(place_of(found.runs[place]) for place in places)),
+    )
+
+
+def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, float]:
+    """How sure times are of widths that nobody measured, and how far away that was tried.
+
+    Few widths were measured, so new widths are taken to be as unsure as the worst of them.
+    """
+    if not widths:
+        return round(half_width * FAR_OF_NEAR, 4), 1.0
+    worst = max(half_width_of(width.errors) for width in widths)
+    nearest = min(float(width.doublings.min()) for width in widths)
+    return max(half_width, worst), round(nearest, 2)
+
+
+def widths_left_out(found: FittedRuns, engine: str) -> Iterator[tuple[LeftOutWidth, float]]:
+    """Each width of an engine's runs when it is left out, and the share of its runs that lie inside
+    the bounds that the others give."""
+    places = [place for place, run in enumerate(found.runs) if run.engine == engine]
+    widths = _left_out_widths(found, places)
+    calibration = _engine(engine, found, places)
+    for width in widths:
+        others = [other for other in widths if other is not width]
+        far, reach = _far(calibration.half_width, others)
+        bounds = replace(calibration, far_half_width=far, reach=reach)
+        half_widths = np.array([half_width_at(bounds, one) for one in width.doublings.tolist()])
+        yield width, float(np.mean(misses(width.errors) <= half_widths))
+
+
+def _left_out_widths(found: FittedRuns, places: Sequence[int]) -> list[LeftOutWidth]:
+    widths = _widths(found.runs)
+    left_out = []
+    for width in np.unique(widths[places]):
+        out = [place for place in places if widths[place] == width]
+        others = {place_of(found.runs[place]) for place in np.flatnonzero(widths != width)}
+        if others:
+            nearest = [min(map(place_of(found.runs[one]).doublings, others)) for one in out]
+            left_out.append(
+                LeftOutWidth(
+                    hidden=int(width),
+                    errors=found.width_left_out[out],
+                    doublings=np.array(nearest),
+                )
+            )
+    return left_out
+
+
+def _known(errors: Values) -> Values:
+    return errors[~np.isnan(errors)]
+
+
+def _widths(runs: Sequence[PublishedRun]) -> Values:
+    return np.array([float(run.workload.model.hidden) for run in runs])
+
+
+def place_of(run: PublishedRun) -> MeasuredAt:
+    """Where a run was measured."""
+    return MeasuredAt(
+        hidden=run.workload.model.hidden,
+        gpus=int(num_gpus(run.stages.value).sum()),
+        sequence_length=run.workload.sequence_length,
+    )

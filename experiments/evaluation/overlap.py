@@ -1,0 +1,285 @@
+"""Random plans in every view, to see in which order the views' times are."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from experiments.bench.bench import Bench
+from experiments.bench.cases import Case, case_of, clusters
+from experiments.bench.remembered import answers
+from experiments.cli.commandline import DONE, NO_ANSWER
+from experiments.evaluation.speedup_breakdown import Summary
+from experiments.pages.charts import Bars
+from experiments.pages.study import Report, Study, beside
+from experiments.pages.tables import Row, table
+from mistlab.core.values import InputError
+from mistlab.cost.views import FULL, VIEWS
+from mistlab.plan.plan import Plan
+from mistlab.plan.plan_words import plan_line
+from mistlab.plan.space import space_of
+from mistlab.schedule.placement import spread_shares
+from searchers.methods.published import published
+from searchers.savings import Chooser, chosen_plan
+
+# Spaces that plans are drawn from, in turns: those of all engines.
+SPACES = ("mist", "wide", "mist", "megatron", "mist", "deepspeed", "mist", "aceso")
+# What may be lost to rounding.
+ROUNDING = 1e-9
+# Views of which the first must take at least as long as the second.
+ORDER = (("serial", "full"), ("full", "ideal"))
+
+
+def drawn(bench: Bench, count: int, seed: int) -> list[Plan]:
+    """Random plans for a problem; whether they fit does not matter to their times."""
+    draw = np.random.default_rng(seed)
+    chooser = Chooser(lambda _, options: int(draw.integers(options)))
+    found: list[Plan] = []
+    while len(found) < count:
+        plan = chosen_plan(bench.problem, space_of(SPACES[len(found) % len(SPACES)]), chooser)
+        found += [] if plan is None else [plan]
+    return found
+
+
+def ordered(case: Case, count: int, seed: int) -> dict[str, Any]:
+    """The row of a case: how many plans break the order, and how far apart views are."""
+    bench = Bench.of(case.problem())
+    plans = drawn(bench, count, seed)
+    seconds = {
+        view: np.array([one.iteration_s for one in bench.seen(view).predict_many(plans)])
+        for view in VIEWS
+    }
+    broken = {
+        f"{more} < {less}": int((seconds[more] < seconds[less] * (1 - ROUNDING)).sum())
+        for more, less in ORDER
+    }
+    return {
+        "chapter": "order",
+        "case": case.name,
+        "plans": count,
+        "broken": broken,
+        "over_full": {view: _spread(seconds[view] / seconds["full"]) for view in VIEWS},
+    }
+
+
+def _spread(ratios: Sequence[float] | np.ndarray) -> dict[str, float]:
+    least, median, most = np.quantile(ratios, [0, 0.5, 1])
+    return {"least": float(least), "median": float(median), "most": float(most)}
+
+
+# Views compared: in which order their times are, and what their winners are worth.
+
+
+SIZES, QUICK_SIZES = ("1.3b", "2.7b", "7b"), ("1.3b",)
+QUICK_PLANS = 100
+# The views that leave something out.
+PARTIAL = tuple(view for view in VIEWS if view != FULL)
+# The published search, and what is changed in it.
+VARIANTS: Mapping[str, Mapping[str, bool]] = {
+    "published": {},
+    "true frontiers": {"weighted": False},
+    "longest chain": {"by_chains": True},
+    "both": {"weighted": False, "by_chains": True},
+}
+# Rows by case, and by view or search.
+Winners = Mapping[tuple[str, str], Row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A case, and how many random plans of it to order."""
+
+    case: Case
+    plans: int
+    seed: int
+
+
+def overlapped(options: argparse.Namespace) -> int:
+    """What it costs not to know: searches with views that ignore overlap or first and last passes.
+
+    Searches see streams that take turns (serial), that do not disturb one another (ideal),
+    extras of first and last micro-batches spread (average) or dropped (blind), or everything
+    (full). The whole predictor and the event simulator score each winner. On random plans
+    serial >= full >= ideal. A last table has what true frontiers and the longest chain gain
+    over the published search.
+    """
+    if options.plans < 1:
+        message = f"--plans {options.plans}: there is nothing to order: give at least 1"
+        raise InputError(message)
+    chosen = QUICK_SIZES if options.quick else SIZES
+    places = clusters(options.hardware)[: 1 if options.quick else None]
+    cases = [case_of(place, "gpt3", size, "flash") for size in chosen for place in places]
+    count = min(options.plans, QUICK_PLANS) if options.quick else options.plans
+    asked = [
+        Asked(case=case, plans=max(1, share), seed=options.seed)
+        for case, share in zip(cases, spread_shares(count, len(cases)), strict=True)
+    ]
+    study = Study.begin("overlap", options)
+    study.add_all(row for _, rows in answers(study, compared, asked, "cases") for row in rows)
+    return study.end(report(study.rows), DONE if _holds(study.rows) else NO_ANSWER)
+
+
+def compared(asked: Asked) -> list[dict[str, Any]]:
+    """The rows of a case: the order of random plans, each view's winner, each search's winner."""
+    bench = Bench.of(asked.case.problem())
+    return [
+        ordered(asked.case, asked.plans, asked.seed),
+        *(_winner(bench, asked, view) for view in VIEWS),
+        *(_published(bench, asked, name) for name in VARIANTS),
+    ]
+
+
+def _winner(bench: Bench, asked: Asked, view: str) -> dict[str, Any]:
+    found = bench.found("mist", space_of("mist"), view=view, seed=asked.seed)
+    row = {"chapter": "winners", "case": asked.case.name, "view": view}
+    if found is None:
+        return row
+    return {
+        **row,
+        "seen_s": found.seen_s,
+        "full_s": found.seconds,
+        "played_s": bench.played_s(found.plan),
+        "plan": plan_line(found.plan),
+        "timing": {"search_s": found.result.wall_s},
+    }
+
+
+def _published(bench: Bench, asked: Asked, name: str) -> dict[str, Any]:
+    found = bench.found(published(**VARIANTS[name]), space_of("mist"), seed=asked.seed)
+    row = {"chapter": "published search", "case": asked.case.name, "search": name}
+    if found is None:
+        return row
+    return {
+        **row,
+        "full_s": found.seconds,
+        "plan": plan_line(found.plan),
+        "timing": {"search_s": found.result.wall_s},
+    }
+
+
+def _of(rows: Sequence[Row], chapter: str, key: str) -> dict[tuple[str, str], Row]:
+    return {
+        (row["case"], row[key]): row
+        for row in rows
+        if row["chapter"] == chapter and "full_s" in row
+    }
+
+
+def _holds(rows: Sequence[Row]) -> bool:
+    """Whether no random plan breaks the order, and no view's winner beats the whole's own."""
+    winners = _of(rows, "winners", "view")
+    in_order = not any(sum(row["broken"].values()) for row in rows if row["chapter"] == "order")
+    return in_order and all(
+        row["full_s"] >= winners[case, FULL]["full_s"] * (1 - 1e-9)
+        for (case, _), row in winners.items()
+        if (case, FULL) in winners
+    )
+
+
+def report(rows: Sequence[Row]) -> Report:
+    """The report of the rows."""
+    orders = [row for row in rows if row["chapter"] == "order"]
+    winners, searches = _of(rows, "winners", "view"), _of(rows, "published search", "search")
+    cases = [*dict.fromkeys(case for case, view in winners if view == FULL)]
+    slower = {
+        (case, view): winners[case, view]["full_s"] / winners[case, FULL]["full_s"] - 1
+        for case, view in winners
+        if (case, FULL) in winners
+    }
+    count = sum(row["plans"] for row in orders)
+    broken = sum(sum(row["broken"].values()) for row in orders)
+    beaten = [key for key, share in slower.items() if share < -1e-9]
+    return Report(
+        title="What it costs not to know",
+        words=[
+            (
+                f"Of {count:,} random plans {broken} break the order serial >= full >= ideal. How "
+                "many times as long plans take in a view as they do:"
+            ),
+            table(("view", "least", "median of cases", "most"), _spreads(orders)),
+            (
+                "What searches find in each view, by the whole predictor: how much slower than "
+                "the plan that is found with it (as played in brackets). "
+                f"{len(beaten)} of {len(slower)} beat it."
+            ),
+            _winners_table(winners, cases),
+            (
+                "The published search, and what is gained by true frontiers in place of weighted "
+                "sums, by the longest chain in place of the published objective, and by both: "
+                "how much slower each one's plan is than that of `mist`."
+            ),
+            _searches_table(searches, winners, cases),
+        ],
+        summary={"plans": count, "broken": broken, "beaten": len(beaten)},
+        pictures=[
+            Bars(
+                name="overlap",
+                caption="How much slower the plan is that a search finds in a view, in percent.",
+                groups=cases,
+                series={
+                    view: [
+                        None if (share := slower.get((case, view))) is None else 100 * share
+                        for case in cases
+                    ]
+                    for view in PARTIAL
+                },
+                y="slower than with the whole predictor (%)",
+            )
+        ],
+        beside=beside("experiments.evaluation", "overlap"),
+    )
+
+
+def _spreads(orders: Sequence[Row]) -> list[tuple[str, ...]]:
+    return [
+        (
+            view,
+            f"{min(row['over_full'][view]['least'] for row in orders):.3f}",
+            f"{Summary.of([row['over_full'][view]['median'] for row in orders]).mean:.3f}",
+            f"{max(row['over_full'][view]['most'] for row in orders):.3f}",
+        )
+        for view in PARTIAL
+    ]
+
+
+def _winners_table(winners: Winners, cases: Sequence[str]) -> str:
+    """How much slower each view's winner is, and in brackets as it is played."""
+
+    def slower(case: str, view: str) -> str:
+        own, whole = winners.get((case, view)), winners[case, FULL]
+        if own is None:
+            return "-"
+        return f"{_slower(own, whole, 'full_s')} ({_slower(own, whole, 'played_s')})"
+
+    return table(
+        ("case", "full s", *PARTIAL),
+        [
+            (case, f"{winners[case, FULL]['full_s']:.3f}", *(slower(case, one) for one in PARTIAL))
+            for case in cases
+        ],
+    )
+
+
+def _searches_table(searches: Winners, winners: Winners, cases: Sequence[str]) -> str:
+    """How much slower the plan of each published search is than that of ``mist``."""
+    return table(
+        ("case", *VARIANTS),
+        [
+            (
+                case,
+                *(
+                    _slower(own, winners[case, FULL], "full_s")
+                    if (own := searches.get((case, name)))
+                    else "-"
+                    for name in VARIANTS
+                ),
+            )
+            for case in cases
+        ],
+    )
+
+
+def _slower(own: Row, whole: Row, by: str) -> str:
+    return f"{own[by] / whole[by] - 1:+.2%}"

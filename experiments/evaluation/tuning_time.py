@@ -1,0 +1,225 @@
+"""Tuning time: every searcher on every space, by the processor's clock."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.bench.bench import Bench
+from experiments.bench.cases import Case, case_of, clusters
+from experiments.bench.remembered import answers
+from experiments.cli.commandline import DONE, NO_ANSWER
+from experiments.pages.charts import Lines
+from experiments.pages.numbers_in_words import number
+from experiments.pages.study import Report, Study, beside
+from experiments.pages.tables import Row, table_of
+from mistlab.core.values import InputError
+from mistlab.cost.views import FULL
+from mistlab.job.search import Budget, Improvement, seconds_until, to_equal_quality
+from mistlab.plan.space import SearchSpace, space_of
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+
+SIZE, QUICK_SIZE = "22b", "2.7b"
+QUICK_PLANS = 500
+# What is published of tuning GPT-22B on 32 GPUs: times as fast.
+PUBLISHED = {"aceso": 1.97, "alpa": 9.33}
+# A plan within this share of the last one is nearly as good.
+NEARLY = 0.01
+SEARCHERS_ASKED = ("mist", "aceso")
+OFFLOADED = {"+OO": "optimizer", "+AO": "activations", "+GO": "gradients", "+WO": "weights"}
+
+
+def spaces() -> dict[str, SearchSpace]:
+    """The spaces, each with a kind of saving more than the one before."""
+    full = space_of("mist").offload
+    space = replace(space_of("3d"), unequal_stages=True, layers_off_balance=2)
+    found = {"3D": space}
+    space = replace(space, recomputation="any")
+    found["+CKPT"] = space
+    space = replace(space, zero=(1, 2, 3))
+    found["+ZeRO"] = space
+    for name, kind in OFFLOADED.items():
+        ratios = getattr(full, kind)
+        space = replace(space, offload=replace(space.offload, **{kind: ratios}))
+        found[name] = space
+    return {name: replace(one, name=name) for name, one in found.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A search: who, in which space, for how many plans."""
+
+    case: Case
+    searcher: str
+    step: str
+    space: SearchSpace
+    plans: int
+    seed: int
+
+
+def timed(options: argparse.Namespace) -> int:
+    """How long tuning takes: GPT-3 22B on 32 GPUs, with one kind of saving more from step to step.
+
+    The order is 3D, +CKPT, +ZeRO, then offloading of optimizer state, activations, gradients
+    and weights. Aceso searches the same spaces, Alpa its own; times are to the end, to within 1
+    % of the end, and to the quality that both of two searches reach. All searchers are this
+    project's.
+    """
+    if options.plans < 1:
+        message = f"--plans {options.plans}: a search needs plans to ask about: give at least 1"
+        raise InputError(message)
+    (place,) = clusters(options.hardware)
+    case = case_of(place, "gpt3", QUICK_SIZE if options.quick else SIZE, "flash")
+    plans = min(options.plans, QUICK_PLANS) if options.quick else options.plans
+    steps = spaces()
+    chosen = {name: steps[name] for name in ("+CKPT", "+WO")} if options.quick else steps
+    asked = [
+        Asked(
+            case=case,
+            searcher=searcher,
+            step=step,
+            space=space,
+            plans=plans,
+            seed=options.seed,
+        )
+        for step, space in chosen.items()
+        for searcher in SEARCHERS_ASKED
+    ]
+    alone = (("aceso", "its own"), ("alpa", "its own"))
+    asked += [
+        replace(asked[0], searcher=searcher, step=step, space=space_of(searcher))
+        for searcher, step in alone
+    ]
+    study = Study.begin("tuning_time", options)
+    study.add_all(row for _, row in answers(study, searched, asked, "searches"))
+    status = DONE if any(row["iteration_s"] for row in study.rows) else NO_ANSWER
+    return study.end(report(study.rows, case), status)
+
+
+def searched(asked: Asked) -> dict[str, Any]:
+    """The row of a search. Only the processor's time counts, without the compiling of
+    expressions."""
+    bench = Bench.of(asked.case.problem())
+    bench.found(asked.searcher, asked.space, budget=Budget(evaluations=1))
+    searcher = StrategySearcher(
+        strategy=SEARCHERS[asked.searcher], predictor=bench.seen(FULL), clock=time.process_time
+    )
+    budget = Budget(evaluations=asked.plans)
+    result = searcher.search(asked.case.problem(), asked.space, budget, asked.seed)
+    return {
+        "case": asked.case.name,
+        "searcher": asked.searcher,
+        "space": asked.step,
+        "status": result.status,
+        "iteration_s": result.prediction.iteration_s if result.prediction else None,
+        "plans": result.plan_evaluations,
+        "stage_candidates": result.stage_evaluations,
+        "timing": {
+            "search_s": result.wall_s,
+            "nearly_s": seconds_until(result.history, _nearly(result.history)),
+            "history": [[one.iteration_s, one.wall_s] for one in result.history],
+        },
+    }
+
+
+def _nearly(history: Sequence[Improvement]) -> float:
+    return history[-1].iteration_s * (1 + NEARLY) if history else 0.0
+
+
+def report(rows: Sequence[Row], case: Case) -> Report:
+    """How long searches took, and how many times as fast ours was."""
+    by = {(row["searcher"], row["space"]): row for row in rows}
+    faster = {
+        f"aceso, {step}": _faster(by["mist", step], by["aceso", step])
+        for searcher, step in by
+        if searcher == "mist"
+    }
+    last = [step for searcher, step in by if searcher == "mist"][-1]
+    ours, alpa = (by[key]["timing"]["search_s"] for key in (("mist", last), ("alpa", "its own")))
+    over_alpa = alpa / ours
+    missing_s = max(0.0, PUBLISHED["alpa"] * ours - alpa)
+    known = [one for one in faster.values() if one is not None]
+    return Report(
+        title=f"Tuning time: {case.name} on {case.num_gpus} GPUs",
+        words=[
+            (
+                "Seconds of one processor core until a search ends by itself or has asked about so "
+                "many plans, and until its plan is within 1 % of its last one."
+            ),
+            _table(rows),
+            (
+                "How many times as fast `mist` is as `aceso` on an equal space, until both have a "
+                "plan as good as the worse of their two last ones:"
+            ),
+            table_of(
+                faster.items(),
+                ("space", lambda item: item[0].partition(", ")[2]),
+                ("times as fast", lambda item: number(item[1], ".2f")),
+            ),
+            (
+                f"At least {min(known):.2f}x, published {PUBLISHED['aceso']}x. "
+                if known
+                else "No plan fits in any space. "
+            )
+            + f"`alpa` on its own space takes {over_alpa:.2f} times as long as `mist` with all "
+            f"ratios on ({last}), published {PUBLISHED['alpa']}: it would take as long if "
+            "compiling and profiling stages, for which predictions stand here, took "
+            f"{missing_s:.0f} s. All of these searchers are this project's: `aceso` and `alpa` are "
+            "written after their papers.",
+        ],
+        summary={"timing": {"faster_than_aceso": faster, "alpa_over_mist": over_alpa}},
+        pictures=[_picture(rows)],
+        beside=beside("experiments.evaluation", "tuning_time"),
+    )
+
+
+def _faster(ours: Row, other: Row) -> float | None:
+    """How many times as fast ours was to equal quality."""
+    seconds = to_equal_quality(*map(_history, (ours, other)))
+    return None if seconds is None else seconds[1] / max(seconds[0], 1e-9)
+
+
+def _history(row: Row) -> list[Improvement]:
+    return [
+        Improvement(iteration_s=s, wall_s=wall_s, plan_evaluations=0, stage_evaluations=0)
+        for s, wall_s in row["timing"]["history"]
+    ]
+
+
+def _table(rows: Sequence[Row]) -> str:
+    return table_of(
+        rows,
+        ("searcher", "{searcher}"),
+        ("space", "{space}"),
+        ("iteration s", "{iteration_s:.2f}"),
+        ("to the end s", "{timing[search_s]:.2f}"),
+        ("within 1 % s", "{timing[nearly_s]:.2f}"),
+        ("plans", "{plans:,}"),
+        ("stages", "{stage_candidates:,}"),
+    )
+
+
+def _picture(rows: Sequence[Row]) -> Lines:
+    steps = list(dict.fromkeys(row["space"] for row in rows if row["searcher"] == "mist"))
+    curves = {
+        f"{searcher}, {words}": [
+            (float(steps.index(row["space"])), row["timing"][name])
+            for row in rows
+            if row["searcher"] == searcher
+            and row["space"] in steps
+            and row["timing"][name] is not None
+        ]
+        for searcher in SEARCHERS_ASKED
+        for name, words in (("search_s", "to the end"), ("nearly_s", "within 1 %"))
+    }
+    return Lines(
+        name="tuning_time",
+        caption="Seconds of searches on spaces that grow from left to right.",
+        curves=curves,
+        x="space",
+        names=steps,
+        y="seconds of one core",
+        log_y=True,
+    )

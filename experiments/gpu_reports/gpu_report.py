@@ -1,0 +1,294 @@
+"""A report's folder as one file, to carry: written after each call, and begun from elsewhere."""
+
+import argparse
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from experiments.calibration.noted_machine import noted_machine
+from experiments.cli.commandline import DONE, NO_ANSWER, check_torch, print_json, progress, writable
+from experiments.gpu_reports.report_checks import checks_of, machine_of
+from experiments.gpu_reports.report_figures import Figures, figures_of, is_profiled
+from experiments.gpu_reports.report_plans import PLANS, ReportPlan
+from experiments.gpu_reports.report_rows import steps_of
+from experiments.gpu_reports.report_time import REFERENCE, Estimate, estimates, total_s
+from experiments.training.plan_runs import (
+    PlanRun,
+    PlanRunner,
+    RunRows,
+    Said,
+    WorkerRunner,
+    ended_within,
+)
+from mistlab import catalog
+from mistlab.core.values import InputError, to_mapping
+from mistlab.job.job import dump_job
+
+NAME = "report.zip"
+# What a folder holds, by its parts; all that is not measured can be made again from what is.
+MEASURED = ("runs.jsonl", "tables/*.csv", "tables/*.yaml")
+MADE = ("plans/*.yaml", "*.yaml", "runs.csv", "README.md", "*.svg")
+
+
+def pack(folder: Path) -> Path:
+    """Write everything into one file of the folder, whole or not at all."""
+    path = folder / NAME
+    unfinished = path.with_suffix(".part")
+    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as file:
+        for one in _files(folder):
+            file.write(one, one.relative_to(folder).as_posix())
+    unfinished.replace(path)
+    return path
+
+
+def begin(folder: Path, path: Path | None) -> None:
+    """Let a folder begin from a packed report, or from the one in it; one that has begun goes on as
+    it is."""
+    has_begun = any(True for pattern in MEASURED for _ in folder.glob(pattern))
+    if has_begun and path is not None:
+        progress(f"{folder}: has begun already: {path} is not read")
+    elif path is not None or (not has_begun and (folder / NAME).exists()):
+        _unpack(path or folder / NAME, folder)
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as file:
+            known = {name: file.read(name) for name in file.namelist() if _is_known(name)}
+    except (zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+        message = f"{path}: is no packed report ({error}): give the report.zip of a folder"
+        raise InputError(message) from None
+    except OSError as error:
+        message = f"{path}: {error.strerror}: give the report.zip of a folder"
+        raise InputError(message) from None
+    if not known:
+        message = f"{path}: has nothing of a report: give the report.zip of a folder"
+        raise InputError(message)
+    for name, content in known.items():
+        writable(folder / name, "folder").write_bytes(content)
+    progress(f"{folder}: going on from {path}")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for pattern in (*MEASURED, *MADE):
+        yield from sorted(one for one in folder.glob(pattern) if one.is_file())
+
+
+def _is_known(name: str) -> bool:
+    """Whether a report has a file of that name, so that nothing is written elsewhere."""
+    path = Path(name)
+    parts = len(path.parts)
+    return ".." not in path.parts and any(
+        path.match(pattern) and parts == pattern.count("/") + 1 for pattern in (*MEASURED, *MADE)
+    )
+
+
+# A report's folder filled in calls of some minutes: plans, profile, page and pictures.
+
+
+# A run that fails to end by then is not started: the last seconds are for the page.
+RESERVE_S = 20.0
+Profiler = Callable[[Path, float], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A folder, what fills it, and until when: ``profiler`` says whether the tables are whole.
+
+    A plan is not begun where it is ``expected`` to take longer than what is left of a call, unless
+    nothing else was done in it.
+    """
+
+    folder: Path
+    plans: Sequence[ReportPlan]
+    runner: PlanRunner
+    profiler: Profiler
+    seconds: float
+    expected_s: Mapping[str, float] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+
+    def work(self) -> bool:
+        """Go on until the time is over, or nothing is left."""
+        call = _Call(clock=self.clock, ends_s=self.clock() + self.seconds - RESERVE_S)
+        runs = RunRows(path=self.folder / "runs.jsonl")
+        first = [plan for plan in self.plans if plan.comes_first]
+        others = [plan for plan in self.plans if not plan.comes_first]
+        return (
+            self._run(first, runs, call, others=len(others))
+            and self._profile(call)
+            and self._run(others, runs, call, others=0)
+        )
+
+    def _profile(self, call: "_Call") -> bool:
+        """Measure the machine, if that was not done; whether it is."""
+        if is_profiled(self.folder):
+            return True
+        if self.profiler(self.folder / "profile.yaml", call.left_s()):
+            call.has_done = True
+            return True
+        progress("the profile is not done: run the same command again")
+        return False
+
+    def _run(
+        self, plans: Sequence[ReportPlan], runs: RunRows, call: "_Call", *, others: int
+    ) -> bool:
+        """Run what did not run yet; whether all did."""
+        missing = [plan for plan in plans if plan.name not in runs.said]
+        for number, plan in enumerate(missing):
+            left_s, said = call.left_s(), None
+            if left_s > (self.expected_s.get(plan.name, 0.0) if call.has_done else 0.0):
+                said = self.runner(self._prepared(plan), left_s)
+            if said is None:
+                count = len(missing) - number + others
+                progress(f"{count} plans are left: run the same command again")
+                return False
+            self._check_machine(said, runs.said)
+            runs.add(plan.name, said)
+            call.has_done = True
+            progress(f"{plan.name}: {said.get('error', 'done')} ({left_s - call.left_s():.0f} s)")
+            if plan.is_check:
+                self._tell_checks(runs)
+        return True
+
+    def _tell_checks(self, runs: RunRows) -> None:
+        """Say at once what strict runs found, not when the call ends."""
+        strict = [plan for plan in self.plans if plan.is_check]
+        found = checks_of(strict, runs.said)
+        for one in found.differences:
+            progress(f"warning: {one.words}: {', '.join(one.plans)}")
+        if not found.differences and all(plan.name in runs.said for plan in strict):
+            progress(f"{found.strict} groups of strict runs: equal to the bit")
+
+    def _prepared(self, plan: ReportPlan) -> PlanRun:
+        """A plan's file, and how it is run. A run needs only its memory's cap of the hardware."""
+        path = writable(self.folder / "plans" / f"{plan.name}.yaml", "folder")
+        dump_job(plan.job(catalog.hardware(REFERENCE)), path)
+        return PlanRun(
+            plan=path,
+            steps=steps_of(plan),
+            serialises=plan.is_serialised,
+            stage=plan.stage,
+            strict=plan.is_check,
+            with_norms=plan.is_check and plan.stage is not None,
+        )
+
+    def _check_machine(self, said: Said, before: Mapping[str, Said]) -> None:
+        """Refuse machines of two kinds in one folder."""
+        here, known = machine_of(said), [*before.values()]
+        tables = self.folder / "tables"
+        if (tables / "machine.yaml").exists() and noted_machine(tables).is_gpu:
+            known.append({"environment": to_mapping(noted_machine(tables).environment)})
+        others = {words for one in known if (words := machine_of(one))} - {here}
+        if here and others:
+            message = (
+                f"--out {self.folder}: was measured on {', '.join(sorted(others))}, this machine "
+                f"is {here}: they do not mix, give another folder"
+            )
+            raise InputError(message)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """When a call ends, and whether something was done in it."""
+
+    clock: Callable[[], float]
+    ends_s: float
+    has_done: bool = False
+
+    def left_s(self) -> float:
+        """Seconds until the end."""
+        return self.ends_s - self.clock()
+
+
+def work(options: argparse.Namespace) -> int:
+    """Predicted beside measured on one GPU: profile it, calibrate, run plans that were never
+    fitted.
+
+    Works in calls of a few minutes that go on where the last one ended, in the same folder.
+    First come short strict runs, whose losses must not depend on what is offloaded, then timed
+    plans that offload activations, the profile (tables/), and the other plans (runs.jsonl).
+    README.md and the pictures show what there is, report.zip holds everything. Exit status 1:
+    not done yet, run the same command again.
+
+    --dry-run tells the order and how long it takes by estimate, and runs nothing. --draw makes
+    page and pictures of what there is, on any machine: it needs no GPU and no torch.
+    """
+    if options.dry_run:
+        return _tell_estimates(options)
+    if not options.draw:
+        check_torch()
+    folder = writable(options.out / "x", "folder").parent
+    begin(folder, options.packed)
+    done = True if options.draw else _work(folder, options)
+    figures = figures_of(folder, PLANS, RunRows(path=folder / "runs.jsonl").said)
+    progress(f"packed: {pack(folder)}")
+    return _tell(figures, options) if done else NO_ANSWER
+
+
+def profiled_in_process(device: str, *, quick: bool) -> Profiler:
+    """The profiler of one device; its tables go on where they were."""
+
+    def profiler(out: Path, seconds: float) -> bool:
+        command = [sys.executable, "-m", "experiments.profile_hardware", "--out", str(out)]
+        command += ["--only", "measure", "--device", device, "--gpus-per-node", "1"]
+        command += ["--tables", str(out.parent / "tables"), *(["--quick"] if quick else [])]
+        progress("profiling; what was measured is kept when the time is over")
+        done = ended_within(command, seconds)
+        if done is not None and done.returncode:
+            message = f"the profile ended with status {done.returncode}: {done.stderr.strip()}"
+            raise InputError(message)
+        return done is not None
+
+    return profiler
+
+
+def _work(folder: Path, options: argparse.Namespace) -> bool:
+    """Run and measure for some minutes; whatever ends that, what there is is packed."""
+    runner = WorkerRunner(options.device)
+    report = Report(
+        folder=folder,
+        plans=PLANS,
+        runner=runner,
+        profiler=profiled_in_process(options.device, quick=options.quick),
+        seconds=60 * options.minutes,
+        expected_s={one.name: one.seconds for one in estimates(PLANS)},
+    )
+    try:
+        return report.work()
+    finally:
+        runner.close()
+        pack(folder)
+
+
+def _tell(figures: Figures, options: argparse.Namespace) -> int:
+    if options.json:
+        print_json(dict(figures.summary))
+    else:
+        print(f"written: {options.out / 'README.md'}")
+    return DONE
+
+
+def _tell_estimates(options: argparse.Namespace) -> int:
+    """What is left to do, in its order."""
+    said = RunRows(path=options.out / "runs.jsonl").said
+    left = [plan for plan in PLANS if plan.name not in said]
+    steps = estimates(left, profiles=not is_profiled(options.out))
+    seconds = total_s(steps, options.minutes)
+    if options.json:
+        rows = [{"name": step.name, "seconds": step.seconds} for step in steps]
+        print_json({"steps": rows, "total_s": seconds})
+    else:
+        print("\n".join(_table(steps)))
+        print(f"{seconds / 60:.1f} minutes with the ends of calls, by estimate for one H100")
+    return DONE
+
+
+def _table(steps: Sequence[Estimate]) -> list[str]:
+    lines, sum_s = [f"{'seconds':>8}  {'sum':>6}  step"], 0.0
+    for step in steps:
+        sum_s += step.seconds
+        lines.append(f"{step.seconds:8.1f}  {sum_s:6.0f}  {step.name}")
+    return lines

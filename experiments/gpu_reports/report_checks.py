@@ -1,0 +1,135 @@
+"""Checks that the runs of a report have equal losses, steady clocks and machines of one kind.
+
+Strict runs of twins must have equal losses, and equal norms of gradients if they report norms. Of
+timed runs only the first losses must be equal: there, gradients of fused attention add up in any
+order (docs/decisions/0010-equal-losses.md).
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from experiments.gpu_reports.report_plans import ReportPlan
+from experiments.gpu_reports.report_rows import median_s
+from experiments.training.moved_clocks import moved_words
+from experiments.training.plan_runs import Said
+from mistlab.core.values import from_mapping
+from mistlab.job.prediction import Clocks
+
+# Of a loss: more than twice what two roundings of every gradient of the queries make of it, and
+# less than a gradient does that is lost (tests/runtime/test_equal_losses.py).
+LOSS_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """A plan with its tasks side by side, and one after another."""
+
+    plan: str
+    overlapped_s: float
+    serialised_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Runs whose losses should be equal and are not, and how they differ."""
+
+    plans: tuple[str, ...]
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """The outcome of comparing runs. ``strict`` and ``timed`` count the groups of twins that were
+    compared; ``failed_checks`` are the checks whose run failed."""
+
+    strict: int
+    timed: int
+    differences: tuple[Difference, ...]
+    failed_checks: tuple[Difference, ...]
+    overlaps: tuple[Overlap, ...]
+    moved_clocks: tuple[Difference, ...]
+    machines: tuple[str, ...]
+
+
+def checks_of(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> Checks:
+    """The checks of all runs so far."""
+    checks = [plan for plan in plans if plan.is_check]
+    timed = [plan for plan in plans if not plan.is_check]
+    strict_twins, timed_twins = (_twins(some, said) for some in (checks, timed))
+    found = [_difference(names, said, is_strict=True) for names in strict_twins]
+    found += [_difference(names, said, is_strict=False) for names in timed_twins]
+    return Checks(
+        strict=len(strict_twins),
+        timed=len(timed_twins),
+        differences=tuple(one for one in found if one is not None),
+        failed_checks=tuple(
+            Difference(plans=(plan.name,), words=said[plan.name]["error"])
+            for plan in checks
+            if "error" in said.get(plan.name, {})
+        ),
+        overlaps=_overlaps(plans, said),
+        moved_clocks=_moved_clocks(said),
+        machines=tuple(sorted({words for one in said.values() if (words := machine_of(one))})),
+    )
+
+
+def machine_of(said: Said) -> str:
+    """The device and the versions of a run, alike in runs that may be compared; empty if untold."""
+    of = said.get("environment", {})
+    words = (of.get("device"), of.get("torch"), of.get("cuda"))
+    named = zip(("", "torch ", "CUDA "), words, strict=True)
+    return ", ".join(f"{name}{word}" for name, word in named if word)
+
+
+def _twins(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> list[tuple[str, ...]]:
+    """Groups of plans that differ in offloading or in overlapping alone, and that ran."""
+    groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for plan in plans:
+        if "losses" in said.get(plan.name, {}):
+            groups[plan.twins].append(plan.name)
+    return [tuple(names) for names in groups.values() if len(names) > 1]
+
+
+def _difference(
+    names: tuple[str, ...], said: Mapping[str, Said], *, is_strict: bool
+) -> Difference | None:
+    runs = [said[name] for name in names]
+    norms = {str(run.get("gradient_norms")) for run in runs}
+    if is_strict:
+        if len({str(run["losses"]) for run in runs}) > 1:
+            return Difference(plans=names, words="losses differ in strict runs")
+        return Difference(plans=names, words="gradients differ") if len(norms) > 1 else None
+    first, *others = [_numbers(run["losses"]) for run in runs]
+    if any(other[:1] != first[:1] for other in others):
+        return Difference(plans=names, words="the first losses differ")
+    pairs = [pair for other in others for pair in zip(first, other, strict=True)]
+    drifts = [abs(two / one - 1) for one, two in pairs]
+    if all(drift <= LOSS_TOLERANCE for drift in drifts):
+        return None
+    return Difference(plans=names, words=f"losses differ by {max(drifts):.1e}")
+
+
+def _numbers(losses: Sequence[float | None]) -> list[float]:
+    """Losses; a stage without the head has none."""
+    return [loss for loss in losses if loss is not None]
+
+
+def _overlaps(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> tuple[Overlap, ...]:
+    """The plans that were timed both ways."""
+    serialised = [plan for plan in plans if plan.is_serialised and not plan.is_check]
+    pairs = [(replace(plan, is_serialised=False).name, plan.name) for plan in serialised]
+    return tuple(
+        Overlap(plan=one, overlapped_s=median_s(said[one]), serialised_s=median_s(said[other]))
+        for one, other in pairs
+        if all("iteration_s" in said.get(name, {}) for name in (one, other))
+    )
+
+
+def _moved_clocks(said: Mapping[str, Said]) -> tuple[Difference, ...]:
+    found = []
+    for name, one in said.items():
+        clocks = [from_mapping(Clocks, reading) for reading in one.get("clocks", ())]
+        words = moved_words(clocks[0], clocks[-1]) if clocks else ""
+        found += [Difference(plans=(name,), words=words)] if words else []
+    return tuple(found)

@@ -1,0 +1,99 @@
+"""Predicted beside measured: a row for each plan, and means over them."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from experiments.gpu_reports.report_plans import ReportPlan
+from experiments.training.plan_runs import Said
+from mistlab.core.files import MIB_BYTES
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
+
+WARM_UPS, TIMED = 2, 5
+# Of a check: gradients of three steps are in the last loss.
+CHECKED = 4
+ERRORS = {
+    "time_error": "times",
+    "allocated_error": "allocated memory",
+    "reserved_error": "reserved memory",
+}
+
+ReportRow = Mapping[str, Any]
+
+
+def steps_of(plan: ReportPlan) -> int:
+    """The iterations that a plan runs for."""
+    return CHECKED if plan.is_check else WARM_UPS + TIMED
+
+
+def row_of(plan: ReportPlan, prediction: Prediction, said: Said) -> ReportRow:
+    """One plan as predicted and as run; of a run that failed only why."""
+    (stage,) = prediction.stages
+    row: dict[str, Any] = {
+        "plan": plan.name,
+        "predicted_s": prediction.iteration_s,
+        "predicted_allocated_bytes": stage.peak_allocated_bytes,
+        "predicted_reserved_bytes": stage.peak_reserved_bytes,
+    }
+    if "error" in said:
+        return {**row, "error": said["error"]}
+    measured = {
+        "measured_s": median_s(said),
+        "measured_allocated_bytes": max(said["peak_allocated_bytes"]),
+        "measured_reserved_bytes": max(said["peak_reserved_bytes"]),
+        "allocator_retries": sum(said["allocator_retries"]),
+    }
+    names = zip(ERRORS, ("s", "allocated_bytes", "reserved_bytes"), strict=True)
+    errors = {
+        error: row[f"predicted_{name}"] / measured[f"measured_{name}"] - 1 for error, name in names
+    }
+    return {**row, **measured, **errors}
+
+
+def table_row(job: Job, measured: ReportRow, model: str) -> dict[str, object]:
+    """A run in the columns of whole iterations (docs/reference/measurement-tables.md)."""
+    (stage,) = job.plan.stages
+    workload, offload = job.workload, stage.offload
+    ratios = (offload.weights, offload.gradients, offload.optimizer, offload.activations)
+    return {
+        "id": measured["plan"],
+        "hardware": job.cluster.hardware.name,
+        "nodes": 1,
+        "gpus": 1,
+        "system": "mistlab",
+        "model": model,
+        "precision": workload.precision,
+        "flash": workload.attention == "flash",
+        "seq": workload.sequence_length,
+        "vocab": workload.model.vocab,
+        "dropout": workload.model.dropout,
+        "global_batch": workload.global_batch,
+        "grad_accum": job.plan.micro_batches,
+        "num_stages": 1,
+        "layers": stage.layers,
+        "ckpt_layers": stage.checkpointed_layers,
+        "mbs": stage.micro_batch,
+        "dp": 1,
+        "tp": 1,
+        "zero_wgo": "000",
+        "offload_wgoa": "/".join(f"{ratio:g}" for ratio in ratios),
+        "iter_s": measured["measured_s"],
+        "peak_alloc_mb": measured["measured_allocated_bytes"] / MIB_BYTES,
+        "peak_reserved_mb": measured["measured_reserved_bytes"] / MIB_BYTES,
+    }
+
+
+def summary_of(rows: Sequence[ReportRow]) -> ReportRow:
+    """Mean absolute errors over the plans that ran."""
+    ran = [row for row in rows if "error" not in row]
+    means = {f"mean_{name}": fmean(abs(row[name]) for row in ran) for name in ERRORS if ran}
+    retries = sum(row["allocator_retries"] for row in ran)
+    failed = len(rows) - len(ran)
+    return {"plans": len(rows), "failed": failed, "allocator_retries": retries, **means}
+
+
+def median_s(said: Said) -> float:
+    """The median of the iterations that count."""
+    seconds: float = median(said["iteration_s"][WARM_UPS:])
+    return seconds

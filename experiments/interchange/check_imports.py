@@ -1,0 +1,165 @@
+"""Imports of listed real launch files, with how each ended and which facts it has otherwise."""
+
+import argparse
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.interchange.import_answers import Attempt
+from experiments.interchange.import_facts import wrong_facts
+from experiments.pages.charts import Bars
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import table
+from mistlab.core.files import parse_yaml, text_in
+from mistlab.core.values import InputError
+from mistlab.export.given import Given
+from mistlab.job.references import hardware_from
+
+OWN = Path(__file__).parent / "real_files"
+ENDS = ("as it is", "with options", "started as its words say", "refused", "crashed", "missing")
+# A path on its author's machine.
+_MACHINE_S = re.compile(r"(?<![\w./`)}])/(?:[^\s/:,)]+/)+([^\s/:,)]+)")
+_MODEL = frozenset(
+    ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "experts_active")
+)
+
+
+def check_imports(options: argparse.Namespace) -> int:
+    """Real launch files imported, and held against facts that readers wrote down.
+
+    FOLDER holds files of public repositories as OWNER__NAME/PATH, as the list that comes with
+    this package names them; the files themselves are not part of the package. Each file is
+    imported as a user would: with no options first, then with those options that the refusal
+    asks for. Facts of some files were written by readers who had not seen the import's answer.
+    """
+    study = Study.begin("check_imports", options)
+    files = _listed(options.list or OWN / "list.csv")
+    facts = _entries(options.facts or OWN / "facts.yaml")
+    answers = _entries(options.answers or OWN / "answers.yaml")
+    given = Given(hardware=hardware_from(options.hardware, Path()))
+    for entry in study.counted(files[:20] if options.quick else files, "files"):
+        name = entry["file"]
+        study.add(_row(options.folder, entry, facts.get(name), answers.get(name, {}), given))
+    return study.end(_report(study.rows))
+
+
+def _listed(path: Path) -> list[dict[str, str]]:
+    rows = list(csv.DictReader(text_in(path).splitlines()))
+    if not rows or not {"repo", "path", "kind"} <= rows[0].keys():
+        message = f"{path}: has no columns repo, path and kind: give a list of files"
+        raise InputError(message)
+    return [
+        {**row, "file": row.get("file") or f"{row['repo'].replace('/', '__')}/{row['path']}"}
+        for row in rows
+    ]
+
+
+def _entries(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    if not path.is_file():
+        return {}
+    content = parse_yaml(f"files:\n{text_in(path)}", str(path))
+    return {entry["file"]: entry for entry in content["files"]}
+
+
+def _row(
+    folder: Path,
+    entry: Mapping[str, str],
+    judged: Mapping[str, Any] | None,
+    answers: Mapping[str, Any],
+    given: Given,
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        **{name: entry[name] for name in ("repo", "path", "kind")},
+        **dict.fromkeys(("end", "format", "options", "reason", "told", "silent"), ""),
+        "facts": "" if judged is None else len(judged.get("facts") or {}),
+    }
+    path = folder / entry["file"]
+    if not path.is_file():
+        return row | {"end": "missing"}
+    facts = (judged or {}).get("facts") or {}
+    attempt = Attempt(path=path, given=given, known={**answers, "facts": facts})
+    try:
+        attempt.run()
+    except Exception as error:
+        return row | {"end": "crashed", "reason": f"{type(error).__name__}: {error}"}
+    row |= {"format": attempt.format, "options": " ".join(attempt.answered)}
+    if attempt.imported is None:
+        return row | {"end": "refused", "reason": attempt.refusal}
+    if attempt.gave_model:
+        facts = {name: value for name, value in facts.items() if name not in _MODEL}
+    wrong = list(wrong_facts(facts, attempt.imported))
+    starts = any(word == "--" or word.startswith("--set") for word in attempt.answered)
+    end = "started as its words say" if starts else "with options"
+    return row | {
+        "end": end if attempt.answered else "as it is",
+        "told": "; ".join(f"{name}: {words}" for name, words, is_told in wrong if is_told),
+        "silent": "; ".join(f"{name}: {words}" for name, words, is_told in wrong if not is_told),
+    }
+
+
+def _report(rows: Sequence[Mapping[str, Any]]) -> Report:
+    ends = Counter(row["end"] for row in rows)
+    kinds = sorted({row["kind"] for row in rows})
+    imported = sum(ends[end] for end in ENDS[:3])
+    judged = [row for row in rows if row["facts"] != ""]
+    silent = [row for row in judged if row["silent"]]
+    sentence = (
+        f"{imported} of {len(rows)} files import, {ends['as it is']} of them without a further "
+        f"word; of {len(judged)} files whose facts were read, {len(silent)} have a fact wrong "
+        "in silence."
+    )
+    return Report(
+        title="Real launch files, imported",
+        words=[
+            sentence,
+            table(["kind", *ENDS], _by_kind(rows, kinds)),
+            "Facts that imports have otherwise:",
+            table(["file", "in silence", "told of"], list(_wrong(judged))),
+        ],
+        summary={
+            "files": len(rows),
+            "imported": imported,
+            "judged": len(judged),
+            "wrong_in_silence": len(silent),
+            "wrong_and_told": sum(1 for row in judged if row["told"]),
+            **{end.replace(" ", "_"): ends[end] for end in ENDS},
+        },
+        pictures=[_picture(rows, kinds)],
+        beside=["## Refusals", table(["file", "reason"], list(_refusals(rows)))],
+    )
+
+
+def _picture(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> Bars:
+    counts = _by_kind(rows, kinds)
+    return Bars(
+        name="imports",
+        caption="How imports of real files end, by kind of file.",
+        groups=kinds,
+        series={end: [line[1 + place] for line in counts] for place, end in enumerate(ENDS)},
+        y="files",
+        stacked=True,
+    )
+
+
+def _by_kind(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[tuple[Any, ...]]:
+    lines = []
+    for kind in kinds:
+        ends = Counter(row["end"] for row in rows if row["kind"] == kind)
+        lines.append((kind, *(ends[end] for end in ENDS)))
+    return lines
+
+
+def _wrong(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    for row in rows:
+        if row["silent"] or row["told"]:
+            yield f"{row['repo']}/{row['path']}", row["silent"], row["told"]
+
+
+def _refusals(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for row in rows:
+        if row["end"] in ("refused", "crashed"):
+            reason = _MACHINE_S.sub(r".../\1", row["reason"]).replace("|", "\\|")
+            yield f"{row['repo']}/{row['path']}", reason

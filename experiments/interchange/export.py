@@ -1,0 +1,97 @@
+"""A plan file in a framework's words, with what was lost and what that costs by prediction."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, progress
+from experiments.interchange.fidelity import Export, exported, fits
+from experiments.pages.numbers_in_words import brief_words
+from mistlab.core.values import InputError, to_mapping
+from mistlab.export.table import TARGETS, target_for
+from mistlab.job.job import load_job
+from mistlab.job.prediction import compared
+
+# The exit status of an export whose plan fits, and whose text says one that does not.
+NO_LONGER_FITS = 3
+
+
+def export(options: argparse.Namespace) -> int:
+    """A plan in the words of Megatron-LM, DeepSpeed, torchtitan or Accelerate.
+
+    The nearest form that the framework can say goes to standard output. Standard error tells
+    what is lost or approximated, and what that costs by prediction. Exit status 3: the plan
+    fits, but does not fit any more as it was written. With --strict whatever is not said
+    exactly, to the last figure of its prediction, is exit status 1; with --check the
+    framework's own classes must take the text.
+    """
+    job = load_job(options.plan)
+    target = TARGETS[options.to] if options.to else target_for(job.plan.engine)
+    with about(options.plan):
+        made = exported(job, target)
+    if options.check:
+        from runtime.baselines.accepted import check_accepted  # noqa: PLC0415 (needs frameworks)
+
+        check_accepted(target.name, made.text, made.found.job)
+    if options.json:
+        _print_json(options.plan, made)
+    else:
+        print(made.text, end="")
+        for line in (*map(str, made.found.remarks), *_cost_words(made), *_memory_words(made)):
+            progress(line)
+    if made.no_longer_fits:
+        return NO_LONGER_FITS
+    return NO_ANSWER if options.strict and not made.is_exact else DONE
+
+
+def _cost_words(made: Export) -> Iterator[str]:
+    given, near = made.given, made.near
+    if isinstance(given, InputError) or isinstance(near, InputError):
+        problem = given if isinstance(given, InputError) else near
+        yield f"cost: not predicted: {problem}"
+        return
+    yield f"cost: the plan itself {brief_words(given)}"
+    comparison = compared(given, near)
+    longer = comparison.ratio - 1
+    by = f"{abs(longer):.1%} {'longer' if longer >= 0 else 'shorter'}"
+    sure = "beyond" if comparison.exceeds_bounds else "within"
+    yield (
+        f"cost: {_form_words(made)} under engine {made.found.job.plan.engine} {brief_words(near)}; "
+        f"{by}, {sure} what the bounds leave open"
+    )
+
+
+def _form_words(made: Export) -> str:
+    if made.is_exact:
+        return "said exactly"
+    return "every choice said, but" if made.found.is_exact else "its nearest form"
+
+
+def _memory_words(made: Export) -> Iterator[str]:
+    """What to know of a plan that fits and does not fit any more as it was written."""
+    if not made.no_longer_fits:
+        return
+    yield (
+        f"does not fit any more: {'; '.join(made.lacking)}; no few changes that "
+        f"{made.target.title} can say make it fit: exit status {NO_LONGER_FITS}"
+    )
+
+
+def _print_json(path: Path, made: Export) -> None:
+    costs = {
+        name: {"error": str(each)} if isinstance(each, InputError) else to_mapping(each)
+        for name, each in (("given", made.given), ("nearest", made.near))
+    }
+    print_json(
+        {
+            "plan": str(path),
+            "to": made.target.name,
+            "exact": made.is_exact,
+            "fits": {"given": fits(made.given), "nearest": fits(made.near)},
+            "no_longer_fits": made.no_longer_fits,
+            "lacks": list(made.lacking),
+            "text": made.text,
+            "remarks": [to_mapping(remark) for remark in made.found.remarks],
+            **costs,
+        }
+    )

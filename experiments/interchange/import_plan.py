@@ -1,0 +1,121 @@
+"""A plan file from another framework's file, with what was assumed."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from experiments.bench.refusals import predicted
+from experiments.cli.commandline import (
+    DONE,
+    NO_ANSWER,
+    about,
+    as_options,
+    print_json,
+    progress,
+)
+from experiments.interchange.source_files import source_of
+from experiments.pages.numbers_in_words import brief_words
+from mistlab.core.files import format_yaml
+from mistlab.core.values import InputError
+from mistlab.economy.bill import model_parameters
+from mistlab.export.given import Given
+from mistlab.export.remarks import Remark
+from mistlab.export.table import TARGETS
+from mistlab.formats.format import Format
+from mistlab.formats.table import FORMATS, format_of
+from mistlab.job.job import Job, job_to_mapping
+from mistlab.job.references import hardware_from, model_from
+from mistlab.plan.plan_words import plan_words
+
+
+def import_plan(options: argparse.Namespace) -> int:
+    """A plan file from a launch script of Megatron-LM, or from another framework's configuration.
+
+    FILE is a launch script, a configuration of another framework, or a folder with one of them.
+    Options give what FILE does not say: --set NAME=VALUE a variable of a script, arguments
+    after -- those that the script is started with. The plan goes to standard output. Standard
+    error tells what was read, and what was assumed, ignored or found to contradict itself. Ask
+    experiments.predict what the plan costs, and experiments.tune --from what to change.
+    """
+    path: Path = options.file
+    given = _given(options)
+    with about(path):
+        source = source_of(path, options.set, options.arguments, options.line)
+        row = FORMATS[options.format] if options.format else format_of(source)
+        imported = row.read(source, given)
+    job = imported.job
+    remarks = [
+        *imported.remarks,
+        *_about_hardware(options, row),
+        *_about_engine(options, row, job.plan.engine),
+    ]
+    is_plain = all(remark.kind == "noted" for remark in remarks)
+    told = [*map(str, remarks), _cost(job)]
+    if options.json:
+        plan = job_to_mapping(job, Path())
+        print_json({"format": row.name, "read": summary(job), "plan": plan, "remarks": told})
+    else:
+        print(format_yaml(job_to_mapping(job, Path())), end="")
+        for line in (*(f"read: {text}" for text in summary(job)), *told):
+            progress(line)
+    return NO_ANSWER if options.strict and not is_plain else DONE
+
+
+def summary(job: Job) -> Sequence[str]:
+    """The sizes of an imported job, in lines that a person can hold against the launch file."""
+    work, model, cluster = job.workload, job.workload.model, job.cluster
+    name = f"{model.name}, " if model.name else ""
+    shape = f"{model.layers} layers, hidden {model.hidden}, {model.heads} heads"
+    gpus = f"{cluster.nodes} x {cluster.gpus_per_node} GPUs"
+    batch = f"batch {work.global_batch} x {work.sequence_length} tokens, {work.precision}"
+    return (
+        f"model {name}{shape}, vocabulary {model.vocab:,}{_size(job)}",
+        f"{gpus}, {batch}",
+        *plan_words(job.plan),
+    )
+
+
+def _size(job: Job) -> str:
+    try:
+        return f": {model_parameters(job.workload) / 1e9:.2f}B parameters"
+    except InputError:
+        return ""
+
+
+def _cost(job: Job) -> str:
+    """What is predicted of an imported job, or why nothing is."""
+    answer = predicted(job)
+    if isinstance(answer, InputError):
+        return f"cost: not predicted: {answer}"
+    return f"cost: on {job.cluster.hardware.name} {brief_words(answer)}"
+
+
+def _given(options: argparse.Namespace) -> Given:
+    with as_options():
+        return Given(
+            hardware=hardware_from(options.hardware, Path()),
+            model=None if options.model is None else model_from(options.model, Path()),
+            nodes=options.nodes,
+            gpus_per_node=options.gpus_per_node,
+            sequence_length=options.sequence_length,
+            global_batch=options.global_batch,
+            micro_batch=options.micro_batch,
+            vocab_size=options.vocab_size,
+            attention=options.attention,
+            precision=options.precision,
+            engine=options.engine,
+        )
+
+
+def _about_hardware(options: argparse.Namespace, row: Format) -> Iterator[Remark]:
+    if options.hardware == "l4-24gb":
+        text = f"no file of {row.title} says it: --hardware, l4-24gb unless it is given"
+        yield Remark(kind="assumed", choice="hardware", text=text)
+
+
+def _about_engine(options: argparse.Namespace, row: Format, engine: str) -> Iterator[Remark]:
+    target = TARGETS[row.target]
+    others = [name for name in target.own_engines.values() if name not in target.engines]
+    if options.engine is None and others and engine == target.engines[0]:
+        text = f"{target.engines[0]}, as it was measured on L4 and A100: --engine {others[0]} for"
+        yield Remark(kind="assumed", choice="engine", text=f"{text} runs of today on later GPUs")

@@ -1,0 +1,73 @@
+"""Measured runs as launch lines describe them: a run's plan comes from the file that starts it.
+
+A folder holds a file for each run, named as the run: a launch script, or a DeepSpeed JSON beside
+which the run says model, sequence and attention.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from experiments.calibration.published import PublishedRun
+from experiments.cli.commandline import about
+from experiments.interchange.source_files import source_of
+from mistlab.core.values import InputError
+from mistlab.engines.table import ENGINES
+from mistlab.export.given import Given
+from mistlab.formats.table import format_of
+from mistlab.stages.stage_batch import StageBatch
+
+
+def launched_runs(runs: Sequence[PublishedRun], folder: Path) -> list[PublishedRun]:
+    """The runs that a folder has files for, each with the plan of its file."""
+    if not folder.is_dir():
+        message = f"--launch {folder}: is no folder: give one with a launch file for each run"
+        raise InputError(message)
+    files = {path.stem: path for path in sorted(folder.glob("*")) if path.is_file()}
+    found = list(_launched(runs, files))
+    if not found:
+        names = ", ".join([*dict.fromkeys(one.name for one in runs)][:3])
+        message = (
+            f"--launch {folder}: holds no file named as a run, such as {names}: name its files so, "
+            "or give --tables with the runs that they are named for"
+        )
+        raise InputError(message)
+    return found
+
+
+def _launched(runs: Sequence[PublishedRun], files: dict[str, Path]) -> Iterator[PublishedRun]:
+    for run in runs:
+        path = files.get(run.name)
+        if path is None:
+            continue
+        with about(path):
+            source = source_of(path)
+            row = format_of(source)
+            job = row.read(source, _given(run, is_whole=row.name == "megatron")).job
+        yield replace(
+            run,
+            set=f"{run.set}, launch lines",
+            workload=job.workload,
+            cluster=job.cluster,
+            engine=job.plan.engine,
+            overlap_communication=job.plan.overlap_communication,
+            ran_by=ENGINES[job.plan.engine],
+            micro_batches=job.plan.micro_batches,
+            stages=StageBatch.of_plan(job.plan),
+            plan=job.plan,
+        )
+
+
+def _given(run: PublishedRun, *, is_whole: bool) -> Given:
+    """What a run says beside its file: its machine alone if the file says everything else."""
+    cluster, workload = run.cluster, run.workload
+    if is_whole:
+        return Given(hardware=cluster.hardware)
+    return Given(
+        hardware=cluster.hardware,
+        model=workload.model,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        sequence_length=workload.sequence_length,
+        attention=workload.attention,
+    )

@@ -1,0 +1,257 @@
+"""The picture of measured runs: predicted over measured seconds, each table with its own look."""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from experiments.cli.commandline import DONE, as_options, progress, writable
+from experiments.measured.errors import ERROR_FORMS, error_cells
+from experiments.measured.predict_runs import RowPredictor
+from experiments.measured.sureness import left_out_lines, write_sureness
+from experiments.pages.tables import narrow
+from mistlab import catalog
+from mistlab.core.files import naming
+from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
+from mistlab.runs.ranking import Ranked, ranked, separation, spreads
+
+# Where there are more tables than colours, the next ones have another shape.
+COLOURS, SHAPES = 10, "o^sv"
+
+
+def draw(tables: Sequence[tuple[str, Sequence[Judged]]], path: Path) -> None:
+    """Draw predicted over measured seconds of all tables, on logarithmic axes."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (only where something is drawn)
+
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    axes = figure.add_subplot()
+    ends: list[float] = []
+    for number, (name, rows) in enumerate(tables):
+        pairs = [
+            (one.measured_s, one.predicted_s)
+            for one in rows
+            if one.measured_s is not None and one.predicted_s is not None
+        ]
+        if pairs:
+            measured, predicted = zip(*pairs, strict=True)
+            ends += [*measured, *predicted]
+            colour, shape = look(number)
+            axes.scatter(
+                measured,
+                predicted,
+                s=9,
+                alpha=0.6,
+                label=f"{name.replace('_', ' ')} ({len(pairs)})",
+                color=colour,
+                marker=shape,
+            )
+    if ends:
+        low, high = min(ends) / 1.3, max(ends) * 1.3
+        for factor, style in ((1.0, "-"), (1.25, ":"), (0.8, ":")):
+            axes.plot([low, high], [low * factor, high * factor], style, color="0.4", linewidth=0.9)
+        axes.set(xlim=(low, high), ylim=(low, high))
+        axes.legend(fontsize=8, loc="upper left", frameon=False)
+    axes.set(xscale="log", yscale="log", xlabel="measured seconds of a step")
+    axes.set_ylabel("predicted seconds of a step")
+    axes.set_title("Predicted over measured; dotted: 25 % too long or too short")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def look(number: int) -> tuple[str, str]:
+    """The colour and shape of a table's points."""
+    return f"C{number % COLOURS}", SHAPES[number // COLOURS % len(SHAPES)]
+
+
+# The page of measured runs: every table's errors, raw and in groups, and a picture of all.
+
+
+COLUMNS = ("engine", "hardware", "model", "gpus", "tp", "pp", "micro_batch", "precision")
+MOST_GROUPS = 14
+# Parts of the runs of that engine: their most GPUs, tensor-parallel ranks and stages.
+PARTS = {
+    "no pipeline, tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8, "pp": 1},
+    "tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8},
+    "tp to 8, to 256 GPUs": {"gpus": 256, "tp": 8},
+}
+# A choice that takes more than this multiple of the best time is a bad one.
+BAD = 1.3
+# Profiles are of clusters that ran this engine.
+ENGINE_OF_PROFILES = "nanotron"
+HEAD = ("", "runs", "answered", *ERROR_FORMS)
+INTRODUCTION = """\
+# Predicted beside measured runs
+
+Made by `python -m experiments.report_runs TABLE.csv... --out docs/results`. Each row of each table
+is predicted as a plan of its own ([columns](../reference/measured-runs.md)), and held against the
+seconds and the memory that its row names. Errors are raw: a prediction that is 10 % too long and
+one that is 10 % too short both count 10 %. The *bias* is the median error with its sign; *in
+bounds* is the share of measurements between the predicted bounds; *memory* is the mean error of
+the peak. Rows that are refused have no error; they are counted and listed.
+
+![Predicted over measured seconds of all tables](runs.svg)
+"""
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the page and the picture of predicted beside measured runs.
+
+    Tables are those of predict_runs (docs/reference/measured-runs.md). The page has, for every
+    table: errors, raw and in groups; the share of measurements within the bounds, and within
+    bounds that were made without the run's group; the spread of repeated runs; the refused
+    rows. With --profile it also has the errors under that profile.
+    """
+    with as_options():
+        profile = None if options.profile == "none" else catalog.profile(options.profile)
+    plain = _tables(options.tables, RowPredictor())
+    page = [INTRODUCTION, *_summary("All tables", plain), *left_out_lines(plain)]
+    if options.sureness is not None:
+        write_sureness(plain, options.sureness)
+    if profile is not None:
+        pairs = zip(options.tables, plain, strict=True)
+        of_cluster = [path for path, table in pairs if _of_profiles([table])]
+        under = _tables(of_cluster, RowPredictor(profile))
+        page += _summary(f"Under the profile {profile.name}", under)
+        page.append(f"The profile: {profile.source}.\n")
+        rows = _of_profiles(under)
+        page += [*_details("Runs under the profile", rows), *_parts("under the profile", rows)]
+    page += _parts("without a profile", _of_profiles(plain))
+    for name, rows in plain:
+        page += _details(name, rows)
+    path = writable(options.out / "runs.md", "folder")
+    with naming(path):
+        path.write_text("\n".join(page), encoding="utf-8", errors="backslashreplace")
+    draw(plain, options.out / "runs.svg")
+    progress(f"{path} written")
+    return DONE
+
+
+Tables = list[tuple[str, list[Judged]]]
+
+
+def _tables(paths: Sequence[Path], predictor: RowPredictor) -> Tables:
+    found: Tables = []
+    for path in paths:
+        progress(f"{path}: predicting")
+        rows = [judged(one.row, one.answer) for one in predictor.answers(path)]
+        found.append((path.stem, rows))
+    return found
+
+
+def _of_profiles(tables: Tables) -> list[Judged]:
+    """The rows of the engine whose runs have a profile of their cluster."""
+    every = (one for _, rows in tables for one in rows)
+    return [one for one in every if ENGINE_OF_PROFILES in one.row.cells.get("engine", "")]
+
+
+def _summary(title: str, tables: Tables) -> Iterator[str]:
+    yield f"## {title}\n"
+    yield from (*_errors(errors_of(name, rows) for name, rows in tables), "")
+
+
+def _details(title: str, rows: Sequence[Judged]) -> Iterator[str]:
+    """A table's section: orders, failures, repeats, groups and refusals."""
+    yield f"## {title}\n"
+    yield from _ranking(rows)
+    if any(one.failed for one in rows):
+        told = separation(rows)
+        yield (
+            f"Run and failed told apart in {told.share:.1%}: of {told.ran} runs "
+            f"{told.ran_right} are said to fit, of {told.failed} that failed "
+            f"{told.failed_right} are said not to.\n"
+        )
+    if repeated := spreads(rows):
+        yield (
+            f"Repeated configurations: {len(repeated)}, whose times lie {median(repeated):.1%} "
+            f"from their median (the median configuration), {max(repeated):.1%} at most.\n"
+        )
+    found = {column: [*groups_of(rows, _cell(column))] for column in COLUMNS}
+    yield from _errors(
+        errors_of(f"{column} {value or '(empty)'}", some)
+        for column, groups in found.items()
+        if 1 < len(groups) <= MOST_GROUPS
+        for value, some in groups
+    )
+    yield ""
+    yield from _refused(rows)
+
+
+def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
+    """Errors and orders of small parts of runs, where no effect of one cluster is large."""
+    if not rows:
+        return
+    yield f"## Parts of the runs of {ENGINE_OF_PROFILES}, {how}\n"
+    found = {name: [one for one in rows if _is_within(one, most)] for name, most in PARTS.items()}
+    yield from (*_errors(errors_of(name, some) for name, some in found.items() if some), "")
+    for name, some in found.items():
+        yield from (f"{name[0].upper()}{name[1:]}. {line}" for line in _ranking(some))
+    yield from _single_runs(max(found.values(), key=len))
+
+
+def _is_within(one: Judged, most: Mapping[str, int]) -> bool:
+    """Whether a run is no larger than this in any column; an empty cell is one."""
+    return all(float(one.row.cells.get(name) or 1) <= limit for name, limit in most.items())
+
+
+def _ranking(rows: Sequence[Judged]) -> Iterator[str]:
+    found = [*ranked(rows)]
+    if found:
+        by_bound = [*ranked(rows, by=lambda one: one.longest_s)]
+        line = (
+            f"Order of the runs of one task ({len(found)} tasks, each a model and a batch on one "
+            f"number of GPUs): {_ranks(found)}."
+        )
+        if _ranks(by_bound) != _ranks(found):
+            line += f" In the order of upper bounds: {_ranks(by_bound)}."
+        yield f"{line}\n"
+
+
+def _ranks(found: Sequence[Ranked]) -> str:
+    regrets = [one.regret for one in found]
+    worst = max(found, key=lambda one: one.regret)
+    where = f" ({worst.name})" if worst.regret > BAD else ""
+    return (
+        f"rank correlation {median(one.correlation for one in found):.2f} in the median; the first "
+        f"run takes {median(regrets):.2f} times the measured best in the median, "
+        f"{worst.regret:.2f} times in the worst task{where}"
+    )
+
+
+def _single_runs(rows: Sequence[Judged]) -> Iterator[str]:
+    """How much of the worst regret is luck: bad runs among those that are predicted to be best."""
+    error = errors_of("", rows).median_time
+    found = [] if error is None else [*ranked(rows, near=error)]
+    if found:
+        near = [regret for one in found for regret in one.near]
+        bad = sum(regret > BAD for regret in near)
+        where = ", ".join(one.name for one in found if max(one.near) > BAD)
+        luck = 1 - (1 - bad / len(near)) ** len(found)
+        yield (
+            f"A worst regret is a figure of single runs. Of the {len(near)} runs that are "
+            f"predicted within the median error ({error:.1%}) of the best run of their task, {bad} "
+            f"took more than {BAD} times the measured best{where and f' ({where})'}. With this "
+            f"share, one choice in each of {len(found)} tasks meets at least one such run in "
+            f"{luck:.0%} of all cases, and no order of plans that errs as much avoids it but by "
+            "luck.\n"
+        )
+
+
+def _cell(column: str) -> Callable[[Judged], str]:
+    return lambda one: one.row.cells.get(column, "")
+
+
+def _errors(groups: Iterable[GroupErrors]) -> list[str]:
+    """The table of the errors of groups."""
+    return narrow(
+        HEAD,
+        ((one.name, one.rows, one.rows - one.refused, *error_cells(one)) for one in groups),
+    )
+
+
+def _refused(rows: Sequence[Judged]) -> Iterator[str]:
+    reasons = Counter(one.answer.refused.partition(": ")[2] for one in rows if one.answer.refused)
+    if reasons:
+        yield "Refused:\n"
+        yield from (f"- {count} x {reason}" for reason, count in reasons.most_common())
+        yield ""

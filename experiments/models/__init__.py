@@ -1,0 +1,1 @@
+"""Models traced, and model types read."""

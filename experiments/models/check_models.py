@@ -1,0 +1,227 @@
+"""Model types of Hugging Face: read, refused, and counted beside transformers' own models."""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from experiments.cli.commandline import DONE, NO_ANSWER, writable
+from experiments.pages.charts import Lines
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import Row, table, table_of
+from mistlab.core.values import InputError
+from mistlab.economy.bill import model_parameters
+from mistlab.huggingface.configurations import KIND, model_of_config
+from mistlab.huggingface.model_types import TypeRow, model_types, refused_types
+from mistlab.plan.workload import ModelSpec, Workload
+
+# Types of which the library builds no model with the defaults, and keys that complete them.
+COMPLETED: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {
+        "n_routed_experts": 128,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "head_dim": 128,
+    },
+    "glm4_moe": {"head_dim": 128},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+}
+FIRST = 100
+# Types with less than this are found in a first look.
+QUICK_TYPES = 20
+TOLERANCE = 1e-3
+
+
+def check(options: argparse.Namespace) -> int:
+    """How many Hugging Face model types are read, and whether they count as transformers counts
+    them.
+
+    Of every causal language model of transformers the default configuration is read and its
+    parameters are counted, beside those that the library itself builds on torch's meta device.
+    Types that are refused are listed with the reason. Each file is read twice: as the library
+    writes it, and with all keys left out.
+    """
+    if options.types is not None:
+        return write_types(options.types)
+    library = import_module("runtime.tracing.huggingface")
+    study = Study.begin("check_models", options)
+    kinds = library.causal_types()
+    every = max(1, len(kinds) // QUICK_TYPES) if options.quick else 1
+    for kind in study.counted(kinds[::every], "types"):
+        study.add(row_of(library, kind))
+    wrong = [row for row in study.rows if row["status"] == "read" and not _is_right(row)]
+    return study.end(_report(study.rows), NO_ANSWER if wrong else DONE)
+
+
+def row_of(library: Any, kind: str) -> Row:
+    """One type: whether it is read, and its parameters beside the library's own."""
+    given = COMPLETED.get(kind, {})
+    row: Row = {"type": kind, "status": "read", "completed": ", ".join(given)}
+    try:
+        model = model_of_config({KIND: kind, **given}, kind)
+    except InputError as error:
+        return {**row, "status": "refused", "reason": str(error)}
+    written = library.configuration(kind, given)
+    theirs = library.parameters(kind, given)
+    ours = model_parameters(_workload(model, written))
+    return {
+        **row,
+        "parameters": ours,
+        "of_library": theirs,
+        "off": ours / theirs - 1,
+        "written_is_equal": model_of_config({**written, KIND: kind}, kind) == model,
+        "remarks": "; ".join(model.remarks),
+    }
+
+
+def _workload(model: ModelSpec, written: Mapping[str, Any]) -> Workload:
+    """A workload of sequences as long as the model has learned positions."""
+    row = model_types()[model.name]
+    positions = written.get(row.positions) if row.positions else None
+    return Workload(
+        model=model,
+        sequence_length=positions or 2048,
+        global_batch=1,
+        attention="flash",
+        precision="bf16",
+    )
+
+
+def _is_right(row: Row) -> bool:
+    return abs(row["off"]) <= TOLERANCE and bool(row["written_is_equal"])
+
+
+def _report(rows: Sequence[Row]) -> Report:
+    read = [row for row in rows if row["status"] == "read"]
+    refused = [row for row in rows if row["status"] == "refused"]
+    worst = max((abs(row["off"]) for row in read), default=0.0)
+    exact = sum(row["parameters"] == row["of_library"] for row in read)
+    of_first = sum(row["status"] == "read" for row in rows[:FIRST])
+    summary = {
+        "types": len(rows),
+        "read": len(read),
+        "read_of_first_100": of_first,
+        "exact": exact,
+        "worst_percent": round(100 * worst, 4),
+        "not_equal_when_written": sum(not row["written_is_equal"] for row in read),
+    }
+    sentence = (
+        f"Of {len(rows)} types {len(read)} are read ({of_first} of the first {FIRST}): the "
+        f"parameters of {exact} are the library's own, and those of the others differ by at most "
+        f"{100 * worst:.3f} %. A file that writes the defaults is read as one that leaves them out."
+    )
+    return Report(
+        title="Model types of Hugging Face",
+        words=[sentence, _read_table(read)],
+        summary=summary,
+        pictures=[_picture(read)],
+        beside=["## Refused by name", _refused_table(refused), _COMPLETED_WORDS],
+    )
+
+
+def _picture(rows: Sequence[Row]) -> Lines:
+    """Parameters here over those of the library, type by type."""
+    ratios = [(float(number), 1 + row["off"]) for number, row in enumerate(rows)]
+    return Lines(
+        name="model-types",
+        caption="Parameters as read, over those of the library's model, type by type.",
+        curves={"": ratios},
+        x="types that are read, in alphabetical order",
+        y="parameters here / of the library",
+    )
+
+
+_COMPLETED_WORDS = (
+    "Some default configurations build no model, or none whose heads' channels pair up; the keys "
+    "under `completed` are then given to both sides."
+)
+
+
+def _read_table(rows: Sequence[Row]) -> str:
+    return table_of(
+        rows,
+        ("type", "{type}"),
+        ("transformers", "{of_library:,}"),
+        ("here", "{parameters:,}"),
+        ("off %", lambda row: f"{100 * row['off']:.4f}"),
+        ("completed", lambda row: row["completed"]),
+        ("remarks", lambda row: row["remarks"]),
+    )
+
+
+def _refused_table(rows: Sequence[Row]) -> str:
+    reasons = refused_types()
+    grouped: dict[str, list[str]] = {}
+    for row in rows:
+        grouped.setdefault(reasons.get(row["type"], row["reason"]), []).append(row["type"])
+    return table(("reason", "types"), ((why, ", ".join(kinds)) for why, kinds in grouped.items()))
+
+
+def write_types(page: Path) -> int:
+    """Write the table of types as a page of the reference."""
+    writable(page, "page", "--types").write_text(types_page(), encoding="utf-8")
+    print(f"{len(model_types())} types in {page}")
+    return DONE
+
+
+def types_page() -> str:
+    """The page with the table of types, from the package's data."""
+    read = table(("type", "built as", "parts", "remarks"), map(_type_line, model_types().items()))
+    counted = Counter(refused_types().values())
+    refused = table(
+        ("reason", "types"),
+        (
+            (reason, ", ".join(kind for kind, why in refused_types().items() if why == reason))
+            for reason in counted
+        ),
+    )
+    return "\n\n".join([_HEAD, read, _REFUSED_HEAD, refused]) + "\n"
+
+
+_HEAD = """# Model types of Hugging Face
+
+A `config.json` of these types is read without torch and without a download
+([how](plan-file.md#workload)). Keys that a file leaves out have the type's own defaults, those of
+transformers 5.23.0. `python -m experiments.check_models` counts parameters beside the library's
+([results](../results/model-configs.md)); its option `--types` writes this page from the rows in
+`mistlab/huggingface/types/`.
+
+"Built as" is the family and the fields that all models of the type have; parts follow the file's
+keys. Remarks tell what the description has otherwise than the model. What a file turns on besides
+(biases of some products, another activation) is a remark too. Every prediction repeats them."""
+_REFUSED_HEAD = """## Refused by name
+
+Trace these (`python -m experiments.trace`), or write a mapping. An unknown type is refused with
+names that are near."""
+
+
+def _type_line(entry: tuple[str, TypeRow]) -> tuple[str, ...]:
+    kind, row = entry
+    fields = (f"{key}: {_plain(value)}" for key, value in row.model.items() if key != "family")
+    built = ", ".join([row.model["family"], *fields])
+    return f"`{kind}`", built, ", ".join(_parts(row)), "; ".join(row.remarks)
+
+
+def _parts(row: TypeRow) -> Iterator[str]:
+    """The parts that keys of a file turn on or give sizes to."""
+    if row.latent:
+        yield "latent attention"
+    if row.experts:
+        yield "experts"
+    if row.window:
+        yield "windows"
+    if row.turns:
+        yield f"blocks in turns ({row.turns})"
+    yield from (f"{own['family']} with {key}" for key, own in row.when.items() if "family" in own)
+    by_key = {"biases": ", ".join(row.biases), "qk_norm": row.qk_norm, "post_norms": row.post_norms}
+    yield from (f"{part} by {key}" for part, key in by_key.items() if key)
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,128 @@
+"""Draws charts, and writes pictures whose bytes depend on nothing but what they show."""
+
+from pathlib import Path
+from textwrap import fill
+from typing import Any, TextIO
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.pages.charts import Bars, Drawn, Lines, Picture
+
+# Okabe and Ito, 2008: told apart by people who see red and green alike.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+
+# Text stays text, and the same input makes the same bytes.
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "mistlab"}
+
+SIZE = (6.4, 3.8)
+# More groups than this, or names with more letters together, get names that lean.
+FEW_GROUPS, FEW_LETTERS = 8, 70
+# A leaning name longer than this goes on in a second line.
+LETTERS_A_LINE = 24
+# Over more powers of ten than this, a logarithmic axis has numbers at these powers alone.
+FEW_POWERS = 3
+NUMBER_WIDTH = 0.34
+
+
+def drawn(picture: Picture) -> Figure:
+    """A picture, drawn."""
+    match picture:
+        case Lines():
+            return _lines(picture)
+        case Bars():
+            return _bars(picture)
+        case Drawn():
+            return picture.draw()
+
+
+def _lines(chart: Lines) -> Figure:
+    """Curves, each with its points."""
+    figure = Figure(figsize=SIZE, layout="constrained")
+    axes = figure.subplots()
+    for place, (name, points) in enumerate(chart.curves.items()):
+        axes.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            marker="o" if len(points) <= 40 or name in chart.dots else "",
+            markersize=6 if name in chart.dots else 4,
+            color=COLOURS[place % len(COLOURS)],
+            linestyle="" if name in chart.dots else ("-", "--", ":")[place // len(COLOURS) % 3],
+            label=name,
+        )
+    if chart.log_x:
+        axes.set_xscale("log")
+    axes.set_xlabel(chart.x)
+    if chart.names:
+        axes.set_xticks(range(len(chart.names)), chart.names)
+    _finish(axes, chart, len(chart.curves))
+    return figure
+
+
+def _bars(chart: Bars) -> Figure:
+    """Bars in groups."""
+    many = len(chart.groups) > FEW_GROUPS or len("".join(chart.groups)) > FEW_LETTERS
+    # A number above each bar needs more room than a bar.
+    group_width = max(0.45, NUMBER_WIDTH * len(chart.series) if chart.number else 0)
+    figure = Figure(
+        figsize=(max(SIZE[0], 2 + group_width * len(chart.groups)), SIZE[1] + many),
+        layout="constrained",
+    )
+    axes = figure.subplots()
+    places = range(len(chart.groups))
+    width = 0.8 if chart.stacked else 0.8 / max(1, len(chart.series))
+    bottom = [0.0] * len(chart.groups)
+    for place, (name, values) in enumerate(chart.series.items()):
+        heights = [value or 0.0 for value in values]
+        shift = 0.0 if chart.stacked else (place - (len(chart.series) - 1) / 2) * width
+        group = axes.bar(
+            [x + shift for x in places],
+            heights,
+            width=0.95 * width,
+            bottom=bottom if chart.stacked else None,
+            color=COLOURS[place % len(COLOURS)],
+            label=name,
+        )
+        if chart.number:
+            texts = ["" if value is None else f"{value:{chart.number}}" for value in values]
+            axes.bar_label(group, texts, fontsize="x-small", padding=1)
+        if chart.stacked:
+            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    axes.set_xticks([*places], [*chart.groups], fontsize="small")
+    if many:
+        axes.set_xticklabels([fill(name, LETTERS_A_LINE) for name in chart.groups])
+        for text in axes.get_xticklabels():
+            text.set(rotation=40, ha="right", rotation_mode="anchor")
+    _finish(axes, chart, len(chart.series))
+    return figure
+
+
+def _finish(axes: Axes, chart: Lines | Bars, named: int) -> None:
+    for place, (name, value) in enumerate(chart.marks.items()):
+        axes.axhline(
+            *(value,),
+            color=COLOURS[-1 - place % 2],
+            linestyle=("--", ":")[place // 2 % 2],
+            linewidth=1,
+            label=name,
+        )
+    if chart.log_y:
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        between = "25" if high <= low * 10**FEW_POWERS else ""
+        axes.yaxis.set_major_formatter("{x:,.10g}")
+        axes.yaxis.set_minor_formatter(lambda x, _: f"{x:,.10g}" if f"{x:e}"[0] in between else "")
+    axes.set_ylabel(chart.y)
+    axes.grid(alpha=0.3, axis="y" if isinstance(chart, Bars) else "both")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if named + len(chart.marks) > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+
+
+def save(figure: Figure, path: Path | TextIO) -> None:
+    """Write a picture whose bytes depend on nothing but what it shows; as SVG into a text."""
+    form = None if isinstance(path, Path) else "svg"
+    with mpl.rc_context(STYLE):
+        figure.savefig(path, format=form, metadata={"Date": None})

@@ -1,0 +1,139 @@
+"""Tables of rows: as Markdown, which terminals show too, as text, and as comma-separated values."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from string import Formatter
+from typing import Any
+
+from experiments.pages.numbers_in_words import number
+
+Row = Mapping[str, Any]
+# What a row has in a column: a text with the names of its parts, or what a function makes of it.
+Cell = str | Callable[[Any], object]
+
+# What a clock says goes under this key of a row; all else is equal in two runs with one seed.
+TIMING = "timing"
+# A number, with a unit of a few letters or another number after it; or none.
+NUMBER = re.compile(r"[-+~]?\$?\d[\d.,]*(e[-+]?\d+)? ?[%\w/]{0,5}( to \S+)?|-|")
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown, its columns as wide as what they hold; columns of numbers to the right.
+
+    >>> print(table(["plan", "s"], [["one", 9.5], ["another", 10.25]]))
+    | plan    |     s |
+    |---------|------:|
+    | one     |   9.5 |
+    | another | 10.25 |
+    """
+    cells = [["" if cell is None else str(cell) for cell in line] for line in lines]
+    columns = [*zip(head, *cells, strict=True)]
+    right = [
+        place
+        for place, column in enumerate(columns)
+        if all(NUMBER.fullmatch(cell) for cell in column[1:])
+    ]
+    first, *others = _justified([head, *cells], lambda place: place in right)
+    rule = "|".join(
+        f"{'-' * (len(cell) + 1)}{':' if place in right else '-'}"
+        for place, cell in enumerate(first)
+    )
+    top, *body = (f"| {' | '.join(line)} |" for line in (first, *others))
+    return "\n".join([top, f"|{rule}|", *body])
+
+
+def table_of(rows: Iterable[Any], *columns: tuple[str, Cell]) -> str:
+    """A table in Markdown of rows, a column for each head and cell; a part that is None is a dash.
+
+    >>> row = {"plan": "one", "times": {"s": 9.5}}
+    >>> print(table_of([row], ("plan", "{plan}"), ("s", "{times[s]:.2f}")))
+    | plan |    s |
+    |------|-----:|
+    | one  | 9.50 |
+    """
+    cells = [cell for _, cell in columns]
+    return table(
+        [head for head, _ in columns],
+        (
+            [_CELLS.vformat(c, (), row) if isinstance(c, str) else c(row) for c in cells]
+            for row in rows
+        ),
+    )
+
+
+def narrow(head: Sequence[str], lines: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table in Markdown, its columns not aligned, for pages of many rows."""
+    texts = [f"| {' | '.join(map(str, line))} |" for line in lines]
+    return [f"| {' | '.join(head).lstrip()} |", f"|{'---|' * len(head)}", *texts]
+
+
+def aligned(lines: Sequence[Sequence[str]], *, left: Container[int] = (0,)) -> list[str]:
+    """The lines of a table as text: columns of words (``left``) to the left, others to the right.
+
+    >>> aligned([["", "s"], ["stage 0", "12.5"]])
+    ['            s', 'stage 0  12.5']
+    """
+    return ["  ".join(line).rstrip() for line in _justified(lines, lambda at: at not in left)]
+
+
+def _justified(
+    lines: Sequence[Sequence[str]], to_right: Callable[[int], bool]
+) -> Iterator[list[str]]:
+    """Lines whose columns are as wide as what they hold."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        yield [
+            cell.rjust(width) if to_right(place) else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+
+
+class _Cells(Formatter):
+    """Formats the parts of a row, which is a mapping or has them as attributes."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> Any:
+        """A part by its name."""
+        return kwargs[key] if isinstance(kwargs, Mapping) else getattr(kwargs, str(key))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """A part that is there in its form."""
+        return number(value, format_spec)
+
+
+_CELLS = _Cells()
+
+
+def csv_of(rows: Sequence[Row]) -> str:
+    """Rows as comma-separated values, without their timing; parts of a part have names with dots.
+
+    >>> print(csv_of([{"plan": "a", "cost": {"usd": 2}, "timing": {"s": 3}}, {"plan": "b"}]))
+    plan,cost.usd
+    a,2
+    b,
+    <BLANKLINE>
+    """
+    flat = [dict(_flat(untimed(row))) for row in rows]
+    text = io.StringIO()
+    head = dict.fromkeys(name for row in flat for name in row)
+    writer = csv.DictWriter(text, [*head], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def untimed(row: Row) -> dict[str, Any]:
+    """A row without what depends on the clock."""
+    return {name: value for name, value in row.items() if name != TIMING}
+
+
+def _flat(row: Row, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        elif isinstance(value, list | tuple):
+            yield f"{before}{name}", json.dumps(value)
+        else:
+            yield f"{before}{name}", value

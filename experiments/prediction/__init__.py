@@ -1,0 +1,1 @@
+"""Given plans - predicted, analysed and drawn."""

@@ -1,0 +1,100 @@
+"""What plans take where stages, links or clocks are slow and tasks differ by chance."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from experiments.cli.commandline import Countdown
+from mistlab.core.values import (
+    FieldError,
+    InputError,
+    check_field,
+    from_mapping,
+    near_matches,
+    to_mapping,
+)
+from mistlab.job.job import Job
+from simulators.events import DisturbedIteration, EventSimulator
+from simulators.variability import Quantiles, Variability
+
+SAMPLES = 100
+# Of iterations with many tasks fewer are played: chance hardly moves their sums, and each takes
+# longer. So many tasks in all take some ten seconds.
+MOST_TASKS, FEWEST = 2_000_000, 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbed:
+    """What disturbs a plan, and its iterations as they are played then."""
+
+    by: Variability
+    played: Quantiles
+
+    @classmethod
+    def of(cls, job: Job, by: Variability, samples: int | None) -> Self:
+        """A plan's iterations, each with its own jitter, as many as its size allows where nobody
+        says how many. Without jitter all would be equal."""
+        simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
+        try:
+            iteration = simulator.disturbed(job.plan, by)
+            count = 1 if not by.jitter else samples or samples_of(len(iteration))
+            played = Quantiles.of(_played_s(iteration, count), by.seed)
+        except FieldError as error:
+            raise _refused(error) from None
+        return cls(by=by, played=played)
+
+    def mapping(self) -> Mapping[str, Any]:
+        """The quantiles, beside what disturbs."""
+        return {"by": to_mapping(self.by, omit_defaults=True), **to_mapping(self.played)}
+
+    def words(self, undisturbed_s: float) -> str:
+        """How much longer iterations take than without disturbance."""
+        played, by = self.played, to_mapping(self.by, omit_defaults=True)
+        causes = ", ".join(f"{name} {value:g}" for name, value in by.items() if name != "seed")
+        spread = f"; 90 % of {played.samples} take {played.q05_s:.3f} to {played.q95_s:.3f} s"
+        return (
+            f"disturbed by {causes or 'nothing'}: {played.mean_s:.3f} s an iteration, "
+            f"{played.mean_s / undisturbed_s - 1:+.1%}{spread if played.samples > 1 else ''}"
+        )
+
+
+def samples_of(tasks: int) -> int:
+    """How many iterations of so many tasks are played where nobody says it."""
+    return max(FEWEST, min(SAMPLES, MOST_TASKS // tasks))
+
+
+def _played_s(iteration: DisturbedIteration, count: int) -> Iterator[float]:
+    """Seconds of each iteration; standard error hears how many are played."""
+    countdown = Countdown(what="iterations played", total=count)
+    for sample in range(count):
+        yield iteration.played_s(sample)
+        if count > 1:
+            countdown.step()
+
+
+def variability_of(text: str) -> tuple[Variability, int | None]:
+    """What disturbs, and the samples if there are any, of a text such as
+    ``jitter=0.1,slow_links_factor=2``."""
+    known = [entry.name for entry in fields(Variability)]
+    given: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = (own.strip() for own in part.partition("="))
+        if name not in (*known, "samples"):
+            message = f"--variability {name!r} is unknown{near_matches(name, [*known, 'samples'])}"
+            raise InputError(message)
+        try:
+            given[name] = int(number) if number.isdecimal() else float(number)
+        except ValueError:
+            message = f"--variability {part!r} is no number: write it as {name}=NUMBER"
+            raise InputError(message) from None
+    try:
+        samples = given.pop("samples", None)
+        if samples is not None:
+            samples = check_field(Quantiles, "samples", samples)
+        return from_mapping(Variability, given), samples
+    except FieldError as error:
+        raise _refused(error) from None
+
+
+def _refused(error: FieldError) -> InputError:
+    return InputError(f"--variability {error}")

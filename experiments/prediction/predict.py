@@ -1,0 +1,307 @@
+"""Where the GPUs' time of an iteration goes, as a table and in a sentence."""
+
+import argparse
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from experiments.bench.refusals import fullest_words, predicted_each
+from experiments.cli.commandline import as_options, batch_status, print_json, progress, writable
+from experiments.cli.problem import numbers_of, on_cluster_with, room_words
+from experiments.pages.numbers_in_words import rate_words
+from experiments.pages.tables import aligned
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError, check_field, to_mapping
+from mistlab.cost.breakdown import breakdown_of
+from mistlab.job.job import Job, load_job
+from mistlab.job.prediction import PARTS, Breakdown, Prediction, Predictor, compared
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.workload import Workload
+from mistlab.schedule.orders import DEFAULT_ORDER
+from simulators.registry import PREDICTORS
+from simulators.symbolic import NAME as CLOSED_FORM
+
+if TYPE_CHECKING:
+    from experiments.prediction.disturbed import Disturbed
+    from simulators.events import Simulation
+    from simulators.variability import Variability
+
+
+WORDS: Mapping[str, str] = {
+    "arithmetic_s": "the model's arithmetic at the peak rate",
+    "products_s": "products below the peak rate",
+    "attention_s": "attention below the peak rate",
+    "memory_bound_s": "operators that memory limits",
+    "recomputation_s": "recomputation",
+    "tensor_exchange_s": "exposed exchanges of tensor parallelism",
+    "context_exchange_s": "exposed exchanges of context parallelism",
+    "expert_exchange_s": "exposed exchanges of experts",
+    "data_parallel_s": "exposed reductions and gathers of data parallelism",
+    "sends_s": "sends between stages",
+    "copies_s": "exposed copies of offloading",
+    "hosts_s": "hosts that launch late",
+    "step_s": "the optimizer's step",
+    "imbalance_s": "waiting for the busiest stage",
+    "bubble_s": "the bubble of the pipeline",
+}
+# Parts below this share of an iteration are not worth a line; a sentence leaves out more.
+NEGLIGIBLE, SMALL = 5e-4, 0.015
+
+
+def lines(breakdown: Breakdown) -> list[str]:
+    """A table: a line for each part that is not negligible, its mean over all GPUs, and on a GPU of
+    the busiest stage where there are several."""
+    mean, whole_s = breakdown.parts, breakdown.parts.total_s
+    busiest = breakdown.stages[breakdown.busiest_stage]
+    rows = [["where a GPU's time goes", "s", "share"]]
+    of_stage = [f"stage {breakdown.busiest_stage}, the busiest: s"]
+    for name in PARTS:
+        seconds = getattr(mean, name), getattr(busiest, name)
+        if max(seconds) >= NEGLIGIBLE * whole_s:
+            rows.append([WORDS[name], f"{seconds[0]:.3f}", f"{seconds[0] / whole_s:.1%}"])
+            of_stage.append(f"{seconds[1]:.3f}")
+    rows.append(["the iteration", f"{whole_s:.3f}", "100.0%"])
+    of_stage.append(f"{busiest.total_s:.3f}")
+    if len(breakdown.stages) > 1:
+        rows = [[*row, cell] for row, cell in zip(rows, of_stage, strict=True)]
+    return aligned(rows)
+
+
+def sentence(breakdown: Breakdown) -> str:
+    """The arithmetic, then all other parts that are not small, the largest first."""
+    whole_s = breakdown.parts.total_s
+    first, *others = ((name, getattr(breakdown.parts, name) / whole_s) for name in PARTS)
+    told = sorted((one for one in others if one[1] >= SMALL), key=lambda one: -one[1])
+    rest = sum(share for _, share in others) - sum(share for _, share in told)
+    words = [f"{share:.0%} {WORDS[name]}" for name, share in (first, *told)]
+    words += [f"{rest:.0%} the rest"] if rest >= NEGLIGIBLE else []
+    return f"Where a GPU's time goes: {', '.join(words)}."
+
+
+# Plan files predicted, those of one problem together, and their predictions as text and JSON.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan file's prediction, or what is wrong with it; the iteration if it is to be drawn, what
+    disturbs it where something does, and where its time goes if that is asked."""
+
+    path: Path
+    job: Job | None
+    prediction: Prediction | None
+    simulation: "Simulation | None" = None
+    disturbed: "Disturbed | None" = None
+    breakdown: Breakdown | None = None
+    error: str = ""
+
+
+def predict(options: argparse.Namespace) -> int:
+    """What plans cost: iteration time with its bounds, memory, and whether they fit.
+
+    Bounds hold 90 % of measurements: they come from runs that the calibration did not see, and
+    widen outside of what was measured. Plans that are predicted together are compared; those
+    whose times differ by less than their bounds cannot be told apart. With --simulator events
+    an iteration is played task by task; --timeline draws it, and --variability plays many with
+    slow parts and chance.
+    """
+    disturbs = _checked(options)
+    if options.timeline is not None:
+        writable(options.timeline / "x", "folder", "--timeline")
+    answers = predicted(
+        options.plans,
+        options.simulator,
+        drawn=options.timeline is not None,
+        numbers=numbers_of(options),
+    )
+    if disturbs is not None:
+        answers = _disturbed(answers, *disturbs)
+    if options.breakdown:
+        answers = [_broken_down(answer) for answer in answers]
+    for answer in answers:
+        if answer.simulation is not None:
+            from experiments.prediction.lanes import draw  # noqa: PLC0415 (needs SimPy)
+
+            assert answer.job is not None
+            draw(answer.job, answer.simulation, answer.path.stem, options.timeline)
+    for answer in answers:
+        if options.json:
+            print_json(_mapping(answer))
+        elif answer.prediction is None:
+            progress(f"error: {answer.error}")
+        else:
+            print(_table(answer))
+    if not options.json:
+        print("".join(f"{line}\n" for line in _comparisons(answers)), end="")
+    return batch_status(
+        len(answers),
+        sum(answer.job is None for answer in answers),
+        all_answered=all(answer.prediction is not None for answer in answers),
+    )
+
+
+def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | None":
+    """What disturbs the plans, and how often each is played then; refuses options that are wrong,
+    or do not go together."""
+    for name in ("timeline", "variability"):
+        if getattr(options, name) is not None and options.simulator != "events":
+            message = f"--{name} needs what --simulator events plays: give both"
+            raise InputError(message)
+    if options.breakdown and options.simulator != CLOSED_FORM:
+        message = (
+            f"--breakdown takes the closed form apart: leave out --simulator {options.simulator}"
+        )
+        raise InputError(message)
+    with as_options():
+        for name, number in numbers_of(options).items():
+            check_field(Cluster, name, number)
+    if options.variability is None:
+        return None
+    from experiments.prediction.disturbed import variability_of  # noqa: PLC0415 (needs SimPy)
+
+    return variability_of(options.variability)
+
+
+def _disturbed(answers: Sequence[Answer], by: "Variability", samples: int | None) -> list[Answer]:
+    """The answers, with what plans take while something disturbs them."""
+    from experiments.prediction.disturbed import Disturbed  # noqa: PLC0415 (needs SimPy)
+
+    found = []
+    for answer in answers:
+        if answer.job is None or answer.prediction is None:
+            found.append(answer)
+            continue
+        try:
+            found.append(replace(answer, disturbed=Disturbed.of(answer.job, by, samples)))
+        except InputError as error:
+            found.append(_refused(answer.path, answer.job, error))
+    return found
+
+
+def _broken_down(answer: Answer) -> Answer:
+    """An answer with where its time goes, if it has a prediction."""
+    if answer.job is None or answer.prediction is None:
+        return answer
+    return replace(answer, breakdown=breakdown_of(answer.job))
+
+
+def predicted(
+    paths: Sequence[Path],
+    simulator: str = "symbolic",
+    *,
+    drawn: bool = False,
+    numbers: Mapping[str, float] = MappingProxyType({}),
+) -> list[Answer]:
+    """The answers to plan files, in order; plans of one workload and cluster go through together.
+
+    Those that are to be ``drawn`` come with the iteration that was played. Clusters have other
+    ``numbers``, where they are given.
+    """
+    answers: dict[int, Answer] = {}
+    together: dict[tuple[Workload, Cluster], list[tuple[int, Job]]] = defaultdict(list)
+    for place, path in enumerate(paths):
+        try:
+            job = on_cluster_with(load_job(path), numbers)
+        except InputError as error:
+            answers[place] = Answer(path=path, job=None, prediction=None, error=str(error))
+        else:
+            together[job.workload, job.cluster].append((place, job))
+    for (workload, cluster), jobs in together.items():
+        predictor = PREDICTORS[simulator](workload=workload, cluster=cluster)
+        answer = _played if drawn else _together
+        places = [place for place, _ in jobs]
+        chosen = [(paths[place], job) for place, job in jobs]
+        answers |= zip(places, answer(predictor, chosen), strict=True)
+    return [answers[place] for place in range(len(paths))]
+
+
+def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[Answer]:
+    """The answers to jobs, all at once where none is refused."""
+    answers = predicted_each(predictor, [job.plan for _, job in jobs])
+    for (path, job), answer in zip(jobs, answers, strict=True):
+        if isinstance(answer, InputError):
+            yield _refused(path, job, answer)
+        else:
+            yield Answer(path=path, job=job, prediction=answer)
+
+
+def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[Answer]:
+    """The answers to jobs with their iterations."""
+    from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
+
+    assert isinstance(predictor, EventSimulator)
+    for path, job in jobs:
+        try:
+            simulation = predictor.simulate(job.plan)
+            prediction = predictor.prediction_of(job.plan, simulation)
+        except InputError as error:
+            yield _refused(path, job, error)
+        else:
+            yield Answer(path=path, job=job, prediction=prediction, simulation=simulation)
+
+
+def _refused(path: Path, job: Job, error: InputError) -> Answer:
+    return Answer(path=path, job=job, prediction=None, error=f"{path}: {error}")
+
+
+def _mapping(answer: Answer) -> Mapping[str, Any]:
+    if answer.prediction is None:
+        return {"plan": str(answer.path), "error": answer.error}
+    assert answer.job is not None
+    order = answer.job.plan.order
+    own = {} if order == DEFAULT_ORDER else {"order": order}
+    disturbed = {} if answer.disturbed is None else {"disturbed": answer.disturbed.mapping()}
+    goes = {} if answer.breakdown is None else {"breakdown": to_mapping(answer.breakdown)}
+    return {"plan": str(answer.path), **own, **to_mapping(answer.prediction), **goes, **disturbed}
+
+
+def _table(answer: Answer) -> str:
+    job, prediction = answer.job, answer.prediction
+    assert job is not None
+    assert prediction is not None
+    times = ["steady s", "first s", "last s"]
+    head = ["", "blocks", *times, *(f"{kind} GiB" for kind in ("allocated", "reserved", "host"))]
+    rows = [head]
+    for index, (stage, found) in enumerate(zip(job.plan.stages, prediction.stages, strict=True)):
+        seconds = (found.stable_s, found.delta_forward_s, found.delta_backward_s)
+        sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.host_bytes)
+        rows.append(
+            [
+                f"stage {index}",
+                str(stage.layers),
+                *(f"{value:z.3f}" for value in seconds),
+                *(f"{size / GIB_BYTES:.2f}" for size in sizes),
+            ]
+        )
+    verdict = "fits" if prediction.fits else "does not fit"
+    summary = (
+        f"{answer.path}\n{rate_words(job.plan, prediction)}; {verdict} {room_words(job.cluster)}"
+    )
+    notes = [f"note: {note}" for note in prediction.notes]
+    if answer.disturbed is not None:
+        notes.insert(0, answer.disturbed.words(prediction.iteration_s))
+    goes = () if answer.breakdown is None else lines(answer.breakdown)
+    fullest = fullest_words(job, prediction)
+    return "\n".join([summary, *aligned(rows, left=()), *fullest, *goes, *notes])
+
+
+def _comparisons(answers: Sequence[Answer]) -> Iterator[str]:
+    """The fastest of the plans that fit, of each workload, beside the others."""
+    by_workload: dict[Workload, list[tuple[Path, Prediction]]] = defaultdict(list)
+    for answer in answers:
+        if answer.job is not None and answer.prediction is not None and answer.prediction.fits:
+            by_workload[answer.job.workload].append((answer.path, answer.prediction))
+    for plans in by_workload.values():
+        (first, best), *others = sorted(plans, key=lambda plan: plan[1].iteration_s)
+        for path, prediction in others:
+            comparison = compared(best, prediction)
+            sure = "beyond" if comparison.exceeds_bounds else "within"
+            yield (
+                f"{first} is {comparison.ratio - 1:.1%} faster than {path}, "
+                f"{sure} what the bounds leave open"
+                if not math.isclose(comparison.ratio, 1.0)
+                else f"{first} and {path} take equally long"
+            )

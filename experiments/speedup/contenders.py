@@ -1,0 +1,141 @@
+"""What each system tries on a workload: plans of its own grid, those predicted fastest first."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import product
+from typing import Any
+
+from experiments.bench.refusals import order_of, predicted
+from mistlab.core.values import InputError
+from mistlab.export.nearest import nearest
+from mistlab.export.table import TARGETS
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Budget, Problem
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import space_of
+from mistlab.plan.workload import Workload
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+from simulators.symbolic import SymbolicPredictor
+
+OURS = "mistlab"
+# By system: the target whose words its plans must have.
+TARGET = {
+    "megatron": "megatron",
+    "deepspeed": "deepspeed",
+    "deepcompile": "deepspeed",
+    "fsdp": "accelerate",
+}
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+SHARES = (0.0, 0.5, 1.0)
+_ALL = {"offload_optimizer": 1.0, "offload_gradients": 1.0, "offload_weights": 1.0}
+# By system: its ways to keep states; ratios of DeepSpeed are those of its twin-flow.
+STATES: Mapping[str, Sequence[Mapping[str, float]]] = {
+    "megatron": [{"zero": 1, "offload_optimizer": ratio} for ratio in SHARES],
+    "deepspeed": [
+        {"zero": 1},
+        {"zero": 2, "offload_optimizer": 1.0, "offload_gradients": 1.0},
+        *(
+            {"zero": 3, "offload_optimizer": ratio, "offload_gradients": ratio}
+            for ratio in (0.25, 0.5, 0.75, 1.0)
+        ),
+        {"zero": 3, **_ALL},
+    ],
+    # Its passes move the optimizer's state to the host in part, by the memory that they measure.
+    "deepcompile": [{"zero": 1}, {"zero": 3}, {"zero": 3, "offload_optimizer": 1.0}],
+    "fsdp": [{"zero": 2}, {"zero": 3}, {"zero": 3, **_ALL}],
+}
+BUDGET = Budget(evaluations=2_000, seconds=30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A plan that a system tries, and its prediction; None where there is none."""
+
+    job: Job
+    prediction: Prediction | None
+
+
+def contenders(
+    system: str, workload: Workload, cluster: Cluster, count: int, seed: int
+) -> list[Contender]:
+    """So many plans of a system: those that are predicted to fit first, the fastest first."""
+    if system == OURS:
+        return _searched(workload, cluster, count, seed)
+    jobs = dict.fromkeys(_of_grid(system, workload, cluster))
+    answers = ((job, predicted(job)) for job in jobs)
+    found = [
+        Contender(job=job, prediction=None if isinstance(answer, InputError) else answer)
+        for job, answer in answers
+    ]
+    return sorted(found, key=_order)[:count]
+
+
+def _order(contender: Contender) -> tuple[bool, float]:
+    """Sorts plans, the best first, those without a prediction last."""
+    prediction = contender.prediction
+    return (True, float("inf")) if prediction is None else order_of(prediction)
+
+
+def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> list[Contender]:
+    """The best plan of the search over this package's own space, then the fastest others that this
+    search and a local one have seen."""
+    problem = Problem(workload=workload, cluster=cluster)
+    predictor = SymbolicPredictor(workload=workload, cluster=cluster)
+    plans: dict[Plan, None] = {}
+    for name in ("mist", "aceso"):
+        if len(plans) < count:
+            searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
+            result = searcher.search(problem, space_of("mist"), BUDGET, seed)
+            found = [] if result.plan is None else [result.plan]
+            plans |= dict.fromkeys([*found, *(rival.plan for rival in result.rivals)])
+    searched = [
+        Contender(
+            job=Job(workload=workload, cluster=cluster, plan=plan),
+            prediction=predictor.predict(plan),
+        )
+        for plan in plans
+    ]
+    return [*searched[:1], *sorted(searched[1:], key=_order)][:count]
+
+
+def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]:
+    """The grid of a system, each plan as its framework says it."""
+    ranks, layers = cluster.num_gpus, workload.model.layers
+    sequences, rest = divmod(workload.global_batch, ranks)
+    if rest:
+        return
+    for micro_batch, share, states in product(MICRO_BATCHES, SHARES, STATES[system]):
+        if sequences % micro_batch or _lacks(system, states, cluster):
+            continue
+        values: dict[str, Any] = {
+            "layers": layers,
+            "data_parallel": ranks,
+            "tensor_parallel": 1,
+            "micro_batch": micro_batch,
+            "checkpointed_layers": round(share * layers),
+            **states,
+        }
+        plan = Plan(micro_batches=sequences // micro_batch, stages=(StagePlan.of_values(values),))
+        job = Job(workload=workload, cluster=cluster, plan=plan)
+        said = nearest(job, TARGETS[TARGET[system]]).job
+        # FSDP2 alone recomputes whichever blocks it is told to.
+        yield job if system == "fsdp" else replace(said, cluster=cluster)
+
+
+def _lacks(system: str, states: Mapping[str, float], cluster: Cluster) -> bool:
+    """Whether a system lacks what it offloads the optimizer's state with.
+
+    Megatron-core takes a package for it. DeepSpeed steps a part of it with an optimizer of its own,
+    which its driver uses on GPUs alone, and compiles whole steps for GPUs alone.
+    """
+    offloaded = states.get("offload_optimizer", 0.0)
+    if system == "megatron":
+        return offloaded > 0 and find_spec("transformer_engine") is None
+    is_cpu = cluster.hardware.gpu.cores is not None
+    if system == "deepcompile":
+        return is_cpu
+    return system == "deepspeed" and is_cpu and 0 < offloaded < 1

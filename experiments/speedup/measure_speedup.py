@@ -1,0 +1,225 @@
+"""Measured speedups: trials of every system, then the best of each in turn."""
+
+import argparse
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from experiments.cli.commandline import DONE, as_options, check_torch, progress
+from experiments.cli.problem import workload_of
+from experiments.pages.study import Study
+from experiments.pages.tables import TIMING, Row
+from experiments.speedup.contenders import OURS, TARGET, Contender, contenders
+from experiments.speedup.nodes import Nodes
+from experiments.speedup.speedup_report import Case, report_of
+from experiments.speedup.trial import run_trial, take_part
+from mistlab.core.values import InputError, near_matches
+from mistlab.export.found import checked_whole
+from mistlab.export.table import TARGETS
+from mistlab.job.job import job_to_mapping
+from mistlab.job.references import hardware_from, model_from
+from mistlab.machine.cluster import Cluster
+
+SYSTEMS = (OURS, *TARGET)
+# With less time left no run begins. One that the end of the call cuts begins again in the next.
+SHORTEST_S = 30.0
+# What --quick leaves: one plan of each system, once.
+QUICK = {"trials": 1, "repeats": 1, "steps": 3}
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Measured speedups: this package's plan against Megatron-core, DeepSpeed and FSDP2, side by
+    side.
+
+    For each model, memory cap and batch every system tries as many plans of its own, those
+    predicted fastest that fit. The best one of each then runs in turn with the others, several
+    times. Running out of memory is a result. A call ends after some minutes; the same call
+    again goes on. A run that the end of a call cuts begins again. Needs pip install
+    '.[baselines]'.
+    """
+    if options.quick:
+        vars(options).update(QUICK)
+    if not _leads(options, os.environ):
+        return DONE
+    nodes = Nodes.of(os.environ)
+    if nodes.own > 0:
+        take_part(nodes)
+        return DONE
+    try:
+        return _measured(options, nodes)
+    finally:
+        nodes.end()
+
+
+def _measured(options: argparse.Namespace, nodes: Nodes) -> int:
+    systems = chosen_systems(options.systems)
+    cases = [
+        Case(model=model, cap_gib=cap, batch=batch)
+        for model, cap, batch in product(
+            _listed(options.models), _numbers(options.cap_gib, "--cap-gib"), _batches(options)
+        )
+    ]
+    study = Study.begin("measure_speedup", options)
+    under_way = _UnderWay(
+        options=options,
+        systems=systems,
+        measured={_key(row): row for row in study.earlier},
+        ends_s=time.perf_counter() + options.seconds,
+        nodes=nodes,
+    )
+    left = 0
+    for case in cases:
+        for row in under_way.rows(case):
+            if row is None:
+                left += 1
+                break
+            study.add(row)
+    if left:
+        progress(f"{left} of {len(cases)} cases are left: give the same command again")
+    return study.end(report_of(cases, study.rows, systems, left), DONE)
+
+
+def _leads(options: argparse.Namespace, said: Mapping[str, str]) -> bool:
+    """Whether this process leads its node: under torchrun the first of each node does. Plans are
+    for as many nodes and GPUs as torchrun has; their runs have launchers of their own."""
+    options.nodes = int(said.get("GROUP_WORLD_SIZE", "1"))
+    options.gpus_per_node = int(said.get("LOCAL_WORLD_SIZE", options.gpus_per_node))
+    return said.get("LOCAL_RANK", "0") == "0"
+
+
+def chosen_systems(text: str) -> list[str]:
+    """The systems of --systems, each of which is installed."""
+    names = _listed(text)
+    for name in names:
+        if name not in SYSTEMS:
+            message = f"--systems: {name!r} is unknown{near_matches(name, SYSTEMS)}"
+            raise InputError(message)
+    _check_installed(names)
+    return names
+
+
+def _check_installed(systems: Sequence[str]) -> None:
+    from runtime.baselines.builds import check_installed  # noqa: PLC0415
+
+    check_torch()
+    missing = {}
+    for system in systems:
+        if system in ("megatron", "deepspeed", "deepcompile"):
+            try:
+                check_installed(TARGETS[TARGET[system]].package)
+            except InputError as error:
+                missing[system] = str(error)
+    if missing:
+        rest = ",".join(system for system in systems if system not in missing)
+        problems = "; ".join(dict.fromkeys(missing.values()))
+        message = f"{problems}; or leave {', '.join(missing)} out: --systems {rest or OURS}"
+        raise InputError(message)
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return [float(word) for word in _listed(text)]
+    except ValueError:
+        message = f"{option}: {text!r} are no numbers: give some, with commas between them"
+        raise InputError(message) from None
+
+
+def _batches(options: argparse.Namespace) -> list[int]:
+    return [checked_whole("--batches", word) for word in _listed(options.batches)]
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("model", "cap_gib", "batch", "system", "phase", "number"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UnderWay:
+    """The measurements of a call and of earlier calls, and the time at which the call ends."""
+
+    options: argparse.Namespace
+    systems: Sequence[str]
+    measured: Mapping[tuple[Any, ...], Row]
+    ends_s: float
+    nodes: Nodes
+
+    def rows(self, case: Case) -> Iterator[Row | None]:
+        """The rows of a case, measured before or now; None once the time is over."""
+        options, best = self.options, dict[str, tuple[Contender, float]]()
+        tried = {system: _contenders(case, system, options) for system in self.systems}
+        for number, system in product(range(options.trials), self.systems):
+            if number >= len(tried[system]):
+                continue
+            contender = tried[system][number]
+            row = self._row(case, system, contender, ("trial", number))
+            yield row
+            if row is None:
+                return
+            seconds = row.get(TIMING, {}).get("median_s")
+            if seconds is not None and (system not in best or seconds < best[system][1]):
+                best[system] = contender, seconds
+        # In turn, so that a machine that slows down slows all systems down.
+        for number, system in product(range(options.repeats), best):
+            row = self._row(case, system, best[system][0], ("repeat", number))
+            yield row
+            if row is None:
+                return
+
+    def _row(
+        self, case: Case, system: str, contender: Contender, run: tuple[str, int]
+    ) -> Row | None:
+        prediction, options = contender.prediction, self.options
+        row: dict[str, Any] = {
+            "model": case.model,
+            "cap_gib": case.cap_gib,
+            "batch": case.batch,
+            "system": system,
+            "phase": run[0],
+            "number": run[1],
+            "plan": job_to_mapping(contender.job)["plan"],
+            "predicted_s": prediction and prediction.iteration_s,
+            "predicted_fits": prediction and prediction.fits,
+        }
+        before = self.measured.get(_key(row))
+        if before is not None and before["plan"] == row["plan"]:
+            return before
+        left_s = self.ends_s - time.perf_counter()
+        if left_s < SHORTEST_S:
+            return None
+        told = run_trial(
+            system,
+            contender.job,
+            steps=options.steps,
+            device=options.device,
+            seed=options.seed,
+            longest_s=left_s,
+            nodes=self.nodes,
+        )
+        if told is None:
+            return None
+        progress(f"{case.words}: {system}, {run[0]} {run[1]}: {_outcome_words(told)}")
+        return {**row, **told}
+
+
+def _contenders(case: Case, system: str, options: argparse.Namespace) -> list[Contender]:
+    with as_options():
+        model = model_from(case.model, Path())
+        workload = workload_of(options, model=model, global_batch=case.batch)
+        cluster = Cluster(
+            hardware=hardware_from(options.hardware, Path()),
+            nodes=options.nodes,
+            gpus_per_node=options.gpus_per_node,
+            memory_gib=case.cap_gib,
+        )
+    return contenders(system, workload, cluster, options.trials, options.seed)
+
+
+def _outcome_words(told: Row) -> str:
+    return f"{told[TIMING]['median_s']:.3f} s" if TIMING in told else str(told["outcome"])

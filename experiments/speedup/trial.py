@@ -1,0 +1,138 @@
+"""One run of a plan in a system, in processes of its own: seconds of its steps, or what failed."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from experiments.speedup.contenders import OURS
+from experiments.speedup.nodes import Nodes
+from experiments.training.plan_runs import ended_within, last_words
+from mistlab.job.job import Job, dump_job, job_from_mapping, job_to_mapping
+
+# Steps at the beginning that are not timed: kernels are loaded and memory is taken.
+WARM_UPS = 2
+# Of a call that starts processes and trains a few steps.
+LONGEST_S = 480.0
+OVERDUE = f"took longer than {LONGEST_S:.0f} s"
+ENDED_ELSEWHERE = "ended on another node"
+SHORT = "out of memory"
+# What torchrun says to its processes, beside what begins with TORCHELASTIC_.
+OF_LAUNCHER = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+}
+# Systems that compile parts of theirs when these are first used.
+COMPILING = ("deepspeed", "deepcompile")
+
+
+def run_trial(
+    system: str,
+    job: Job,
+    *,
+    steps: int,
+    device: str,
+    seed: int,
+    longest_s: float = LONGEST_S,
+    nodes: Nodes | None = None,
+) -> dict[str, Any] | None:
+    """``median_s``, ``seconds`` and ``losses`` of a run, or its ``outcome``.
+
+    None where a run had less time than the longest may take, and did not end in it. If several
+    nodes take part, the other leaders are told of the run.
+    """
+    nodes = nodes or Nodes()
+    if system in COMPILING and device == "cuda":
+        from runtime.baselines.builds import check_builds  # noqa: PLC0415
+
+        check_builds()
+    seconds = min(longest_s, LONGEST_S)
+    run = {"system": system, "job": job_to_mapping(job), "seconds": seconds}
+    run |= {"steps": steps, "device": device, "seed": seed}
+    port = nodes.announce(run)
+    told = _own_part({**run, "port": port}, job, nodes)
+    nodes.over(told["outcome"])
+    if told["outcome"] == OVERDUE and longest_s < LONGEST_S:
+        return None
+    if told["outcome"] != "ran" and SHORT in nodes.outcomes():
+        return {"outcome": SHORT}
+    return told
+
+
+def take_part(nodes: Nodes) -> None:
+    """Start this node's part of each run that the first node tells of."""
+    for run in nodes.announced():
+        job = job_from_mapping(run["job"])
+        nodes.over(_own_part(run, job, nodes)["outcome"])
+
+
+def _own_part(run: Mapping[str, Any], job: Job, nodes: Nodes) -> dict[str, Any]:
+    """What this node's processes of a run say; only those of the first node tell losses."""
+    with TemporaryDirectory() as folder:
+        plan, out = Path(folder) / "plan.yaml", Path(folder) / "out.json"
+        dump_job(job, plan)
+        done = ended_within(
+            _words(run, job, plan, out, nodes),
+            run["seconds"],
+            env=without_launcher(os.environ),
+            hangs=nodes.others_are_over,
+        )
+        if done is None:
+            return {"outcome": ENDED_ELSEWHERE if nodes.outcomes() else OVERDUE}
+        if run["system"] == OURS:
+            said = _json_line(done.stdout)
+            found = (
+                None if said is None else {"losses": said["losses"], "seconds": said["iteration_s"]}
+            )
+        else:
+            found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
+    if nodes.own > 0 and done.returncode == 0:
+        return {"outcome": "ran"}
+    return _told(found, done.stderr)
+
+
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what torchrun says to its processes: a run has a launcher of its
+    own."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in OF_LAUNCHER and not name.startswith("TORCHELASTIC_")
+    }
+
+
+def _words(run: Mapping[str, Any], job: Job, plan: Path, out: Path, nodes: Nodes) -> list[str]:
+    ranks, system = job.plan.num_gpus, run["system"]
+    launcher = nodes.launcher(ranks, run["port"])
+    if system == OURS:
+        worker = ["experiments.run_plan", str(plan), "--json", "--steps", str(run["steps"])]
+        worker += ["--device", run["device"], "--seed", str(run["seed"])]
+        return [sys.executable, *(launcher if ranks > 1 else []), "-m", *worker]
+    said = {name: run[name] for name in ("system", "steps", "device", "seed")}
+    said |= {"plan": str(plan), "cap_gib": job.cluster.memory_gib, "out": str(out)}
+    worker = ["-m", "experiments.training.baseline_worker", json.dumps(said)]
+    return [sys.executable, *launcher, *worker]
+
+
+def _json_line(text: str) -> Mapping[str, Any] | None:
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    found: Mapping[str, Any] | None = json.loads(lines[-1]) if lines else None
+    return found
+
+
+def _told(found: Mapping[str, Any] | None, errors: str) -> dict[str, Any]:
+    if found is None:
+        is_short = SHORT in errors or "does not fit" in errors
+        return {"outcome": SHORT if is_short else last_words(errors, "no answer")}
+    if "error" in found:
+        return {"outcome": str(found["error"])}
+    seconds = found["seconds"][WARM_UPS:] or found["seconds"]
+    return {
+        "outcome": "ran",
+        "losses": found["losses"],
+        "timing": {"seconds": seconds, "median_s": median(seconds)},
+    }

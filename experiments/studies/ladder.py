@@ -1,0 +1,370 @@
+"""Climbs from one plan to another, one choice at a time: first save memory, then spend it.
+
+Both plans have equal stages. A rung takes one choice over from the plan at the end. Rungs that save
+memory (ZeRO, recomputation, offloading) come in the order of the table of dimensions; a rung that
+spends memory (fewer ranks share a layer or a pipeline, larger micro-batches) comes as soon as its
+plan fits.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any
+
+from experiments.bench.bench import BUDGET, TERM_WORDS, Bench
+from experiments.cli.commandline import DONE, NoAnswerError
+from experiments.cli.live import Live
+from experiments.cli.problem import problem_of
+from experiments.pages.charts import Bars
+from experiments.pages.numbers_in_words import gib
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import Row, table_of
+from mistlab.cost.pipeline import Terms
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Problem
+from mistlab.plan.dimensions import DIMENSIONS, amount_words, counts_of_blocks, names_of
+from mistlab.plan.mesh import dimensions_of_axes
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.plan_words import plan_words
+from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
+from searchers.meshes import even_layers
+from searchers.methods.exhaustive import all_plans
+from searchers.savings import alike, saving_names
+
+# The number of stages, which is a choice of the pipeline and not of a stage.
+STAGES = "stages"
+SHARED = "data_parallel"
+
+Choices = Mapping[str, float]
+Predict = Callable[[Sequence[Plan]], Sequence[Prediction]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """A plan of the ladder: the choice that it changed, and what it gained and lost.
+
+    ``terms`` is what an iteration takes longer than on the rung before, term by term.
+    ``freed_bytes`` is what the fullest GPU need no longer hold. ``bought`` are the changes that did
+    not fit before.
+    """
+
+    changed: str
+    words: str
+    is_saving: bool
+    plan: Plan
+    prediction: Prediction
+    terms: Terms
+    freed_bytes: int
+    bought: tuple[str, ...]
+
+
+def ladder(problem: Problem, first: Plan, last: Plan, predict: Predict) -> list[Rung]:
+    """The rungs from the first plan, which has a rung of its own, to the last."""
+    here, end = choices_of(first), choices_of(last)
+    prediction = predict([first])[0]
+    rungs = [_rung("", "", first, prediction, None, ())]
+    left = [name for name in _in_order() if here.get(name) != end.get(name)]
+    while left:
+        tried = _tried(problem, first, here, end, left, predict)
+        name = _chosen(tried, rungs[-1].prediction)
+        if name is None:
+            break
+        here = {**here, name: end[name]}
+        words = _words(name, rungs[-1].plan, tried[name][0])
+        left = [other for other in left if other != name]
+        after = _tried(problem, first, here, end, left, predict)
+        bought = tuple(
+            _words(other, tried[name][0], plan)
+            for other, (plan, now) in after.items()
+            if now.fits and not (other in tried and tried[other][1].fits) and not _saves(other)
+        )
+        rungs.append(_rung(name, words, *tried[name], rungs[-1], bought if _saves(name) else ()))
+    if rungs[-1].plan != last:
+        # No single choice leads on: the rest is changed at once.
+        rungs.append(_rung("rest", "all else at once", last, predict([last])[0], rungs[-1], ()))
+    return rungs
+
+
+def choices_of(plan: Plan) -> dict[str, float]:
+    """The choices of a plan of equal stages; counts of blocks as shares of a stage's blocks."""
+    stage = plan.stages[0]
+    choices: dict[str, float] = {name: stage.value(name) for name in DIMENSIONS}
+    choices |= {name: stage.value(name) / stage.layers for name in counts_of_blocks()}
+    del choices["layers"], choices[SHARED]
+    return {**choices, STAGES: plan.num_stages}
+
+
+def plan_with(problem: Problem, like: Plan, choices: Choices) -> Plan | None:
+    """The plan of equal stages that has these choices; None if they do not divide GPUs or batch."""
+    layers, num_stages = problem.workload.model.layers, int(choices[STAGES])
+    degrees = [int(choices[name]) for name in dimensions_of_axes() if name != SHARED]
+    data, rest = divmod(problem.cluster.num_gpus, num_stages * prod(degrees))
+    if rest or data == 0 or num_stages > layers:
+        return None
+    count, rest = divmod(problem.workload.global_batch, data * int(choices["micro_batch"]))
+    if rest or count == 0:
+        return None
+    shares = even_layers(layers, num_stages)
+    own = {name: value for name, value in choices.items() if name in DIMENSIONS}
+    own |= {name: round(choices[name] * shares[0]) for name in counts_of_blocks()}
+    first = StagePlan.of_values({**own, "layers": shares[0], SHARED: data})
+    return Plan(
+        engine=like.engine,
+        micro_batches=count,
+        overlap_communication=like.overlap_communication,
+        order=like.order,
+        stages=tuple(alike(first, share) for share in shares),
+    )
+
+
+def _in_order() -> Iterator[str]:
+    """The names of choices: those that save memory, then those that spend it."""
+    yield from (name for name in DIMENSIONS if _saves(name))
+    yield from (name for name in names_of("mesh") if name != SHARED)
+    yield STAGES
+
+
+def _saves(name: str) -> bool:
+    return name in saving_names()
+
+
+def _tried(
+    problem: Problem,
+    like: Plan,
+    here: Choices,
+    end: Choices,
+    names: Sequence[str],
+    predict: Predict,
+) -> dict[str, tuple[Plan, Prediction]]:
+    """The plans in which one more choice is the last plan's, by name."""
+    plans = {
+        name: plan
+        for name in names
+        if (plan := plan_with(problem, like, {**here, name: end[name]})) is not None
+    }
+    predictions = predict([*plans.values()]) if plans else []
+    return {
+        name: (plan, prediction)
+        for (name, plan), prediction in zip(plans.items(), predictions, strict=True)
+    }
+
+
+def _chosen(tried: Mapping[str, tuple[Plan, Prediction]], now: Prediction) -> str | None:
+    """The choice to change next: the fastest of the choices that spend memory, fit and gain time;
+    else the first that frees memory; else the first that fits; else the first."""
+    gains = [
+        (prediction.iteration_s, name)
+        for name, (_, prediction) in tried.items()
+        if not _saves(name) and prediction.fits and prediction.iteration_s < now.iteration_s
+    ]
+    if gains:
+        return min(gains)[1]
+    held = {name: one.peak_reserved_bytes for name, (_, one) in tried.items()}
+    frees = [name for name in held if _saves(name) and held[name] < now.peak_reserved_bytes]
+    fits = [name for name, (_, one) in tried.items() if one.fits]
+    return next(iter([*frees, *fits, *tried]), None)
+
+
+def _rung(
+    name: str,
+    words: str,
+    plan: Plan,
+    prediction: Prediction,
+    before: Rung | None,
+    bought: tuple[str, ...],
+) -> Rung:
+    terms = Terms.of(plan, prediction)
+    start = terms if before is None else Terms.of(before.plan, before.prediction)
+    freed_from = prediction if before is None else before.prediction
+    return Rung(
+        changed=name,
+        words=words,
+        is_saving=_saves(name),
+        plan=plan,
+        prediction=prediction,
+        terms=terms - start,
+        freed_bytes=freed_from.peak_reserved_bytes - prediction.peak_reserved_bytes,
+        bought=bought,
+    )
+
+
+def _words(name: str, before: Plan, after: Plan) -> str:
+    """A change in words: "micro batch 1 to 2"."""
+    if name == STAGES:
+        return f"stages {before.num_stages} to {after.num_stages}"
+    first, last = before.stages[0], after.stages[0]
+    row = DIMENSIONS[name]
+    amounts = [amount_words(name, stage.value(name)) for stage in (first, last)]
+    if name in counts_of_blocks():
+        amounts = [f"{stage.degree(name)} of {stage.layers}" for stage in (first, last)]
+    noun = row.noun.removeprefix("of ") or ("" if row.amount != "{}" else name.replace("_", " "))
+    return f"{noun} {amounts[0]} to {amounts[1]}".strip()
+
+
+# The ladder from the best plan without savings to the best plan of equal stages.
+
+
+TERMS = {**TERM_WORDS, "other_stages_s": "other stages"}
+COARSE = (0.0, 0.5, 1.0)
+
+
+def climbed(options: argparse.Namespace) -> int:
+    """What each way to save memory costs, and what the memory buys: from a bare plan to the best
+    one.
+
+    The ladder begins at the best plan that saves nothing: no ZeRO, no recomputation, no
+    offloading. Each rung takes one choice over from the best plan of equal stages that saves
+    memory as it likes. What rungs cost and gain, term by term, adds up to the difference of the
+    two predictions.
+    """
+    workload, cluster = problem_of(options)
+    study = Study.begin("ladder", options)
+    bench = Bench.of(Problem(workload=workload, cluster=cluster))
+    first = _bare(bench)
+    last = _saving(bench, options)
+    rungs = ladder(bench.problem, first, last, bench.predictor.predict_many)
+    for rung in rungs:
+        study.add(_row(rung))
+    where = f"{options.model} on {cluster.num_gpus} {cluster.hardware.name}"
+    return study.end(_report(rungs, study.rows, where), DONE)
+
+
+def _bare(bench: Bench) -> Plan:
+    """The best plan that saves no memory; where none fits, the one that needs least."""
+    space = replace(space_of("3d"), zero=(0,))
+    plans = [
+        plan
+        for plan in all_plans(bench.problem, space)
+        if not any(stage.checkpointed_layers for stage in plan.stages)
+    ]
+    if not plans:
+        message = "no plan of equal stages divides these GPUs and this batch: give other numbers"
+        raise NoAnswerError(message)
+    predictions = bench.predictor.predict_many(plans)
+    fitting = [
+        (prediction.iteration_s, place)
+        for place, prediction in enumerate(predictions)
+        if prediction.fits
+    ]
+    least = [(one.peak_reserved_bytes, place) for place, one in enumerate(predictions)]
+    return plans[min(fitting or least)[1]]
+
+
+def _saving(bench: Bench, options: argparse.Namespace) -> Plan:
+    """The best plan of equal stages that saves memory in any way."""
+    space = saving_space(quick=options.quick)
+    entry = bench.search("mist", space, BUDGET, options.seed, Live(searcher="mist"))
+    if entry.answer is None:
+        message = "no plan of equal stages fits: give more GPUs, more memory or a smaller model"
+        raise NoAnswerError(message)
+    return entry.answer[0]
+
+
+def saving_space(*, quick: bool) -> SearchSpace:
+    """Plans of equal stages that save memory alike, in any way; in haste in coarse ratios."""
+    space = replace(
+        space_of("+offload"), name="equal stages", unequal_stages=False, zero=(0, 1, 2, 3)
+    )
+    if not quick:
+        return space
+    kinds = (entry.name for entry in fields(OffloadRatios))
+    return replace(space, offload=OffloadRatios(**dict.fromkeys(kinds, COARSE)))
+
+
+def _row(rung: Rung) -> Row:
+    return {
+        "step": rung.words or "the best plan that saves nothing",
+        "kind": _kind(rung),
+        "iteration_s": rung.prediction.iteration_s,
+        "fits": rung.prediction.fits,
+        **{name: getattr(rung.terms, name) for name in TERMS},
+        "freed_bytes": rung.freed_bytes,
+        "fullest_bytes": rung.prediction.peak_reserved_bytes,
+        "bought": list(rung.bought),
+        "plan": "; ".join(plan_words(rung.plan)),
+    }
+
+
+def _kind(rung: Rung) -> str:
+    if not rung.changed:
+        return "start"
+    return "saves" if rung.is_saving else "spends"
+
+
+def _report(rungs: Sequence[Rung], rows: Sequence[Row], where: str) -> Report:
+    start_s, end_s = rows[0]["iteration_s"], rows[-1]["iteration_s"]
+    overhead, gain = (_longer_s(rows, kind) for kind in ("saves", "spends"))
+    changed = (
+        f"{where}: from {start_s:.3f} s to {end_s:.3f} s, {start_s / end_s:.2f}x. Saving memory "
+        f"changed the iteration by {overhead:+.3f} s, spending it by {gain:+.3f} s."
+    )
+    words = [
+        _table(rows),
+        changed,
+        f"First: {rows[0]['plan']}.",
+        f"Last: {rows[-1]['plan']}.",
+    ]
+    if not rows[0]["fits"]:
+        words.append("No plan that saves nothing fits: the first one needs least memory.")
+    return Report(
+        title="The ladder: what saved memory costs, and what it buys",
+        words=words,
+        summary={
+            "start_s": start_s,
+            "end_s": end_s,
+            "overhead_s": overhead,
+            "gain_s": gain,
+            "sum_of_terms_s": sum(row[name] for row in rows for name in TERMS),
+        },
+        pictures=[_picture(rungs, rows)],
+        beside=[BESIDE],
+    )
+
+
+def _longer_s(rows: Sequence[Row], kind: str) -> float:
+    """How much longer all rungs of a kind make an iteration."""
+    longer: list[float] = [row[name] for row in rows for name in TERMS if row["kind"] == kind]
+    return sum(longer)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    return table_of(
+        rows,
+        ("step", "{step}"),
+        ("s", "{iteration_s:.3f}"),
+        ("longer by s", lambda row: f"{sum(row[name] for name in TERMS):+.3f}"),
+        *((head, f"{{{name}:+.3f}}") for name, head in TERMS.items()),
+        ("GiB freed", lambda row: gib(row["freed_bytes"], "+.2f")),
+        ("bought", lambda row: "; ".join(row["bought"]) or "-"),
+    )
+
+
+def _picture(rungs: Sequence[Rung], rows: Sequence[Row]) -> Bars:
+    """The terms of each rung's iteration, one above the other."""
+    terms: list[Any] = [Terms.of(rung.plan, rung.prediction) for rung in rungs]
+    assert {entry.name for entry in fields(Terms)} == set(TERMS)
+    return Bars(
+        name="ladder",
+        caption="An iteration's terms on each rung, from the best plan that saves nothing.",
+        groups=["start", *(row["step"] for row in rows[1:])],
+        series={words: [getattr(one, name) for one in terms] for name, words in TERMS.items()},
+        y="iteration (s)",
+        stacked=True,
+    )
+
+
+BESIDE = """## Published, and why this differs
+
+Mist (EuroSys 2025) explains tuning as a trade: raising ZeRO, recomputation and offloading costs
+time and frees memory; less tensor and pipeline parallelism and larger micro-batches spend the
+memory and gain more than was paid. No published figures of single steps are at hand, so there is
+none to compare with. Two things can be seen here that a sketch does not show: a saving is worth
+nothing by itself (some rungs free nothing where they stand, as ZeRO without data-parallel ranks,
+and pay only after the next change), and what a saving costs depends on what else the plan does,
+so the rungs are in one possible order of several.
+
+"Bought" names the changes that did not fit before a rung and fit after it. The terms of a rung
+are the slowest stage's computation and exposed communication over all micro-batches, the other
+stages that a micro-batch passes through, and the rest: first and last micro-batches, sends, and
+the optimizer's step. They add up to the difference of the two predictions."""

@@ -1,0 +1,257 @@
+"""Weak and strong scaling: published runs beside predictions, and searched plans."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+from time import perf_counter, process_time
+
+from experiments.bench.bench import BUDGET, answer_of
+from experiments.cli.commandline import DONE, as_options
+from experiments.pages.charts import Lines, Picture
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import TIMING, Row
+from experiments.studies import scaling_words as words
+from experiments.studies.known_runs import llama3_405b, weak_scaling_rows
+from mistlab.cost.links import LinkTimes, all_reduce_latency
+from mistlab.job.references import hardware_from, model_from
+from mistlab.job.search import Problem
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.hardware import Hardware
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import ModelSpec, Workload
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+from simulators.symbolic import SymbolicPredictor
+
+MOST_NODES = 1536
+NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, MOST_NODES)
+QUICK_NODES = (1, 16, 512)
+# Sequences of a step: of strong scaling in all, of weak scaling for each GPU.
+STRONG_BATCH, BATCH_A_GPU = 1536, 4
+# How many times slower the network is than the datasheet says.
+SLOWER, QUICK_SLOWER = (1, 2, 4), (1, 4)
+# Stages that choose alike: quick to search, and proven best in its space.
+SPACE = replace(space_of("+checkpointing"), name="equal stages", unequal_stages=False)
+# The largest search, in the whole space; for a first look a smaller one, in the space above.
+LARGE_MODEL, LARGE_NODES, QUICK_LARGE_NODES = "gpt3-175b", 1280, 32
+LARGE_SPACE, QUICK_LARGE_SPACE = space_of("mist"), SPACE
+# Never reached: searches end by themselves, and so alike in every run.
+LATENCY_GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+SMALL_BYTES = 1024.0
+TERA = 1e12
+
+
+def scaling(options: argparse.Namespace) -> int:
+    """How training scales from 8 to 12,288 GPUs: published weak scaling, and searched plans.
+
+    Megatron-LM's published table of weak scaling, 1.7 billion to a trillion parameters, stands
+    beside predictions of its plans. Then plans are searched: the batch grows with the GPUs
+    (weak), or stays as it is (strong), and networks are slower by a factor. A trained
+    405-billion-parameter model, and the latency of all-reduces, end the page.
+    """
+    with as_options():
+        model = model_from(options.model, Path())
+        hardware = hardware_from(options.hardware, Path())
+    study = Study.begin("scaling", options)
+    study.add_all(weak_scaling_rows())
+    nodes = QUICK_NODES if options.quick else NODES
+    asked = [("weak", count, 1) for count in nodes]
+    slower = QUICK_SLOWER if options.quick else SLOWER
+    asked += [("strong", count, factor) for factor in slower for count in nodes]
+    for chapter, count, factor in study.counted(asked, "searches"):
+        workload = _workload(model, options.sequence_length, _batch(chapter, count, hardware))
+        study.add(_searched(chapter, workload, _slower(hardware, count, factor), factor, options))
+    study.add(_largest(hardware, options))
+    study.add_all((*llama3_405b(), *latencies(hardware)))
+    return study.end(_report(study.rows, options), DONE)
+
+
+def _batch(chapter: str, nodes: int, hardware: Hardware) -> int:
+    return BATCH_A_GPU * nodes * hardware.node.gpus if chapter == "weak" else STRONG_BATCH
+
+
+def _workload(model: ModelSpec, sequence_length: int, global_batch: int) -> Workload:
+    with as_options():
+        return Workload(
+            model=model,
+            sequence_length=sequence_length,
+            global_batch=global_batch,
+            attention="flash",
+            precision="fp16",
+        )
+
+
+def _slower(hardware: Hardware, nodes: int, factor: int) -> Cluster:
+    """A cluster whose network is slower by a factor."""
+    rate = hardware.node.inter_node_gbytes_per_s
+    return Cluster(
+        hardware=hardware,
+        nodes=nodes,
+        gpus_per_node=hardware.node.gpus,
+        inter_node_gbytes_per_s=None if factor == 1 else rate / factor,
+    )
+
+
+def _searched(
+    chapter: str,
+    workload: Workload,
+    cluster: Cluster,
+    factor: int,
+    options: argparse.Namespace,
+    space: SearchSpace = SPACE,
+) -> Row:
+    """The best plan on a cluster: what it reaches, and how long it took to find."""
+    predictor = SymbolicPredictor(workload=workload, cluster=cluster)
+    searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor)
+    began_s, began_cpu_s = perf_counter(), process_time()
+    problem = Problem(workload=workload, cluster=cluster)
+    result = searcher.search(problem, space, BUDGET, options.seed)
+    row: Row = {
+        "chapter": chapter,
+        "space": space.name,
+        "gpus": cluster.num_gpus,
+        "slower_network": factor,
+        "global_batch": workload.global_batch,
+        "status": result.status,
+        TIMING: {
+            "search_s": perf_counter() - began_s,
+            "search_cpu_s": process_time() - began_cpu_s,
+        },
+    }
+    answer = answer_of(result)
+    if answer is None:
+        return {**row, "iteration_s": None}
+    plan, found = answer
+    stage = plan.stages[0]
+    peak = cluster.peak_flop_per_s(workload.precision)
+    return {
+        **row,
+        "iteration_s": found.iteration_s,
+        "tokens_per_s_per_gpu": found.tokens_per_s / cluster.num_gpus,
+        "share_of_peak": found.mfu,
+        "tflop_per_s_per_gpu": found.mfu * peak / TERA,
+        "plan": f"pp {plan.num_stages} dp {stage.data_parallel} tp "
+        f"{stage.tensor_parallel} micro-batch {stage.micro_batch}",
+    }
+
+
+def _largest(hardware: Hardware, options: argparse.Namespace) -> Row:
+    """A search for more than ten thousand GPUs, in the whole space; in haste a smaller one."""
+    nodes = QUICK_LARGE_NODES if options.quick else LARGE_NODES
+    space = QUICK_LARGE_SPACE if options.quick else LARGE_SPACE
+    workload = _workload(model_from(LARGE_MODEL, Path()), options.sequence_length, STRONG_BATCH)
+    cluster = _slower(hardware, nodes, 1)
+    return _searched("largest search", workload, cluster, 1, options, space)
+
+
+def latencies(hardware: Hardware) -> Iterator[Row]:
+    """An all-reduce of a kilobyte on ever more GPUs: over a ring, a tree, and the faster one."""
+    per_node = hardware.node.gpus
+    for gpus in LATENCY_GPUS:
+        cluster = Cluster(
+            hardware=hardware,
+            nodes=max(1, gpus // per_node),
+            gpus_per_node=min(gpus, per_node),
+        )
+        found = all_reduce_latency(LinkTimes.of(cluster), SMALL_BYTES)
+        yield {
+            "chapter": "latency",
+            "gpus": gpus,
+            "ring_s": found.ring_s,
+            "tree_s": found.tree_s,
+            "fastest_s": found.fastest_s,
+        }
+
+
+def _report(rows: Sequence[Row], options: argparse.Namespace) -> Report:
+    chapters = {
+        name: [row for row in rows if row["chapter"] == name]
+        for name in dict.fromkeys(row["chapter"] for row in rows)
+    }
+    published, strong = chapters["published"], efficiencies(chapters["strong"])
+    weak, largest = efficiencies(chapters["weak"]), chapters["largest search"][0]
+    return Report(
+        title="Scaling from 8 to 12,288 GPUs",
+        words=words.words(chapters, weak, strong, options),
+        summary={
+            "weak_scaling_mean_error": mean(abs(row["error"]) for row in published),
+            "falls_faster": falls_faster(strong),
+            "llama3_405b_tflop_per_s_per_gpu": max(
+                row["tflop_per_s_per_gpu"] for row in chapters["trained"] if row["fits"]
+            ),
+            TIMING: {f"largest_{key}": value for key, value in largest[TIMING].items()},
+        },
+        pictures=[*_pictures(published, weak, strong, chapters["latency"])],
+        beside=[words.BESIDE],
+    )
+
+
+# Points of curves by how much slower the network is: GPUs, and the share of one node's rate.
+Curves = dict[int, list[tuple[int, float]]]
+
+
+def efficiencies(rows: Sequence[Row]) -> Curves:
+    """What a GPU does, over what it does in one node."""
+    curves: Curves = {}
+    for factor in dict.fromkeys(row["slower_network"] for row in rows):
+        mine = [row for row in rows if row["slower_network"] == factor and row["iteration_s"]]
+        if mine:
+            alone = mine[0]["tokens_per_s_per_gpu"]
+            curves[factor] = [(row["gpus"], row["tokens_per_s_per_gpu"] / alone) for row in mine]
+    return curves
+
+
+def falls_faster(curves: Curves) -> bool:
+    """Whether efficiency on more than one node is lower wherever the network is slower."""
+    at = [dict(points) for _, points in sorted(curves.items())]
+    return all(
+        slow[gpus] < fast[gpus]
+        for fast, slow in pairwise(at)
+        for gpus in sorted(fast)[1:]
+        if gpus in slow
+    )
+
+
+def _pictures(
+    published: Sequence[Row], weak: Curves, strong: Curves, latency: Sequence[Row]
+) -> Iterator[Picture]:
+    yield Lines(
+        name="scaling-published",
+        caption="Weak scaling of Megatron-LM, as published and as predicted.",
+        curves={
+            name: [(row["gpus"], row[key]) for row in published]
+            for name, key in (
+                ("published", "published_tflop_per_s_per_gpu"),
+                ("predicted", "tflop_per_s_per_gpu"),
+            )
+        },
+        x="GPUs",
+        y="TFLOP/s a GPU",
+        log_x=True,
+    )
+    yield Lines(
+        name="scaling-searched",
+        caption="What a GPU of searched plans does, over what it does in one node.",
+        curves={
+            "weak": weak.get(1, []),
+            **{words.curve_name(factor): points for factor, points in strong.items()},
+        },
+        x="GPUs",
+        y="share of one node's rate",
+        log_x=True,
+    )
+    yield Lines(
+        name="scaling-latency",
+        caption="An all-reduce of a kilobyte over a ring and over a tree of nodes.",
+        curves={
+            name: [(row["gpus"], 1e6 * row[key]) for row in latency if row[key] is not None]
+            for name, key in (("ring", "ring_s"), ("tree", "tree_s"))
+        },
+        x="GPUs",
+        y="microseconds",
+        log_x=True,
+        log_y=True,
+    )

@@ -1,0 +1,314 @@
+"""Searches from which one idea is taken away: a weaker part stands in its place for the time of a
+search.
+
+The answer stays the same: no idea decides what is found, only how soon it is proven.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.cli.commandline import DONE, NO_ANSWER
+from experiments.cli.problem import problem_of
+from experiments.cli.search_options import space_called
+from experiments.pages.charts import Lines
+from experiments.pages.numbers_in_words import number
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import Row, table_of
+from mistlab import catalog
+from mistlab.core.values import InputError
+from mistlab.job.search import Budget, Problem
+from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
+from searchers.exact import box_menus, partials, proof
+from searchers.exact.hierarchy import Hierarchy
+from searchers.exact.partials import Completions
+from searchers.registry import SEARCHERS
+from searchers.strategy import Ending, Ledger, NeedsStageCosts, Strategy, StrategySearcher
+from simulators.symbolic import SymbolicPredictor
+
+# A module or a class, a name in it, and what stands there instead.
+Weaker = tuple[Any, str, Any]
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _all_rows(columns: Sequence[NDArray[np.float64]]) -> NDArray[np.intp]:
+    """Every candidate, whether another is at least as good or not."""
+    return np.arange(len(columns[0]))
+
+
+# What is put in place of each idea. Without boxes there is another search: one that tries all ways.
+REMOVED: Mapping[str, Sequence[Weaker]] = {
+    "nothing": (),
+    "plans found before and on the way": (
+        (Hierarchy, "_in_order", lambda *_, **__: ()),
+        (proof._GroupProof, "_look_for_plans", _nothing),
+    ),
+    "what is left of a pipeline": ((Completions, "of", _nothing),),
+    "rounding of partial pipelines": ((proof, "GRAIN", 0.0),),
+    "dominance between candidates": ((box_menus, "undominated", _all_rows),),
+    "dominance between partial pipelines": ((partials, "undominated", _all_rows),),
+}
+BOXES = "boxes of ratios"
+IDEAS = (*REMOVED, BOXES)
+
+
+@contextmanager
+def without(idea: str) -> Iterator[Strategy]:
+    """The strategy without an idea, as long as the block lasts."""
+    if idea == BOXES:
+        yield SEARCHERS["exact"]
+        return
+    with ExitStack() as stack:
+        for where, name, weaker in REMOVED[idea]:
+            stack.enter_context(_replaced(where, name, weaker))
+        yield NeedsStageCosts(_proven)
+
+
+def _proven(
+    problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
+) -> Ending:
+    """The proof by boxes, however few ways there are to save memory."""
+    return Hierarchy.of(problem, space, ledger).proven(tolerance=0.0, seconds=inf)
+
+
+@contextmanager
+def _replaced(where: Any, name: str, weaker: Any) -> Iterator[None]:
+    """Put something in the place of a name, and take it away again."""
+    own: Callable[..., Any] = vars(where)[name]
+    setattr(where, name, weaker)
+    try:
+        yield
+    finally:
+        setattr(where, name, own)
+
+
+# How search time grows, and what each idea of the search is worth: problems, rows, page.
+
+
+SECONDS, QUICK_SECONDS = 8.0, 1.0
+# Values of each axis, and fewer in haste; of spaces and ratios, what they grow from.
+LAYERS, GPUS, BATCHES = (8, 16, 32, 64), (1, 2, 4, 8, 16), (8, 16, 32, 64, 128)
+SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide")
+PARTS = (1, 2, 4, 8, 16)
+HASTE = 2
+# The model on which ideas are removed.
+LARGER = "gpt3-22b"
+HEAD = "Searcher `mist` until its plan is proven; one thing differs from row to row."
+GPUS_A_NODE = 8
+AXES = {
+    "blocks": "blocks of the model",
+    "GPUs": "GPUs, eight a node",
+    "batch": "sequences of a step",
+    "space": "space",
+    "fineness": "ratios in so many parts",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A search: what grows in it, its value, and the problem."""
+
+    axis: str
+    value: int | str
+    problem: Problem
+    space: SearchSpace
+
+
+def grown(options: argparse.Namespace) -> int:
+    """How the time of a search that proves its plan grows, and what each of its ideas is worth.
+
+    One thing of a problem grows at a time: blocks, GPUs, batch, the space, the fineness of its
+    ratios. Then each idea of the search is removed alone, on GPT-3 22B on 32 GPUs. Times are of
+    the processor, of one core.
+    """
+    default_s = QUICK_SECONDS if options.quick else SECONDS
+    seconds = default_s if options.seconds is None else options.seconds
+    if seconds <= 0:
+        message = f"--seconds {seconds}: a search needs some time: give more than 0"
+        raise InputError(message)
+    workload, cluster = problem_of(options)
+    problem, space = Problem(workload=workload, cluster=cluster), space_called(options.space, None)
+    study = Study.begin("search_growth", options)
+    asked = [*_asked(problem, space, count=HASTE if options.quick else None)]
+    for one in study.counted(asked, "searches"):
+        row = searched(SEARCHERS["mist"], one.problem, one.space, seconds)
+        study.add({"axis": one.axis, "value": one.value, **row})
+    larger = problem if options.quick else pipelined(problem)
+    for idea in study.counted(IDEAS, "ideas"):
+        with without(idea) as strategy:
+            row = searched(strategy, larger, space, seconds)
+        study.add({"axis": "without", "value": idea, **row})
+    has_plan = any(row["timing"]["iteration_s"] for row in study.rows)
+    where = [f"{_words(one)}, space {space.name}" for one in (problem, larger)]
+    return study.end(_report(study.rows, where, seconds), DONE if has_plan else NO_ANSWER)
+
+
+def pipelined(problem: Problem) -> Problem:
+    """The larger problem on which ideas are removed: its best plans are pipelines of stages."""
+    work, cluster = problem.workload, problem.cluster
+    work = replace(work, model=catalog.model(LARGER), sequence_length=2048, global_batch=512)
+    return Problem(workload=work, cluster=replace(cluster, nodes=4, gpus_per_node=GPUS_A_NODE))
+
+
+def _words(problem: Problem) -> str:
+    work, cluster = problem.workload, problem.cluster
+    return (
+        f"{work.model.name}, {work.model.layers} blocks, on {cluster.num_gpus} "
+        f"{cluster.hardware.name}, sequence {work.sequence_length}, batch {work.global_batch}"
+    )
+
+
+def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterator[Asked]:
+    """The searches of each axis; of each at most so many."""
+    work, cluster = problem.workload, problem.cluster
+    for layers in LAYERS[:count]:
+        model = replace(work.model, name="", layers=layers)
+        deeper = replace(problem, workload=replace(work, model=model))
+        yield Asked(axis="blocks", value=layers, problem=deeper, space=space)
+    for gpus in GPUS[-count:] if count else GPUS:
+        nodes, in_node = max(1, gpus // GPUS_A_NODE), min(gpus, GPUS_A_NODE)
+        larger = replace(problem, cluster=replace(cluster, nodes=nodes, gpus_per_node=in_node))
+        yield Asked(axis="GPUs", value=gpus, problem=larger, space=space)
+    for batch in BATCHES[:count]:
+        longer = replace(problem, workload=replace(work, global_batch=batch))
+        yield Asked(axis="batch", value=batch, problem=longer, space=space)
+    for name in SPACES[:count]:
+        yield Asked(axis="space", value=name, problem=problem, space=space_of(name))
+    for parts in PARTS[:count]:
+        yield Asked(axis="fineness", value=parts, problem=problem, space=in_parts(space, parts))
+
+
+def in_parts(space: SearchSpace, parts: int) -> SearchSpace:
+    """The space with every ratio that it lets choose in so many equal parts."""
+    ratios = tuple(part / parts for part in range(parts + 1))
+    kinds = {entry.name: getattr(space.offload, entry.name) for entry in fields(OffloadRatios)}
+    finer = {kind: ratios if len(own) > 1 else own for kind, own in kinds.items()}
+    return replace(space, offload=OffloadRatios(**finer))
+
+
+def searched(
+    strategy: Strategy, problem: Problem, space: SearchSpace, seconds: float
+) -> dict[str, Any]:
+    """The row of a search by the processor's clock; the compiling of expressions does not count."""
+    predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
+    first = StrategySearcher(strategy=SEARCHERS["random"], predictor=predictor)
+    first.search(problem, space, Budget(evaluations=1), 0)
+    searcher = StrategySearcher(strategy=strategy, predictor=predictor, clock=time.process_time)
+    result = searcher.search(problem, space, Budget(seconds=seconds), 0)
+    return {
+        "timing": {
+            "is_proven": result.status in {"OPTIMAL", "INFEASIBLE"},
+            "iteration_s": result.prediction.iteration_s if result.prediction else None,
+            "search_s": result.wall_s,
+            "gap": result.gap,
+            "stage_candidates": result.stage_evaluations,
+        },
+    }
+
+
+def _report(rows: Sequence[Row], where: Sequence[str], seconds: float) -> Report:
+    grown = [row for row in rows if row["axis"] in AXES]
+    ideas = [row for row in rows if row["axis"] not in AXES]
+    return Report(
+        title="How search time grows",
+        words=[
+            f"{where[0]}. {HEAD} For {seconds:g} s at most.",
+            table_of(
+                grown,
+                ("what grows", lambda row: AXES[row["axis"]]),
+                ("value", "{value}"),
+                *COLUMNS,
+            ),
+            _slowest(grown),
+            f"Each idea of the search removed alone: {where[1]}.",
+            table_of(ideas, ("without", "{value}"), *COLUMNS),
+            _worth(ideas),
+        ],
+        summary={
+            "searches": len(rows),
+            "timing": {"proven": sum(row["timing"]["is_proven"] for row in rows)},
+        },
+        pictures=[_picture(grown)],
+        beside=[BESIDE],
+    )
+
+
+def _gap(row: Row) -> str:
+    timing = row["timing"]
+    return "proven" if timing["is_proven"] else number(timing["gap"], ".1%")
+
+
+COLUMNS = (
+    ("seconds", "{timing[search_s]:.2f}"),
+    ("gap left", _gap),
+    ("stage candidates", "{timing[stage_candidates]:,}"),
+    ("iteration s", "{timing[iteration_s]:.3f}"),
+)
+
+
+def _slowest(rows: Sequence[Row]) -> str:
+    """How much longer the last value of each axis takes than the first."""
+    told = []
+    for axis, words in AXES.items():
+        first, *_, last = (row for row in rows if row["axis"] == axis)
+        seconds = [max(1e-3, row["timing"]["search_s"]) for row in (first, last)]
+        told.append(f"{words}, {first['value']} to {last['value']}: {seconds[1] / seconds[0]:.1f}")
+    return f"Times as long at the end of each axis as at its beginning: {'; '.join(told)}."
+
+
+def _worth(rows: Sequence[Row]) -> str:
+    whole, *others = rows
+    base_s = max(1e-3, whole["timing"]["search_s"])
+    told = [
+        f"{row['value']} {row['timing']['search_s'] / base_s:.1f}"
+        + ("" if row["timing"]["is_proven"] else " and not proven")
+        for row in others
+    ]
+    return f"Times as long without: {'; '.join(told)}."
+
+
+def _picture(rows: Sequence[Row]) -> Lines:
+    curves = {
+        words: [
+            (float(place), row["timing"]["search_s"])
+            for place, row in enumerate(one for one in rows if one["axis"] == axis)
+        ]
+        for axis, words in AXES.items()
+    }
+    return Lines(
+        name="search_growth",
+        caption="Seconds of a search as one thing grows, in the steps of the table.",
+        curves=curves,
+        x="step of the table",
+        y="seconds of one core",
+        log_y=True,
+    )
+
+
+BESIDE = """## How to read this
+
+- *Seconds* are of one processor core, for the search alone: expressions are compiled before.
+  They differ by a tenth or two from run to run. A search that has not proven its plan says the
+  share by which another plan may be faster.
+- *Stage candidates* are all rows that the predictor was asked for, boxes among them.
+- *Without plans found before and on the way* the search begins without a plan to beat, and finds
+  one where its boxes have become points.
+- *Without what is left of a pipeline* a partial pipeline is bounded by arithmetic alone, not by
+  the menus of the stages that are still to come.
+- *Without rounding* partial pipelines that differ by nanoseconds stay apart.
+- *Without dominance* a candidate, or a partial pipeline, goes on although another one is at
+  least as good in all that matters.
+- *Without boxes* every way to save memory on every stage is tried (searcher `exact`).
+- Factors of interference are lowered for bounds, so that greater work never takes less time.
+  Without that no bound holds, so it cannot be removed alone; [what it
+  loses](../decisions/0035-searches-that-prove.md) is 0.01 to 0.3 % of a stage's time."""

@@ -1,0 +1,232 @@
+"""How many plans a space has, however many: pipelines are counted, not listed.
+
+Where meshes may differ from stage to stage, a pipeline is a walk over ranks and blocks: each stage
+takes some of both. Walks that arrive at the same rank with equally many blocks go on alike, so they
+are counted together.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import inf, log10, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.cli.commandline import DONE
+from experiments.cli.problem import problem_of
+from experiments.pages.charts import Lines
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import Row, table
+from mistlab.job.search import Problem
+from mistlab.plan.space import SearchSpace, space_of
+from searchers.meshes import lies_well, meshes, micro_batch_counts
+from searchers.methods.exhaustive import count_plans
+from searchers.savings import counts_choices, savings_choices
+
+# Whole numbers of any size, by number of blocks.
+Counts = NDArray[np.object_]
+
+
+def number_of_plans(problem: Problem, space: SearchSpace) -> int:
+    """The number of plans in a space."""
+    return sum(_of_one_engine(problem, own) for own in space.of_engines)
+
+
+def _of_one_engine(problem: Problem, space: SearchSpace) -> int:
+    if not space.unequal_meshes:
+        return count_plans(problem, space)
+    assert space.layers_off_balance is None, "an even share depends on the number of stages"
+    assert space.pipeline in (None, (1,)), "walks do not know how many stages they have"
+    alone = count_plans(problem, replace(space, pipeline=(1,), unequal_meshes=False))
+    if space.pipeline == (1,):
+        return alone
+    counts = micro_batch_counts(problem, space)
+    return alone + sum(_of_several_stages(problem, space, count) for count in counts)
+
+
+def _of_several_stages(problem: Problem, space: SearchSpace, micro_batches: int) -> int:
+    """The number of plans of at least two stages."""
+    gpus, layers = problem.cluster.num_gpus, problem.workload.model.layers
+    by_size = _ways_by_size(problem, space, micro_batches)
+    # For each rank and number of blocks: the ways to come there.
+    arrived: dict[int, Counts] = {0: _no_counts(layers)}
+    arrived[0][0] = 1
+    for rank in range(gpus):
+        for size, ways in by_size.items():
+            is_alone = size == gpus
+            fits = rank + size <= gpus and lies_well(rank, size, problem.cluster)
+            if is_alone or not fits or rank not in arrived:
+                continue
+            there = arrived.setdefault(rank + size, _no_counts(layers))
+            there += np.convolve(arrived[rank], ways)[: layers + 1]
+    return int(arrived[gpus][layers]) if gpus in arrived else 0
+
+
+def _ways_by_size(problem: Problem, space: SearchSpace, micro_batches: int) -> dict[int, Counts]:
+    """For each number of GPUs of a stage, the stages that there are of each number of blocks."""
+    layers = problem.workload.model.layers
+    of_blocks = _no_counts(layers)
+    of_blocks[1:] = [len({*counts_choices(space, own)}) for own in range(1, layers + 1)]
+    found: dict[int, Counts] = defaultdict(lambda: _no_counts(layers))
+    for mesh in meshes(problem, space, micro_batches):
+        choices = savings_choices(space, mesh, in_pipeline=True)
+        found[mesh.num_gpus] += of_blocks * prod(len(some) for some in choices)
+    return found
+
+
+def _no_counts(layers: int) -> Counts:
+    return np.zeros(layers + 1, dtype=object)
+
+
+# How many plans spaces have: features one by one, against the number of blocks.
+
+
+DEPTHS = (16, 32, 48, 64, 80)
+QUICK_DEPTHS = (16, 32, 48)
+# The features in the order in which Mist's paper adds them, by the names that it gives them.
+FEATURES = ("DP+TP", "+PP", "+ZeRO", "+CKPT", "+OO", "+GO", "+PO", "+AO")
+OFFLOADED = {"+OO": "optimizer", "+GO": "gradients", "+PO": "weights", "+AO": "activations"}
+NAMED = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide")
+ATOMS_POWER = 80
+
+
+def sizes(options: argparse.Namespace) -> int:
+    """How many plans there are to choose from, dimension by dimension, against the number of
+    blocks.
+
+    First data and tensor parallelism alone, then pipelines of stages of any number of blocks
+    and GPUs, then ZeRO levels, recomputed blocks and the four offload ratios, chosen for each
+    stage.
+    """
+    workload, cluster = problem_of(options)
+    study = Study.begin("space_size", options)
+    depths = QUICK_DEPTHS if options.quick else DEPTHS
+    asked = [(depth, name) for depth in depths for name in FEATURES]
+    spaces = dict(features())
+    for depth, name in study.counted(asked, "spaces"):
+        model = replace(workload.model, name="", layers=depth)
+        problem = Problem(workload=replace(workload, model=model), cluster=cluster)
+        study.add(_row("features", name, depth, number_of_plans(problem, spaces[name])))
+    problem = Problem(workload=workload, cluster=cluster)
+    for name in study.counted(NAMED[: -1 if options.quick else None], "named spaces"):
+        plans = number_of_plans(problem, space_of(name))
+        study.add(_row("named", name, workload.model.layers, plans))
+    where = f"{options.model} on {cluster.nodes} x {cluster.gpus_per_node} GPUs, batch "
+    return study.end(_report(study.rows, f"{where}{workload.global_batch}"), DONE)
+
+
+def features() -> Iterator[tuple[str, SearchSpace]]:
+    """The spaces, each with a feature more than the one before."""
+    wide = space_of("wide")
+    space = replace(
+        space_of("3d"),
+        name="DP+TP",
+        pipeline=(1,),
+        micro_batch=None,
+        zero=(0,),
+        recomputation="all",
+        unequal_stages=True,
+        layers_off_balance=None,
+        unequal_meshes=True,
+    )
+    yield space.name, space
+    space = replace(space, name="+PP", pipeline=None)
+    yield space.name, space
+    space = replace(space, name="+ZeRO", zero=(0, 1, 2, 3))
+    yield space.name, space
+    space = replace(space, name="+CKPT", recomputation="any")
+    yield space.name, space
+    for name, kind in OFFLOADED.items():
+        ratios = getattr(wide.offload, kind)
+        space = replace(space, name=name, offload=replace(space.offload, **{kind: ratios}))
+        yield space.name, space
+
+
+def _row(chapter: str, space: str, layers: int, plans: int) -> Row:
+    power = log10(plans) if plans else None
+    return {"chapter": chapter, "space": space, "layers": layers, "power_of_ten": power}
+
+
+def _report(rows: Sequence[Row], where: str) -> Report:
+    counted = [row for row in rows if row["chapter"] == "features"]
+    depths = list(dict.fromkeys(row["layers"] for row in counted))
+    power = {(row["space"], row["layers"]): row["power_of_ten"] for row in counted}
+    grows = _grows(power, depths)
+    last = power[FEATURES[-1], depths[-1]]
+    sentence = (
+        f"Every feature and every block adds plans: {'yes' if grows else 'NO'}. With all features "
+        f"and {depths[-1]} blocks there are {_words(last, 0)}; about 1e{ATOMS_POWER} atoms are in "
+        "the observable universe."
+    )
+    by_depth = table(
+        ("features", *(f"{depth} blocks" for depth in depths)),
+        [(name, *(_words(power[name, depth]) for depth in depths)) for name in FEATURES],
+    )
+    named = [row for row in rows if row["chapter"] == "named"]
+    by_name = table(
+        ("space", "plans"), [(row["space"], _words(row["power_of_ten"])) for row in named]
+    )
+    return Report(
+        title="How many plans there are",
+        words=[
+            f"{where}; degrees are powers of two.",
+            by_depth,
+            sentence,
+            "The spaces of this project by name, with the model's own number of blocks:",
+            by_name,
+        ],
+        summary={"monotone": grows, "last_power_of_ten": last},
+        pictures=[
+            Lines(
+                name="space_size",
+                caption="Plans of each space against the number of blocks, as powers of ten.",
+                curves={
+                    name: [
+                        (depth, at) for depth in depths if (at := power[name, depth]) is not None
+                    ]
+                    for name in FEATURES
+                },
+                x="blocks",
+                y="plans (power of ten)",
+            )
+        ],
+        beside=[BESIDE],
+    )
+
+
+def _words(power: float | None, digits: int = 1) -> str:
+    """The number of a space's plans; none where nothing fits the blocks and the GPUs."""
+    return "none" if power is None else f"1e{power:.{digits}f}"
+
+
+def _grows(power: Mapping[tuple[str, int], float | None], depths: Sequence[int]) -> bool:
+    """Whether no feature and no block takes plans away; a space without plans has fewest."""
+    known = {key: -inf if value is None else value for key, value in power.items()}
+    features_grow = all(
+        known[one, depth] <= known[other, depth]
+        for one, other in pairwise(FEATURES)
+        for depth in depths
+    )
+    return features_grow and all(
+        known[name, less] <= known[name, more]
+        for name in FEATURES
+        for less, more in pairwise(depths)
+    )
+
+
+BESIDE = """## Published, and why this differs
+
+Mist (EuroSys 2025) draws this figure for 4 x 8 GPUs and 16 to 80 layers, with the features in
+this order; the last curve ends between 1e140 and 1e165. What one plan is was not printed, so
+powers of ten are compared, not numbers. Here a plan says the number of micro-batches, the stages
+in order (each inside a node or of whole nodes), and for each stage its blocks, data and tensor
+parallel degrees, ZeRO level, recomputed blocks (any number from +CKPT on, all before) and ratios
+in eighths. Sums are exact: pipelines are counted by a walk over GPUs and blocks, which equals
+listing them one by one where there are few.
+
+Most of the plans have many stages: 32 stages of one GPU choose 32 times. So equal meshes and
+nearly even blocks hardly make a space smaller (`mist` against `wide`); only where all stages
+choose alike (`3d`) are plans few enough to list."""

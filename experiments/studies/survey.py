@@ -1,0 +1,257 @@
+"""Evaluates all pipelines of equal stages on a mesh at once, to see which fit in memory.
+
+A candidate is a pipeline of equal stages, with its number of stages, degrees, micro-batch, ZeRO
+level, checkpointed blocks and four offload ratios. Its first and its last stage are evaluated. A
+frontier has the least recomputation that fits for each use of host memory.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.cli.commandline import DONE, NO_ANSWER, progress
+from experiments.cli.problem import problem_of
+from experiments.pages.charts import Drawn
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import table_of
+from experiments.prediction import plots
+from mistlab.core.files import GIB_BYTES
+from mistlab.cost.memory import reserved_bytes, room_bytes
+from mistlab.engines.table import ENGINES
+from mistlab.graph.stage_model import StageModel
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.schedule.orders import in_flight
+from mistlab.stages.stage_batch import StageBatch, StageFigures
+
+KINDS = ("weights", "gradients", "optimizer", "activations")
+LARGEST_MICRO_BATCH = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """A division of the GPUs and the batch, without any way to save memory."""
+
+    stages: int
+    data_parallel: int
+    tensor_parallel: int
+    micro_batch: int
+    micro_batches: int
+
+    @property
+    def label(self) -> str:
+        """The mesh in a few words, for people."""
+        return (
+            f"pp {self.stages} · dp {self.data_parallel} · tp {self.tensor_parallel}"
+            f" · micro-batch {self.micro_batch}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """The result for one mesh: its number of candidates, how many fit, and its frontier.
+
+    A row of ``frontier`` has host bytes for each GPU, the recomputed share of blocks, and peak
+    bytes. No candidate with as few host bytes recomputes less.
+    """
+
+    mesh: Mesh
+    candidates: int
+    fitting: int
+    frontier: tuple[tuple[float, float, float], ...]
+
+
+def meshes(workload: Workload, cluster: Cluster) -> Iterator[Mesh]:
+    """All ways to divide a cluster's GPUs into equal stages, and the batch into micro-batches."""
+    gpus, model = cluster.num_gpus, workload.model
+    for stages in _divisors(gpus):
+        if model.layers % stages:
+            continue
+        for tensor_parallel in _divisors(gpus // stages):
+            data_parallel = gpus // stages // tensor_parallel
+            for micro_batch in _divisors(workload.global_batch // data_parallel):
+                if workload.global_batch % data_parallel or micro_batch > LARGEST_MICRO_BATCH:
+                    continue
+                yield Mesh(
+                    stages=stages,
+                    data_parallel=data_parallel,
+                    tensor_parallel=tensor_parallel,
+                    micro_batch=micro_batch,
+                    micro_batches=workload.global_batch // data_parallel // micro_batch,
+                )
+
+
+def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[float]) -> Surveyed:
+    """Evaluate all ways to save memory on one mesh."""
+    layers = model.workload.model.layers // mesh.stages
+    grid = candidates_of(model.workload.model, mesh, ratios)
+    fits, ends = np.ones(len(grid), dtype=bool), []
+    for first in (True, False):
+        batch = rows_of_mesh(mesh, layers, grid, first=first)
+        figures = model.figures(batch)
+        reserved = reserved_bytes(figures, batch, cluster, ENGINES[model.engine])
+        fits &= figures.feasible & (reserved <= room_bytes(cluster))
+        ends.append(figures)
+    peak, host = (
+        np.maximum(*(getattr(figures, name) for figures in ends))
+        for name in ("peak_bytes", "host_bytes")
+    )
+    fits &= _first_node_bytes(mesh, cluster, ends) <= cluster.host_memory_bytes
+    return Surveyed(
+        mesh=mesh,
+        candidates=len(grid),
+        fitting=int(fits.sum()),
+        frontier=_frontier(host[fits], grid[fits, 1] / layers, peak[fits]),
+    )
+
+
+def _first_node_bytes(
+    mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]
+) -> NDArray[np.float64]:
+    """Bytes on the host of the first node, which is the fullest.
+
+    Its stages have most micro-batches in flight. A stage's bytes lie between those of the first and
+    of the last stage, in proportion to its micro-batches in flight.
+    """
+    first, last = (figures.host_bytes for figures in ends)
+    ranks = np.arange(min(cluster.gpus_per_node, cluster.num_gpus))
+    held = [
+        in_flight(int(stage), mesh.stages, mesh.micro_batches)
+        for stage in ranks // (mesh.data_parallel * mesh.tensor_parallel)
+    ]
+    most = in_flight(0, mesh.stages, mesh.micro_batches)
+    shares = [(count - 1) / (most - 1) if most > 1 else 1.0 for count in held]
+    return np.asarray(len(ranks) * last + sum(shares) * (first - last))
+
+
+def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> NDArray[np.float64]:
+    """Rows of a ZeRO level, a number of checkpointed blocks and four ratios."""
+    levels = (1, 2, 3) if mesh.data_parallel > 1 else (0,)
+    checkpointed = np.arange(model.layers // mesh.stages + 1)
+    axes = np.meshgrid(levels, checkpointed, *([ratios] * len(KINDS)), indexing="ij")
+    return np.stack([axis.ravel() for axis in axes], axis=1)
+
+
+def rows_of_mesh(mesh: Mesh, layers: int, grid: NDArray[np.float64], *, first: bool) -> StageBatch:
+    """The first or the last stage of a mesh, for each row of ``candidates_of``."""
+    rows = len(grid)
+    place = 0 if first else mesh.stages - 1
+    return StageBatch(
+        layers=np.full(rows, layers),
+        data_parallel=np.full(rows, mesh.data_parallel),
+        tensor_parallel=np.full(rows, mesh.tensor_parallel),
+        micro_batch=np.full(rows, mesh.micro_batch),
+        zero=grid[:, 0],
+        checkpointed_layers=grid[:, 1],
+        in_flight=np.full(rows, in_flight(place, mesh.stages, mesh.micro_batches)),
+        has_embedding=np.full(rows, place == 0),
+        has_head=np.full(rows, place == mesh.stages - 1),
+        first_rank=np.full(rows, place * mesh.data_parallel * mesh.tensor_parallel),
+        **{f"offload_{kind}": grid[:, 2 + i] for i, kind in enumerate(KINDS)},
+    )
+
+
+def _frontier(
+    host: NDArray[np.float64], recomputed: NDArray[np.float64], peak: NDArray[np.float64]
+) -> tuple[tuple[float, float, float], ...]:
+    order = np.lexsort((peak, recomputed, host))
+    rows = np.stack([host, recomputed, peak], axis=1)[order]
+    best = np.minimum.accumulate(np.append(np.inf, rows[:-1, 1])) if len(rows) else np.empty(0)
+    return tuple((float(h), float(r), float(p)) for h, r, p in rows[rows[:, 1] < best])
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+# A survey of a space: every mesh's candidates evaluated, as rows, a table and a picture.
+
+
+EIGHTHS = tuple(i / 8 for i in range(9))
+
+
+def surveyed(options: argparse.Namespace) -> int:
+    """Every candidate of a space at once: what fits, and what it costs to make it fit.
+
+    A candidate is a pipeline of equal stages: its depth, data and tensor parallel degrees,
+    micro-batch, ZeRO level, checkpointed blocks and the four offload ratios. The survey
+    evaluates the first and the last stage of each and keeps, for every mesh, the least
+    recomputation that fits for a given use of host memory. It knows bytes and work, not times:
+    those need a calibrated predictor.
+    """
+    workload, cluster = problem_of(options)
+    study = Study.begin("survey", options)
+    model = StageModel.of(workload)
+    ratios = (0.0, 0.5, 1.0) if options.quick else EIGHTHS
+    started = time.perf_counter()
+    found = []
+    for mesh in meshes(workload, cluster):
+        found.append(survey(model, cluster, mesh, ratios))
+        study.add(_row(found[-1]))
+        progress(f"{mesh.label}: {found[-1].fitting:,} of {found[-1].candidates:,} fit")
+    seconds = time.perf_counter() - started
+    candidates, fitting = (sum(row[name] for row in study.rows) for name in COUNTS)
+    title = f"{options.model} on {cluster.num_gpus} {options.hardware}"
+    words = (
+        f"{fitting:,} of {candidates:,} candidates fit "
+        f"({2 * candidates / seconds / 1e6:.1f} million stage rows a second)."
+    )
+    report = Report(
+        title=f"What fits: {title}",
+        words=[_table(found), words],
+        summary={
+            "candidates": candidates,
+            "fitting": fitting,
+            "timing": {"stage_rows_per_s": 2 * candidates / seconds},
+        },
+        pictures=[
+            Drawn(
+                name="survey",
+                caption="The least recomputation that fits for a given use of host memory.",
+                draw=partial(plots.frontiers, study.rows, title),
+            )
+        ],
+    )
+    return study.end(report, DONE if fitting else NO_ANSWER)
+
+
+COUNTS = ("candidates", "fitting")
+
+
+def _row(surveyed: Surveyed) -> dict[str, Any]:
+    mesh = surveyed.mesh
+    return {
+        **{entry.name: getattr(mesh, entry.name) for entry in fields(mesh)},
+        "candidates": surveyed.candidates,
+        "fitting": surveyed.fitting,
+        "frontier": [
+            {"host_bytes": host, "recomputed_share": share, "peak_bytes": peak}
+            for host, share, peak in surveyed.frontier
+        ],
+    }
+
+
+def _table(surveyed: Sequence[Surveyed]) -> str:
+    return table_of(
+        surveyed,
+        ("mesh", "{mesh.label}"),
+        ("candidates", "{candidates:,}"),
+        ("fit", "{fitting:,}"),
+        ("recomputed, without offload -> at most offload", _recomputed),
+    )
+
+
+def _recomputed(entry: Surveyed) -> str:
+    if not entry.frontier:
+        return "nothing fits"
+    (host, share, _), (most, least, _) = entry.frontier[0], entry.frontier[-1]
+    words = f"{share:.0%} with {host / GIB_BYTES:.1f} GiB of host memory a GPU"
+    if len(entry.frontier) > 1:
+        words += f" -> {least:.0%} with {most / GIB_BYTES:.1f}"
+    return words

@@ -1,0 +1,281 @@
+"""Which version of the project a process has: answers of different versions must not mix.
+
+``told`` may be sent by value to a machine that has another version of this project, or none. So it
+imports only what every Python has, and answers in plain texts.
+"""
+
+import platform
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Generic, TypeVar
+
+from joblib import Parallel, delayed, effective_n_jobs, parallel_config
+
+from experiments.cli.commandline import progress
+from mistlab.core.values import InputError
+
+# What must be equal, by the word for it.
+Version = Mapping[str, str]
+
+
+class OtherVersionError(InputError):
+    """A worker has another version than the process that gives it work."""
+
+
+def told() -> dict[str, str]:
+    """The versions of mistlab, Python and NumPy of this process, and a hash of the sources that
+    decide what a search answers."""
+    import hashlib  # noqa: PLC0415 (sent by value, with its imports)
+    import importlib.metadata  # noqa: PLC0415
+    import importlib.util  # noqa: PLC0415
+    import pathlib  # noqa: PLC0415
+    import platform  # noqa: PLC0415
+
+    found = {"python": platform.python_version()}
+    for package in ("mistlab", "numpy"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    digest = hashlib.sha256()
+    for package in ("mistlab", "simulators", "searchers", "experiments"):
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            for path in sorted(pathlib.Path(folder).rglob("*")):
+                if path.suffix in (".py", ".yaml", ".json"):
+                    digest.update(f"{package}/{path.relative_to(folder)}".encode())
+                    digest.update(path.read_bytes())
+    return {**found, "sources": digest.hexdigest()[:12]}
+
+
+@cache
+def here() -> Version:
+    """The version of this process."""
+    return told()
+
+
+def check_equal(worker: str, theirs: Version, ours: Version) -> None:
+    """Refuse a worker of another version."""
+    other = [
+        f"{name} {theirs.get(name)} instead of {version}"
+        for name, version in ours.items()
+        if theirs.get(name) != version
+    ]
+    if other:
+        message = (
+            f"worker {worker} has {', '.join(other)}: install there what is here, since answers "
+            "of two versions do not belong in one table"
+        )
+        raise OtherVersionError(message)
+
+
+# Calls a function for many items in worker processes, as joblib's context or a Ray cluster has
+# them.
+#
+# Answers come as they end, in any order. The items of a worker that is killed are done again.
+
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+Call = Callable[[Item], Answer]
+
+# Rounds in a row in which workers are lost and no item ends, after which the rest is given up.
+VAIN_ROUNDS = 3
+# Items a worker gets at a time where a backend tells nothing before all are done.
+AT_ONCE = 4
+RAY = "ray"
+# Seconds that a cluster's head may take to answer a call.
+LISTENS_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """Stands for the answer of a worker that was killed."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _OnRay(Generic[Item, Answer]):
+    """A call that a process of a Ray cluster makes while a thread here waits for it."""
+
+    call: Call[Item, Answer]
+    remote: Any
+
+    def __call__(self, item: Item) -> Answer | _Lost:
+        import ray  # noqa: PLC0415 (an extra)
+
+        try:
+            answer: Answer = ray.get(self.remote.remote(self.call, item))
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except ray.exceptions.RayError as error:
+            return _Lost(type(error).__name__)
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked(Generic[Item, Answer]):
+    """A call that a worker of another version refuses to make."""
+
+    call: Call[Item, Answer]
+    version: Version
+
+    def __call__(self, item: Item) -> Answer:
+        check_equal(platform.node(), here(), self.version)
+        return self.call(item)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Worker processes: those of joblib's context, or with ``remote`` those of a Ray cluster."""
+
+    remote: Any = None
+
+    def answers(
+        self, call: Call[Item, Answer], items: Sequence[Item]
+    ) -> Iterator[tuple[int, Answer]]:
+        """The place of each item with its answer, as they end. Items whose workers are killed again
+        and again have none."""
+        checked: Call[Item, Answer | _Lost] = _Checked(call, here())
+        if self.remote is not None:
+            checked = _OnRay(checked, self.remote)
+        left, vain = [*range(len(items))], 0
+        while left and vain < VAIN_ROUNDS:
+            before, lost = len(left), ""
+            try:
+                for place, answer in _round(checked, items, left):
+                    if isinstance(answer, _Lost):
+                        lost = answer.why
+                    else:
+                        left.remove(place)
+                        yield place, answer
+            except BrokenExecutor as error:
+                lost = type(error).__name__
+            vain = 0 if len(left) < before else vain + 1
+            if left:
+                progress(f"a worker was lost ({lost}): {len(left)} are left, and done again")
+                # What killed the worker was begun first.
+                first = effective_n_jobs(None)
+                left = left[first:] + left[:first]
+
+
+def _round(
+    call: Call[Item, Answer], items: Sequence[Item], places: Sequence[int]
+) -> Iterator[tuple[int, Answer]]:
+    """One try of the items at some places, in joblib's context."""
+    tasks = [delayed(_with_place)(call, place, items[place]) for place in places]
+    try:
+        parallel = Parallel(return_as="generator_unordered", batch_size=1)
+    except ValueError:
+        # A backend, such as Ray's own, that gives all answers at once.
+        several = AT_ONCE * effective_n_jobs(None)
+        for start in range(0, len(tasks), several):
+            yield from Parallel(batch_size=1)(tasks[start : start + several])
+        return
+    yield from parallel(tasks)
+
+
+def _with_place(call: Call[Item, Answer], place: int, item: Item) -> tuple[int, Answer]:
+    return place, call(item)
+
+
+def _called(call: Call[Item, Answer], item: Item) -> Answer:
+    return call(item)
+
+
+@contextmanager
+def workers(jobs: int | None, cluster: str | None) -> Iterator[Workers]:
+    """The workers that ``--jobs`` and ``--cluster`` ask for, until the block ends."""
+    if cluster is None:
+        # One job is this process.
+        backend = "sequential" if jobs in (None, 1) else "loky"
+        with parallel_config(backend=backend, n_jobs=jobs or 1):
+            yield Workers()
+        return
+    name, _, address = cluster.partition(":")
+    if name != RAY:
+        message = f"--cluster {cluster}: is unknown: give ray, or ray:ADDRESS"
+        raise InputError(message)
+    with _ray(jobs, address) as (remote, cpus), parallel_config(backend="threading", n_jobs=cpus):
+        yield Workers(remote=remote)
+
+
+@contextmanager
+def _ray(jobs: int | None, address: str) -> Iterator[tuple[Any, int]]:
+    """A function that Ray calls elsewhere, and how many calls at once; a cluster of workers of
+    another version is refused."""
+    options: dict[str, Any] = {"log_to_driver": False}
+    if address:
+        options["address"] = address
+        _check_answers(address)
+    else:
+        options |= {"num_cpus": jobs, "include_dashboard": False}
+    import ray  # noqa: PLC0415 (an extra)
+
+    try:
+        began = nullcontext() if ray.is_initialized() else ray.init(**options)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        # Ray tells of a daemon that did not start, of too little memory and of a cluster that does
+        # not answer by errors of many kinds.
+        raise _no_cluster(address, error) if address else _not_started(error) from None
+    with began:
+        _check_nodes(ray)
+        cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        remote = ray.remote(num_cpus=1, max_retries=0)(_called)
+        yield remote, min(cpus, jobs or cpus)
+
+
+def _check_answers(address: str) -> None:
+    """Refuse HOST:PORT where nobody listens at once; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        try:
+            socket.create_connection((host, int(port)), timeout=LISTENS_S).close()
+        except OSError as error:
+            raise _no_cluster(address, error) from None
+
+
+def _no_cluster(address: str, error: Exception) -> InputError:
+    return InputError(
+        f"--cluster ray:{address}: no Ray cluster answers there ({_first_line(error)}): start one "
+        "with ray start --head, or give --cluster ray for one on this machine"
+    )
+
+
+def _not_started(error: Exception) -> InputError:
+    return InputError(
+        f"--cluster ray: Ray does not start on this machine ({_first_line(error)}): give --jobs N "
+        "instead for processes without Ray, or read its logs in /tmp/ray/session_latest/logs"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
+
+
+def _check_nodes(ray: Any) -> None:
+    """Ask every node for its version before it gets work."""
+    from ray.util.scheduling_strategies import (  # noqa: PLC0415 (an extra)
+        NodeAffinitySchedulingStrategy,
+    )
+
+    module = sys.modules[told.__module__]
+    ray.cloudpickle.register_pickle_by_value(module)
+    try:
+        asked = {}
+        for node in ray.nodes():
+            if node["Alive"]:
+                strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                remote = ray.remote(num_cpus=0, scheduling_strategy=strategy)(told)
+                asked[node["NodeID"]] = node["NodeManagerHostname"], remote.remote()
+        for name, version in asked.values():
+            check_equal(name, ray.get(version), here())
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,232 @@
+"""Finds the message of a failed run: the line of its standard error that tells what was wrong."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, Queue
+from tempfile import NamedTemporaryFile
+from threading import Thread
+from typing import Any
+
+from experiments.cli.commandline import WRONG_USAGE
+from mistlab.core.files import naming
+from mistlab.core.values import InputError
+
+ERROR = "error: "
+# As torch has a rank's traceback: its number, then the error.
+_RAISED = re.compile(r"\[rank\d+\]: ((?:\w+\.)*\w*(?:Error|Exception)\b.*)")
+
+
+def last_words(errors: str, otherwise: str) -> str:
+    """The line in which a command or a rank says what was wrong, else the last line; a launcher of
+    several ranks has words of its own below theirs."""
+    lines = [line for line in errors.splitlines() if line.strip()]
+    complaints = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+    raised = [found[1] for line in lines if (found := _RAISED.match(line))]
+    return [*complaints[:1], *raised[-1:], *(line.strip() for line in lines[-1:]), otherwise][0]
+
+
+# Running plans in other processes, and keeping what each run said, run by run.
+
+
+Said = Mapping[str, Any]
+
+PARTING_S = 10.0
+# How often a running command is asked whether it hangs.
+LOOK_S = 0.5
+# Far above the norms of models that begin to train, so that nothing is scaled by much.
+CLIP_NORM = "1000"
+WORKER = (sys.executable, "-m", "experiments.training.plan_worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRun:
+    """A plan file that is to run for some steps.
+
+    With ``serialises`` no two of its tasks overlap; a ``stage`` runs by itself. One that is
+    ``strict`` gives the same bits whenever it computes the same; ``with_norms`` it tells norms of
+    gradients.
+    """
+
+    plan: Path
+    steps: int
+    serialises: bool = False
+    stage: int | None = None
+    strict: bool = False
+    with_norms: bool = False
+    seed: int = 0
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of ``run_plan``."""
+        words = [str(self.plan), "--json", "--steps", str(self.steps), "--draw-on-device"]
+        words += ["--seed", str(self.seed)] if self.seed else []
+        words += ["--serialise"] if self.serialises else []
+        words += [] if self.stage is None else ["--stage", str(self.stage)]
+        words += ["--deterministic"] if self.strict else []
+        return words + (["--clip-norm", CLIP_NORM] if self.with_norms else [])
+
+
+# What ``run_plan --json`` prints of a run, or a mapping with ``error``; None if the seconds were
+# not enough.
+PlanRunner = Callable[[PlanRun, float], Said | None]
+
+
+class WorkerRunner:
+    """``python -m experiments.run_plan`` on a device, one process for plan after plan.
+
+    Starting a process and a device, and pinning memory, take longer than many a run. After a run
+    that fails, and where runs begin to be strict or end being so, there is a new one.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._worker: _Worker | None = None
+        self._is_strict = False
+
+    def __call__(self, run: PlanRun, seconds: float) -> Said | None:
+        """Run; a failure is its last line on standard error, wrong usage ends the caller too."""
+        if run.strict != self._is_strict:
+            self.close()
+        if self._worker is None:
+            self._worker, self._is_strict = _Worker(), run.strict
+        answer = self._worker.ask([*run.words, "--device", self._device], seconds)
+        if answer is None or answer["status"]:
+            self.close()
+        if answer is None:
+            return None
+        if answer["status"] == WRONG_USAGE:
+            message = f"{run.plan}: {answer['error'].removeprefix(ERROR)}"
+            raise InputError(message)
+        said: Said = {"error": answer["error"]} if answer["status"] else answer["said"]
+        return said
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
+
+
+class _Worker:
+    """A process of ``experiments.training.plan_worker``."""
+
+    def __init__(self) -> None:
+        self._errors = NamedTemporaryFile("w", encoding="utf-8")  # noqa: SIM115 (closed in close)
+        self._process = subprocess.Popen(
+            WORKER,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        self._input = self._process.stdin
+        self._lines: Queue[str] = Queue()
+        self._listener = Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def ask(self, words: Sequence[str], seconds: float) -> Said | None:
+        """Status, and what was said or the error; None once the time is over."""
+        # One that has ended says so by an empty line.
+        with suppress(BrokenPipeError):
+            self._input.write(json.dumps(words) + "\n")
+            self._input.flush()
+        try:
+            line = self._lines.get(timeout=max(0.0, seconds))
+        except Empty:
+            # Unlike a kill, that lets it end the processes that it started.
+            self._process.send_signal(signal.SIGINT)
+            return None
+        answer = json.loads(line) if line else {"status": self._process.wait(), "said": None}
+        return {**answer, "error": self._last_words()}
+
+    def close(self) -> None:
+        """Let it end; it has some time for that."""
+        with suppress(BrokenPipeError):
+            self._input.close()
+        try:
+            self._process.wait(PARTING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._listener.join()
+        self._errors.close()
+
+    def _listen(self) -> None:
+        """Each line, and an empty one at the end."""
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def _last_words(self) -> str:
+        lines = Path(self._errors.name).read_text(encoding="utf-8").strip().splitlines()
+        return lines[-1] if lines else "it ended without a word"
+
+
+def ended_within(
+    command: Sequence[str],
+    seconds: float,
+    *,
+    env: Mapping[str, str] | None = None,
+    hangs: Callable[[], bool] = lambda: False,
+) -> subprocess.CompletedProcess[str] | None:
+    """The output of a command; None if it was interrupted because its time was over, or because it
+    is known to hang."""
+    pipe = subprocess.PIPE
+    ends = time.monotonic() + seconds
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+        while True:
+            left = max(0.0, ends - time.monotonic())
+            try:
+                out, err = process.communicate(timeout=min(left, LOOK_S))
+                break
+            except subprocess.TimeoutExpired:
+                if left > LOOK_S and not hangs():
+                    continue
+            # An interrupt, unlike a kill, lets it end the processes that it started.
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=PARTING_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            return None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@dataclass(slots=True, kw_only=True)
+class RunRows:
+    """A file of one JSON object a run, by its plan; a line that was cut off is dropped."""
+
+    path: Path
+    said: dict[str, Said] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            with naming(self.path):
+                self.path.write_text(whole, encoding="utf-8")
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                row = json.loads(line)
+                self.said[row.pop("plan")] = row
+            except (ValueError, KeyError):
+                message = f"{self.path}: line {number} is not a run: remove it, and it runs again"
+                raise InputError(message) from None
+
+    def add(self, name: str, said: Said) -> None:
+        """Write a run down: by its plan, not by the file that it says it ran."""
+        said = {key: value for key, value in said.items() if key != "plan"}
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"plan": name, **said}) + "\n")
+        self.said[name] = said

@@ -1,0 +1,206 @@
+"""A plan trained for some steps: from its first weights or a checkpoint to its results."""
+
+import argparse
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from experiments.cli.commandline import DONE, NoAnswerError, as_options, print_json, progress
+from experiments.cli.rundir import RunDirectory, revision
+from experiments.training.measured_trace import write_trace
+from experiments.training.restarts import restarted
+from experiments.training.run_options import (
+    check_options,
+    check_places,
+    check_stage,
+    checkpoints_of,
+    goes_on,
+)
+from experiments.training.run_process import in_words, last_checkpoint
+from experiments.training.run_results import WARM_UP, History, measurement_of, result_of, summary_of
+from mistlab.core.files import GIB_BYTES, write_yaml
+from mistlab.core.values import to_mapping
+from mistlab.cost.kernels import mfu_of
+from mistlab.job.job import Job, load_job
+
+if TYPE_CHECKING:
+    from runtime.engine.executor import Report
+    from runtime.session import Session, Settings
+
+
+def run_plan(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Train by a plan: alone, or under torchrun with as many processes as the plan has ranks.
+
+    On CUDA devices tasks overlap on streams; on CPUs the same program runs on simulated ones.
+    Weights, synthetic data and losses depend on the seed and the workload alone, never on the
+    plan. With --stage a stage runs by itself, as in its pipeline; what its neighbours would
+    send is drawn at random.
+    """
+    check_options(options)
+    if options.restarts:
+        return restarted(arguments, options)
+    from runtime.determinism import strictly_deterministic  # noqa: PLC0415 (needs torch)
+    from runtime.session import Session  # noqa: PLC0415 (needs torch)
+
+    job, began_s = load_job(options.plan), perf_counter()
+    history = History()
+    settings = _settings(options, job)
+    check_places(options)
+    _warn(options)
+    try:
+        with (
+            strictly_deterministic() if options.deterministic else nullcontext(),
+            Session.started(job, settings) as session,
+        ):
+            history.start_s = perf_counter() - began_s
+            _resume(session, options)
+            directory = _directory(session, options, history)
+            _train(session, options, history, directory)
+            _finish(session, options, history, directory)
+    except RuntimeError as error:
+        explained = in_words(error, job, options)
+        if explained is None:
+            raise
+        raise explained from error
+    return DONE
+
+
+def _settings(options: argparse.Namespace, job: Job) -> "Settings":
+    from runtime.engine.training import FP16_LOSS_SCALE, Training  # noqa: PLC0415 (needs torch)
+    from runtime.session import Settings  # noqa: PLC0415 (needs torch)
+
+    check_stage(options)
+    scale = FP16_LOSS_SCALE if job.workload.precision == "fp16" else None
+    with as_options():
+        training = Training(
+            learning_rate=options.learning_rate,
+            decay=options.decay,
+            warmup_steps=options.warmup_steps,
+            total_steps=options.steps if options.total_steps is None else options.total_steps,
+            epsilon=options.epsilon,
+            clip_norm=options.clip_norm,
+            loss_scale=scale if options.loss_scale is None else options.loss_scale,
+            steps_on_host=options.step_on_cpu,
+        )
+    return Settings(
+        device=options.device,
+        data=None if options.data == "synthetic" else Path(options.data),
+        seed=options.seed,
+        timeout_s=options.timeout,
+        serialises=options.serialise,
+        stage=options.stage,
+        kernel=options.attention_kernel,
+        draws_on_device=options.draw_on_device,
+        training=training,
+    )
+
+
+def _warn(options: argparse.Namespace) -> None:
+    """Say once what of the user's own settings may make a run hang."""
+    from runtime.devices.cuda import shared_connections  # noqa: PLC0415 (needs torch)
+
+    words = shared_connections() if options.device == "cuda" else None
+    if words is not None and os.environ.get("RANK", "0") == "0":
+        progress(f"warning: {words}")
+
+
+def _resume(session: "Session", options: argparse.Namespace) -> None:
+    """Go on from a checkpoint, if the options say so; from the run's own one only if it exists."""
+    if goes_on(options):
+        folder = checkpoints_of(options)
+        path = session.resume_latest(folder, progress)
+        if session.is_first:
+            progress(f"going on from {path}" if path else f"{folder}: no checkpoint yet")
+    elif options.resume is not None:
+        session.resume(Path(options.resume))
+
+
+def _directory(
+    session: "Session", options: argparse.Namespace, history: History
+) -> RunDirectory | None:
+    """The first rank's folder for results. Rows of steps before the checkpoint stay if the run goes
+    on, and are its history; all others go."""
+    if options.out is None or not session.is_first:
+        return None
+    others = {name: value for name, value in vars(options).items() if name != "plan"}
+    directory = RunDirectory.make(options.out, f"run_plan {shlex.quote(str(options.plan))}", others)
+    if goes_on(options):
+        history.go_on_from(
+            [row for row in directory.rows() if row.get("step", math.inf) <= session.steps]
+        )
+    directory.write_rows(history.rows)
+    return directory
+
+
+def _train(
+    session: "Session",
+    options: argparse.Namespace,
+    history: History,
+    directory: RunDirectory | None,
+) -> None:
+    last = options.steps + (0 if goes_on(options) else session.steps)
+    while session.steps < last:
+        report, seconds = session.step()
+        row = history.add(session.steps, report, seconds)
+        if report.loss is not None and not math.isfinite(report.loss):
+            message = (
+                f"the loss is {report.loss} at step {session.steps}: give a lower --learning-rate, "
+                f"--clip-norm 1 or --warmup-steps; {last_checkpoint(options)}"
+            )
+            raise NoAnswerError(message)
+        if directory is not None:
+            directory.add_row(row)
+        _tell(session, report, seconds)
+        own = len(history.rows) - history.earlier
+        if session.is_first and (own == WARM_UP or session.steps == last):
+            history.note_clocks(session.clocks())
+        if options.save_every and session.steps % options.save_every == 0:
+            session.save(checkpoints_of(options))
+
+
+def _tell(session: "Session", report: "Report", seconds: float) -> None:
+    """A line of progress, from the first rank."""
+    peak = max(memory.peak_allocated_bytes for memory in session.memory())
+    stage = session.settings.stage
+    if session.is_first:
+        loss = "" if report.loss is None else f"  loss {report.loss:.6f}"
+        norm = "" if report.gradient_norm is None else f"  norm {report.gradient_norm:.3f}"
+        left_out = "  overflow, step left out" if report.skipped else ""
+        progress(
+            f"step {session.steps}{loss}{norm}  {seconds:.3f} s  "
+            f"{session.job.workload.tokens / seconds:,.0f} tokens/s  "
+            f"MFU {mfu_of(session.job, stage, seconds):.2%}  "
+            f"peak {peak / GIB_BYTES:.3f} GiB{left_out}"
+        )
+
+
+def _finish(
+    session: "Session",
+    options: argparse.Namespace,
+    history: History,
+    directory: RunDirectory | None,
+) -> None:
+    """Write what is asked for; every rank takes part, the first one speaks."""
+    memory, tasks = session.memory(), session.tasks()
+    if history.moved_clocks:
+        progress(f"warning: {history.moved_clocks}: times are not of one speed")
+    environment = session.environment(revision())
+    if session.is_first and history.rows:
+        result = result_of(session.job, options, history, memory, environment)
+        if options.json:
+            print_json(result)
+        else:
+            print(summary_of(result), flush=True)
+    if options.export is not None:
+        session.export(options.export)
+    if directory is not None and tasks:
+        job, stage = session.job, options.stage
+        measured = measurement_of(job, stage, history, memory, tasks, environment)
+        write_yaml(to_mapping(measured), options.out / "measurement.yaml")
+        write_trace(job, stage, tasks, options.out / "timeline.json")
+        progress(f"{options.out}: measurement.yaml, timeline.json (ui.perfetto.dev), rows.jsonl")

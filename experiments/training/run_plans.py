@@ -1,0 +1,215 @@
+"""Folders of plans run one plan after another, with what ran before kept, and their speedups."""
+
+import argparse
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from experiments.cli.commandline import DONE, NO_ANSWER, progress
+from experiments.cli.rundir import read_rows
+from experiments.pages.charts import Bars
+from experiments.pages.numbers_in_words import gib
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import TIMING, table_of
+from experiments.training.launcher import Launcher
+from experiments.training.run_results import WARM_UP
+from mistlab.core.values import InputError, near_matches
+from mistlab.job.job import Job, load_job
+
+# Of each folder of plan files, the first few are run in haste.
+QUICK_STEPS, QUICK_PLANS = 3, 2
+ON_CPU = (
+    "These plans ran on CPUs, beside whatever else the machine did. Their times say that the "
+    "command works; predictions are for the GPUs that the plans name."
+)
+Row = Mapping[str, Any]
+Key = tuple[str, str]
+
+
+def run_plans(options: argparse.Namespace) -> int:
+    """Run every plan of a folder, one after another, and collect speedups from such folders.
+
+    Each plan is run as run_plan does: in one process, or under a torchrun of its own where it
+    takes several GPUs. A plan that fails does not stop the others. What ran is kept, so the
+    same command goes on after a stop, and with a new plan in the folder runs that one alone. A
+    folder of results is read instead of run. Plans of one name in several folders are compared
+    with the first folder's.
+    """
+    ready = _launcher(options)
+    plans = [one for folder in options.folders for one in _found(folder, quick=options.quick)]
+    study = Study.begin("run_plans", options, goes_on=True)
+    earlier = {_key(row): row for row in study.earlier if "error" not in row}
+    with ready as launcher:
+        for plan in study.counted(plans, "plans"):
+            if not isinstance(plan, Path):
+                study.add(plan)
+                continue
+            row = earlier.get(_key_of(plan)) or _row(plan, launcher)
+            study.add(row)
+            progress(f"{plan}: {_outcome(row)}")
+    failed = [row for row in study.rows if "error" in row]
+    return study.end(_report(study), NO_ANSWER if failed else DONE)
+
+
+def _launcher(options: argparse.Namespace) -> Launcher:
+    for name in ("steps", "seconds"):
+        value = getattr(options, name)
+        if not 0 < value < math.inf:
+            message = f"--{name}: {value:g} is not above 0: give a number above 0"
+            raise InputError(message)
+    steps = min(options.steps, QUICK_STEPS) if options.quick else options.steps
+    return Launcher(steps=steps, device=options.device, seed=options.seed, seconds=options.seconds)
+
+
+def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
+    """The plans of a folder, in haste the first ones; of a folder of results its rows."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else f"is not there{_near(folder)}"
+        message = f"{folder}: {what}: give a folder of plan files, or of results of run_plans"
+        raise InputError(message)
+    if (folder / "rows.jsonl").is_file():
+        return [*read_rows(folder / "rows.jsonl")]
+    plans = sorted(folder.glob("*.yaml"))
+    if not plans:
+        message = f"{folder}: has no plan files: give a folder that has some (*.yaml)"
+        raise InputError(message)
+    if quick and len(plans) > QUICK_PLANS:
+        left_out = ", ".join(plan.name for plan in plans[QUICK_PLANS:])
+        progress(f"left out in haste (--quick): {left_out}")
+        plans = plans[:QUICK_PLANS]
+    return [*plans]
+
+
+def _near(folder: Path) -> str:
+    """The folders beside it that have a similar name, if any, in words."""
+    beside = folder.resolve().parent
+    names = [one.name for one in beside.iterdir() if one.is_dir()] if beside.is_dir() else []
+    words = near_matches(folder.name, names)
+    return words if "did you mean" in words else ""
+
+
+def _key_of(plan: Path) -> Key:
+    """A plan file and what it holds: one that was changed runs again."""
+    return str(plan), hashlib.sha256(plan.read_bytes()).hexdigest()[:16]
+
+
+def _key(row: Row) -> Key:
+    return row.get("file", ""), row.get("sha256", "")
+
+
+def _row(plan: Path, launcher: Launcher) -> Row:
+    """Run a plan; its row says what came out, or what was wrong."""
+    file, sha256 = _key_of(plan)
+    row = {"folder": plan.parent.name, "plan": plan.stem, "file": file, "sha256": sha256}
+    try:
+        job = load_job(plan)
+    except InputError as error:
+        return {**row, "error": str(error)}
+    row |= _of_job(job)
+    said = launcher.run(plan, job.plan.num_gpus)
+    if "error" in said:
+        return {**row, "error": said["error"]}
+    samples = said["iteration_s"]
+    seconds = median(samples[min(WARM_UP, len(samples) - 1) :])
+    return {
+        **row,
+        "losses": said["losses"],
+        "predicted_iteration_s": said["predicted_iteration_s"],
+        "peak_allocated_bytes": max(said["peak_allocated_bytes"]),
+        TIMING: {
+            "iteration_s": seconds,
+            "tokens_per_s": job.workload.tokens / seconds,
+            "samples_s": samples,
+            "peak_reserved_bytes": max(said["peak_reserved_bytes"]),
+        },
+    }
+
+
+def _of_job(job: Job) -> dict[str, Any]:
+    work = job.workload
+    model = work.model
+    return {
+        "model": model.name or f"{model.family} {model.layers} x {model.hidden}",
+        "sequence_length": work.sequence_length,
+        "global_batch": work.global_batch,
+        "engine": job.plan.engine,
+        "gpus": job.plan.num_gpus,
+    }
+
+
+def _outcome(row: Row) -> str:
+    return row["error"] if "error" in row else f"{row[TIMING]['iteration_s']:.4f} s an iteration"
+
+
+def _report(study: Study) -> Report:
+    rows = [row for row in study.rows if "error" not in row]
+    failed = [row for row in study.rows if "error" in row]
+    speedups = [*_speedups(rows)]
+    words = [_table(speedups)] if speedups else []
+    words += [f"{row['file']}: failed: {row['error']}" for row in failed]
+    folders = ", ".join(dict.fromkeys(row["folder"] for row in study.rows))
+    over = [row for row in speedups if row["over"] is not None]
+    pictures = []
+    if over:
+        pictures = [
+            Bars(
+                name="run_plans",
+                caption="Measured speedups over the first plan of each workload.",
+                groups=[f"{row['folder']} {row['plan']}" for row in over],
+                series={"speedup": [row["speedup"] for row in over]},
+                y="times as fast",
+                number=".2f",
+                marks={"equally fast": 1.0},
+            )
+        ]
+    return Report(
+        title=f"Plans that were run: {folders}",
+        words=words,
+        summary={"ran": len(rows), "failed": len(failed), TIMING: {"speedups": speedups}},
+        pictures=pictures,
+        beside=[ON_CPU] if study.options.device == "cpu" else [],
+    )
+
+
+def _speedups(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Every run beside the one that it is compared with: the plan of its name in the first folder
+    that has it, otherwise the first plan of its workload."""
+    for row in rows:
+        base = _base(row, rows)
+        own_s, base_s = row[TIMING]["iteration_s"], base[TIMING]["iteration_s"]
+        yield {
+            "folder": row["folder"],
+            "plan": row["plan"],
+            "model": row["model"],
+            "gpus": row["gpus"],
+            "iteration_s": own_s,
+            "predicted_iteration_s": row["predicted_iteration_s"],
+            "peak_allocated_bytes": row["peak_allocated_bytes"],
+            "over": None if base is row else f"{base['folder']}/{base['plan']}",
+            "speedup": base_s / own_s,
+        }
+
+
+def _base(row: Row, rows: Sequence[Row]) -> Row:
+    named = [one for one in rows if one["plan"] == row["plan"]]
+    if named[0]["folder"] != named[-1]["folder"]:
+        return named[0]
+    workload = ("model", "sequence_length", "global_batch")
+    return next(one for one in rows if all(one[name] == row[name] for name in workload))
+
+
+def _table(speedups: Sequence[Row]) -> str:
+    return table_of(
+        speedups,
+        ("folder", "{folder}"),
+        ("plan", "{plan}"),
+        ("model", "{model}"),
+        ("GPUs", "{gpus}"),
+        ("s", "{iteration_s:.4f}"),
+        ("peak (GiB)", lambda row: gib(row["peak_allocated_bytes"], ".3f")),
+        ("times as fast", "{speedup:.2f}"),
+        ("over", lambda row: row["over"]),
+    )

@@ -1,0 +1,292 @@
+"""The times of a stage's passes in a measured iteration, named as in a prediction.
+
+As in a prediction, the times of a micro-batch in several chunks add up, and gradients of weights
+count as part of its backward pass.
+"""
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from experiments.training.moved_clocks import moved_words
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import InputError, UncalibratedError, to_mapping
+from mistlab.cost.kernels import mfu_of
+from mistlab.job.job import Job
+from mistlab.job.prediction import Clocks, Environment, Measurement, Prediction, StageMeasurement
+from mistlab.schedule.slots import Action
+from simulators.symbolic import SymbolicPredictor
+
+if TYPE_CHECKING:
+    from runtime.comm.group import Shortage
+    from runtime.engine.executor import Report
+    from runtime.session import MeasuredTask, RankMemory
+
+
+# A layer's optimizer step is part of the first forward pass.
+_PASSES = {"F": "F", "S": "F", "B": "B", "W": "W"}
+
+
+def stage_times(tasks: Iterable["MeasuredTask"]) -> Mapping[str, float]:
+    """Fields of a ``StageMeasurement``; none without a steady pass, of a single micro-batch.
+
+    A pass lasts from the start of its first task that computes to the end of its last.
+    """
+    forwards, backwards = _pass_seconds(tasks)
+    if len(forwards) < 2:
+        return {}
+    first_s, *steady_forwards = forwards
+    *steady_backwards, last_s = backwards
+    forward_s, backward_s = median(steady_forwards), median(steady_backwards)
+    return {
+        "stable_s": forward_s + backward_s,
+        "delta_forward_s": first_s - forward_s,
+        "delta_backward_s": last_s - backward_s,
+    }
+
+
+def _pass_seconds(tasks: Iterable["MeasuredTask"]) -> tuple[list[float], list[float]]:
+    """Seconds of each micro-batch's forward passes, and of its backward passes."""
+    seconds: dict[bool, dict[int, float]] = {True: {}, False: {}}
+    for kind, micro_batch, lasting_s in _passes(tasks):
+        of_way = seconds[kind == "F"]
+        of_way[micro_batch] = of_way.get(micro_batch, 0.0) + lasting_s
+    forwards, backwards = ([of for _, of in sorted(way.items())] for way in seconds.values())
+    return forwards, backwards
+
+
+def _passes(tasks: Iterable["MeasuredTask"]) -> Iterator[tuple[str, int, float]]:
+    """Kind, micro-batch and seconds of each pass: its tasks follow one another, layer by layer."""
+    running: tuple[str, int] | None = None
+    begin_s = end_s = 0.0
+    layer: int | None = None
+    for one in tasks:
+        task = one.task
+        if one.lane != "compute" or not isinstance(task, Action):
+            continue
+        assert task.layer is not None
+        key = _PASSES[task.kind], task.micro_batch
+        computes = task.kind != "S"
+        jumps = computes and layer is not None and abs(task.layer - layer) > 1
+        if key != running or jumps:
+            if running is not None:
+                yield *running, end_s - begin_s
+            running, begin_s, layer = key, one.start_s, None
+        end_s = one.end_s
+        layer = task.layer if computes else layer
+    if running is not None:
+        yield *running, end_s - begin_s
+
+
+# The results of a run of a plan: as JSON, as a measurement, as rows, in words.
+#
+# ``stage`` is the number of a stage that ran by itself, or None if all stages ran.
+
+
+# Iterations that allocate, compile and connect; left out of the measurement where more follow.
+WARM_UP = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """The results of steps, a row each, in order; the ``earlier`` ones are of processes before.
+
+    Also the first GPU's clocks after warming up and at the end, and seconds until the first step.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    earlier: int = 0
+    clocks: list[Clocks] = field(default_factory=list)
+    start_s: float = 0.0
+
+    def go_on_from(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Begin with the rows of processes before."""
+        self.rows, self.earlier = [*rows], len(rows)
+
+    def add(self, step: int, report: "Report", seconds: float) -> dict[str, Any]:
+        """Note a step; its row."""
+        self.rows.append({"step": step, **to_mapping(report), "iteration_s": seconds})
+        return self.rows[-1]
+
+    def note_clocks(self, clocks: Clocks | None) -> None:
+        """Keep what the first GPU's driver says, if it says anything."""
+        if clocks is not None:
+            self.clocks.append(clocks)
+
+    @property
+    def moved_clocks(self) -> str:
+        """A warning if clocks have moved since warming up; else, or if they are unknown, empty."""
+        return moved_words(self.clocks[0], self.clocks[-1]) if self.clocks else ""
+
+    @property
+    def timed_s(self) -> list[float]:
+        """This process's samples after warming up; if it had no step to do, those before."""
+        samples = self._column("iteration_s")
+        own = samples[self.earlier :] or samples
+        return sorted(own[min(WARM_UP, len(own) - 1) :])
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Losses and the like of all steps, as ``--json`` names them."""
+        return {
+            "losses": self._column("loss"),
+            "gradient_norms": self._column("gradient_norm"),
+            "skipped": self._column("skipped"),
+            "iteration_s": self._column("iteration_s"),
+        }
+
+    def _column(self, name: str) -> list[Any]:
+        return [row[name] for row in self.rows]
+
+
+def result_of(
+    job: Job,
+    options: argparse.Namespace,
+    history: History,
+    memory: Sequence["RankMemory"],
+    environment: Environment,
+) -> dict[str, Any]:
+    """The output of ``--json``."""
+    median = statistics.median(history.timed_s)
+    return {
+        "plan": str(options.plan),
+        "stage": options.stage,
+        "seed": options.seed,
+        "deterministic": options.deterministic,
+        "attention_kernel": options.attention_kernel if job.workload.attention == "flash" else None,
+        "start_s": history.start_s,
+        **history.columns(),
+        **_predicted(job, options.stage),
+        "tokens_per_s": job.workload.tokens / median,
+        "mfu": mfu_of(job, options.stage, median),
+        "peak_allocated_bytes": [one.peak_allocated_bytes for one in memory],
+        "peak_reserved_bytes": [one.peak_reserved_bytes for one in memory],
+        "outside_bytes": [one.outside_bytes for one in memory],
+        "host_bytes": [one.host_bytes for one in memory],
+        "allocator_retries": [one.allocator_retries for one in memory],
+        "clocks": [to_mapping(one) for one in history.clocks],
+        "environment": to_mapping(environment),
+    }
+
+
+def measurement_of(
+    job: Job,
+    stage: int | None,
+    history: History,
+    memory: Sequence["RankMemory"],
+    tasks: Sequence["MeasuredTask"],
+    environment: Environment,
+) -> Measurement:
+    """The run in the names and units of a prediction."""
+    samples = history.timed_s
+    median = statistics.median(samples)
+    stages, first = [], 0
+    for number in stages_run(job, stage):
+        num_gpus = job.plan.stages[number].num_gpus
+        ranks = memory[first : first + num_gpus]
+        first += num_gpus
+        stages.append(
+            StageMeasurement(
+                **stage_times(task for task in tasks if task.stage == number),
+                peak_allocated_bytes=max(one.peak_allocated_bytes for one in ranks),
+                peak_reserved_bytes=max(one.peak_reserved_bytes for one in ranks),
+                host_bytes=max(one.host_bytes for one in ranks),
+            )
+        )
+    edge = math.ceil(0.05 * len(samples)) - 1
+    return Measurement(
+        iteration_s=median,
+        iteration_s_low=samples[edge],
+        iteration_s_high=samples[-1 - edge],
+        tokens_per_s=job.workload.tokens / median,
+        mfu=mfu_of(job, stage, median),
+        fits=True,
+        engine=job.plan.engine,
+        stages=tuple(stages),
+        samples_s=tuple(samples),
+        environment=environment,
+        clocks=tuple(history.clocks),
+    )
+
+
+def summary_of(result: dict[str, Any]) -> str:
+    """The result in words."""
+    predicted = result["predicted_iteration_s"]
+    losses = [f"{loss:.6f}" for loss in result["losses"] if loss is not None]
+    lines = [] if result["stage"] is None else [f"stage {result['stage']} by itself"]
+    lines += [f"losses {' '.join(losses)}"] if losses else []
+    lines += [
+        f"iteration {statistics.median(result['iteration_s']):.4f} s"
+        + (f" (predicted for the plan's hardware: {predicted:.4f} s)" if predicted else ""),
+        f"{result['tokens_per_s']:,.0f} tokens/s, MFU {result['mfu']:.2%}",
+    ]
+    for rank, size in enumerate(result["peak_allocated_bytes"]):
+        line = f"rank {rank}: peak {size / GIB_BYTES:.3f} GiB allocated"
+        if predicted:
+            expected = result["predicted_peak_allocated_bytes"][rank]
+            line += f" (predicted: {expected / GIB_BYTES:.3f} GiB)"
+        if outside := result["outside_bytes"][rank]:
+            line += f", {outside / GIB_BYTES:.3f} GiB outside torch's allocator"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
+    """Which stage ran out of memory doing what; what it held, and what was predicted, by class."""
+    held = shortage.held_bytes
+    text = f"stage {shortage.stage} is out of memory at {shortage.doing} ({shortage.reason})"
+    if held:
+        text += f"; held {_gib(held)}"
+    if shortage.outside_bytes:
+        size = shortage.outside_bytes / GIB_BYTES
+        text += f"; {size:.2f} GiB of the device taken outside torch's allocator"
+    try:
+        predicted = _prediction(job, stage)
+    except InputError as error:
+        return f"{text}; not predicted: {error}"
+    if predicted is None:
+        return text
+    of_stage = predicted.stages[stages_run(job, stage).index(shortage.stage)]
+    peak = of_stage.peak_allocated_bytes / GIB_BYTES
+    classes = _gib(to_mapping(of_stage.memory))
+    return f"{text}; predicted {peak:.2f} GiB ({classes}): offload or checkpoint more"
+
+
+def _gib(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size / GIB_BYTES:.2f}" for name, size in sizes.items())
+
+
+def stages_run(job: Job, stage: int | None) -> Sequence[int]:
+    """The numbers of the stages that ran."""
+    return range(job.plan.num_stages) if stage is None else range(stage, stage + 1)
+
+
+def prediction_of(job: Job, stage: int | None) -> Prediction:
+    """The closed form's prediction of the plan, or of one of its stages on a GPU by itself."""
+    if stage is None:
+        return SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
+    alone = SymbolicPredictor(workload=job.workload, cluster=job.cluster.alone)
+    return alone.predict_stage(job.plan, stage)
+
+
+def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
+    """The predicted figures of a run, peaks rank by rank; null where nothing was predicted."""
+    found = _prediction(job, stage)
+    pairs = zip(stages_run(job, stage), found.stages if found else (), strict=bool(found))
+    ranks = [one for number, one in pairs for _ in range(job.plan.stages[number].num_gpus)]
+    return {
+        "predicted_iteration_s": found.iteration_s if found else None,
+        "predicted_peak_allocated_bytes": [one.peak_allocated_bytes for one in ranks] or None,
+        "predicted_peak_reserved_bytes": [one.peak_reserved_bytes for one in ranks] or None,
+    }
+
+
+def _prediction(job: Job, stage: int | None) -> Prediction | None:
+    """The prediction; nothing where the hardware is not calibrated."""
+    try:
+        return prediction_of(job, stage)
+    except UncalibratedError:
+        return None

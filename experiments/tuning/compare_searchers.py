@@ -1,0 +1,327 @@
+"""Searchers compared on one problem, one after another, with their results kept in a folder."""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.bench.bench import Bench, Entry
+from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, print_json, progress, writable
+from experiments.cli.live import Live
+from experiments.cli.problem import free_words
+from experiments.cli.rundir import RunDirectory, earlier_rows
+from experiments.cli.search_options import budget_of, can_ask, searched, searchers_called, space_for
+from experiments.pages.tables import csv_of
+from experiments.prediction.lanes import draw
+from experiments.tuning.comparison_page import Answer, Report
+from experiments.tuning.explain import Why, best_of, explain
+from experiments.tuning.search_rows import entry_of, rows_of
+from experiments.tuning.search_words import (
+    prediction_words,
+    rival_words,
+    smallest_words,
+    table,
+    why_words,
+)
+from experiments.tuning.smallest import Smallest, smallest
+from mistlab.core.files import naming, read_json
+from mistlab.core.values import to_mapping
+from mistlab.job.job import dump_job, job_to_mapping
+from mistlab.job.search import Budget
+from mistlab.plan.plan import Plan
+from mistlab.plan.plan_words import plan_words
+from mistlab.plan.space import SearchSpace
+from searchers.registry import SEARCHERS
+from searchers.strategy import INTERRUPTED as SEARCH_INTERRUPTED
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """Searchers on one problem, and what they have found so far."""
+
+    bench: Bench
+    space: SearchSpace
+    budget: Budget
+    seed: int
+    directory: RunDirectory
+    entries: list[Entry] = field(default_factory=list)
+    is_interrupted: bool = False
+
+    def run(self, names: Sequence[str], earlier: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Let each search in turn, unless an earlier row says what it finds.
+
+        An interrupt ends it all, and what was found stays.
+        """
+        ended = {row["searcher"]: row for row in earlier if row["reason"] != SEARCH_INTERRUPTED}
+        try:
+            for name in names:
+                self._search(name, ended.get(name))
+                self._keep()
+                if self.entries[-1].is_interrupted:
+                    self.is_interrupted = True
+                    return
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+            self._keep()
+
+    def _search(self, name: str, earlier: Mapping[str, Any] | None) -> None:
+        live, space = Live(searcher=name), space_for(name, self.space)
+        if earlier is None:
+            self.bench.warm_up(space)
+            entry = self.bench.search(name, space, self.budget, self.seed, live)
+            came = f"in {entry.result.wall_s:.2f} s"
+        else:
+            entry = entry_of(earlier, space, self.bench, self.seed)
+            came = "taken up from an earlier run"
+        self.entries.append(entry)
+        self.entries[-1] = self.bench.played(entry)
+        best = "no plan" if entry.answer is None else f"{entry.answer[1].iteration_s:.3f} s"
+        live.end(f"{entry.result.status}, {best}, {came}")
+
+    def _keep(self) -> None:
+        """Write what is known, so that nothing is lost."""
+        self.directory.write_rows(self.rows())
+        for entry in self.entries:
+            if entry.answer is not None:
+                name = entry.searcher.replace(":", "-")
+                path = self.directory.path / "plans" / f"{name}.yaml"
+                path.parent.mkdir(exist_ok=True)
+                dump_job(self.bench.job(entry.answer[0]), path)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each searcher."""
+        return rows_of(self.entries, self.bench)
+
+
+# The outcome of a comparison of searchers: printed, as JSON, and as a page.
+
+
+COMMAND = "compare_searchers"
+EVALUATIONS = 10_000
+# Shared out among the searchers, for an answer within a minute.
+SECONDS_TOGETHER = 40.0
+QUICK = 20
+# Options that do not change what a searcher finds.
+ASIDE = ("searchers", "out", "json", "page")
+
+
+def compare(options: argparse.Namespace) -> int:
+    """All searchers on one problem: which finds the best plan, how fast, how far from optimal.
+
+    All ask one predictor with one budget and seed; the Megatron and DeepSpeed grids search
+    spaces of their own, the others the one given. Every winner is played by the event
+    simulator. The folder of --out gets rows, plan files, the best plan's timeline and one HTML
+    page; a run of the same options goes on where an earlier one was stopped.
+    """
+    started = time.perf_counter()
+    if options.page is not None:
+        writable(options.page, "page", "--page")
+    names = searchers_called(_wanted(options), options.predictor)
+    options.searchers = ",".join(names)
+    problem, space = searched(options)
+    budget = budget_of(options, _default_budget(len(names), quick=options.quick))
+    options.budget_evaluations, options.budget_seconds = budget.evaluations, budget.seconds
+    bench = Bench.of(problem, options.predictor, options.view)
+    earlier = earlier_rows(options.out, COMMAND, vars(options), aside=ASIDE)
+    comparison = Comparison(
+        bench=bench,
+        space=space,
+        budget=budget,
+        seed=options.seed,
+        directory=RunDirectory.make(options.out, COMMAND, vars(options)),
+    )
+    comparison.run(names, earlier)
+    status = _conclude(comparison, options, started)
+    if comparison.is_interrupted:
+        folder = comparison.directory.path
+        progress(f"interrupted: what was found is in {folder}; the same command goes on")
+        return INTERRUPTED
+    return status
+
+
+def _wanted(options: argparse.Namespace) -> list[str]:
+    """The searchers that were asked for; where none were, all that can ask the predictor."""
+    if options.searchers is not None:
+        wanted: list[str] = options.searchers.split(",")
+        return wanted
+    plain = (name for name in SEARCHERS if ":" not in name)
+    return [name for name in plain if can_ask(name, options.predictor)]
+
+
+def _default_budget(searchers: int, *, quick: bool) -> Budget:
+    shorter = QUICK if quick else 1
+    return Budget(
+        evaluations=EVALUATIONS // shorter, seconds=SECONDS_TOGETHER / searchers / shorter
+    )
+
+
+def _conclude(comparison: Comparison, options: argparse.Namespace, started: float) -> int:
+    """Explain, write the page, print; the exit status."""
+    best = best_of(comparison.entries)
+    why = None if best is None else explain(best, comparison.entries, comparison.bench)
+    nothing = None
+    if best is None and not comparison.is_interrupted:
+        nothing = smallest(comparison.bench, comparison.space)
+    free = free_words(comparison.bench.problem.cluster)
+    # Searchers with a space of their own prove nothing of the others'.
+    is_proven = any(
+        entry.result.status == "INFEASIBLE" and entry.space == comparison.space
+        for entry in comparison.entries
+    )
+    words = []
+    if nothing is not None:
+        name = comparison.space.name
+        words = [*smallest_words(nothing, name, is_proven=is_proven), *free]
+    _write_page(comparison, options, best, why, words)
+    answer = _mapping(comparison, best, why, nothing, time.perf_counter() - started)
+    _write_rows(comparison, answer)
+    if options.json:
+        print_json(answer)
+        for line in words:
+            progress(line)
+    else:
+        print("\n".join(_text(comparison, best, why, words)))
+        print(f"\nrows, plans and page: {comparison.directory.path / 'report.html'}")
+    return NO_ANSWER if best is None else DONE
+
+
+def _mapping(
+    comparison: Comparison,
+    best: Entry | None,
+    why: Why | None,
+    nothing: Smallest | None,
+    seconds: float,
+) -> dict[str, Any]:
+    return {
+        "best": None if best is None else best.searcher,
+        "played": _played_mapping(comparison, best),
+        "rows": comparison.rows(),
+        "why": None if why is None else to_mapping(why),
+        "smallest": None if nothing is None else to_mapping(nothing),
+        "budget": to_mapping(comparison.budget),
+        "seed": comparison.seed,
+        "is_interrupted": comparison.is_interrupted,
+        "timing": {"seconds": seconds},
+    }
+
+
+def _played_mapping(comparison: Comparison, best: Entry | None) -> dict[str, Any] | None:
+    """The plan that is played fastest, and whether it is the one that is predicted best."""
+    fastest = fastest_played(comparison.entries)
+    if fastest is None or best is None:
+        return None
+    searcher, plan, seconds = fastest
+    return {
+        "searcher": searcher,
+        "simulated_s": seconds,
+        "agrees": plan == best.result.plan or seconds == best.simulated_s,
+        "plan": job_to_mapping(comparison.bench.job(plan)),
+    }
+
+
+def _text(
+    comparison: Comparison, best: Entry | None, why: Why | None, nothing: Sequence[str]
+) -> Iterator[str]:
+    yield table(comparison.rows())
+    yield from nothing
+    if best is not None and best.answer is not None and why is not None:
+        plan, prediction = best.answer
+        yield f"\nThe best plan, by {best.searcher}:"
+        yield f"  {prediction_words(plan, prediction, best.simulated_s)}"
+        yield from (f"  {line}" for line in free_words(comparison.bench.problem.cluster))
+        yield from (f"  {line}" for line in plan_words(plan))
+        yield "\nWhy:"
+        yield from (f"  {line}" for line in why_words(why))
+        yield "\nPlayed:"
+        yield from (f"  {line}" for line in _played(comparison.entries, best))
+
+
+def fastest_played(entries: Sequence[Entry]) -> tuple[str, Plan, float] | None:
+    """Of the best plans of all searchers and their nearest rivals the one that is played fastest:
+    whose it is, the plan and its seconds."""
+    played = [
+        (seconds, place, plan)
+        for place, entry in enumerate(entries)
+        for plan, seconds in _played_plans(entry)
+    ]
+    if not played:
+        return None
+    seconds, place, plan = min(played, key=lambda one: one[:2])
+    return entries[place].searcher, plan, seconds
+
+
+def _played_plans(entry: Entry) -> Iterator[tuple[Plan, float]]:
+    if entry.result.plan is not None and entry.simulated_s is not None:
+        yield entry.result.plan, entry.simulated_s
+    for rival in entry.rivals:
+        if rival.simulated_s is not None:
+            yield rival.plan, rival.simulated_s
+
+
+def _played(entries: Sequence[Entry], best: Entry) -> Iterator[str]:
+    """Whether the order of plans is another one when they are played."""
+    fastest = fastest_played(entries)
+    if fastest is not None and best.simulated_s is not None:
+        searcher, plan, seconds = fastest
+        if plan == best.result.plan or seconds >= best.simulated_s:
+            yield "The plan predicted best is the fastest of all when played, too."
+        else:
+            yield (
+                f"The predictors disagree: of the best plans and their rivals one of {searcher} is "
+                f"played fastest, in {seconds:.3f} s, {1 - seconds / best.simulated_s:.2%} less "
+                f"than the plan predicted best ({best.simulated_s:.3f} s)."
+            )
+    for entry in entries:
+        yield from rival_words(entry)
+
+
+def _write_page(
+    comparison: Comparison,
+    options: argparse.Namespace,
+    best: Entry | None,
+    why: Why | None,
+    nothing: Sequence[str],
+) -> None:
+    bench, folder = comparison.bench, comparison.directory.path
+    rows = comparison.rows()
+    answer = None
+    if best is not None and best.answer is not None and why is not None:
+        plan, prediction = best.answer
+        draw(bench.job(plan), bench.simulator.simulate(plan), "best", folder)
+        answer = Answer(
+            row=rows[comparison.entries.index(best)],
+            prediction=prediction,
+            plan=[*free_words(bench.problem.cluster), *plan_words(plan)],
+            why=why_words(why),
+            breakdown=why.breakdown,
+            timeline=(folder / "best.svg").read_text(encoding="utf-8"),
+        )
+    report = Report(
+        title=f"{options.model} on {bench.problem.cluster.num_gpus} {options.hardware}",
+        subtitle=(
+            f"Sequences of {options.sequence_length} tokens, {options.global_batch} a step, "
+            f"{options.attention} attention, {options.precision}; space {comparison.space.name}, "
+            f"seed {options.seed}."
+        ),
+        rows=rows,
+        answer=answer,
+        no_answer=nothing,
+        limit_bytes=max(one.memory_bytes for one in bench.problem.cluster.of_groups),
+        outside_bytes=bench.outside_bytes,
+        config=read_json(folder / "config.json"),
+    )
+    with naming(folder / "report.html"):
+        (folder / "report.html").write_text(report.html(), encoding="utf-8")
+    if options.page is not None:
+        with naming(options.page):
+            options.page.write_text(report.html(), encoding="utf-8")
+
+
+def _write_rows(comparison: Comparison, answer: Mapping[str, Any]) -> None:
+    """The rows once more for who reads tables, without what a clock says; and the whole answer."""
+    rows = [{name: row[name] for name in row if name != "wall_s"} for row in answer["rows"]]
+    comparison.directory.write_text("rows.csv", csv_of(rows))
+    text = json.dumps(answer, indent=1, allow_nan=False)
+    comparison.directory.write_text("summary.json", f"{text}\n")

@@ -1,0 +1,299 @@
+"""Plans one step away from another that save less memory, inside the same space.
+
+A step lowers one choice of a stage to its next value: the number of recomputed blocks, the ZeRO
+level, or an offload ratio. If the space keeps stages alike, it lowers this choice of all stages. A
+step may also make micro-batches twice as large and half as many.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal, Self
+
+import numpy as np
+
+from experiments.bench.bench import BASELINE, Bench, Entry
+from experiments.bench.refusals import lacking_bytes, largest
+from mistlab.cost.breakdown import breakdown_of
+from mistlab.cost.memory import host_bytes_over
+from mistlab.cost.pipeline import Terms, slowest_stage
+from mistlab.job.prediction import Breakdown, Comparison, Prediction, compared
+from mistlab.job.search import Problem
+from mistlab.plan.dimensions import change_words, counts_of_blocks, names_of
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.space import SearchSpace
+from searchers.meshes import mesh_of, meshes, micro_batch_counts
+from simulators.symbolic import NAME as CLOSED_FORM
+
+Step = Callable[[StagePlan], StagePlan]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """A plan, and in words what it does otherwise."""
+
+    change: str
+    plan: Plan
+
+
+def neighbours(plan: Plan, problem: Problem, space: SearchSpace) -> list[Neighbour]:
+    """All of them."""
+    return [*_less_saving(plan, space), *_larger_micro_batches(plan, problem, space)]
+
+
+def _less_saving(plan: Plan, space: SearchSpace) -> Iterator[Neighbour]:
+    # Where stages are alike, the largest one says how many blocks each of them treats.
+    layers = [stage.layers for stage in plan.stages]
+    places = range(plan.num_stages) if space.unequal_stages else (layers.index(max(layers)),)
+    for place in places:
+        for what, step in _steps(plan.stages[place], plan.num_stages, space):
+            if space.unequal_stages:
+                where = f"stage {place}"
+                stages = [
+                    step(stage) if index == place else stage
+                    for index, stage in enumerate(plan.stages)
+                ]
+            else:
+                where = "every stage"
+                stages = [step(stage) for stage in plan.stages]
+            yield Neighbour(change=f"{what} on {where}", plan=replace(plan, stages=tuple(stages)))
+
+
+def _steps(stage: StagePlan, num_stages: int, space: SearchSpace) -> Iterator[tuple[str, Step]]:
+    # Blocks that are treated otherwise come first.
+    for name in (*counts_of_blocks(), *names_of("savings")):
+        now = stage.value(name)
+        choices = space.choices(
+            name, layers=stage.layers, degree=stage.degree, in_pipeline=num_stages > 1
+        )
+        lower = max((choice for choice in choices if choice < now), default=None)
+        if lower is not None:
+            yield change_words(name, now, lower), _stepping(name, lower)
+
+
+def _stepping(name: str, value: float) -> Step:
+    def step(stage: StagePlan) -> StagePlan:
+        most = stage.layers if name in counts_of_blocks() else value
+        return stage.with_values({name: min(value, most)})
+
+    return step
+
+
+def _larger_micro_batches(plan: Plan, problem: Problem, space: SearchSpace) -> Iterator[Neighbour]:
+    half, rest = divmod(plan.micro_batches, 2)
+    if rest or half not in micro_batch_counts(problem, space):
+        return
+    allowed = {*meshes(problem, space, half)}
+    stages = [replace(stage, micro_batch=2 * stage.micro_batch) for stage in plan.stages]
+    if all(mesh_of(stage) in allowed for stage in stages):
+        yield Neighbour(
+            change=f"{half} micro-batches twice as large instead of {plan.micro_batches}",
+            plan=replace(plan, micro_batches=half, stages=tuple(stages)),
+        )
+
+
+# Why a plan won: what limits its stages, why the next one lost, what did not fit.
+#
+# An iteration is taken apart into terms that add up to it: the slowest stage's computation and
+# exposed communication over all micro-batches, the other stages that a micro-batch passes through,
+# and the rest (first and last micro-batches, the optimizer's step, sends, what an iteration takes
+# besides).
+
+
+# A stage is limited by communication where so much of its time nothing else hides it.
+TELLING_SHARE = 0.1
+
+Limit = Literal["compute", "exposed communication", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLimit:
+    """The resource that keeps a stage from being faster.
+
+    ``memory`` where saving less would make the plan faster, and the stage has no room for it.
+    """
+
+    limit: Limit
+    compute_s: float
+    exposed_communication_s: float
+    share_of_slowest: float
+    memory_bytes: int
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loser:
+    """A plan that is slower than another: by how much, whether bounds tell them apart, and where.
+
+    ``slowest_stage`` is its own slowest stage; ``longer_by`` says how much longer each of its terms
+    is.
+    """
+
+    searcher: str
+    comparison: Comparison
+    slowest_stage: int
+    longer_by: Terms
+
+    @classmethod
+    def of(cls, best: Entry, other: Entry) -> Self:
+        """An entry beside the best one; both have answers."""
+        assert best.answer is not None
+        assert other.answer is not None
+        return cls(
+            searcher=other.searcher,
+            comparison=compared(best.answer[1], other.answer[1]),
+            slowest_stage=slowest_stage(other.answer[1]),
+            longer_by=Terms.of(*other.answer) - Terms.of(*best.answer),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A plan next to the best one that would be faster and does not fit.
+
+    ``stage`` and ``phase`` are where most is missing, ``memory_class`` what takes more room there
+    than in the best plan; of host memory there is neither phase nor stage.
+    """
+
+    change: str
+    faster_by_s: float
+    stage: int | None
+    phase: str | None
+    memory_class: str
+    over_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """All reasons for the best plan; None where there is nothing to tell.
+
+    ``baseline`` is the Megatron grid's plan beside it, ``same`` who else found it.
+    ``missed`` is a change that would make the plan faster and fit: no search proved it best.
+    ``breakdown`` says where the GPUs' time goes, of a plan that the closed form predicts.
+    """
+
+    searcher: str
+    stages: tuple[StageLimit, ...]
+    runner_up: Loser | None
+    baseline: Comparison | None
+    same: tuple[str, ...]
+    rejected: Rejected | None
+    missed: str | None
+    breakdown: Breakdown | None
+
+
+def best_of(entries: Sequence[Entry]) -> Entry | None:
+    """The entry whose plan is fastest; the first of several."""
+    answered = [entry for entry in entries if entry.answer is not None]
+    return min(answered, key=_predicted_s, default=None)
+
+
+def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
+    """Why the best plan of all entries is the best."""
+    assert best.answer is not None
+    plan, prediction = best.answer
+    around = neighbours(plan, bench.problem, best.space)
+    predictions = bench.predictor.predict_many([one.plan for one in around])
+    faster = sorted(
+        (
+            (found.iteration_s, one.change, one.plan, found)
+            for one, found in zip(around, predictions, strict=True)
+            if found.iteration_s < prediction.iteration_s
+        ),
+        key=lambda found: found[:2],
+    )
+    rejected = [
+        _rejected(change, (plan, prediction), (other, found), bench)
+        for _, change, other, found in faster
+        if not found.fits
+    ]
+    short = {
+        index
+        for _, _, other, found in faster
+        for index, over in enumerate(lacking_bytes(bench.problem.cluster, other, found))
+        if over > 0
+    }
+    others = [entry for entry in entries if entry is not best and entry.answer is not None]
+    return Why(
+        searcher=best.searcher,
+        stages=_limits(prediction, short, bench.room_bytes(plan).tolist()),
+        runner_up=_runner_up(best, others),
+        baseline=_baseline(prediction, others),
+        same=tuple(entry.searcher for entry in others if entry.result.plan == plan),
+        rejected=rejected[0] if rejected else None,
+        missed=next((change for _, change, _, found in faster if found.fits), None),
+        breakdown=breakdown_of(bench.job(plan)) if prediction.predictor == CLOSED_FORM else None,
+    )
+
+
+def _runner_up(best: Entry, others: Sequence[Entry]) -> Loser | None:
+    """The next best plan that is another one, of the same space if there is one."""
+    losers = [entry for entry in others if entry.result.plan != best.result.plan]
+    alike = [entry for entry in losers if entry.space == best.space]
+    runner_up = min(alike or losers, key=_predicted_s, default=None)
+    return None if runner_up is None else Loser.of(best, runner_up)
+
+
+def _baseline(best: Prediction, others: Sequence[Entry]) -> Comparison | None:
+    answers = [entry.answer for entry in others if entry.searcher == BASELINE]
+    return compared(best, answers[0][1]) if answers and answers[0] else None
+
+
+def _predicted_s(entry: Entry) -> float:
+    assert entry.answer is not None
+    return entry.answer[1].iteration_s
+
+
+def _limits(
+    prediction: Prediction, short: set[int], room: Sequence[float]
+) -> tuple[StageLimit, ...]:
+    slowest_s = max(stage.stable_s for stage in prediction.stages)
+    limits = []
+    for index, stage in enumerate(prediction.stages):
+        exposed_s = stage.exposed_communication_s
+        limit: Limit = "compute"
+        if index in short:
+            limit = "memory"
+        elif exposed_s > TELLING_SHARE * stage.stable_s:
+            limit = "exposed communication"
+        limits.append(
+            StageLimit(
+                limit=limit,
+                compute_s=stage.stable_s - exposed_s,
+                exposed_communication_s=exposed_s,
+                share_of_slowest=stage.stable_s / slowest_s,
+                memory_bytes=stage.peak_reserved_bytes,
+                room_bytes=round(room[index]),
+            )
+        )
+    return tuple(limits)
+
+
+def _rejected(
+    change: str, best: tuple[Plan, Prediction], other: tuple[Plan, Prediction], bench: Bench
+) -> Rejected:
+    (_, prediction), (plan, found) = best, other
+    over = lacking_bytes(bench.problem.cluster, plan, found)
+    place = int(np.argmax(over))
+    faster_by_s = prediction.iteration_s - found.iteration_s
+    if over[place] <= 0:
+        return Rejected(
+            change=change,
+            faster_by_s=faster_by_s,
+            stage=None,
+            phase=None,
+            memory_class="host memory",
+            over_bytes=round(host_bytes_over(plan, found, bench.problem.cluster)),
+        )
+    here, there = prediction.stages[place], found.stages[place]
+    grown = {
+        entry.name: getattr(there.memory, entry.name) - getattr(here.memory, entry.name)
+        for entry in fields(there.memory)
+    }
+    return Rejected(
+        change=change,
+        faster_by_s=faster_by_s,
+        stage=place,
+        phase=largest(there.memory_by_phase)[0],
+        memory_class=max(grown, key=lambda name: grown[name]),
+        over_bytes=round(over[place]),
+    )

@@ -1,0 +1,142 @@
+"""The few changes of a plan that gain most by prediction: each alone, then one after another."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.bench.refusals import order_of, predicted_each
+from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress
+from experiments.cli.rundir import file_at
+from experiments.interchange.single_changes import Change, single_changes
+from experiments.pages.numbers_in_words import brief_words
+from mistlab.job.job import Job, dump_job, load_job
+from mistlab.job.prediction import Prediction, compared
+from simulators.symbolic import SymbolicPredictor
+
+# How many changes are told alone, how many are made one after another, and the least that each of
+# them has to gain.
+ALONE = 5
+STEPS = 6
+LEAST_GAIN = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A change, and the prediction of the job that has it."""
+
+    change: Change
+    prediction: Prediction
+
+
+def improve(options: argparse.Namespace) -> int:
+    """Tell the changes that gain most, and write the plan that has them."""
+    out = file_at(options.out, "plan file")
+    job = load_job(options.start)
+    predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+    before = predictor.predict(job.plan)
+    progress(f"{options.start}: {brief_words(before)}")
+    alone = ranked(job, before, predictor)
+    steps = walked(before, predictor, alone)
+    if not before.fits and not any(step.prediction.fits for step in (*alone, *steps)):
+        message = (
+            f"{options.start}: it does not fit, and no few changes make it fit: tune without --from"
+        )
+        raise NoAnswerError(message)
+    last = steps[-1] if steps else None
+    dump_job(last.change.job if last else job, out)
+    if options.json:
+        print_json(_mapping(options.start, before, alone, steps, out))
+    else:
+        print("\n".join([*_page(before, alone, steps), f"plan: {out}"]))
+    return DONE
+
+
+def ranked(job: Job, before: Prediction, predictor: SymbolicPredictor) -> list[Step]:
+    """The single changes of a job that make it better, the best first."""
+    changes = single_changes(job)
+    answers = predicted_each(predictor, [change.job.plan for change in changes])
+    steps = [
+        Step(change=change, prediction=answer)
+        for change, answer in zip(changes, answers, strict=True)
+        if isinstance(answer, Prediction) and order_of(answer) < order_of(before)
+    ]
+    return sorted(steps, key=lambda step: (order_of(step.prediction), step.change.words))
+
+
+def best_of_choices(steps: Sequence[Step]) -> list[Step]:
+    """The best step for each choice, in order, at most a few."""
+    best: dict[str, Step] = {}
+    for step in steps:
+        best.setdefault(step.change.choice, step)
+    return list(best.values())[:ALONE]
+
+
+def walked(before: Prediction, predictor: SymbolicPredictor, first: Sequence[Step]) -> list[Step]:
+    """The best change, then the best one after it, until none gains enough."""
+    steps: list[Step] = []
+    choices = list(first)
+    now = before
+    while choices and len(steps) < STEPS:
+        best = choices[0]
+        (is_over, then), (was_over, before_it) = order_of(best.prediction), order_of(now)
+        if is_over == was_over and 1 - then / before_it < LEAST_GAIN:
+            break
+        steps.append(best)
+        progress(f"{best.change.words}: {brief_words(best.prediction)}")
+        now = best.prediction
+        choices = ranked(best.change.job, now, predictor)
+    return steps
+
+
+def _page(before: Prediction, alone: Sequence[Step], steps: Sequence[Step]) -> Iterator[str]:
+    yield f"as it is: {brief_words(before)}"
+    if not alone:
+        yield "no single change makes it better"
+        return
+    yield "each change alone:"
+    for step in best_of_choices(alone):
+        yield f"  {step.change.words}: {_gain_words(before, step.prediction)}"
+    yield "one after another:"
+    now = before
+    for number, step in enumerate(steps, 1):
+        yield f"  {number}. {step.change.words}: {_gain_words(now, step.prediction)}"
+        now = step.prediction
+    yield f"together: {_gain_words(before, now)}, {_sure_words(before, now)}"
+
+
+def _gain_words(before: Prediction, after: Prediction) -> str:
+    if not before.fits:
+        return brief_words(after)
+    saved = 1 - after.iteration_s / before.iteration_s
+    return f"{brief_words(after)}, {saved:.1%} less time"
+
+
+def _sure_words(before: Prediction, after: Prediction) -> str:
+    sure = compared(after, before).exceeds_bounds
+    return "beyond what the bounds leave open" if sure else "within what the bounds leave open"
+
+
+def _mapping(
+    start: Path,
+    before: Prediction,
+    alone: Sequence[Step],
+    steps: Sequence[Step],
+    out: Path,
+) -> dict[str, object]:
+    def row(step: Step) -> dict[str, object]:
+        prediction = step.prediction
+        return {
+            "change": step.change.words,
+            "iteration_s": prediction.iteration_s,
+            "fits": prediction.fits,
+        }
+
+    return {
+        "plan": str(start),
+        "iteration_s": before.iteration_s,
+        "fits": before.fits,
+        "alone": [row(step) for step in best_of_choices(alone)],
+        "steps": [row(step) for step in steps],
+        "out": str(out),
+    }

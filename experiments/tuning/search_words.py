@@ -1,0 +1,233 @@
+"""Stages of a plan in words: those that follow one another and are alike share a line."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from experiments.bench.bench import TOLD_APART, Entry
+from experiments.pages.numbers_in_words import gib, number, played_words, rate_words
+from experiments.pages.tables import aligned
+from experiments.prediction.predict import sentence
+from experiments.tuning.explain import Loser, Rejected, StageLimit, Why
+from experiments.tuning.smallest import Smallest
+from mistlab.core.files import GIB_BYTES
+from mistlab.core.values import to_mapping
+from mistlab.job.prediction import Comparison, Prediction
+from mistlab.plan.plan import Plan
+from mistlab.plan.plan_words import count_words, runs_of
+
+
+def limits_in_words(limits: Sequence[StageLimit]) -> Iterator[str]:
+    """What limits each stage; stages whose words differ in memory alone share a line."""
+    words = [_limit(limit) for limit in limits]
+    for run in runs_of(words):
+        held = [limits[stage].memory_bytes / GIB_BYTES for stage in run]
+        memory = f"{min(held):.2f}" + (f" to {max(held):.2f}" if len(run) > 1 else "")
+        room = limits[run[0]].room_bytes / GIB_BYTES
+        yield f"{stages_called(run)} limited by {words[run[0]]}; {memory} of {room:.2f} GiB."
+
+
+def stages_called(run: range) -> str:
+    """The stages of a run, as a sentence begins with them."""
+    first, last = run[0], run[-1]
+    return f"Stage {first} is" if first == last else f"Stages {first} to {last} are each"
+
+
+def _limit(limit: StageLimit) -> str:
+    steady_s = limit.compute_s + limit.exposed_communication_s
+    return (
+        f"{limit.limit}: {steady_s:.3f} s a micro-batch "
+        f"({limit.share_of_slowest:.0%} of the slowest stage), "
+        f"{limit.exposed_communication_s:.3f} of it exposed communication"
+    )
+
+
+# What searches found, in words and tables that a person reads.
+
+
+# Below this many milliseconds a difference is not worth a word.
+NEGLIGIBLE_S = 5e-4
+
+HEAD = (
+    *("searcher", "engine", "space", "predicted s", "simulated s", "over Megatron"),
+    *("plans", "stages", "wall s", "headroom GiB", "status", "gap"),
+)
+# Columns of words; the others are numbers.
+WORDS = (0, 1, 2, 10, 11)
+
+TERMS: Mapping[str, str] = {
+    "computation_s": "computation of the slowest stage",
+    "exposed_communication_s": "exposed communication of the slowest stage",
+    "other_stages_s": "passing through the other stages",
+    "rest_s": "first and last micro-batches, step and sends",
+}
+
+
+def cells_of(row: Mapping[str, Any]) -> list[str]:
+    """A row's cells, under ``HEAD``."""
+    return [
+        row["searcher"],
+        row["engine"],
+        row["space"],
+        number(row["predicted_s"], ".3f"),
+        number(row["simulated_s"], ".3f"),
+        number(row["speedup"], ".2f", "x"),
+        f"{row['plan_evaluations']:,}",
+        f"{row['stage_evaluations']:,}",
+        f"{row['wall_s']:.2f}",
+        gib(row["headroom_bytes"]),
+        row["status"],
+        number(row["gap"], ".2%"),
+    ]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """All rows, fastest first, and why some have no plan."""
+    lines = aligned([list(HEAD), *map(cells_of, by_time(rows))], left=WORDS)
+    return "\n".join([*lines, *reasons(rows)])
+
+
+def reasons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The reasons that searchers give for their ends."""
+    return [f"{row['searcher']}: {row['reason']}" for row in rows if row["reason"]]
+
+
+def by_time(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows, fastest first, those without a plan at the end."""
+    return sorted(rows, key=lambda row: row["predicted_s"] or float("inf"))
+
+
+def prediction_words(plan: Plan, prediction: Prediction, simulated_s: float | None) -> str:
+    """What an iteration takes, as predicted and as played."""
+    return f"{rate_words(plan, prediction)}; event simulator: {played_words(simulated_s)}"
+
+
+def proof_words(entry: Entry) -> list[str]:
+    """How good the best plan as predicted is, as far as its search has proven it."""
+    result = entry.result
+    if result.prediction is None or result.lower_bound_s is None or result.gap is None:
+        return []
+    best, space = f"{result.prediction.iteration_s:.3f} s", f"space {entry.space.name}"
+    if entry.space.other_engines:
+        space += f" on any of the engines {', '.join(entry.space.engines)}"
+    if result.status == "OPTIMAL":
+        return [f"Proven: no plan of {space} is predicted faster than {best}."]
+    words = (
+        f"Not proven: a plan of {space} may be predicted up to {result.gap:.1%} "
+        f"faster than {best}, and none faster than {result.lower_bound_s:.3f} s."
+    )
+    return [words]
+
+
+def rival_words(entry: Entry) -> list[str]:
+    """What playing the rivals of the best plan says of it."""
+    if not entry.rivals or entry.simulated_s is None:
+        return []
+    count = count_words(len(entry.rivals), "plan")
+    within = f"{count} predicted within {TOLD_APART:.2%} of {entry.searcher}'s best"
+    if any(rival.simulated_s is None for rival in entry.rivals):
+        return [f"{within}: too many tasks to play them."]
+    told = f"{within}, played in {entry.playing_s:.1f} s with it"
+    rival = entry.faster
+    if rival is None or rival.simulated_s is None:
+        return [f"{told}: none is faster when played."]
+    order = (
+        f"one takes {rival.simulated_s:.3f} s (predicted {rival.prediction.iteration_s:.3f}), "
+        f"{entry.faster_by:.2%} less than the best ({entry.simulated_s:.3f} s)"
+    )
+    beyond = entry.faster_by > TOLD_APART
+    apart = f"{'more than' if beyond else 'within'} what the predictors differ by"
+    return [f"{told}: {order}, {apart}{': it is the answer' if entry.is_played else ''}."]
+
+
+def why_words(why: Why) -> list[str]:
+    """All reasons, a line each."""
+    lines = [] if why.breakdown is None else [sentence(why.breakdown)]
+    lines += limits_in_words(why.stages)
+    if why.same:
+        lines.append(f"The same plan was found by {', '.join(why.same)}.")
+    if why.runner_up is not None:
+        lines += _loser_words(why.runner_up)
+    if why.baseline is not None:
+        lines.append(_baseline_words(why.baseline))
+    if why.rejected is None:
+        lines.append("No neighbour that saves less memory is faster and lacks room.")
+    else:
+        lines.append(_rejected_words(why.rejected))
+    if why.missed is not None:
+        lines.append(f"Not the best of its space: {why.missed} is faster, and fits.")
+    return lines
+
+
+def _loser_words(loser: Loser) -> Iterator[str]:
+    verdict = _verdict(loser.comparison)
+    yield (
+        f"The runner-up, by {loser.searcher}, takes {loser.comparison.ratio - 1:.2%} longer, "
+        f"{verdict}."
+    )
+    terms = sorted(to_mapping(loser.longer_by).items(), key=lambda term: -abs(term[1]))
+    told = [
+        f"{TERMS[name]} {seconds:+.3f} s" for name, seconds in terms if abs(seconds) > NEGLIGIBLE_S
+    ]
+    if told:
+        yield f"Its slowest stage is {loser.slowest_stage}; it differs by {', '.join(told)}."
+
+
+def _baseline_words(comparison: Comparison) -> str:
+    return (
+        f"The Megatron grid's plan takes {comparison.ratio:.2f} times as long, "
+        f"{_verdict(comparison)}."
+    )
+
+
+def _verdict(comparison: Comparison) -> str:
+    return ("beyond" if comparison.exceeds_bounds else "within") + " what the bounds leave open"
+
+
+def _rejected_words(rejected: Rejected) -> str:
+    begin = (
+        f"Nearest plan that does not fit: {rejected.change}, {rejected.faster_by_s:.3f} s faster"
+    )
+    over = f"{rejected.over_bytes / GIB_BYTES:.2f} GiB"
+    if rejected.stage is None:
+        return f"{begin}; the fullest node lacks {over} of host memory."
+    return (
+        f"{begin}; stage {rejected.stage} lacks {over} in its {rejected.phase} phase, "
+        f"for {rejected.memory_class}."
+    )
+
+
+def smallest_words(smallest: Smallest, space: str, *, is_proven: bool) -> list[str]:
+    """Why there is no answer, and what would give one; ``is_proven`` says whether a search has
+    shown that nothing fits."""
+    needs = _needs(smallest)
+    if smallest.prediction.fits:
+        found = "No searcher found a plan that fits within its budget, but there is one"
+        return [f"{found}, of {needs}: give a larger --budget-evaluations or --budget-seconds."]
+    remedies = smallest.remedies or (
+        "nothing that was tried: more GPUs, more host memory or a smaller batch, up to 32 times",
+    )
+    none = "fits: the one" if is_proven else "was found that fits: of those tried the one"
+    return [
+        f"No plan of space {space} {none} that comes nearest needs {needs}.",
+        f"{smallest.class_bytes / GIB_BYTES:.1f} GiB of the GPU's are {smallest.memory_class}.",
+        f"What would make a plan fit: {'; or '.join(remedies)}.",
+    ]
+
+
+def need_words(smallest: Smallest) -> str:
+    """Why nothing fits, in a line: the memory of the plan that comes nearest to fitting."""
+    if smallest.prediction.fits:
+        return f"the searcher found no plan that fits, but there is one, of {_needs(smallest)}"
+    return (
+        f"memory: the plan that comes nearest needs {_needs(smallest)}; "
+        f"{smallest.class_bytes / GIB_BYTES:.1f} GiB of the GPU's are {smallest.memory_class}"
+    )
+
+
+def _needs(smallest: Smallest) -> str:
+    gpu, room = smallest.memory_bytes / GIB_BYTES, smallest.limit_bytes / GIB_BYTES
+    host, host_room = smallest.host_bytes / GIB_BYTES, smallest.host_limit_bytes / GIB_BYTES
+    return (
+        f"{gpu:.1f} GiB of a GPU's {room:.1f} and {host:,.1f} GiB of a node's {host_room:,.1f} of "
+        "host memory"
+    )

@@ -1,0 +1,244 @@
+"""Finds the plan that needs least memory when nothing fits, and the changes that would make one
+fit.
+
+First come plans of equal stages that recompute all blocks in the smallest micro-batches. They are
+tried on every mesh that all stages can have, and at each ZeRO level. They offload nothing, one kind
+or everything, as far as the space allows. Then the best of these plans is improved: blocks move
+between stages, and the ratio of one kind changes, while this helps. Every proposed change has been
+tried.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from math import floor
+
+import numpy as np
+
+from experiments.bench.bench import Bench
+from experiments.bench.refusals import largest
+from mistlab.core.files import GIB_BYTES
+from mistlab.cost.memory import allocator_of, host_bytes_of
+from mistlab.job.prediction import Prediction
+from mistlab.job.search import Problem
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan, StagePlan
+from mistlab.plan.space import SearchSpace
+from searchers.meshes import (
+    Mesh,
+    Pipeline,
+    equal_pipelines,
+    even_layers,
+    layer_counts,
+    pipelines,
+)
+from searchers.savings import stage_of, why_empty
+
+# Pipelines of unequal meshes to look at.
+SOME = 100
+# Up to so many doublings of GPUs or host memory, and halvings of the batch, are tried.
+DOUBLINGS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smallest:
+    """The plan that comes nearest to fitting.
+
+    ``memory_class`` holds most of the fullest GPU's peak; host bytes are of the fullest node.
+    ``remedies`` are changes with which a plan fits.
+    """
+
+    plan: Plan
+    prediction: Prediction
+    memory_bytes: int
+    limit_bytes: int
+    memory_class: str
+    class_bytes: int
+    host_bytes: int
+    host_limit_bytes: int
+    remedies: tuple[str, ...]
+
+
+def smallest(bench: Bench, space: SearchSpace) -> Smallest:
+    """The plan of a space that comes nearest to fitting, and what would make one fit."""
+    found = nearest(bench, space)
+    if found.prediction.fits:
+        return found
+    return replace(found, remedies=tuple(_remedies(bench.problem, space)))
+
+
+def nearest(bench: Bench, space: SearchSpace) -> Smallest:
+    """The plan of a space that comes nearest to fitting; no remedies are tried."""
+    plan, prediction = _nearest(bench, space)
+    place = int(np.argmax(_shares(plan, prediction, bench)))
+    fullest = prediction.stages[place]
+    own, cluster = _group_of(plan, place, bench.problem.cluster), bench.problem.cluster
+    memory_class, class_bytes = largest(fullest.memory)
+    return Smallest(
+        plan=plan,
+        prediction=prediction,
+        memory_bytes=round(fullest.peak_reserved_bytes + allocator_of(own).outside_bytes),
+        limit_bytes=own.memory_bytes,
+        memory_class=memory_class,
+        class_bytes=class_bytes,
+        host_bytes=round(host_bytes_of(plan, prediction, cluster)),
+        host_limit_bytes=own.host_memory_bytes,
+        remedies=(),
+    )
+
+
+def _nearest(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]:
+    with_plans = [own for own in space.of_engines if not why_empty(bench.problem, own)]
+    found = [_nearest_of_one(bench, own) for own in with_plans]
+    return min(found, key=lambda one: _fullness(one, bench))
+
+
+def _nearest_of_one(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]:
+    candidates = [
+        plan
+        for pipeline in _smallest_pipelines(bench.problem, space)
+        for plan in _saving(pipeline, bench.problem.workload.model.layers, space)
+    ]
+    best = _best(candidates, bench)
+    while not best[1].fits:
+        better = _best([best[0], *_moved(*best, space), *_offloading(best[0], space)], bench)
+        if better[0] == best[0]:
+            break
+        best = better
+    return best
+
+
+def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
+    """For each mesh, with its choices such as expert parallelism, the pipeline with most
+    micro-batches; a few other pipelines if none has equal meshes."""
+    smallest: dict[Mesh, Pipeline] = {}
+    for pipeline in equal_pipelines(problem, space):
+        mesh = pipeline.meshes[0]._replace(micro_batch=0)
+        known = smallest.setdefault(mesh, pipeline)
+        if pipeline.micro_batches > known.micro_batches:
+            smallest[mesh] = pipeline
+    return [*smallest.values()] or [*islice(pipelines(problem, space), SOME)]
+
+
+def _best(plans: Sequence[Plan], bench: Bench) -> tuple[Plan, Prediction]:
+    """The plan whose fullest GPU or host has least too much; the first of several."""
+    found = zip(plans, bench.predictor.predict_many(plans), strict=True)
+    return min(found, key=lambda one: _fullness(one, bench))
+
+
+def _fullness(one: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
+    """Shares of the room that are taken, those of plans that fit first."""
+    plan, prediction = one
+    host = (
+        host_bytes_of(plan, prediction, bench.problem.cluster)
+        / bench.problem.cluster.host_memory_bytes
+    )
+    return not prediction.fits, max(*_shares(plan, prediction, bench), host)
+
+
+def _shares(plan: Plan, prediction: Prediction, bench: Bench) -> list[float]:
+    """The share of the room on its GPUs that each stage takes."""
+    room = bench.room_bytes(plan).tolist()
+    both = zip(prediction.stages, room, strict=True)
+    return [stage.peak_reserved_bytes / own for stage, own in both]
+
+
+def _group_of(plan: Plan, stage: int, cluster: Cluster) -> Cluster:
+    """The cluster as if all nodes were of a stage's group."""
+    first_rank = sum(before.num_gpus for before in plan.stages[:stage])
+    return cluster.of_groups[cluster.group_of(first_rank)]
+
+
+def _saving(pipeline: Pipeline, layers: int, space: SearchSpace) -> Iterator[Plan]:
+    """Ways to save as much memory as can be."""
+    in_pipeline = pipeline.num_stages > 1
+    shares = even_layers(layers, pipeline.num_stages)
+    largest = max(pipeline.meshes, key=lambda mesh: mesh.data_parallel)
+    levels = space.choices("zero", layers=1, degree=largest.value, in_pipeline=in_pipeline)
+    for level in levels:
+        for offload in _offloads(space):
+            stages = tuple(
+                replace(
+                    stage_of(mesh, own, {"checkpointed_layers": own}),
+                    zero=int(level) if mesh.data_parallel > 1 else int(levels[0]),
+                    offload=offload,
+                )
+                for mesh, own in zip(pipeline.meshes, shares, strict=True)
+            )
+            yield Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=stages)
+
+
+def _offloads(space: SearchSpace) -> list[Offload]:
+    most = {entry.name: max(getattr(space.offload, entry.name)) for entry in fields(Offload)}
+    single = [Offload(**{name: ratio}) for name, ratio in most.items()]
+    return list(dict.fromkeys([NO_OFFLOAD, *single, Offload(**most)]))
+
+
+def _moved(plan: Plan, prediction: Prediction, space: SearchSpace) -> Iterator[Plan]:
+    """The plan with one block moved from its fullest stage to another."""
+    if space.layers_off_balance == 0:
+        return
+    allowed = layer_counts(plan.layers, plan.num_stages, space)
+    peaks = [stage.peak_reserved_bytes for stage in prediction.stages]
+    source = peaks.index(max(peaks))
+    for target, stage in enumerate(plan.stages):
+        if target != source and {plan.stages[source].layers - 1, stage.layers + 1} <= {*allowed}:
+            stages = list(plan.stages)
+            stages[source], stages[target] = _sized(stages[source], -1), _sized(stage, 1)
+            yield replace(plan, stages=tuple(stages))
+
+
+def _offloading(plan: Plan, space: SearchSpace) -> Iterator[Plan]:
+    """The plan with another ratio of one kind on every stage."""
+    for kind in (entry.name for entry in fields(Offload)):
+        for ratio in getattr(space.offload, kind):
+            stages = tuple(
+                replace(stage, offload=replace(stage.offload, **{kind: ratio}))
+                for stage in plan.stages
+            )
+            yield replace(plan, stages=stages)
+
+
+def _sized(stage: StagePlan, change: int) -> StagePlan:
+    layers = stage.layers + change
+    return replace(stage, layers=layers, checkpointed_layers=layers)
+
+
+def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
+    """Changes with which a plan fits, each the smallest of its kind that was tried."""
+    keeping = [_less_kept_free] if problem.cluster.keep_free_gib else []
+    for change in (*keeping, _more_gpus, _more_host_memory, _smaller_batch):
+        for doubling in range(1, DOUBLINGS + 1):
+            words, other = change(problem, 2**doubling)
+            if not why_empty(other, space):
+                _, prediction = _nearest(Bench.of(other), space)
+                if prediction.fits:
+                    yield words
+                    break
+
+
+def _less_kept_free(problem: Problem, times: int) -> tuple[str, Problem]:
+    free_gib = floor(100 * (problem.cluster.keep_free_gib or 0.0) / times) / 100
+    cluster = replace(problem.cluster, keep_free_gib=free_gib)
+    words = f"{free_gib:g} GiB of every GPU kept free (--keep-free-gib {free_gib:g})"
+    return words, replace(problem, cluster=cluster)
+
+
+def _more_gpus(problem: Problem, times: int) -> tuple[str, Problem]:
+    nodes = times * problem.cluster.nodes
+    cluster = replace(problem.cluster, nodes=nodes)
+    return f"{cluster.num_gpus} GPUs (--nodes {nodes})", replace(problem, cluster=cluster)
+
+
+def _more_host_memory(problem: Problem, times: int) -> tuple[str, Problem]:
+    memory_gib = times * problem.cluster.host_memory_bytes / GIB_BYTES
+    cluster = replace(problem.cluster, host_memory_gib=memory_gib)
+    return f"{memory_gib:,.0f} GiB of host memory a node", replace(problem, cluster=cluster)
+
+
+def _smaller_batch(problem: Problem, times: int) -> tuple[str, Problem]:
+    batch = max(1, problem.workload.global_batch // times)
+    workload = replace(problem.workload, global_batch=batch)
+    return f"a global batch of {batch} (--global-batch {batch})", replace(
+        problem, workload=workload
+    )

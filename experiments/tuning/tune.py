@@ -1,0 +1,144 @@
+"""One searcher's plan for a problem: searched, played, explained and written."""
+
+import argparse
+from collections.abc import Iterator
+
+from experiments.bench.bench import Bench, Entry, decided
+from experiments.cli.command import parser_for
+from experiments.cli.commandline import (
+    DONE,
+    INTERRUPTED,
+    NoAnswerError,
+    print_json,
+    progress,
+)
+from experiments.cli.live import Live
+from experiments.cli.problem import free_words
+from experiments.cli.rundir import file_at
+from experiments.cli.search_options import (
+    budget_of,
+    searched,
+    searchers_called,
+    space_for,
+)
+from experiments.commands import COMMANDS
+from experiments.tuning.explain import Why, explain
+from experiments.tuning.improve import improve
+from experiments.tuning.search_rows import rows_of
+from experiments.tuning.search_words import (
+    prediction_words,
+    proof_words,
+    rival_words,
+    smallest_words,
+    why_words,
+)
+from experiments.tuning.smallest import smallest
+from mistlab.core.values import InputError, to_mapping
+from mistlab.job.job import dump_job
+from mistlab.job.search import Budget
+from mistlab.plan.plan_words import plan_words
+from mistlab.plan.space import SearchSpace
+
+# The searcher, and the one for what it refuses: it asks for whole plans alone.
+SEARCHER, OF_WHOLE_PLANS = "mist", "aceso"
+# For each engine of the space.
+BUDGET = Budget(evaluations=100_000, seconds=60)
+QUICK = Budget(evaluations=1_000, seconds=2)
+
+# Options that go with a plan to start from; all others are the plan's own.
+BESIDE_A_PLAN = ("start", "out", "json", "quick", "seed")
+
+
+def tune(options: argparse.Namespace) -> int:
+    """One searcher, one plan: find the fastest plan that fits, say why, and write its file.
+
+    The file runs unchanged with experiments.predict and every other command that takes plans.
+    After the search the event simulator plays the best plan, and the plans that predictions
+    cannot tell from it. The file has the plan that is played fastest.
+
+    With --from PLAN.yaml nothing is searched. The command tells which changes of that plan gain
+    most by prediction, each alone and one after another. The file has the plan with all of
+    them.
+    """
+    if options.start is not None:
+        _check_alone(options)
+        return improve(options)
+    (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
+    problem, space = searched(options)
+    budget = budget_of(options, budget_for(QUICK if options.quick else BUDGET, space))
+    out = file_at(options.out, "plan file")
+    bench, space = Bench.of(problem, options.predictor, options.view), space_for(name, space)
+    bench.warm_up(space)
+    entry = _searched(bench, name, space, budget, options.seed)
+    if entry.result.status == "REFUSED" and options.searcher is None:
+        progress(f"{name} {entry.result.reason}; {OF_WHOLE_PLANS} searches in its place")
+        entry = _searched(bench, OF_WHOLE_PLANS, space, budget, options.seed)
+    if entry.answer is None:
+        return _no_answer(entry, bench)
+    dump_job(bench.job(entry.answer[0]), out)
+    why = explain(entry, [entry], bench)
+    if options.json:
+        (row,) = rows_of([entry], bench)
+        chosen_by = "played" if entry.is_played else "predicted"
+        print_json({**row, "chosen_by": chosen_by, "why": to_mapping(why), "out": str(out)})
+    else:
+        print("\n".join([*_page(entry, why, bench), f"plan: {out}"]))
+    if entry.is_interrupted:
+        progress("interrupted: the plan is the best until then")
+        return INTERRUPTED
+    return DONE
+
+
+def _check_alone(options: argparse.Namespace) -> None:
+    """Refuse options that say what a plan to start from says itself."""
+    defaults = vars(parser_for(COMMANDS["tune"], "tune").parse_args([]))
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(options).items()
+        if name not in BESIDE_A_PLAN and value != defaults[name]
+    ]
+    if given:
+        message = f"--from: the plan says itself what {', '.join(given)} would: leave that out"
+        raise InputError(message)
+
+
+def budget_for(budget: Budget, space: SearchSpace) -> Budget:
+    """As much for each engine of a space, which share what is given."""
+    assert budget.evaluations is not None
+    assert budget.seconds is not None
+    engines = len(space.engines)
+    return Budget(evaluations=engines * budget.evaluations, seconds=engines * budget.seconds)
+
+
+def _searched(bench: Bench, name: str, space: SearchSpace, budget: Budget, seed: int) -> Entry:
+    """A searcher's plan, played beside its rivals."""
+    live = Live(searcher=name)
+    entry = decided(bench.played(bench.search(name, space, budget, seed, live)))
+    live.end(f"{entry.result.status} in {entry.result.wall_s:.2f} s")
+    return entry
+
+
+def _no_answer(entry: Entry, bench: Bench) -> int:
+    if entry.is_interrupted:
+        progress("interrupted: nothing that fits was found")
+        return INTERRUPTED
+    if entry.result.status == "REFUSED":
+        raise NoAnswerError(entry.result.reason)
+    progress("nothing fits: what would make a plan fit is tried")
+    is_proven = entry.result.status == "INFEASIBLE"
+    words = smallest_words(smallest(bench, entry.space), entry.space.name, is_proven=is_proven)
+    words += free_words(bench.problem.cluster)
+    reason = [entry.result.reason] if entry.result.reason else []
+    raise NoAnswerError("\n".join([*reason, *words]))
+
+
+def _page(entry: Entry, why: Why, bench: Bench) -> Iterator[str]:
+    assert entry.answer is not None
+    plan, prediction = entry.answer
+    yield prediction_words(plan, prediction, entry.answer_simulated_s)
+    yield from free_words(bench.problem.cluster)
+    yield from plan_words(plan)
+    yield from proof_words(entry)
+    yield from why_words(why)
+    yield from rival_words(entry)
+    yield from (f"note: {note}" for note in prediction.notes)
