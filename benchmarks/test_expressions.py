@@ -11,7 +11,7 @@ import pytest
 import sympy
 
 from mistlab import catalog
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.compiled import Compiled, compile_expressions
 from mistlab.graph.graph import PHASES
 from mistlab.graph.layer_types import expressions_of

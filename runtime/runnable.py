@@ -1,7 +1,7 @@
 """Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
 
 from mistlab.core.values import InputError
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.plan import Plan

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimension import Setting, degree_problem
-from mistlab.plan.dimensions import DIMENSIONS, names_of
+from mistlab.plan.dimensions import DIMENSIONS, names_of, num_gpus, ranks_of
 from mistlab.plan.made_fields import Recomputation
-from mistlab.plan.mesh import num_gpus, ranks_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.space import SearchSpace, space_of
 from mistlab.schedule.orders import DEFAULT_ORDER, order_problem

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from mistlab.core.on_use import OnUse, called, imported
+from mistlab.core.values import OnUse, called, imported
 
 if TYPE_CHECKING:
     from searchers.strategy import Strategy

@@ -17,9 +17,7 @@ from mistlab.cost.order_times import task_models
 from mistlab.cost.stage import of_ranks, peculiar_s
 from mistlab.cost.sureness import bounds_of, iteration_figures
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_gradients_s
-from mistlab.engines.engine import Engine
-from mistlab.engines.engine_parts import HostTime
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, Engine, HostTime
 from mistlab.job.prediction import Prediction, StagePrediction
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan

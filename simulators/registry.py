@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mistlab.core.on_use import OnUse, imported
+from mistlab.core.values import OnUse, imported
 
 if TYPE_CHECKING:
     from mistlab.job.prediction import Predictor

@@ -20,14 +20,12 @@ from mistlab.cost.pipeline import TIMES, StageTimes, iteration_s
 from mistlab.cost.slot_work import FEW_ROWS
 from mistlab.cost.sureness import PredictionBounds, bounds_of, iteration_figures, slowest_cluster
 from mistlab.cost.tasks import TaskModel
-from mistlab.engines.engine import Engine
+from mistlab.engines.engine import ENGINES, Engine
 from mistlab.engines.mistlab import MISTLAB
-from mistlab.engines.table import ENGINES
 from mistlab.graph.stage_model import StageModel
 from mistlab.job.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED
-from mistlab.plan.mesh import num_gpus
+from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.order_text import PipelineOrder

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.bench.problem import problem_of
 from experiments.cli.command import parser_for
-from experiments.cli.problem import problem_of
 from experiments.commands import COMMANDS
 from experiments.studies.survey import EIGHTHS, candidates_of, meshes
 from mistlab.job.job import job_from_mapping

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mistlab.engines.engine_parts import KernelRule
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, KernelRule
 from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.search import Budget, Problem
 from mistlab.plan.plan import Plan

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from mistlab import catalog
-from mistlab.core.precision import Precision
+from mistlab.engines.engine import Precision
 from mistlab.plan.workload import Attention, Workload
 
 

@@ -14,14 +14,13 @@ from experiments.bench.random_plans import NODES, RandomPlan, random_plans
 from experiments.bench.wide_plans import wide_plans, wide_strata
 from experiments.pages.charts import Drawn
 from experiments.pages.groups import grouped
-from experiments.pages.numbers_in_words import number
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import Row, table, table_of
+from experiments.pages.tables import Row, number, table, table_of
 from experiments.prediction import plots
 from mistlab import catalog
 from mistlab.core.files import write_yaml
 from mistlab.core.values import FieldError, InputError
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.stage_model import StageModel
 from mistlab.job.job import Job, job_to_mapping
 from mistlab.schedule.orders import DEFAULT_ORDER

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from mistlab.cost.tasks import TaskModel
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job
 from mistlab.machine.slowdowns import NO_INTERFERENCE
 from mistlab.plan.dimensions import OFFLOADS

@@ -17,8 +17,8 @@ from typing import TypeVar
 import numpy as np
 
 from experiments.bench.bench import answer_of
+from experiments.bench.problem import problem_of
 from experiments.cli.commandline import PROBLEM
-from experiments.cli.problem import problem_of
 from mistlab import catalog
 from mistlab.cost.kernels import rough_state_bytes
 from mistlab.job.job import Job

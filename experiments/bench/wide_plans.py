@@ -14,7 +14,7 @@ import numpy as np
 from experiments.bench.random_plans import RandomPlan
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.engines.table import ENGINES, names_for_plans
+from mistlab.engines.engine import ENGINES, names_for_plans
 from mistlab.job.job import Job
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster

@@ -11,7 +11,7 @@ from itertools import chain, combinations, product
 
 from experiments.pages.groups import grouped
 from mistlab.core.values import InputError
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS, counts_of_blocks

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiments.bench.bench import Bench
+from experiments.bench.problem import load_equal, problem_of
 from experiments.budget.estimate_words import report_of
 from experiments.budget.published_bills import known_rows
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
-from experiments.cli.problem import load_equal, problem_of
 from experiments.pages.study import Study
 from mistlab import catalog
 from mistlab.core.values import InputError, near_matches
@@ -26,8 +26,8 @@ from mistlab.economy.bill import (
     training_s,
     utilisation_of,
 )
+from mistlab.job.job import model_from
 from mistlab.job.prediction import Prediction
-from mistlab.job.references import model_from
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.pages.charts import Bars
-from experiments.pages.numbers_in_words import number
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import table, table_of
+from experiments.pages.tables import number, table, table_of
 from mistlab.economy.bill import Prices
 
 Row = Mapping[str, Any]

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from experiments.bench.problem import room_words
 from experiments.budget.changes import Changed
-from experiments.cli.problem import room_words
 from experiments.pages.charts import Drawn
-from experiments.pages.numbers_in_words import gib, yes_no
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import table, table_of
+from experiments.pages.tables import gib, table, table_of, yes_no
 from experiments.tuning import search_plots
 from mistlab.core.files import GIB_BYTES
 from mistlab.cost.memory import allocator_of

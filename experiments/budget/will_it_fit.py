@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from experiments.bench.problem import load_equal, numbers_of, on_cluster_with, problem_of
 from experiments.budget.changes import Changed, single, spread, together
 from experiments.budget.fitting_words import Tried, report_of
 from experiments.cli.commandline import DONE, as_options, progress
-from experiments.cli.problem import load_equal, numbers_of, on_cluster_with, problem_of
 from experiments.pages.groups import grouped
 from experiments.pages.study import Study
 from mistlab import catalog

@@ -16,7 +16,7 @@ from experiments.calibration.fit_operators import (
 from experiments.calibration.fits import write_fitted
 from experiments.cli.commandline import DONE, writable
 from mistlab.core.values import InputError
-from mistlab.job.references import hardware_from
+from mistlab.job.job import hardware_from
 
 
 def calibrate(options: argparse.Namespace) -> int:

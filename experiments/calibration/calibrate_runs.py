@@ -15,8 +15,7 @@ from mistlab import catalog
 from mistlab.calibration.run_constants import CONSTANTS, Setting, fitted, values_of, with_values
 from mistlab.core.files import write_yaml
 from mistlab.core.values import InputError, near_matches, to_mapping
-from mistlab.engines.engine import Engine
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, Engine
 from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware, Source
 from mistlab.runs.cells import count_of, number_of

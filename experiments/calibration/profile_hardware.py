@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.calibration.noted_machine import Machine, noted_machine
 from experiments.cli.commandline import DONE, print_json, writable
-from mistlab.job.references import hardware_from
+from mistlab.job.job import hardware_from
 
 
 def profile(options: argparse.Namespace) -> int:

@@ -20,8 +20,8 @@ from mistlab.core.files import (
     read_yaml,
     write_yaml,
 )
-from mistlab.core.precision import Precision
 from mistlab.core.values import InputError, from_mapping, to_mapping
+from mistlab.engines.engine import Precision
 from mistlab.engines.mistlab import MISTLAB
 from mistlab.job.prediction import Environment
 from mistlab.machine.hardware import PeakTflops

@@ -15,10 +15,10 @@ from mistlab.calibration.fitted_memory import beyond_tensors, errors_of, fitted_
 from mistlab.calibration.fitted_sureness import half_width_of, misses, trimmed_mean
 from mistlab.cost.memory import reserved_bytes, room_bytes
 from mistlab.cost.sureness import half_width_at
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.stage_model import StageModel
 from mistlab.machine.hardware import Allocator, EngineCalibration, Hardware, MeasuredAt, Source
-from mistlab.plan.mesh import num_gpus
+from mistlab.plan.dimensions import num_gpus
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 from simulators.symbolic import SymbolicPredictor
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from experiments.cli.commandline import OF_CLUSTER, PLANS, PROBLEM, parser_of, run
-from mistlab.core.on_use import imported
-from mistlab.engines.table import names_for_plans
+from mistlab.core.values import imported
+from mistlab.engines.engine import names_for_plans
 from simulators.registry import PREDICTORS
 
 ROOT = Path(__file__).parents[2]

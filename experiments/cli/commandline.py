@@ -22,9 +22,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from mistlab.core.precision import Precision
 from mistlab.core.values import FieldError, InputError, near_matches
-from mistlab.engines.table import names_for_plans
+from mistlab.engines.engine import Precision, names_for_plans
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 

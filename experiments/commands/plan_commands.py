@@ -2,7 +2,7 @@
 
 from experiments.cli.command import EXAMPLE, Command, Group, experiment, flag, option, path
 from experiments.cli.commandline import OF_CLUSTER, PLANS, PROBLEM
-from mistlab.engines.table import names_for_plans
+from mistlab.engines.engine import names_for_plans
 from simulators.registry import PREDICTORS
 
 PLAN_COMMANDS: dict[str, Group] = {

@@ -14,9 +14,8 @@ from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.evaluation.speedup_breakdown import Summary, difference_in_parts
 from experiments.pages.charts import Bars
-from experiments.pages.numbers_in_words import number
 from experiments.pages.study import Report, Study, beside
-from experiments.pages.tables import Row, table
+from experiments.pages.tables import Row, number, table
 from mistlab.engines.mistlab import MIST, MISTLAB
 from mistlab.job.search import Budget
 from mistlab.plan.plan_words import plan_line

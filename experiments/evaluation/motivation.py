@@ -17,7 +17,7 @@ from experiments.prediction.lanes import lanes, legend, name_lanes
 from mistlab import catalog
 from mistlab.cost.pipeline import Terms
 from mistlab.engines.mistlab import MIST
-from mistlab.job.references import hardware_from
+from mistlab.job.job import hardware_from
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan, StagePlan

@@ -11,9 +11,8 @@ from experiments.bench.cases import Case, case_of, clusters
 from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options
 from experiments.pages.charts import Bars
-from experiments.pages.numbers_in_words import number
 from experiments.pages.study import Report, Study, beside
-from experiments.pages.tables import Row, table, table_of
+from experiments.pages.tables import Row, number, table, table_of
 from mistlab.cost.views import FULL, view_of
 from mistlab.engines.mistlab import MIST
 from mistlab.plan.plan_words import plan_line

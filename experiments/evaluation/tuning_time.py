@@ -11,9 +11,8 @@ from experiments.bench.cases import Case, case_of, clusters
 from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.pages.charts import Lines
-from experiments.pages.numbers_in_words import number
 from experiments.pages.study import Report, Study, beside
-from experiments.pages.tables import Row, table_of
+from experiments.pages.tables import Row, number, table_of
 from mistlab.core.values import InputError
 from mistlab.cost.views import FULL
 from mistlab.job.search import Budget, Improvement, seconds_until, to_equal_quality

@@ -16,7 +16,7 @@ from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.export.back import read_back
 from mistlab.export.table import TARGETS
 from mistlab.job.job import Job, job_to_mapping

@@ -16,7 +16,7 @@ from experiments.pages.tables import table
 from mistlab.core.files import parse_yaml, text_in
 from mistlab.core.values import InputError
 from mistlab.export.given import Given
-from mistlab.job.references import hardware_from
+from mistlab.job.job import hardware_from
 
 OWN = Path(__file__).parent / "real_files"
 ENDS = ("as it is", "with options", "started as its words say", "refused", "crashed", "missing")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, progress
 from experiments.interchange.fidelity import Export, exported, fits
-from experiments.pages.numbers_in_words import brief_words
+from experiments.pages.tables import brief_words
 from mistlab.core.values import InputError, to_mapping
 from mistlab.export.table import TARGETS, target_for
 from mistlab.job.job import load_job

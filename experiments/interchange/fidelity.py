@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from experiments.bench.refusals import Answer, fullest_words, predicted
+from experiments.bench.problem import Answer, fullest_words, predicted
 from experiments.interchange.refitting import fitting_form
 from mistlab.core.values import InputError, to_mapping
 from mistlab.export.back import read_back

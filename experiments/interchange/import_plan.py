@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.bench.refusals import predicted
+from experiments.bench.problem import predicted
 from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
@@ -14,7 +14,7 @@ from experiments.cli.commandline import (
     progress,
 )
 from experiments.interchange.source_files import source_of
-from experiments.pages.numbers_in_words import brief_words
+from experiments.pages.tables import brief_words
 from mistlab.core.files import format_yaml
 from mistlab.core.values import InputError
 from mistlab.economy.bill import model_parameters
@@ -23,8 +23,7 @@ from mistlab.export.remarks import Remark
 from mistlab.export.table import TARGETS
 from mistlab.formats.format import Format
 from mistlab.formats.table import FORMATS, format_of
-from mistlab.job.job import Job, job_to_mapping
-from mistlab.job.references import hardware_from, model_from
+from mistlab.job.job import Job, hardware_from, job_to_mapping, model_from
 from mistlab.plan.plan_words import plan_words
 
 

@@ -12,7 +12,7 @@ from experiments.calibration.published import PublishedRun
 from experiments.cli.commandline import about
 from experiments.interchange.source_files import source_of
 from mistlab.core.values import InputError
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.export.given import Given
 from mistlab.formats.table import format_of
 from mistlab.stages.stage_batch import StageBatch

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from experiments.bench.refusals import lacking_bytes, predicted_each
+from experiments.bench.problem import lacking_bytes, predicted_each
 from experiments.interchange.single_changes import single_changes
 from mistlab.core.files import GIB_BYTES
 from mistlab.core.values import InputError

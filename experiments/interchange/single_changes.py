@@ -13,8 +13,7 @@ from mistlab.core.values import InputError
 from mistlab.export.nearest import canonical
 from mistlab.export.remarks import choice_of, values_words
 from mistlab.job.job import Job
-from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks
-from mistlab.plan.mesh import dimensions_of_axes
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, dimensions_of_axes
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.placement import even_shares

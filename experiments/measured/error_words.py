@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.pages.numbers_in_words import gib, number
-from experiments.pages.tables import table, table_of
+from experiments.pages.tables import gib, number, table, table_of
 
 INTRODUCTION = (
     "An error is predicted over measured, less one. Mean and median are of absolute errors; *mean "

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.pages.numbers_in_words import number, yes_no
-from experiments.pages.tables import aligned
+from experiments.pages.tables import aligned, number, yes_no
 from mistlab.runs.answers import RunAnswer
 from mistlab.runs.cells import count_of
 from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged

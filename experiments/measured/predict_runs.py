@@ -14,8 +14,8 @@ from experiments.cli.commandline import as_options, batch_status, print_json, pr
 from experiments.measured.errors import error_lines
 from mistlab import catalog
 from mistlab.core.values import InputError
+from mistlab.job.job import hardware_from
 from mistlab.job.prediction import Prediction
-from mistlab.job.references import hardware_from
 from mistlab.machine.cluster import Profile
 from mistlab.machine.hardware import Hardware
 from mistlab.plan.plan import Plan

@@ -32,8 +32,8 @@ from mistlab import catalog
 from mistlab.cost.kernels import model_flop
 from mistlab.cost.memory import reserved_bytes
 from mistlab.cost.sureness import bounds_of
-from mistlab.engines.table import ENGINES
-from mistlab.plan.mesh import num_gpus
+from mistlab.engines.engine import ENGINES
+from mistlab.plan.dimensions import num_gpus
 from mistlab.plan.plan import Plan
 from simulators.events import EventSimulator
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.bench.problem import check_equal
 from experiments.cli.commandline import about, batch_status, print_json, progress
-from experiments.cli.problem import check_equal
 from experiments.pages.tables import aligned
 from mistlab.core.files import GIB_BYTES
 from mistlab.core.values import InputError

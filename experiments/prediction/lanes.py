@@ -11,7 +11,7 @@ from experiments.cli.commandline import progress
 from experiments.pages.drawing import save
 from mistlab.core.files import naming
 from mistlab.cost.memory import reserved_bytes, room_of_plan
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.stage_model import StageModel
 from mistlab.job.job import Job
 from mistlab.machine.slowdowns import STREAMS

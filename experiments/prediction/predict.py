@@ -9,11 +9,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from experiments.bench.refusals import fullest_words, predicted_each
+from experiments.bench.problem import (
+    fullest_words,
+    numbers_of,
+    on_cluster_with,
+    predicted_each,
+    room_words,
+)
 from experiments.cli.commandline import as_options, batch_status, print_json, progress, writable
-from experiments.cli.problem import numbers_of, on_cluster_with, room_words
-from experiments.pages.numbers_in_words import rate_words
-from experiments.pages.tables import aligned
+from experiments.pages.tables import aligned, rate_words
 from mistlab.core.files import GIB_BYTES
 from mistlab.core.values import InputError, check_field, to_mapping
 from mistlab.cost.breakdown import breakdown_of

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
-from experiments.bench.refusals import order_of, predicted
+from experiments.bench.problem import order_of, predicted
 from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS

@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from experiments.bench.problem import workload_of
 from experiments.cli.commandline import DONE, as_options, check_torch, progress
-from experiments.cli.problem import workload_of
 from experiments.pages.study import Study
 from experiments.pages.tables import TIMING, Row
 from experiments.speedup.contenders import OURS, TARGET, Contender, contenders
@@ -20,8 +20,7 @@ from experiments.speedup.trial import run_trial, take_part
 from mistlab.core.values import InputError, near_matches
 from mistlab.export.found import checked_whole
 from mistlab.export.table import TARGETS
-from mistlab.job.job import job_to_mapping
-from mistlab.job.references import hardware_from, model_from
+from mistlab.job.job import hardware_from, job_to_mapping, model_from
 from mistlab.machine.cluster import Cluster
 
 SYSTEMS = (OURS, *TARGET)

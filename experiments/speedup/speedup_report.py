@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
-from experiments.pages.numbers_in_words import number
 from experiments.pages.study import Report
-from experiments.pages.tables import TIMING, Row, table
+from experiments.pages.tables import TIMING, Row, number, table
 from experiments.speedup.contenders import OURS
 
 HEAD = (

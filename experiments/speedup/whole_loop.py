@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from experiments.bench.problem import workload_of
 from experiments.cli.commandline import DONE, as_options, progress
-from experiments.cli.problem import workload_of
 from experiments.pages.study import Study
 from experiments.pages.tables import TIMING, Row
 from experiments.speedup.contenders import OURS, Contender, contenders
 from experiments.speedup.loop_report import report
 from experiments.speedup.measure_speedup import chosen_systems
 from experiments.speedup.trial import run_trial
-from mistlab.job.job import Job, job_to_mapping
-from mistlab.job.references import hardware_from, model_from
+from mistlab.job.job import Job, hardware_from, job_to_mapping, model_from
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware

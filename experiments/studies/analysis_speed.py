@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.bench.problem import problem_of
 from experiments.cli.commandline import DONE, progress
-from experiments.cli.problem import problem_of
 from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, table_of

@@ -13,7 +13,7 @@ from mistlab.core.files import TFLOP
 from mistlab.cost.kernels import megatron_flop
 from mistlab.cost.pipeline import Terms
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.mesh import num_gpus
+from mistlab.plan.dimensions import num_gpus
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER

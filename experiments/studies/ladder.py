@@ -13,18 +13,22 @@ from math import prod
 from typing import Any
 
 from experiments.bench.bench import BUDGET, TERM_WORDS, Bench
+from experiments.bench.problem import problem_of
 from experiments.cli.commandline import DONE, NoAnswerError
 from experiments.cli.live import Live
-from experiments.cli.problem import problem_of
 from experiments.pages.charts import Bars
-from experiments.pages.numbers_in_words import gib
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import Row, table_of
+from experiments.pages.tables import Row, gib, table_of
 from mistlab.cost.pipeline import Terms
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Problem
-from mistlab.plan.dimensions import DIMENSIONS, amount_words, counts_of_blocks, names_of
-from mistlab.plan.mesh import dimensions_of_axes
+from mistlab.plan.dimensions import (
+    DIMENSIONS,
+    amount_words,
+    counts_of_blocks,
+    dimensions_of_axes,
+    names_of,
+)
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.plan_words import plan_words
 from mistlab.plan.space import OffloadRatios, SearchSpace, space_of

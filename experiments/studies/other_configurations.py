@@ -7,7 +7,7 @@ from itertools import product
 from experiments.pages.groups import grouped
 from mistlab.core.values import InputError
 from mistlab.cost.memory import room_of_plan
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction
 from mistlab.runs.configuration import Configuration

@@ -29,7 +29,7 @@ from experiments.studies.chain_partitions import (
 from experiments.studies.chain_partitions import partitions as all_partitions
 from mistlab.core.values import InputError
 from mistlab.cost.links import LinkTimes
-from mistlab.job.references import hardware_from, model_from
+from mistlab.job.job import hardware_from, model_from
 from mistlab.machine.cluster import Cluster
 
 # Libraries that reduce to every rank, or not at all.

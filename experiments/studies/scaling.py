@@ -16,7 +16,7 @@ from experiments.pages.tables import TIMING, Row
 from experiments.studies import scaling_words as words
 from experiments.studies.known_runs import llama3_405b, weak_scaling_rows
 from mistlab.cost.links import LinkTimes, all_reduce_latency
-from mistlab.job.references import hardware_from, model_from
+from mistlab.job.job import hardware_from, model_from
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware

@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 
-from experiments.pages.numbers_in_words import gib, number, yes_no
-from experiments.pages.tables import TIMING, Row, table, table_of
+from experiments.pages.tables import TIMING, Row, gib, number, table, table_of, yes_no
 
 # Published: a trained model's rate on 16K GPUs.
 LLAMA3_405B_TFLOP_PER_S = 400

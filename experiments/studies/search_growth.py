@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.bench.problem import problem_of
+from experiments.bench.search_options import space_called
 from experiments.cli.commandline import DONE, NO_ANSWER
-from experiments.cli.problem import problem_of
-from experiments.cli.search_options import space_called
 from experiments.pages.charts import Lines
-from experiments.pages.numbers_in_words import number
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import Row, table_of
+from experiments.pages.tables import Row, number, table_of
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.job.search import Budget, Problem

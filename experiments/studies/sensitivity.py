@@ -8,13 +8,12 @@ from itertools import pairwise
 from time import perf_counter
 
 from experiments.bench.bench import Bench
+from experiments.bench.problem import problem_of
 from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, as_options
-from experiments.cli.problem import problem_of
 from experiments.pages.charts import Bars, Picture
-from experiments.pages.numbers_in_words import number
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import TIMING, Row, table, table_of
+from experiments.pages.tables import TIMING, Row, number, table, table_of
 from mistlab.core.files import GIB_BYTES
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster

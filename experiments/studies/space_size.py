@@ -15,8 +15,8 @@ from math import inf, log10, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.bench.problem import problem_of
 from experiments.cli.commandline import DONE
-from experiments.cli.problem import problem_of
 from experiments.pages.charts import Lines
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table

@@ -19,9 +19,8 @@ from experiments.bench.cases import (
 from experiments.cli.commandline import progress
 from experiments.cli.live import Live
 from experiments.pages.charts import Bars
-from experiments.pages.numbers_in_words import number
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import table
+from experiments.pages.tables import number, table
 from mistlab.job.search import Problem
 from mistlab.plan.plan_words import plan_words
 from mistlab.plan.space import space_of

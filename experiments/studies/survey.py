@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.bench.problem import problem_of
 from experiments.cli.commandline import DONE, NO_ANSWER, progress
-from experiments.cli.problem import problem_of
 from experiments.pages.charts import Drawn
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import table_of
 from experiments.prediction import plots
 from mistlab.core.files import GIB_BYTES
 from mistlab.cost.memory import reserved_bytes, room_bytes
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.stage_model import StageModel
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.workload import ModelSpec, Workload

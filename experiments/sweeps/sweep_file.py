@@ -16,11 +16,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+from experiments.bench.search_options import space_for, usual_space
 from experiments.cli.commandline import PROBLEM
-from experiments.cli.search_options import space_for, usual_space
 from experiments.sweeps.cell import Cell
 from mistlab.core.files import read_yaml
-from mistlab.core.precision import Precision
 from mistlab.core.values import (
     FieldError,
     InputError,
@@ -32,14 +31,8 @@ from mistlab.core.values import (
     shown,
     within,
 )
-from mistlab.job.references import (
-    MODEL,
-    hardware_from,
-    model_from,
-    profile_from,
-    space_from,
-    with_groups,
-)
+from mistlab.engines.engine import Precision
+from mistlab.job.job import MODEL, hardware_from, model_from, profile_from, space_from, with_groups
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.space import SearchSpace, space_of

@@ -6,9 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 from experiments.pages.charts import Lines
-from experiments.pages.numbers_in_words import gib, number
 from experiments.pages.study import Report
-from experiments.pages.tables import TIMING, Row, table_of
+from experiments.pages.tables import TIMING, Row, gib, number, table_of
 
 # Columns that say what was asked, and their heads; those with one value in all rows are left out.
 ASKED = {

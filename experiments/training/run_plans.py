@@ -11,9 +11,8 @@ from typing import Any
 from experiments.cli.commandline import DONE, NO_ANSWER, progress
 from experiments.cli.rundir import read_rows
 from experiments.pages.charts import Bars
-from experiments.pages.numbers_in_words import gib
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import TIMING, table_of
+from experiments.pages.tables import TIMING, gib, table_of
 from experiments.training.launcher import Launcher
 from experiments.training.run_results import WARM_UP
 from mistlab.core.values import InputError, near_matches

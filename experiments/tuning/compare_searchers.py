@@ -8,11 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.bench.bench import Bench, Entry
+from experiments.bench.problem import free_words
+from experiments.bench.search_options import (
+    budget_of,
+    can_ask,
+    searched,
+    searchers_called,
+    space_for,
+)
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, print_json, progress, writable
 from experiments.cli.live import Live
-from experiments.cli.problem import free_words
 from experiments.cli.rundir import RunDirectory, earlier_rows
-from experiments.cli.search_options import budget_of, can_ask, searched, searchers_called, space_for
 from experiments.pages.tables import csv_of
 from experiments.prediction.lanes import draw
 from experiments.tuning.comparison_page import Answer, Report

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from experiments.cli.rundir import command_line
 from experiments.pages.drawing import save
-from experiments.pages.numbers_in_words import played_words
+from experiments.pages.tables import played_words
 from experiments.prediction.breakdown_plot import bar
 from experiments.tuning import search_plots
 from experiments.tuning.search_words import HEAD, WORDS, by_time, cells_of

@@ -12,7 +12,7 @@ from typing import Literal, Self
 import numpy as np
 
 from experiments.bench.bench import BASELINE, Bench, Entry
-from experiments.bench.refusals import lacking_bytes, largest
+from experiments.bench.problem import lacking_bytes, largest
 from mistlab.cost.breakdown import breakdown_of
 from mistlab.cost.memory import host_bytes_over
 from mistlab.cost.pipeline import Terms, slowest_stage

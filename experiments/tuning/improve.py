@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.refusals import order_of, predicted_each
+from experiments.bench.problem import order_of, predicted_each
 from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress
 from experiments.cli.rundir import file_at
 from experiments.interchange.single_changes import Change, single_changes
-from experiments.pages.numbers_in_words import brief_words
+from experiments.pages.tables import brief_words
 from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.prediction import Prediction, compared
 from simulators.symbolic import SymbolicPredictor

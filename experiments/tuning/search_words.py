@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.bench.bench import TOLD_APART, Entry
-from experiments.pages.numbers_in_words import gib, number, played_words, rate_words
-from experiments.pages.tables import aligned
+from experiments.pages.tables import aligned, gib, number, played_words, rate_words
 from experiments.prediction.predict import sentence
 from experiments.tuning.explain import Loser, Rejected, StageLimit, Why
 from experiments.tuning.smallest import Smallest

@@ -16,7 +16,7 @@ from math import floor
 import numpy as np
 
 from experiments.bench.bench import Bench
-from experiments.bench.refusals import largest
+from experiments.bench.problem import largest
 from mistlab.core.files import GIB_BYTES
 from mistlab.cost.memory import allocator_of, host_bytes_of
 from mistlab.job.prediction import Prediction

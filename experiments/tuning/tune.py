@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Iterator
 
 from experiments.bench.bench import Bench, Entry, decided
+from experiments.bench.problem import free_words
+from experiments.bench.search_options import budget_of, searched, searchers_called, space_for
 from experiments.cli.command import parser_for
 from experiments.cli.commandline import (
     DONE,
@@ -13,14 +15,7 @@ from experiments.cli.commandline import (
     progress,
 )
 from experiments.cli.live import Live
-from experiments.cli.problem import free_words
 from experiments.cli.rundir import file_at
-from experiments.cli.search_options import (
-    budget_of,
-    searched,
-    searchers_called,
-    space_for,
-)
 from experiments.commands import COMMANDS
 from experiments.tuning.explain import Why, explain
 from experiments.tuning.improve import improve

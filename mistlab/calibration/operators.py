@@ -24,10 +24,10 @@ from mistlab.calibration.tables import (
     spread_of,
 )
 from mistlab.core.files import GBYTES, MICROSECONDS, MILLISECONDS, TFLOP
-from mistlab.core.precision import Precision
 from mistlab.cost.kernels import slowdown_of
 from mistlab.cost.layers import work_of
 from mistlab.engines.baselines import MEGATRON
+from mistlab.engines.engine import Precision
 from mistlab.graph.graph import PHASES
 from mistlab.graph.library import graph_of
 from mistlab.graph.symbols import size_columns

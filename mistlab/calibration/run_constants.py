@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.engines.engine import Engine
-from mistlab.engines.engine_parts import ExpertExchange
+from mistlab.engines.engine import Engine, ExpertExchange
 from mistlab.machine.cluster import Profile
 from mistlab.machine.hardware import Compute, GroupTransfers, Hardware, Line, Rate, Transfers
 

@@ -6,17 +6,14 @@ from functools import cache
 
 import numpy as np
 
-from mistlab.core.precision import Precision
-from mistlab.engines.engine import Engine
-from mistlab.engines.engine_parts import BATCHED_PRODUCTS, PLAIN, HostTime, KernelRule
+from mistlab.engines.engine import BATCHED_PRODUCTS, PLAIN, Engine, HostTime, KernelRule, Precision
 from mistlab.graph.compiled import Compiled, compile_sums, kept
 from mistlab.graph.graph import JOINS, LayerGraph, Operator
 from mistlab.graph.layer_types import graphs_of
 from mistlab.graph.library import graph_of
-from mistlab.graph.stored_graph import StoredGraph
+from mistlab.graph.stored_graph import DTYPE, DTYPE_OF_4, StoredGraph
 from mistlab.graph.sums import Sum, names_in, where
 from mistlab.graph.symbols import constants_of, sizes_of_candidates
-from mistlab.graph.variants import DTYPE, DTYPE_OF_4
 from mistlab.job.job import Job
 from mistlab.machine.hardware import Compute, Hardware, OperatorClass, PeakTflops
 from mistlab.plan.plan import Plan

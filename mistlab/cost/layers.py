@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mistlab.core.distinct import Known
 from mistlab.cost.kernels import class_of, kernels_of_join, rule_of
-from mistlab.engines.engine_parts import KernelRule
+from mistlab.engines.engine import KernelRule
 from mistlab.graph.compiled import Compiled, compile_sums, kept
 from mistlab.graph.graph import (
     EXCHANGES,

@@ -23,14 +23,12 @@ from numpy.typing import NDArray
 
 from mistlab.core.distinct import Known
 from mistlab.core.files import MICROSECONDS
-from mistlab.core.precision import Precision
 from mistlab.core.values import UncalibratedError
-from mistlab.engines.engine_parts import ExpertExchange
+from mistlab.engines.engine import ExpertExchange, Precision
 from mistlab.graph.graph import Collective
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import GroupTransfers, Line, Transfers
-from mistlab.plan.dimensions import names_of
-from mistlab.plan.mesh import GROUPS, axes_of, degrees, num_gpus, ranks_of
+from mistlab.plan.dimensions import GROUPS, axes_of, degrees, names_of, num_gpus, ranks_of
 from mistlab.plan.workload import ModelSpec
 from mistlab.stages.stage_batch import StageBatch
 

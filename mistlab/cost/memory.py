@@ -24,7 +24,7 @@ from mistlab.engines.engine import Engine
 from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Allocator
-from mistlab.plan.mesh import ranks_of
+from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan
 from mistlab.stages.plan_orders import HeldMoments, PassMoments
 from mistlab.stages.stage_batch import Column, StageBatch, StageFigures, StagePeaks

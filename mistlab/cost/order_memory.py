@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.memory import WalkedLayers, WalkedPasses
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.layer_types import EMBEDDING, HEAD, sum_name, type_of
 from mistlab.graph.stage_model import StageModel
 from mistlab.graph.treatments import PLAIN

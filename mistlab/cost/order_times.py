@@ -28,10 +28,9 @@ from mistlab.cost.order_path import (
 from mistlab.cost.pipeline import StageTimes
 from mistlab.cost.stage import StageTimeModel, split_seconds
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
-from mistlab.engines.engine import Engine
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, Engine
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.mesh import num_gpus
+from mistlab.plan.dimensions import num_gpus
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER

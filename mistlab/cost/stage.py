@@ -42,11 +42,10 @@ from mistlab.cost.slot_work import (
     within_round_s,
 )
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns, weight_gradients_s
-from mistlab.engines.engine_parts import HostTime
+from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED
-from mistlab.plan.mesh import num_gpus, ranks_of
+from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus, ranks_of
 from mistlab.schedule import placement
 from mistlab.schedule.context_ways import LAUNCHES
 from mistlab.schedule.slots import IN_TURN, Phase, slot_counts

@@ -22,10 +22,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mistlab import catalog
-from mistlab.core.precision import Precision
 from mistlab.core.values import bounded, check_fields, from_mapping
-from mistlab.engines.engine import Engine
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, Engine, Precision
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import EngineCalibration, MeasuredAt
 from mistlab.plan.workload import Workload

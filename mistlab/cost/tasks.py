@@ -40,8 +40,7 @@ from mistlab.cost.layers import (
 )
 from mistlab.cost.links import Copy, LinkTime, LinkTimes, Shapes, exchanged_s, late_s, shapes_of
 from mistlab.cost.side_by_side import Factors, SlowedBy, factors_of, lowered, raised
-from mistlab.engines.engine import Engine
-from mistlab.engines.engine_parts import EngineMemory, ExpertExchange, HostTime
+from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime
 from mistlab.graph.compiled import Compiled, compile_sums, kept
 from mistlab.graph.graph import PHASES as GRAPH_PHASES
 from mistlab.graph.graph import Collective, LayerGraph

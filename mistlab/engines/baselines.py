@@ -7,8 +7,7 @@ Megatron-LM's models, which all of these systems train.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mistlab.engines.engine import Engine
-from mistlab.engines.engine_parts import EngineMemory, KernelRule
+from mistlab.engines.engine import Engine, EngineMemory, KernelRule
 from mistlab.engines.fitted import fitted
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import INTERLEAVED, SPLIT

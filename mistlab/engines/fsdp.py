@@ -7,10 +7,8 @@ products row by row.
 
 from dataclasses import replace
 
-from mistlab.core.precision import Precision
 from mistlab.engines.baselines import CACHED_SHARE, LOSS_IN_32_BITS, OVERLAPPED, with_adapters
-from mistlab.engines.engine import Engine
-from mistlab.engines.engine_parts import EngineMemory, HostTime, KernelRule
+from mistlab.engines.engine import Engine, EngineMemory, HostTime, KernelRule, Precision
 from mistlab.engines.fitted import fitted
 from mistlab.engines.megatron_core import MEGATRON_BRIDGE
 from mistlab.schedule.context_ways import GATHER, RING

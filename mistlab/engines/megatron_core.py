@@ -24,8 +24,7 @@ from mistlab.engines.baselines import (
     SEQUENCE_FIRST,
     with_adapters,
 )
-from mistlab.engines.engine import Engine
-from mistlab.engines.engine_parts import EngineMemory, ExpertExchange, HostTime, KernelRule
+from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime, KernelRule
 from mistlab.engines.fitted import fitted
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import INTERLEAVED

@@ -7,8 +7,7 @@ their own.
 from dataclasses import replace
 
 from mistlab.engines.baselines import SEQUENCE_FIRST
-from mistlab.engines.engine import Engine
-from mistlab.engines.engine_parts import BATCHED_PRODUCTS, EngineMemory, KernelRule
+from mistlab.engines.engine import BATCHED_PRODUCTS, Engine, EngineMemory, KernelRule
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.slots import (
     BACKWARD,

@@ -15,8 +15,7 @@ divided over the stages by their weights, so the last stages may have no block.
 from dataclasses import replace
 
 from mistlab.engines.baselines import LOSS_IN_32_BITS, SEQUENCE_FIRST
-from mistlab.engines.engine import Engine
-from mistlab.engines.engine_parts import EngineMemory, HostTime, KernelRule
+from mistlab.engines.engine import Engine, EngineMemory, HostTime, KernelRule
 from mistlab.engines.fitted import fitted
 from mistlab.schedule.slots import BACKWARD, FORWARD, REDUCE, Task, Template
 

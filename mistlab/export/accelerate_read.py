@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.precision import Precision
 from mistlab.core.values import InputError
+from mistlab.engines.engine import Precision
 from mistlab.export import deepspeed_read
 from mistlab.export.deepspeed_read import offload_states, read_configuration
 from mistlab.export.found import Found

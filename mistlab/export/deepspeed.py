@@ -27,7 +27,7 @@ from mistlab.export.rules import (
 from mistlab.export.target import Row, Target
 from mistlab.export.with_parts import with_values
 from mistlab.job.job import Job
-from mistlab.plan.mesh import ranks_of
+from mistlab.plan.dimensions import ranks_of
 from mistlab.schedule.orders import DEFAULT_ORDER
 
 

@@ -7,8 +7,8 @@ out keys take DeepSpeed's defaults (deepspeed/runtime/config.py and zero/config.
 
 from collections.abc import Mapping
 
-from mistlab.core.precision import Precision
 from mistlab.core.values import InputError
+from mistlab.engines.engine import Precision
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given, Imported
 from mistlab.export.sections import Section, content_of

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from mistlab import catalog
-from mistlab.core.precision import Optimizer, Precision
 from mistlab.core.values import InputError
-from mistlab.engines.table import names_for_plans
+from mistlab.engines.engine import Optimizer, Precision, names_for_plans
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import canonical, with_engine
 from mistlab.export.remarks import Kind, Remark
@@ -15,8 +14,7 @@ from mistlab.export.target import NARROW
 from mistlab.graph.library import graph_of
 from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks
-from mistlab.plan.mesh import dimensions_of_axes
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, dimensions_of_axes
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Attention, ModelSpec, Workload
 from mistlab.schedule.orders import DEFAULT_ORDER

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mistlab.core.precision import Precision
+from mistlab.engines.engine import Precision
 from mistlab.export.remarks import Remark
 from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import get_args
 
-from mistlab.core.precision import Optimizer, Precision
+from mistlab.engines.engine import Optimizer, Precision
 from mistlab.export.expert_rules import same_experts, split_sequences, whole_experts
 from mistlab.export.megatron_experts import expert_options
 from mistlab.export.megatron_hybrid_write import (

@@ -6,7 +6,7 @@ bits), and by tensors elsewhere. Weights stay in 16 bits.
 
 from collections.abc import Iterator, Mapping
 
-from mistlab.core.precision import Optimizer
+from mistlab.engines.engine import Optimizer
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options
 from mistlab.machine.hardware import Hardware

@@ -3,17 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mistlab.core.precision import Precision
 from mistlab.core.values import FieldError
-from mistlab.engines.table import names_for_plans
+from mistlab.engines.engine import Precision, names_for_plans
 from mistlab.export.rank_rules import as_replicas
 from mistlab.export.remarks import Remark, changes, changes_of_workloads
 from mistlab.export.target import NARROW, Target
 from mistlab.export.with_parts import with_plan
 from mistlab.job.job import Job
 from mistlab.plan.dimension import Dimension
-from mistlab.plan.dimensions import DIMENSIONS
-from mistlab.plan.mesh import dimensions_of_axes, ranks_of
+from mistlab.plan.dimensions import DIMENSIONS, dimensions_of_axes, ranks_of
 from mistlab.plan.plan import StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path

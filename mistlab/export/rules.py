@@ -15,8 +15,7 @@ from mistlab.export.target import Row
 from mistlab.export.with_parts import with_plan, with_stages, with_values
 from mistlab.job.job import Job
 from mistlab.plan.dimension import degree_problem
-from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, counts_within
-from mistlab.plan.mesh import dimensions_of_axes
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, counts_within, dimensions_of_axes
 from mistlab.plan.plan import StagePlan
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.placement import even_shares

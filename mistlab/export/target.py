@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mistlab.core.precision import Optimizer, Precision
+from mistlab.engines.engine import Optimizer, Precision
 from mistlab.export.given import Given, Imported
 from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec

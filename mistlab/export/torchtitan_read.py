@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab import catalog
-from mistlab.core.precision import Precision
 from mistlab.core.values import InputError
+from mistlab.engines.engine import Precision
 from mistlab.export.found import Found
 from mistlab.export.fsdp import ENGINES, STATES
 from mistlab.export.given import Given, Imported

@@ -10,7 +10,7 @@ from mistlab.export.torchtitan_models import BROUGHT, Brought, check_brought, ha
 from mistlab.export.torchtitan_pipeline import SCHEDULES
 from mistlab.export.with_parts import with_stages, with_values, with_workload
 from mistlab.job.job import Job
-from mistlab.plan.mesh import ranks_of
+from mistlab.plan.dimensions import ranks_of
 
 
 def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:

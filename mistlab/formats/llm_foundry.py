@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.precision import Precision
 from mistlab.core.values import InputError
+from mistlab.engines.engine import Precision
 from mistlab.export.accelerate_read import STRATEGIES, strategy_of
 from mistlab.export.found import Found
 from mistlab.export.fsdp import ENGINES, STATES

@@ -7,8 +7,8 @@ all backward; tensor parallelism without dividing sequences; a Llama of 7 billio
 from collections.abc import Mapping
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.precision import Precision
 from mistlab.core.values import InputError
+from mistlab.engines.engine import Precision
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported
 from mistlab.export.sections import Section

@@ -19,16 +19,16 @@ from mistlab.core.files import read_json
 from mistlab.core.values import InputError
 from mistlab.graph.compiled import Compiled, compile_expressions, compile_sums, kept
 from mistlab.graph.graph import ModelGraph
-from mistlab.graph.stored_graph import StoredGraph
-from mistlab.graph.sums import Sum, sympy
-from mistlab.graph.symbols import size_symbol
-from mistlab.graph.variants import (
+from mistlab.graph.stored_graph import (
+    StoredGraph,
     in_precision,
     with_dropout,
     with_further_tokens,
     with_scores,
     with_window,
 )
+from mistlab.graph.sums import Sum, sympy
+from mistlab.graph.symbols import size_symbol
 from mistlab.plan.workload import Activation, Family, ModelSpec, Window, Workload
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
 # ``float8_linear.py``).
 #
 # The change is made in the text of a graph's file, so that no expression is read. Bytes that
-# kernels move are rules of engines (``mistlab.engines.engine_parts``).
+# kernels move are rules of engines (``mistlab.engines.engine``).
 
 
 EAGER = "eager"

@@ -1,6 +1,6 @@
 """Expressions for bytes of weights, gradients and optimizer state, by ZeRO level and ratio.
 
-The engine says how many bytes a parameter takes (``mistlab.engines.engine_parts``). A ratio is a
+The engine says how many bytes a parameter takes (``mistlab.engines.engine``). A ratio is a
 share of the rank's bytes of blocks after sharding. The states of embedding and head stay on the
 device, because they are needed first and last in every pass.
 """
@@ -14,14 +14,13 @@ from typing import Self
 import sympy
 
 from mistlab.core.files import MIB_BYTES
-from mistlab.engines.engine_parts import EngineMemory
+from mistlab.engines.engine import EngineMemory
 from mistlab.graph.graph import PHASES, Phase
 from mistlab.graph.layer_types import BLOCKS, LARGEST_BLOCK, LARGEST_EXPERTS, LayerSums, type_of
 from mistlab.graph.sums import largest
 from mistlab.graph.symbols import choice_symbol, size_symbol
 from mistlab.graph.treatments import Treatment
-from mistlab.plan.dimensions import DIMENSIONS, states_as_changed
-from mistlab.plan.mesh import AXES, GROUPS, STATE_AXES, Axis
+from mistlab.plan.dimensions import AXES, DIMENSIONS, GROUPS, STATE_AXES, Axis, states_as_changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

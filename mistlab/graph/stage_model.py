@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.core.distinct import Known
-from mistlab.engines.engine_parts import EngineMemory
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, EngineMemory
 from mistlab.graph.compiled import Compiled, Shared, compile_expressions, compile_sums, kept
 from mistlab.graph.graph import PHASES
 from mistlab.graph.layer_types import (

@@ -14,13 +14,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from mistlab.graph.sums import sum_from
+from mistlab.engines.engine import BATCHED_PRODUCTS
+from mistlab.graph.sums import Sum, sum_from
 
 if TYPE_CHECKING:
     from mistlab.graph.graph import Condition, LayerGraph, ModelGraph
@@ -160,3 +161,427 @@ def _from_mapping(mapping: Mapping[str, Any], where: str) -> ModelGraph:
     from mistlab.graph import graph_text as graphfile  # noqa: PLC0415 (needs SymPy)
 
     return graphfile.from_mapping(mapping, where)
+
+
+# Layer graphs with 8-bit and 4-bit products, made of graphs in 16 bits.
+#
+# Products of blocks with weights take operands of 8 bits and give results of 16. Their input and
+# the gradient of their output are converted, each in two layouts: one for the product along rows,
+# one for the product along columns, which makes the weight's gradient. The input is kept for the
+# backward pass in 8 bits. Attention, norms, routers, embedding and head stay in 16 bits. Weights
+# are held in 8 bits in two layouts, which take as many bytes as 16-bit weights do.
+#
+# The change is made in the text of a graph's file, so that no expression is read.
+
+
+DTYPE = "float8_e4m3fn"
+DTYPE_OF_4 = "float4_e2m1fn_x2"
+CAST = "mistlab.cast"
+# Modules whose products stay in 16 bits.
+IN_16_BITS = ("experts.router",)
+
+_GRADIENT_OF_WEIGHT = "mistlab.grouped_product_of_weight"
+
+Plain = Mapping[str, Any]
+
+
+def in_precision(stored: StoredGraph, precision: str, *, keeps_wide: bool = False) -> StoredGraph:
+    """The graph of a model in a precision, which may keep inputs of products in 16 bits."""
+    if precision not in ("fp8", "fp4"):
+        return stored
+    made = eight_bit(stored, keeps_wide=keeps_wide)
+    made = four_bit(made) if precision == "fp4" else made
+    # Equal graphs are made once; models whose kinds take turns otherwise have equal graphs.
+    return replace(made, turns=stored.turns)
+
+
+@cache
+def four_bit(stored: StoredGraph) -> StoredGraph:
+    """The graph with 4-bit products in the blocks of a graph with 8-bit products.
+
+    Operands are read in 4 bits. Conversions take as many bytes as those to 8 bits: values are read
+    once more, to be scaled by what is largest. What is kept stays in 8 bits. Products of experts
+    stay in 8 bits, as measured runs of both precisions take equally long.
+    """
+    graph = stored.mapping
+    mapping = {**graph, "block": _four_bit_block(graph["block"])}
+    if further := graph.get("further_blocks"):
+        mapping["further_blocks"] = [_four_bit_block(block) for block in further]
+    return replace(StoredGraph.of(mapping, stored.where), turns=stored.turns)
+
+
+def _four_bit_block(block: Plain) -> Plain:
+    operators = []
+    for operator in block["operators"]:
+        is_product = operator["dtype"] == DTYPE and operator["name"] != CAST
+        if is_product and not operator["name"].startswith("mistlab."):
+            half = f"({operator['read_bytes']})/2"
+            operators.append({**operator, "dtype": DTYPE_OF_4, "read_bytes": half})
+        else:
+            operators.append(operator)
+    return {**block, "operators": operators}
+
+
+@cache
+def eight_bit(stored: StoredGraph, *, keeps_wide: bool = False) -> StoredGraph:
+    """The graph of a model with 8-bit products in its blocks, which may keep inputs in 16 bits."""
+    block_of = _block_with_wide_inputs if keeps_wide else _block
+    graph = stored.mapping
+    further = [block_of(block) for block in graph.get("further_blocks", ())]
+    mapping = {**graph, "block": block_of(graph["block"])}
+    if further:
+        mapping["further_blocks"] = further
+    made = StoredGraph.of(mapping, stored.where)
+    return replace(made, turns=stored.turns)
+
+
+def _block_with_wide_inputs(block: Plain) -> Plain:
+    return {**block, "operators": [*_operators(block["operators"])]}
+
+
+def _block(block: Plain) -> Plain:
+    operators = [*_operators(block["operators"])]
+    modules = {one["module"] for one in operators if one["dtype"] == DTYPE}
+    saved, less = [], []
+    for tensor in block["saved"]:
+        own = tensor
+        if tensor["module"] in modules and tensor["dtype"] == "bfloat16":
+            half = f"({tensor['size_bytes']})/2"
+            own = {**tensor, "dtype": DTYPE, "size_bytes": half}
+            modules.discard(tensor["module"])
+            less.append(f"- {half}")
+        saved.append(own)
+    for operator in operators:
+        # The input of this product is kept in 16 bits by another operator too.
+        is_product = operator["dtype"] == DTYPE and operator["name"] != CAST
+        if is_product and operator["phase"] == "forward" and operator["module"] in modules:
+            size = _numel(operator["inputs"][0])
+            saved.append(_saved(operator, size))
+            less.append(f"+ {size}")
+    peaks = [
+        {**peak, "size_bytes": " ".join([peak["size_bytes"], *less])} for peak in block["peaks"]
+    ]
+    return {**block, "operators": operators, "saved": saved, "peaks": peaks}
+
+
+def _operators(operators: Sequence[Plain]) -> Iterator[Plain]:
+    for operator in operators:
+        is_product = operator["kind"] == "matmul" and operator["module"] not in IN_16_BITS
+        if not is_product or operator["name"] in BATCHED_PRODUCTS:
+            yield operator
+        else:
+            if operator["phase"] == "forward" or not _makes_weight(operator):
+                # A gradient is converted once for both products of the backward pass.
+                yield _cast(operator)
+            yield {**operator, "dtype": DTYPE, "read_bytes": f"({operator['read_bytes']})/2"}
+
+
+def _makes_weight(operator: Plain) -> bool:
+    """Whether a product of a backward pass makes the gradient of a weight."""
+    if operator["name"].startswith("mistlab."):
+        return bool(operator["name"] == _GRADIENT_OF_WEIGHT)
+    return not any("b" in _symbols(size) for size in operator["outputs"][0])
+
+
+def _cast(operator: Plain) -> Plain:
+    shape = operator["inputs"][0]
+    size = _numel(shape)
+    return {
+        **operator,
+        "name": CAST,
+        "kind": "elementwise",
+        "dtype": DTYPE,
+        "inputs": [shape],
+        "outputs": [shape, shape],
+        "flop": size,
+        "read_bytes": f"2*{size}",
+        "written_bytes": f"2*{size}",
+    }
+
+
+def _saved(operator: Plain, size: str) -> Plain:
+    return {
+        "module": operator["module"],
+        "shape": operator["inputs"][0],
+        "dtype": DTYPE,
+        "size_bytes": size,
+        "is_input": False,
+    }
+
+
+def _numel(shape: Sequence[str]) -> str:
+    return "*".join(f"({size})" for size in shape)
+
+
+def _symbols(size: str) -> set[str]:
+    return set("".join(c if c.isalpha() else " " for c in size).split())
+
+
+# Heads that predict further tokens (multi-token prediction, as in DeepSeek V3, arXiv 2412.19437).
+#
+# A model predicts each token after the next in five steps. A norm of the output of its last block,
+# and a norm of the embedding of the token before. A product that joins both. A block of the same
+# kind as the last block. A further norm. Logits, and a loss. The tables of embedding and head are
+# the model's own; the last stage of a pipeline has a copy of the embedding's table.
+#
+# All of it becomes part of the head's graph, so it lies on the last stage, is kept for one micro-
+# batch, and never runs again.
+#
+# The change is made in the text of a graph's file.
+
+
+MODULE = "head.further"
+_WIDTHS = {"half": (2, "bfloat16"), "single": (4, "float32")}
+
+
+def with_further_tokens(stored: StoredGraph, tokens: int, *, tied: bool) -> StoredGraph:
+    """The graph of a model whose head predicts so many tokens after the next.
+
+    With ``tied`` embeddings the head has the embedding's table already.
+    """
+    made = _made(stored, tokens, tied) if tokens else stored
+    return replace(made, turns=stored.turns)
+
+
+@cache
+def _made(stored: StoredGraph, tokens: int, tied: bool) -> StoredGraph:
+    graph = stored.mapping
+    head, block, embedding = graph["head"], graph["block"], graph["embedding"]
+    joint = _joint(graph)
+    norms = [one for one in head["parameters"] if not _is_table(one)]
+    copied = [] if tied else [one for one in embedding["parameters"] if _is_table(one)]
+    own: dict[str, list[Plain]] = {
+        "operators": [
+            *(*joint["operators"], *embedding["operators"]),
+            *(*block["operators"], *head["operators"]),
+        ],
+        "saved": [_no_input(one) for part in (joint, block, head) for one in part["saved"]],
+        "parameters": [*joint["parameters"], *block["parameters"], *norms],
+    }
+    further = {name: [*head[name], *some * tokens] for name, some in own.items()}
+    further["parameters"] += copied
+    further["peaks"] = [*head["peaks"], *_peaks(head, block, joint, tokens)]
+    name = f"{graph['name']}-further{tokens}"
+    return StoredGraph.of({**graph, "name": name, "head": {**head, **further}}, stored.where)
+
+
+def _peaks(head: Plain, block: Plain, joint: Plain, tokens: int) -> Iterator[Plain]:
+    """The fullest moments: of the last further token, when all others are kept."""
+    own = _kept(joint) + _kept(block) + _kept(head)
+    before = _kept(head) + own * (tokens - 1) + _kept(joint)
+    yield from (_larger(peak, before) for peak in block["peaks"])
+    yield from (_larger(peak, before + _kept(block)) for peak in head["peaks"])
+
+
+def _kept(layer: Plain) -> Sum:
+    return Sum.total(sum_from(one["size_bytes"]) for one in layer["saved"])
+
+
+def _larger(peak: Plain, more: Sum) -> Plain:
+    return {**peak, "size_bytes": str(sum_from(peak["size_bytes"]) + more)}
+
+
+def _no_input(tensor: Plain) -> Plain:
+    return {**tensor, "is_input": False}
+
+
+def _is_table(parameter: Plain) -> bool:
+    return "V" in parameter["shape"][0]
+
+
+def _joint(graph: Plain) -> Plain:
+    """The norms of the last block's result and of the embedding, and the product of both."""
+    norms = [one for one in graph["head"]["operators"] if one["module"] == "head.norm"]
+    of_norm = [one for one in graph["head"]["parameters"] if one["name"].startswith("head.norm")]
+    weight = {"name": f"{MODULE}.weight", "shape": ["h/tp", "2*h"]}
+    tokens = graph["head"]["operators"][0]["outputs"][0][1]
+    width, dtype = _WIDTHS[graph["precision"]]
+    # The embedding, which its norm keeps, and both norms' results, which the product keeps.
+    saved = [
+        {
+            "module": MODULE,
+            "shape": ["b", tokens, channels],
+            "dtype": dtype,
+            "size_bytes": f"{width}*b*({tokens})*{channels}",
+            "is_input": False,
+        }
+        for channels in ("h", "2*h")
+    ]
+    return {
+        "operators": [*norms, *norms, *_product(tokens != "s", width, dtype)],
+        "saved": saved,
+        "parameters": [*of_norm, *of_norm, weight],
+    }
+
+
+def _product(splits: bool, width: int, dtype: str) -> Iterator[Plain]:
+    """The product that halves the channels, split by its results, which all ranks gather."""
+    rows, wide, part, weight = "b*s", "2*h", "h/tp", ["h/tp", "2*h"]
+    flop, whole = "4*b*s*h**2/tp", f"2*{width}*b*s*h"
+    held, made = f"2*{width}*h**2/tp", f"{width}*b*s*h/tp"
+    half = f"{width}*b*s*h"
+
+    def one(name: str, kind: str, phase: str, **others: Any) -> Plain:
+        plain = {"name": name, "kind": kind, "phase": phase, "module": MODULE, "dtype": dtype}
+        return {**plain, **others}
+
+    def product(phase: str, inputs: list[list[str]], output: list[str], *sizes: str) -> Plain:
+        read, written = " + ".join(sizes[:-1]), sizes[-1]
+        moved = {"read_bytes": read, "written_bytes": written}
+        shapes = {"inputs": inputs, "outputs": [output]}
+        return one("aten.mm", "matmul", phase, **shapes, flop=flop, **moved)
+
+    def message(name: str, phase: str, size: str, channels: str) -> Plain:
+        shape = [["b", "s", channels]]
+        moved = {"flop": "0", "read_bytes": size, "written_bytes": size}
+        return one(f"mistlab.{name}", "collective", phase, inputs=shape, outputs=shape, **moved)
+
+    if splits:
+        yield message("gather_tokens", "forward", whole, wide)
+    yield product("forward", [[rows, wide], [wide, part]], [rows, part], whole, held, made)
+    yield message("gather_tokens", "forward", half, "h")
+    if splits:
+        yield message("gather_tokens", "backward", half, "h")
+        yield message("gather_again", "backward", whole, wide)
+    yield product("backward", [[rows, part], weight], [rows, wide], made, held, whole)
+    name = "scatter_gradient" if splits else "all_reduce_"
+    yield message(name, "backward", whole, wide)
+    yield product("backward", [[part, rows], [rows, wide]], weight, made, whole, held)
+    yield one(
+        *("aten.add_", "accumulate", "backward"),
+        inputs=[weight, weight],
+        outputs=[weight],
+        flop="2*h**2/tp",
+        read_bytes=f"2*({held})",
+        written_bytes=held,
+    )
+
+
+# Layer graphs of variants that nobody traced, made of graphs that were traced.
+#
+# Dropout keeps a mask of what each of a block's two halves adds, and one of the embedding.
+# Attention that is written out keeps its scores; with dropout it keeps the scores that were let
+# through and their mask as well. Scores have one kernel that writes them and one that reads them.
+# With a window, attention is another kernel, with fewer operations; it reads, writes and keeps
+# what fused attention does. Products and other kernels are those of the traced graph.
+#
+# The change is made in the text of a graph's file, so that no expression is read.
+
+
+_SCORES = ("b", "n/tp", "s", "s")
+
+
+@cache
+def with_dropout(stored: StoredGraph, *, sequence_parallel: bool) -> StoredGraph:
+    """The graph of a model with dropout, from that of the same model without."""
+    graph = stored.mapping
+    tokens = ("b", "s/tp" if sequence_parallel else "s", "h")
+    of_block = [_mask("dropout", tokens)] * 2
+    if graph["attention"] == "math":
+        width, dtype = _WIDTHS[graph["precision"]]
+        of_block += [_kept_tensor("attention", _SCORES, dtype, width), _mask("attention", _SCORES)]
+    further = [_keeping(block, of_block) for block in graph.get("further_blocks", ())]
+    mapping = {
+        **graph,
+        "name": f"{graph['name']}-dropout",
+        "embedding": _keeping(graph["embedding"], [_mask("embedding.dropout", tokens)]),
+        "block": _keeping(graph["block"], of_block),
+    }
+    return StoredGraph.of(_with_further(mapping, further), stored.where)
+
+
+@cache
+def with_scores(stored: StoredGraph) -> StoredGraph:
+    """The graph of a model that writes attention out, from that of the same model with fused
+    attention."""
+    graph = stored.mapping
+    width, dtype = _WIDTHS[graph["precision"]]
+    kept = [_kept_tensor("attention", _SCORES, dtype, width)]
+    further = [_keeping(block, kept) for block in graph.get("further_blocks", ())]
+    mapping = {
+        **graph,
+        "name": f"{graph['name']}-scores",
+        "attention": "math",
+        "block": _keeping(graph["block"], kept),
+    }
+    return StoredGraph.of(_with_further(mapping, further), stored.where)
+
+
+@cache
+def with_window(stored: StoredGraph) -> StoredGraph:
+    """The graph of a model whose blocks have windows, from that of the same model without."""
+    graph = stored.mapping
+    further = [_windowed(block) for block in graph.get("further_blocks", ())]
+    mapping = {**graph, "name": f"{graph['name']}-window", "block": _windowed(graph["block"])}
+    return StoredGraph.of(_with_further(mapping, further), stored.where)
+
+
+# Fused attention by PyTorch, the kernel that has a window, and its operations: a token sees at most
+# w tokens, and each of the first w those before it.
+_FUSED = "aten._scaled_dot_product_flash_attention_for_cpu"
+_WIDE = "mistlab.attention"
+_SEEN_BY_PHASE = {
+    "forward": "4*b*d*n*s*w/tp - 2*b*d*n*w**2/tp",
+    "backward": "10*b*d*n*s*w/tp - 5*b*d*n*w**2/tp",
+}
+
+
+def _windowed(layer: Plain) -> Plain:
+    """A layer whose fused attention sees a window alone."""
+    operators = [
+        {**one, "name": one["name"].replace(_FUSED, _WIDE), "flop": _SEEN_BY_PHASE[one["phase"]]}
+        if one["name"].startswith(_FUSED)
+        else one
+        for one in layer["operators"]
+    ]
+    peaks = [{**one, "operator": one["operator"].replace(_FUSED, _WIDE)} for one in layer["peaks"]]
+    return {**layer, "operators": operators, "peaks": peaks}
+
+
+def _with_further(mapping: Plain, further: Sequence[Plain]) -> Plain:
+    return {**mapping, "further_blocks": [*further]} if further else mapping
+
+
+def _keeping(layer: Plain, kept: Sequence[Plain]) -> Plain:
+    """A layer that keeps some tensors more; it writes them once and reads them once."""
+    more = " + ".join(tensor["size_bytes"] for tensor in kept)
+    operators = [_moving(tensor, phase) for phase in ("forward", "backward") for tensor in kept]
+    peaks = [{**one, "size_bytes": f"{one['size_bytes']} + {more}"} for one in layer["peaks"]]
+    return {
+        **layer,
+        "operators": [*layer["operators"], *operators],
+        "saved": [*layer["saved"], *kept],
+        "peaks": peaks,
+    }
+
+
+def _moving(tensor: Plain, phase: str) -> Plain:
+    """The kernel that writes (forward) or reads (backward) a tensor that is kept."""
+    is_forward, size = phase == "forward", tensor["size_bytes"]
+    return {
+        "name": "mistlab.keep" if is_forward else "mistlab.use_kept",
+        "kind": "elementwise",
+        "phase": phase,
+        "module": tensor["module"],
+        "dtype": tensor["dtype"],
+        "inputs": [] if is_forward else [tensor["shape"]],
+        "outputs": [tensor["shape"]] if is_forward else [],
+        "flop": "*".join(f"({one})" for one in tensor["shape"]),
+        "read_bytes": "0" if is_forward else size,
+        "written_bytes": size if is_forward else "0",
+    }
+
+
+def _mask(module: str, shape: Sequence[str]) -> Plain:
+    return _kept_tensor(module, shape, "bool", 1)
+
+
+def _kept_tensor(module: str, shape: Sequence[str], dtype: str, width: int) -> Plain:
+    size = "*".join((str(width), *(f"({one})" for one in shape)))
+    return {
+        "module": module,
+        "shape": [*shape],
+        "dtype": dtype,
+        "size_bytes": size,
+        "is_input": False,
+    }

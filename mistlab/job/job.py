@@ -1,44 +1,327 @@
-"""A job: everything that one plan file says, and the checks across its parts.
+"""Finds what a plan file names by catalogue name or path: its model, hardware and order of passes.
 
-A plan file names its model, its hardware and the order of its passes; names and paths are turned
-into values and back by ``mistlab.job.references``.
+The space that a search names is found in the same way.
+
+A text is a path if it holds a slash or has the ending of such a file. A path is relative to the
+folder of the plan file.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import os.path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from mistlab.core.files import read_yaml, write_yaml
+from mistlab import catalog
+from mistlab.core.files import read_json, read_yaml, write_yaml
 from mistlab.core.values import (
     FieldError,
     InputError,
     check_fields,
     from_mapping,
     refuse,
+    shown,
     to_mapping,
+    within,
 )
-from mistlab.engines.engine import Engine
-from mistlab.engines.table import ENGINES
-from mistlab.job.references import (
-    hardware_from,
-    model_from,
-    order_from,
-    plain_groups,
-    plain_model,
-    plain_order,
-    plain_profile,
-    profile_from,
-    with_groups,
-)
-from mistlab.machine.cluster import Cluster
+from mistlab.engines.engine import ENGINES, Engine
+from mistlab.huggingface.configurations import KIND, model_of_config
+from mistlab.machine.cluster import Cluster, NodeGroup, Profile
+from mistlab.machine.hardware import Hardware
 from mistlab.plan.dimension import Setting, Step
 from mistlab.plan.dimensions import DIMENSIONS, engine_problem, names_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.workload import Workload
-from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.stages.plan_orders import check_order
+
+MODEL = "workload.model"
+HARDWARE = "cluster.hardware"
+ORDER = "plan.order"
+CONFIG = "config.json"
+# Divides a configuration's path from the part of it that is read (``config.json#text_config``).
+_PART = "#"
+# The key of a space's mapping for the named space whose other choices it keeps.
+LIKE = "like"
+
+
+def model_from(plain: object, folder: Path) -> ModelSpec:
+    """The model that ``workload.model`` names in a plan file in ``folder``."""
+    if isinstance(plain, ModelSpec):
+        return plain
+    if isinstance(plain, Mapping):
+        spec = ModelSpec.from_mapping(plain, MODEL)
+        if spec.graph_file is None:
+            return spec
+        return replace(spec, graph_file=_joined(folder, spec.graph_file))
+    if not isinstance(plain, str):
+        problem = f"{shown(plain)} is not a model: give a catalogue name, a path or a mapping"
+        refuse(MODEL, problem)
+    if plain.endswith((".yaml", ".yml")):
+        return _model_file(_joined(folder, plain))
+    path, part = _path_and_part(plain)
+    if _is_path(path, (".json",)):
+        return _json_model(_joined(folder, path), part)
+    with within("workload"):
+        return catalog.model(plain)
+
+
+def plain_model(model: ModelSpec, folder: Path) -> Any:
+    """The content of ``workload.model`` for a model, in a plan file in ``folder``."""
+    if model.name in catalog.model_names() and model == catalog.model(model.name):
+        return model.name
+    if model.graph_file is None:
+        return to_mapping(model, omit_defaults=True)
+    path = _relative(model.graph_file, folder)
+    if _is_traced(model):
+        return path if _is_path(path, (".json",)) else f"./{path}"
+    return {**to_mapping(model, omit_defaults=True), "graph_file": path}
+
+
+def hardware_from(plain: object, folder: Path) -> Hardware:
+    """The hardware that ``cluster.hardware`` names in a plan file in ``folder``."""
+    if isinstance(plain, Hardware):
+        return plain
+    if isinstance(plain, Mapping):
+        return from_mapping(Hardware, plain, HARDWARE)
+    if not isinstance(plain, str):
+        problem = f"{shown(plain)} is not hardware: give a catalogue name, a path or a mapping"
+        refuse(HARDWARE, problem)
+    if _is_path(plain, (".yaml", ".yml")):
+        return _hardware_file(_joined(folder, plain))
+    with within("cluster"):
+        return catalog.hardware(plain)
+
+
+def plain_hardware(hardware: Hardware) -> Any:
+    """The content of ``cluster.hardware``: a catalogue name, or all numbers of the hardware.
+
+    A written plan file never names a hardware file, because such a file may change.
+    """
+    if hardware.name in catalog.hardware_names() and hardware == catalog.hardware(hardware.name):
+        return hardware.name
+    return to_mapping(hardware, omit_defaults=True)
+
+
+def profile_from(plain: object, folder: Path) -> object:
+    """The profile that ``cluster.profile`` names; other content stays, for checks."""
+    if not isinstance(plain, str):
+        return plain
+    with within("cluster"):
+        return catalog.profile(plain)
+
+
+def plain_profile(profile: Profile) -> Any:
+    """The content of ``cluster.profile``: a catalogue name, or all numbers of the profile."""
+    if profile.name in catalog.profile_names() and profile == catalog.profile(profile.name):
+        return profile.name
+    return to_mapping(profile, omit_defaults=True)
+
+
+def space_from(plain: object, folder: Path) -> SearchSpace:
+    """The space that a name, a path of a YAML file, or a mapping stands for.
+
+    A mapping takes its choices from the space that it names under ``like``, and changes those that
+    it lists.
+    """
+    if isinstance(plain, str) and _is_path(plain, (".yaml", ".yml")):
+        path = _joined(folder, plain)
+        with _in_file("", path):
+            return space_from(read_yaml(Path(path)), Path(path).parent)
+    if isinstance(plain, str):
+        return space_of(plain)
+    if not isinstance(plain, Mapping) or not isinstance(plain.get(LIKE), str):
+        problem = f"{shown(plain)} is not a space: give a name, or a mapping with {LIKE}: NAME"
+        refuse("", problem)
+    own = {key: value for key, value in plain.items() if key != LIKE}
+    if "name" not in own:
+        refuse("name", "missing: give the space a name for tables")
+    try:
+        base = to_mapping(space_of(plain[LIKE]))
+    except InputError as error:
+        refuse(LIKE, str(error))
+    if isinstance(own.get("offload"), Mapping):
+        own["offload"] = {**base["offload"], **own["offload"]}
+    return from_mapping(SearchSpace, {**base, **own})
+
+
+def order_from(plain: object, folder: Path) -> object:
+    """The order that ``plan.order`` names in a plan file in ``folder``."""
+    if not isinstance(plain, str) or not is_order_path(plain):
+        return plain
+    return _as_path(_joined(folder, plain))
+
+
+def plain_order(order: str, folder: Path) -> str:
+    """The content of ``plan.order`` for an order, in a plan file in ``folder``."""
+    return _as_path(_relative(order, folder)) if is_order_path(order) else order
+
+
+def _as_path(path: str) -> str:
+    """A path that cannot be taken for the name of an order."""
+    return path if is_order_path(path) else f"./{path}"
+
+
+def _path_and_part(text: str) -> tuple[str, str]:
+    """A path, and the part of the file that is read; none for the whole file."""
+    path, divider, part = text.rpartition(_PART)
+    return (path, part) if divider and "/" not in part else (text, "")
+
+
+def _model_file(path: str) -> ModelSpec:
+    with _in_file(MODEL, path):
+        return model_from(read_yaml(Path(path)), Path(path).parent)
+
+
+def _json_model(path: str, part: str) -> ModelSpec:
+    """A traced model, or the one of a Hugging Face configuration or of a part of it; its folder
+    will do."""
+    file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
+    with _in_file(MODEL, str(file)):
+        content = read_json(file)
+        if KIND in content:
+            return model_of_config(content, file.absolute().parent.name, part)
+    return _traced_model(str(file))
+
+
+def _traced_model(path: str) -> ModelSpec:
+    with _in_file(MODEL, path):
+        content = read_json(Path(path))
+        if "spec" not in content:
+            problem = "missing: give the JSON that tracing a model writes"
+            refuse("spec", f"{problem}, or a Hugging Face {CONFIG}, which has a {KIND}")
+        return replace(ModelSpec.from_mapping(content["spec"], "spec"), graph_file=path)
+
+
+def _is_traced(model: ModelSpec) -> bool:
+    """Whether the model equals the model in its own file; a changed copy does not."""
+    assert model.graph_file is not None
+    try:
+        return _traced_model(model.graph_file) == model
+    except InputError:
+        return False
+
+
+def _hardware_file(path: str) -> Hardware:
+    with _in_file(HARDWARE, path):
+        return from_mapping(Hardware, read_yaml(Path(path)))
+
+
+@contextmanager
+def _in_file(holder: str, path: str) -> Iterator[None]:
+    """Add to an error the key of the plan file that named the file at fault."""
+    try:
+        yield
+    except FieldError as error:
+        raise FieldError(holder, f"{path}: {error}") from None
+    except InputError as error:
+        raise FieldError(holder, str(error)) from None
+
+
+def _is_path(text: str, endings: tuple[str, ...]) -> bool:
+    return "/" in text or text.endswith(endings)
+
+
+def _joined(folder: Path, path: str) -> str:
+    return os.path.normpath(folder / path)
+
+
+def _relative(path: str, folder: Path) -> str:
+    """A path relative to a folder; an absolute path stays absolute."""
+    return path if Path(path).is_absolute() else os.path.relpath(path, folder)
+
+
+# A cluster of several groups of nodes, as a plan file and a command line say it.
+#
+# In a plan file ``cluster.hardware`` is then a list with the hardware and the number of nodes of
+# each group. On a command line ``--hardware`` is ``l4-24gb:1,a100-40gb:2``.
+
+
+def with_groups(plain: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The content of ``cluster`` in a plan file in ``folder``, with a list of groups as fields of
+    ``Cluster``; other content stays."""
+    if "others" in plain:
+        problem = "unknown key: give each group of nodes in a list in cluster.hardware"
+        refuse("cluster.others", problem)
+    listed = plain.get("hardware")
+    if not isinstance(listed, list | tuple):
+        return plain
+    fields = fields_of([_group_from(one, place, folder) for place, one in enumerate(listed)])
+    given = plain.get("nodes", fields["nodes"])
+    if given != fields["nodes"]:
+        problem = (
+            f"{shown(given)}, but the groups in cluster.hardware have {fields['nodes']} nodes: "
+            f"give {fields['nodes']}, or leave it out"
+        )
+        refuse("cluster.nodes", problem)
+    return {**plain, **fields}
+
+
+def fields_of(groups: Sequence[NodeGroup]) -> dict[str, Any]:
+    """The fields of a ``Cluster`` that say its groups."""
+    if not groups:
+        refuse(HARDWARE, "is an empty list: give the hardware and the nodes of a group at least")
+    return {
+        "hardware": groups[0].hardware,
+        "nodes": sum(group.nodes for group in groups),
+        "others": tuple(groups[1:]),
+    }
+
+
+def plain_groups(cluster: Cluster) -> dict[str, Any]:
+    """The content of ``cluster.hardware`` in a plan file: a list where there are several groups."""
+    if not cluster.others:
+        return {"hardware": plain_hardware(cluster.hardware)}
+    return {
+        "hardware": [
+            {"hardware": plain_hardware(group.hardware), "nodes": group.nodes}
+            for group in cluster.groups
+        ]
+    }
+
+
+def groups_named(text: str, folder: Path) -> list[NodeGroup]:
+    """The groups of a text such as ``l4-24gb:1,a100-40gb:2``; none where it names one hardware
+    without nodes."""
+    parts = [part.rpartition(":") for part in text.split(",")]
+    if len(parts) == 1 and not parts[0][2].isdecimal():
+        return []
+    groups = []
+    for name, colon, nodes in parts:
+        if not (name and nodes.isdecimal()):
+            problem = (
+                f"{text!r}: {name + colon + nodes!r} does not say its nodes: give each group as "
+                "hardware:nodes, such as l4-24gb:1,a100-40gb:2"
+            )
+            refuse(HARDWARE, problem)
+        groups.append(NodeGroup(hardware=hardware_from(name, folder), nodes=int(nodes)))
+    return groups
+
+
+def _group_from(plain: object, place: int, folder: Path) -> NodeGroup:
+    """A group of the list in ``cluster.hardware``; errors name its place in the list."""
+    where = f"{HARDWARE}[{place}]"
+    if not isinstance(plain, Mapping):
+        problem = f"{shown(plain)} is not a group of nodes: give a mapping of hardware and nodes"
+        refuse(where, problem)
+    resolved = dict(plain)
+    if "hardware" in plain:
+        try:
+            resolved["hardware"] = hardware_from(plain["hardware"], folder)
+        except FieldError as error:
+            path = f"{where}.hardware{error.path.removeprefix(HARDWARE)}"
+            raise FieldError(path, error.problem) from None
+    return from_mapping(NodeGroup, resolved, where)
+
+
+# A job: everything that one plan file says, and the checks across its parts.
+#
+# A plan file names its model, its hardware and the order of its passes; names and paths are turned
+# into values and back by ``mistlab.job.job``.
+
 
 HERE = Path()
 

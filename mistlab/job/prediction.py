@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Protocol, Self
 
 from mistlab.core.values import bounded, check_fields, name_in, refuse
-from mistlab.engines.table import names_for_plans
+from mistlab.engines.engine import names_for_plans
 from mistlab.plan.plan import Plan
 
 _SECONDS = bounded(minimum=0)

@@ -8,7 +8,6 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from mistlab.core.files import GBYTES, GIB_BYTES, MILLISECONDS
-from mistlab.core.precision import Precision
 from mistlab.core.values import (
     MOST_GPUS_OF_NODE,
     MOST_NODES,
@@ -17,6 +16,7 @@ from mistlab.core.values import (
     quantity,
     refuse,
 )
+from mistlab.engines.engine import Precision
 from mistlab.machine.hardware import Hardware
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mistlab.core.files import GBYTES, GIB_BYTES, MIB_BYTES, MICROSECONDS, TFLOP
-from mistlab.core.precision import Precision
 from mistlab.core.values import (
     MOST_GPUS_OF_NODE,
     MOST_NODES,
@@ -22,7 +21,7 @@ from mistlab.core.values import (
     quantity,
     refuse,
 )
-from mistlab.engines.table import names_for_plans
+from mistlab.engines.engine import Precision, names_for_plans
 from mistlab.machine.slowdowns import Interference
 
 OperatorClass = Literal[

@@ -59,7 +59,7 @@ class Dimension:
     another field of theirs chooses it (``is_listed``), and this package's runtime trains by values
     besides the default if it ``is_trained``, or counts blocks. With ``is_ratio`` it is a
     share of a whole, otherwise a whole number. It is the degree of the ``axes`` of
-    a mesh (``mistlab.plan.mesh``). A choice ``shared_by`` the ranks of a group has no
+    a mesh (``mistlab.plan.dimensions``). A choice ``shared_by`` the ranks of a group has no
     effect if the group has one rank; where blocks have experts, whose states other ranks share, the
     group ``experts_shared_by`` has to have one rank, too.
 

@@ -9,7 +9,7 @@ from dataclasses import MISSING, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mistlab.core.values import bounded, check_fields, name_in, refuse
-from mistlab.engines.table import names_for_plans
+from mistlab.engines.engine import names_for_plans
 from mistlab.plan.dimension import Dimension
 from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.schedule.orders import DEFAULT_ORDER

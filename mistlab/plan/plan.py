@@ -7,11 +7,16 @@ from operator import attrgetter
 from typing import Any, Self
 
 from mistlab.core.values import bounded, check_fields, name_in, near_matches, refuse, shown
-from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
+from mistlab.engines.engine import ENGINES, names_for_plans, names_that_wait
 from mistlab.plan import dimension_fields
-from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, counts_within, names_of
+from mistlab.plan.dimensions import (
+    DIMENSIONS,
+    counts_of_blocks,
+    counts_within,
+    dimensions_of_axes,
+    names_of,
+)
 from mistlab.plan.made_fields import DEFAULT_ENGINE
-from mistlab.plan.mesh import dimensions_of_axes
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, is_order_path
 
 Reader = Callable[[dimension_fields.StageFields], tuple[float, ...]]

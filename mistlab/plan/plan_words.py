@@ -4,15 +4,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from mistlab.plan.dimensions import (
+    AXES,
     DIMENSIONS,
     OFFLOADS,
     brief_words,
     counts_of_blocks,
     dimension_words,
+    dimensions_of_axes,
     names_of,
 )
 from mistlab.plan.made_fields import DEFAULT_ENGINE
-from mistlab.plan.mesh import AXES, dimensions_of_axes
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.orders import DEFAULT_ORDER
 

@@ -6,12 +6,10 @@ from operator import attrgetter
 from typing import Any
 
 from mistlab.core.values import InputError, near_matches, refuse
-from mistlab.engines.engine import Engine
-from mistlab.engines.table import ENGINES, names_for_plans
+from mistlab.engines.engine import ENGINES, Engine, names_for_plans
 from mistlab.plan import dimension_fields
-from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, engine_problem
+from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, engine_problem, ranks_of
 from mistlab.plan.made_fields import check_lists
-from mistlab.plan.mesh import ranks_of
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
 
 OffloadRatios = dimension_fields.OffloadRatios

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from mistlab.core.precision import Optimizer, Precision
 from mistlab.core.values import (
     MOST_EXPERTS,
     MOST_HEADS,
@@ -25,6 +24,7 @@ from mistlab.core.values import (
     refuse,
     within,
 )
+from mistlab.engines.engine import Optimizer, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mistlab.cost.sureness import slowest_cluster
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.runs.configuration import Configuration
 

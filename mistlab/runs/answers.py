@@ -7,7 +7,7 @@ from typing import Any
 from mistlab.core.files import GIB_BYTES
 from mistlab.cost.memory import room_bytes
 from mistlab.cost.sureness import RunKind, bounds_of, known_sureness
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction, StagePrediction
 from mistlab.runs.jobs import RunJob
 from mistlab.runs.sureness import Range

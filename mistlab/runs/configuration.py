@@ -12,10 +12,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mistlab.core.precision import Precision
 from mistlab.core.values import refuse, shown
 from mistlab.cost.sureness import BITS, Blocks, RunKind
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, Precision
 from mistlab.plan.workload import Attention
 from mistlab.runs.cells import count_of, flag_of, text_of
 from mistlab.runs.gpu_names import Gpus, gpus_of

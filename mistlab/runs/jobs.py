@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from mistlab import catalog
-from mistlab.core.precision import Precision
 from mistlab.cost.sureness import RunKind
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, Precision
 from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster, Profile
 from mistlab.machine.hardware import Hardware

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mistlab.core.values import refuse
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.runs.configuration import Configuration
 from mistlab.schedule.placement import even_shares
 

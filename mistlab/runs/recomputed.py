@@ -3,7 +3,7 @@
 import re
 
 from mistlab.core.values import FieldError, shown
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.runs.configuration import Configuration
 
 # What torchtitan calls recomputing each second product of all blocks (with everything but attention

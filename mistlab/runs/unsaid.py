@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.runs.cells import count_of
 from mistlab.runs.megatron_arguments import are_arguments
 from mistlab.schedule.orders import INTERLEAVED

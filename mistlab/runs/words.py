@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mistlab import catalog
-from mistlab.core.precision import Precision
 from mistlab.core.values import FieldError, refuse, shown
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, Precision
 from mistlab.plan.workload import Attention
 from mistlab.runs.gpu_names import Gpus
 from mistlab.runs.name_words import keys_in

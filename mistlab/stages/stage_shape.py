@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Self
 
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.plan.dimensions import counts_of_blocks
 from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan, StagePlan
 from mistlab.schedule.placement import Placement

@@ -1,6 +1,6 @@
 """The ranks of a plan's stages, the groups that they form, and who sends which sequences to whom.
 
-Ranks count along the axes of ``mistlab.plan.mesh``, stage after stage. Sequences of a micro-batch
+Ranks count along the axes of ``mistlab.plan.dimensions``, stage after stage. Sequences of a micro-batch
 go to data-parallel ranks in order. So ranks of stages with different degrees exchange the sequences
 that both have.
 """
@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mistlab.plan.mesh import GROUPS, groups_of, position_of, rank_of
+from mistlab.plan.dimensions import GROUPS, groups_of, position_of, rank_of
 from mistlab.plan.plan import Plan
 from mistlab.schedule.order_text import PassKind
 from mistlab.stages.plan_orders import ends_of_plan, placement_of_plan

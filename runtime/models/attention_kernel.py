@@ -10,8 +10,8 @@ from typing import Literal
 
 import torch
 
-from mistlab.core.precision import Precision
 from mistlab.core.values import InputError
+from mistlab.engines.engine import Precision
 from mistlab.plan.workload import Attention
 
 AttentionKernel = Literal["flash", "cudnn", "flash-attn"]

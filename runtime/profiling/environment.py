@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from mistlab.core.precision import Precision
 from mistlab.core.values import InputError
+from mistlab.engines.engine import Precision
 from mistlab.job.prediction import Clocks, Environment
 from runtime.devices import outside
 from runtime.devices.cuda import DRIVERS, driver_of

@@ -9,8 +9,8 @@ from time import perf_counter, process_time
 import numpy as np
 import torch
 
-from mistlab.core.precision import Precision
 from mistlab.cost.layers import work_of
+from mistlab.engines.engine import Precision
 from mistlab.engines.mistlab import MISTLAB
 from mistlab.graph.graph import PHASES
 from mistlab.graph.library import graph_of

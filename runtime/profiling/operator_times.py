@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.nn.functional import gelu, layer_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mistlab.core.precision import Precision
+from mistlab.engines.engine import Precision
 from runtime.models.attention import fused
 from runtime.models.config import TYPE_OF_PRECISION
 from runtime.models.operators import CausalSoftmax

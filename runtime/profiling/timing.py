@@ -19,7 +19,7 @@ from torch import distributed
 from torch.distributed import ProcessGroup
 
 from mistlab.core.files import MIB_BYTES
-from mistlab.core.precision import Precision
+from mistlab.engines.engine import Precision
 from runtime.devices.cuda import driver_of
 from runtime.devices.driver import Driver
 from runtime.profiling.environment import Devices

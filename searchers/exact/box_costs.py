@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost.memory import host_room_at
 from mistlab.cost.pipeline import TIMES
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import DIMENSIONS, RECOMPUTED, counts_of_blocks, names_of
 from mistlab.plan.space import SearchSpace

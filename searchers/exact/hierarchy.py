@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost.order_path import order_bound_s
 from mistlab.cost.pipeline import TIMES, StageTimes, iteration_s
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import counts_of_blocks, names_of
 from mistlab.plan.plan import Plan

@@ -16,7 +16,7 @@ import pulp
 
 from mistlab.cost.chains import ISSUED, PASSES, Chains, Counts, PassLengths, chained
 from mistlab.cost.memory import host_room_at
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.plan.plan import Plan
 from searchers.exact.candidates import Menus, StagePosition
 from searchers.exact.programme import join as join_exactly

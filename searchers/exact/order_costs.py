@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mistlab.cost.chains import ISSUED, Chains
 from mistlab.cost.order_path import OF_CHUNKS, InOrder, in_front_s
 from mistlab.cost.pipeline import StageTimes, Table, prepended
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.search import FEWEST_ALIKE
 from mistlab.plan.dimensions import RECOMPUTED, counts_of_blocks
 from mistlab.schedule.orders import SPLIT, chunks_of

@@ -14,8 +14,7 @@ from mistlab.cost.memory import room_of_plan
 from mistlab.job.prediction import Prediction, StagePrediction
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS, names_of
-from mistlab.plan.mesh import dimensions_of_axes, ranks_of
+from mistlab.plan.dimensions import DIMENSIONS, OFFLOADS, dimensions_of_axes, names_of, ranks_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.space import SearchSpace
 from searchers.meshes import equal_pipelines, even_layers, orders_of, other_names, pipelines

@@ -14,7 +14,7 @@ from experiments.bench import wide_plans as wide
 from experiments.bench.random_plans import PROPOSING, random_plans
 from experiments.cli.commandline import run
 from mistlab import catalog
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import load_job
 
 # What the page says, a little more of it: of all plans, of the default problem, of each stratum.

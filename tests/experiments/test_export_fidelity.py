@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiments import export
-from experiments.bench.refusals import predicted
+from experiments.bench.problem import predicted
 from experiments.cli.commandline import run
 from experiments.interchange import fidelity, refitting
 from experiments.interchange.fidelity import exported, fits, same_figures

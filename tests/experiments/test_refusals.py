@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiments.bench.refusals import predicted_each
+from experiments.bench.problem import predicted_each
 from mistlab.core.values import InputError
 
 

@@ -18,7 +18,8 @@ import pytest
 from experiments import survey
 from experiments.cli.command import experiment
 from experiments.cli.commandline import parser_of, run
-from experiments.pages import groups, numbers_in_words, tables
+from experiments.pages import groups, tables
+from experiments.pages import tables as numbers_in_words
 from experiments.pages.charts import Bars, Lines
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import table, untimed

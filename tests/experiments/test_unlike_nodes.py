@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments import analyse, predict, tune
+from experiments.bench.problem import problem_of
 from experiments.cli.commandline import PROBLEM, run
-from experiments.cli.problem import problem_of
 from experiments.sweeps.sweep_file import cells_of, sweep_from_mapping
 from mistlab import catalog
 from mistlab.core.values import InputError

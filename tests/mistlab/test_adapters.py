@@ -3,7 +3,7 @@
 import pytest
 
 from mistlab import catalog
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan, StagePlan
 from simulators.events import EventSimulator

@@ -4,7 +4,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.runs.answers import answered
 from mistlab.runs.jobs import RunJob, job_of
 from mistlab.runs.recomputed import recomputed

@@ -10,7 +10,7 @@ from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.cost.breakdown import EXCHANGED, breakdown_of, kernel_parts
 from mistlab.cost.tasks import TaskModel, task_columns
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.graph import EXCHANGES
 from mistlab.job.job import Job
 from mistlab.job.prediction import PARTS, Breakdown

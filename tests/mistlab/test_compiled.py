@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sympy
 
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.compiled import ROWS_AT_ONCE, compile_expressions
 from mistlab.graph.layer_types import expressions_of
 from mistlab.graph.library import Variant, shipped

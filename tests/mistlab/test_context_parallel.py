@@ -10,8 +10,7 @@ from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.cost.layers import LayerModel, work_of
 from mistlab.cost.stage import of_ranks
-from mistlab.engines.engine_parts import HostTime
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, HostTime
 from mistlab.export.given import Given
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS

@@ -6,8 +6,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.files import GIB_BYTES
-from mistlab.core.precision import Precision
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, Precision
 from mistlab.graph.stage_model import StageModel
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload

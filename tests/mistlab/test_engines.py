@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mistlab.core.values import InputError
-from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
+from mistlab.engines.engine import ENGINES, names_for_plans, names_that_wait
 from mistlab.plan.dimensions import OFFLOADS, engine_problem
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.space import space_of
@@ -104,7 +104,7 @@ def test_engines_train_adapters_where_no_gradients_are_kept() -> None:
 
 def test_a_name_alone_imports_no_row() -> None:
     code = (
-        "import sys; from mistlab.engines.table import names_for_plans; names_for_plans(); "
+        "import sys; from mistlab.engines.engine import names_for_plans; names_for_plans(); "
         "sys.exit('mistlab.engines.engine' in sys.modules or 'yaml' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,10 +10,9 @@ from mistlab import catalog
 from mistlab.cost.kernels import rule_of
 from mistlab.cost.links import LinkTimes, exchanged_s
 from mistlab.cost.tasks import TaskModel, task_columns
-from mistlab.engines.engine_parts import ExpertExchange
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, ExpertExchange
 from mistlab.graph.library import graph_of
-from mistlab.graph.variants import CAST
+from mistlab.graph.stored_graph import CAST
 from mistlab.plan.workload import Experts, Workload
 from mistlab.stages.stage_batch import StageBatch
 from tests.mistlab.test_experts import B200, CLUSTER, MODEL, WORK

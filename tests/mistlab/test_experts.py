@@ -12,11 +12,11 @@ from mistlab.cost.kernels import model_flop
 from mistlab.graph.layer_types import RING_KEYS, expressions_of, split_over_context
 from mistlab.graph.library import graph_of, kinds_of
 from mistlab.graph.stage_model import StageModel
-from mistlab.graph.variants import CAST, DTYPE, DTYPE_OF_4, eight_bit, four_bit
+from mistlab.graph.stored_graph import CAST, DTYPE, DTYPE_OF_4, eight_bit, four_bit
 from mistlab.job.job import Job, job_from_mapping, job_to_mapping
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.mesh import groups_of, ranks_of
+from mistlab.plan.dimensions import groups_of, ranks_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.space import space_of
 from mistlab.plan.workload import Experts, ModelSpec, Window, Workload

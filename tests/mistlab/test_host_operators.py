@@ -6,8 +6,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.tasks import TaskModel
-from mistlab.engines.engine_parts import HostTime
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, HostTime
 from mistlab.graph.library import graph_of
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.workload import ModelSpec, Workload

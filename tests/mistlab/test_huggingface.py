@@ -10,8 +10,7 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.huggingface.configurations import model_of_config
-from mistlab.job.job import dump_job, load_job
-from mistlab.job.references import model_from
+from mistlab.job.job import dump_job, load_job, model_from
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

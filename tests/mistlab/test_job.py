@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mistlab import catalog
 from mistlab.core.files import format_yaml, parse_yaml
 from mistlab.core.values import FieldError, InputError, from_mapping
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import ModelSpec

@@ -9,7 +9,7 @@ from mistlab import catalog
 from mistlab.core.values import FieldError
 from mistlab.cost.kernels import class_of, rule_of, slowdown_of
 from mistlab.cost.layers import BESIDE, LayerFigures, LayerModel, work_of
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.library import Variant, graph_of, shipped
 from mistlab.graph.symbols import size_columns
 from mistlab.machine.hardware import OPERATOR_CLASSES, Compute, Rate

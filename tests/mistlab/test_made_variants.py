@@ -5,8 +5,7 @@ import sympy
 
 from mistlab.graph.graph import LayerGraph, ModelGraph
 from mistlab.graph.library import Variant, graph_of, shipped
-from mistlab.graph.stored_graph import StoredGraph
-from mistlab.graph.variants import with_dropout, with_scores
+from mistlab.graph.stored_graph import StoredGraph, with_dropout, with_scores
 from mistlab.plan.workload import ModelSpec, Workload
 from tests.workloads import workload_of
 

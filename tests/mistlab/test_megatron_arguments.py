@@ -3,7 +3,7 @@
 import pytest
 
 from mistlab.core.values import InputError
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import job_of
 from mistlab.runs.table import TableRow

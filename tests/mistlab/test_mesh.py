@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 from mistlab.cost.links import shape_on_nodes
-from mistlab.plan.dimensions import DIMENSIONS
-from mistlab.plan.mesh import GROUPS, groups_of, num_gpus, position_of, rank_of, ranks_of
+from mistlab.plan.dimensions import (
+    DIMENSIONS,
+    GROUPS,
+    groups_of,
+    num_gpus,
+    position_of,
+    rank_of,
+    ranks_of,
+)
 from mistlab.plan.plan import Offload, StagePlan
 from mistlab.stages.stage_batch import StageBatch
 

@@ -3,9 +3,8 @@
 import pytest
 
 from mistlab import catalog
-from mistlab.core.precision import MOMENTS_BYTES, Optimizer
 from mistlab.core.values import InputError
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES, MOMENTS_BYTES, Optimizer
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
 from mistlab.job.job import Job

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from mistlab.engines.table import names_for_plans, names_that_wait
+from mistlab.engines.engine import names_for_plans, names_that_wait
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.plan_words import plan_line

@@ -9,8 +9,7 @@ import pytest
 from mistlab import catalog
 from mistlab.core.files import read_yaml, write_yaml
 from mistlab.core.values import InputError, to_mapping
-from mistlab.job.job import dump_job, job_from_mapping, job_to_mapping, load_job
-from mistlab.job.references import space_from
+from mistlab.job.job import dump_job, job_from_mapping, job_to_mapping, load_job, space_from
 from mistlab.plan.space import space_of
 from mistlab.plan.workload import ModelSpec
 

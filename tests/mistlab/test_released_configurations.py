@@ -13,7 +13,7 @@ from mistlab.economy.bill import model_parameters
 from mistlab.graph.library import graph_of, sequence_graph_of
 from mistlab.huggingface.configurations import model_of_config
 from mistlab.huggingface.model_types import model_types, refused_types
-from mistlab.job.references import model_from
+from mistlab.job.job import model_from
 from mistlab.plan.workload import ModelSpec, Workload
 
 # Sizes as released, without keys that equal the defaults, and the parameters that releases count.

@@ -8,7 +8,7 @@ from mistlab import catalog
 from mistlab.core.files import MIB_BYTES
 from mistlab.cost.memory import allocator_of, reserved_bytes, room_bytes
 from mistlab.engines.baselines import CACHED_SHARE
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.stage_model import StageModel
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan, StagePlan

@@ -11,8 +11,8 @@ from mistlab.calibration.run_constants import Setting, fitted, values_of, with_v
 from mistlab.core.files import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.cost.sureness import bounds_of
+from mistlab.engines.engine import ENGINES
 from mistlab.engines.nanotron import NANOTRON
-from mistlab.engines.table import ENGINES
 from mistlab.job.job import dump_job, load_job
 from mistlab.job.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
 from mistlab.machine.cluster import Cluster, Profile

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.layer_types import LayerTypes
 from mistlab.graph.treatments import TREATMENTS
 from mistlab.machine.slowdowns import STREAMS

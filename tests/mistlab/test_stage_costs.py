@@ -11,7 +11,7 @@ from mistlab.core.values import InputError
 from mistlab.cost.side_by_side import overlapped
 from mistlab.cost.stage import StageTimeModel
 from mistlab.cost.tasks import TaskModel, task_columns
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.stages.stage_batch import StageBatch, StageSeconds

@@ -12,11 +12,11 @@ from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.cost.links import shape_on_nodes
 from mistlab.cost.tasks import TaskModel
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.mesh import groups_of
+from mistlab.plan.dimensions import groups_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch

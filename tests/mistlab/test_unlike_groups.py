@@ -9,8 +9,7 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import FieldError
 from mistlab.cost.memory import host_bytes_of, host_bytes_over, room_bytes, room_of_plan
-from mistlab.job.job import dump_job, job_from_mapping, job_to_mapping, load_job
-from mistlab.job.references import groups_named
+from mistlab.job.job import dump_job, groups_named, job_from_mapping, job_to_mapping, load_job
 from mistlab.machine.cluster import Cluster, NodeGroup
 from simulators.symbolic import SymbolicPredictor
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from mistlab import catalog  # noqa: E402
 from mistlab.cost.kernels import rule_of  # noqa: E402
 from mistlab.cost.layers import bytes_factor  # noqa: E402
-from mistlab.engines.table import ENGINES  # noqa: E402
+from mistlab.engines.engine import ENGINES  # noqa: E402
 from mistlab.graph.graph import Operator  # noqa: E402
 from mistlab.graph.library import graph_of  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402

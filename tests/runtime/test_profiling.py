@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from mistlab.calibration.operators import CLASS_OF_OPERATOR, OPERATORS_OF_CLASS, OPTIONAL  # noqa: E402
 from mistlab.core.values import InputError  # noqa: E402
 from mistlab.cost.layers import work_of  # noqa: E402
-from mistlab.engines.table import ENGINES  # noqa: E402
+from mistlab.engines.engine import ENGINES  # noqa: E402
 from mistlab.graph.library import graph_of  # noqa: E402
 from mistlab.graph.symbols import size_columns  # noqa: E402
 from mistlab.machine.hardware import OperatorClass  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.plan.plan import Plan
 from mistlab.schedule.orders import zb_v_text
 from mistlab.stages.plan_orders import passes_of_plan

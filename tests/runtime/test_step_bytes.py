@@ -4,8 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.core.precision import Precision  # noqa: E402
-from mistlab.engines.table import ENGINES  # noqa: E402
+from mistlab.engines.engine import (  # noqa: E402
+    ENGINES,
+    Precision,
+)
 from mistlab.plan.plan import Plan  # noqa: E402
 from mistlab.stages.stage_program import Op  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402

@@ -11,7 +11,7 @@ import numpy as np
 from mistlab import catalog
 from mistlab.core.files import GIB_BYTES
 from mistlab.cost.memory import allocator_of
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from mistlab.job.job import hardware_from
 from mistlab.job.prediction import Prediction
-from mistlab.job.references import hardware_from
 from mistlab.job.search import PlanAndStagePredictor, Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mistlab.core.values import FieldError
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget
 from mistlab.plan.plan import Plan

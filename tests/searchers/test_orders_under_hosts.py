@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.library import graph_of
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Profile

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mistlab import catalog
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.search import FEWEST_ALIKE, Budget, Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import OFFLOADS

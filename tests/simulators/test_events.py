@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 from mistlab.plan.plan import Offload, Plan, StagePlan

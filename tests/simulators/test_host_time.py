@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.engines.engine_parts import HostTime
+from mistlab.engines.engine import ENGINES, HostTime
 from mistlab.engines.nanotron import NANOTRON
-from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster, Profile
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import ModelSpec, Workload

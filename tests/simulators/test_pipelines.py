@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.schedule.slots import Sends, Template
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import named_order

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mistlab.cost.tasks import TaskModel
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.schedule.slots import Phase
 from mistlab.stages.pass_columns import PLAYED, PassColumns, PassShape, columns_of, derived

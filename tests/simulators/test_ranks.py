@@ -6,7 +6,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.tasks import TaskModel
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.stages.plan_orders import passes_of_plan

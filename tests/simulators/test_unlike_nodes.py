@@ -9,7 +9,7 @@ from mistlab import catalog
 from mistlab.cost.links import groups_of
 from mistlab.cost.order_times import task_models
 from mistlab.cost.tasks import TaskModel, task_columns
-from mistlab.engines.table import ENGINES
+from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster, NodeGroup
 from mistlab.machine.hardware import Hardware, Line

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from experiments.bench.problem import problem_of
 from experiments.cli.commandline import as_options
-from experiments.cli.problem import problem_of
 from mistlab.core.values import InputError, near_matches
-from mistlab.engines.table import ENGINES, names_for_plans
-from mistlab.job.references import space_from
+from mistlab.engines.engine import ENGINES, names_for_plans
+from mistlab.job.job import space_from
 from mistlab.job.search import Budget, Problem, StageCostModel
 from mistlab.plan.space import SearchSpace, space_of
 from mistlab.plan.workload import ModelSpec
