@@ -16,7 +16,7 @@ from mistlab.cost.links import in_one_group, mean_peak_flop_per_s
 from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
 from mistlab.cost.order_memory import figures_in_order, peaks_in_order
 from mistlab.cost.order_times import StagesOnGroups, engine_of, ordered_iterations_s, task_models
-from mistlab.cost.pipeline import TIMES, StageTimes, iteration_s
+from mistlab.cost.pipeline import iteration_s
 from mistlab.cost.slot_work import FEW_ROWS
 from mistlab.cost.sureness import PredictionBounds, bounds_of, iteration_figures, slowest_cluster
 from mistlab.cost.tasks import TaskModel
@@ -32,6 +32,7 @@ from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import (
+    TIMES,
     StageBatch,
     StageCosts,
     StageFigures,
@@ -39,6 +40,7 @@ from mistlab.stages.stage_batch import (
     StageRow,
     StageSeconds,
     StagesInOrder,
+    StageTimes,
     rows_of,
 )
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from mistlab.core.columns import ColumnSet
 from mistlab.cost.side_by_side import BITS, Factors, factors_of, overlapped
 from mistlab.machine.slowdowns import (
     SHARED_SETS,
@@ -47,7 +48,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OverlapRows:
+class OverlapRows(ColumnSet):
     """Seconds of each stream's work alone (C, 4), and of all four side by side (C)."""
 
     alone: NDArray[np.float64]
@@ -55,10 +56,6 @@ class OverlapRows:
 
     def __len__(self) -> int:
         return len(self.together)
-
-    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "OverlapRows":
-        """The rows that a mask or numbers choose."""
-        return OverlapRows(alone=self.alone[rows], together=self.together[rows])
 
     @property
     def shared(self) -> NDArray[np.bool_]:

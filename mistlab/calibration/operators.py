@@ -23,6 +23,7 @@ from mistlab.calibration.tables import (
     refuse_row,
     spread_of,
 )
+from mistlab.core.columns import ColumnSet
 from mistlab.core.files import GBYTES, MICROSECONDS, MILLISECONDS, TFLOP
 from mistlab.cost.kernels import slowdown_of
 from mistlab.cost.layers import work_of
@@ -151,7 +152,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ClassRows:
+class ClassRows(ColumnSet):
     """Operations, bytes and seconds of one class in blocks (C each), and the blocks' widths.
 
     An operation in another precision than 16 bits counts by how many times slower it is.
@@ -164,12 +165,6 @@ class ClassRows:
 
     def __len__(self) -> int:
         return len(self.seconds)
-
-    def chosen(self, rows: NDArray[np.bool_]) -> "ClassRows":
-        """The rows that a mask chooses."""
-        columns = (self.flop, self.moved_bytes, self.seconds, self.hidden)
-        flop, moved_bytes, seconds, hidden = (column[rows] for column in columns)
-        return ClassRows(flop=flop, moved_bytes=moved_bytes, seconds=seconds, hidden=hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from mistlab.cost.kernels import stage_flop
 from mistlab.cost.layers import CLASSES, OF_ATTENTION, of_classes
 from mistlab.cost.links import mean_peak_flop_per_s
 from mistlab.cost.order_times import StagesOnGroups, engine_of, ordered_iterations_s, task_models
-from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.cost.pipeline import iteration_s
 from mistlab.cost.stage import StageSlots, StageTimeModel, split_seconds
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.graph.graph import PHASES
@@ -25,7 +25,7 @@ from mistlab.plan.plan import Plan
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
-from mistlab.stages.stage_batch import StageBatch, batch_of_parts
+from mistlab.stages.stage_batch import StageBatch, StageTimes, batch_of_parts
 
 Values = NDArray[np.float64]
 

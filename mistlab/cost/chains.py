@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, reduce
 from operator import add
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mistlab.stages.stage_batch import TIMES, times_of
 
 
 class Duration(Protocol):
@@ -53,7 +56,7 @@ class Numbers:
         return max(ways)
 
 
-class Columns:
+class ColumnAlgebra:
     """Durations that are columns of candidates."""
 
     def __init__(self, candidates: int) -> None:
@@ -166,36 +169,25 @@ class IssuedChains(Generic[Length]):
 Condition = bool | NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PassLengths(Generic[Length]):
-    """The times of one stage that the recurrence uses; ``begin_s``, ``after_first_s`` and ``end_s``
-    are work beside its passes. Those of ``ISSUED`` are as in ``StageSeconds``."""
-
-    forward_s: Length
-    backward_s: Length
-    through_forward_s: Length
-    through_backward_s: Length
-    within_forward_s: Length
-    within_backward_s: Length
-    after_first_s: Length
-    begin_s: Length
-    end_s: Length
-    point_to_point_s: Length
-    first_send_late_s: Length
-    within_round_s: Length
-    left_backward_s: Length
-    issued_forward_s: Length | None = None
-    issued_backward_s: Length | None = None
-    issued_forward_late_s: Length | None = None
-    issued_backward_late_s: Length | None = None
-    issued_end_s: Length | None = None
+# The times of a host; None where no host issues the passes, or it keeps none waiting.
+ISSUED = times_of("host")
+# The times of a stage that the recurrence uses: of the first and the last pass the work beside
+# them, in place of their deltas.
+_BESIDE = {"delta_forward_s": "begin_s", "delta_backward_s": "end_s"}
+PASSES = tuple(_BESIDE.get(name, name) for name in TIMES)
 
 
-PASSES = tuple(entry.name for entry in fields(PassLengths))
-# Those of a host; None where no host issues the passes, or it keeps none waiting.
-ISSUED = tuple(name for name in PASSES if name.startswith("issued"))
-# Those of sends to the next stage, which the last stage has not.
-SENDS = ("point_to_point_s", "first_send_late_s")
+class PassLengths(SimpleNamespace, Generic[Length]):
+    """The times of one stage that the recurrence uses, by the names of ``PASSES``: ``begin_s``,
+    ``after_first_s`` and ``end_s`` are work beside its passes, the others those of
+    ``StageTimes``."""
+
+    def __init__(self, **lengths: Length) -> None:
+        super().__init__(**{**dict.fromkeys(ISSUED), **lengths})
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Length: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

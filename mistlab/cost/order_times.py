@@ -25,7 +25,6 @@ from mistlab.cost.order_path import (
     order_bound_s,
     order_iteration_s,
 )
-from mistlab.cost.pipeline import StageTimes
 from mistlab.cost.stage import StageTimeModel, split_seconds
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.engines.engine import ENGINES, Engine
@@ -37,7 +36,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.slots import Task
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
-from mistlab.stages.stage_batch import StageBatch, StageSeconds, batch_of_parts
+from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
 
 Values = NDArray[np.float64]
 Rows = NDArray[np.intp]

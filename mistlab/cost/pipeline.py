@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from mistlab.cost.chains import (
     ISSUED,
     PASSES,
-    SENDS,
     Algebra,
     Chains,
-    Columns,
+    ColumnAlgebra,
     Counts,
     Length,
     Numbers,
@@ -28,85 +27,28 @@ from mistlab.cost.chains import (
 )
 from mistlab.job.prediction import Prediction
 from mistlab.plan.plan import Plan
-from mistlab.stages.stage_batch import StageSeconds
+from mistlab.stages.stage_batch import SENDS, StageTimes
 
 Table = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StageTimes:
-    """Seconds of one stage (C), or of several (C, S), as in ``StageSeconds``."""
+def times_used(times: StageTimes) -> Sequence[str]:
+    """The names of the times that the recurrence uses: those of hosts if there is any."""
+    return PASSES if times.issued_backward_s.any() else _WITHOUT_HOST
 
-    forward_s: Table
-    backward_s: Table
-    through_forward_s: Table
-    through_backward_s: Table
-    delta_forward_s: Table
-    delta_backward_s: Table
-    within_forward_s: Table
-    within_backward_s: Table
-    after_first_s: Table
-    point_to_point_s: Table
-    first_send_late_s: Table
-    within_round_s: Table
-    left_backward_s: Table
-    issued_forward_s: Table
-    issued_backward_s: Table
-    issued_forward_late_s: Table
-    issued_backward_late_s: Table
-    issued_end_s: Table
 
-    def __post_init__(self) -> None:
-        shapes = {getattr(self, name).shape for name in TIMES}
-        assert len(shapes) == 1, f"tables of unlike shapes: {shapes}"
-
-    @classmethod
-    def of(cls, seconds: StageSeconds, *shape: int) -> Self:
-        """The tables of such a shape, from the times of stages: pipeline by pipeline, each in the
-        order of its stages."""
-        return cls(**{name: getattr(seconds, name).reshape(shape) for name in TIMES})
-
-    @property
-    def begin_s(self) -> Table:
-        """Work before the first micro-batch passes through, whenever it arrives."""
-        first_s = self.forward_s + self.delta_forward_s - self.after_first_s
-        return np.asarray(np.maximum(first_s - self.through_forward_s - self.within_forward_s, 0.0))
-
-    @property
-    def end_s(self) -> Table:
-        """Work after the last backward, which delays no other stage."""
-        return np.asarray(np.maximum(self.delta_backward_s - self.within_backward_s, 0.0))
-
-    @property
-    def gone_backward_s(self) -> Table:
-        """A backward pass until its gradient can go back."""
-        return np.asarray(self.backward_s - self.left_backward_s)
-
-    def of_stage(self, stage: int) -> Self:
-        """One stage of several (C)."""
-        return type(self)(**{name: getattr(self, name)[:, stage] for name in TIMES})
-
-    @property
-    def passes(self) -> "PassLengths[Table]":
-        """The times that the recurrence uses."""
-        return PassLengths(**{name: getattr(self, name) for name in self.of_passes})
-
-    @property
-    def of_passes(self) -> Sequence[str]:
-        """The names of the times that the recurrence uses: those of hosts if there is any."""
-        if self.issued_backward_s.any():
-            return PASSES
-        return _WITHOUT_HOST
+def passes_of(times: StageTimes) -> PassLengths[Table]:
+    """The times that the recurrence uses."""
+    return PassLengths(**{name: getattr(times, name) for name in times_used(times)})
 
 
 _WITHOUT_HOST = tuple(name for name in PASSES if name not in ISSUED)
-TIMES = tuple(entry.name for entry in fields(StageTimes))
 
 
 def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:
     """Seconds (C) of one iteration with ``micro_batches`` (C)."""
     candidates = len(times.forward_s)
-    tables = {name: np.ascontiguousarray(getattr(times, name).T) for name in times.of_passes}
+    tables = {name: np.ascontiguousarray(getattr(times, name).T) for name in times_used(times)}
     # The last stage sends nothing on.
     for name in SENDS:
         tables[name] = tables[name].copy()
@@ -117,7 +59,7 @@ def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:
     are_alike = bool((micro_batches == micro_batches[0]).all()) if candidates else False
     counted = int(micro_batches[0]) if are_alike else micro_batches
     columns = {name: list(table) for name, table in tables.items()}
-    return _whole_s(Columns(candidates), columns, counted)
+    return _whole_s(ColumnAlgebra(candidates), columns, counted)
 
 
 def _whole_s(
@@ -141,8 +83,8 @@ def prepended(
     stage: StageTimes, after: Chains[Table], micro_batches: int | Whole, stages: int
 ) -> Chains[Table]:
     """The chains (C) of a stage and the stages after it, ``stages`` in all."""
-    columns = Columns(len(stage.forward_s))
-    return chained(columns, stage.passes, after, Counts.of(micro_batches, stages))
+    columns = ColumnAlgebra(len(stage.forward_s))
+    return chained(columns, passes_of(stage), after, Counts.of(micro_batches, stages))
 
 
 # The published objective of a pipeline, stage by stage, in any algebra.
@@ -182,7 +124,7 @@ def steady_s(stage: PassLengths[Table]) -> Table:
     both_s = stage.forward_s + stage.backward_s
     if stage.issued_forward_s is not None and stage.issued_backward_s is not None:
         both_s = np.maximum(both_s, stage.issued_forward_s + stage.issued_backward_s)
-    return both_s + stage.point_to_point_s
+    return np.asarray(both_s + stage.point_to_point_s)
 
 
 def extra_s(stage: PassLengths[Length]) -> Length:

@@ -21,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.columns import ColumnSet
 from mistlab.core.distinct import Distinct, distinct_rows
 from mistlab.cost.beside_sends import STEADY, TURNS, Pass, sends_beside_arithmetic
 from mistlab.cost.chains import ISSUED
@@ -374,7 +375,7 @@ def split_seconds(model: StageTimeModel, batch: StageBatch) -> Values:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OutsidePasses:
+class OutsidePasses(ColumnSet):
     """The times of candidates (C) that are no part of their passes: sends there and back, how many
     times as long sends take beside arithmetic, and reductions of tied tables. Reductions of
     gradients ``in_place`` go on after the last backward pass has computed."""
@@ -385,12 +386,6 @@ class OutsidePasses:
     together_slowed: Values
     tied_s: Values
     in_place: NDArray[np.bool_]
-
-    def chosen(self, rows: NDArray[np.intp] | slice) -> "OutsidePasses":
-        """The times of the candidates in these rows."""
-        return OutsidePasses(
-            **{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)}
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.core.values import InputError, near_matches
-from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.cost.pipeline import iteration_s
 from mistlab.job.prediction import Prediction, Predictor, StagePrediction
 from mistlab.job.search import PlanAndStagePredictor, StageCostModel
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import SHARED_SETS, GroupSlowdowns, Interference, Slowdown
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
-from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds
+from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StageTimes, times_of
 
 Values = NDArray[np.float64]
 
@@ -62,15 +62,8 @@ class Extras:
             backward_s=np.maximum(seconds.backward_s + backward_s, 0.0),
             through_forward_s=np.maximum(seconds.through_forward_s + forward_s, 0.0),
             through_backward_s=np.maximum(seconds.through_backward_s + backward_s, 0.0),
-            delta_forward_s=nothing,
-            delta_backward_s=nothing,
-            within_forward_s=nothing,
-            within_backward_s=nothing,
-            after_first_s=nothing,
-            first_send_late_s=nothing,
-            within_round_s=nothing,
-            left_backward_s=nothing,
             issued_end_s=seconds.issued_backward_late_s,
+            **dict.fromkeys(times_of("edge", "wait"), nothing),
         )
 
     def stage(self, stage: StagePrediction, micro_batches: int) -> StagePrediction:

@@ -4,13 +4,14 @@ Axes: C candidates.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import prod
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.columns import ColumnSet
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.plan.plan import Plan, reader_of_degrees, reader_of_values
 from mistlab.schedule.placement import NEXT, PREVIOUS, Placement
@@ -18,6 +19,7 @@ from mistlab.stages.plan_orders import HeldMoments, ends_of_plan, in_flight_of_p
 from mistlab.stages.stage_shape import parts_of_plan
 
 Rows = NDArray[np.intp]
+Table = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -291,9 +293,25 @@ def _highest(peaks: StagePeaks | StageFigures) -> NDArray[np.float64]:
     return np.asarray(np.maximum(passes, peaks.step_peak_bytes))
 
 
+# What a time of a stage is: a part of each steady pass; of the first or the last pass; of waits for
+# other stages; of the host.
+Role = Literal["steady", "edge", "wait", "host"]
+
+
+def _in_role(role: Role, *, is_send: bool = False) -> Mapping[str, Any]:
+    """Metadata of a time; with ``is_send`` it is one of sends to the next stage."""
+    return {"role": role, "is_send": is_send}
+
+
+_STEADY, _EDGE, _WAIT, _HOST = map(_in_role, get_args(Role))
+_SENT, _SENT_FIRST = _in_role("steady", is_send=True), _in_role("edge", is_send=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StageSeconds:
-    """The times of each candidate: a steady forward and backward of one micro-batch, and extras.
+class StageTimes(ColumnSet):
+    """The times of a stage on which an iteration depends (C, or C, S): a steady forward and
+    backward of one micro-batch, and extras. All lists of these times follow from the fields'
+    roles.
 
     ``through`` is the time from when a micro-batch arrives until it can go on, without fetches
     before it and work after it. The deltas are the extra times of the first forward and the last
@@ -305,11 +323,7 @@ class StageSeconds:
     ``point_to_point_s`` is the time of sends to the next stage and back, unless they are part of
     the passes. By ``first_send_late_s`` the first micro-batch's activations take longer than half
     of it, because the next forward pass runs beside them. By ``within_round_s`` a round of a
-    pipeline that waits for its sends is longer, because the stage's passes run beside sends. A
-    forward pass that follows another one is shorter by ``turned_s``: no gradients of a pass before
-    it are left to be reduced, or to leave. ``step_s`` is the time of the step's arithmetic alone,
-    wherever it is hidden.
-    ``exposed_communication_s`` is the time that a steady micro-batch takes beyond its computation.
+    pipeline that waits for its sends is longer, because the stage's passes run beside sends.
 
     The ``issued`` times are of the host, which issues a stage's passes from the beginning of the
     iteration on, and may be ahead of them: the times in which it issues a forward and a backward
@@ -318,35 +332,82 @@ class StageSeconds:
     host, or have none.
     """
 
-    forward_s: NDArray[np.float64]
-    backward_s: NDArray[np.float64]
-    through_forward_s: NDArray[np.float64]
-    through_backward_s: NDArray[np.float64]
-    delta_forward_s: NDArray[np.float64]
-    delta_backward_s: NDArray[np.float64]
-    within_forward_s: NDArray[np.float64]
-    within_backward_s: NDArray[np.float64]
-    after_first_s: NDArray[np.float64]
-    point_to_point_s: NDArray[np.float64]
-    first_send_late_s: NDArray[np.float64]
-    within_round_s: NDArray[np.float64]
-    left_backward_s: NDArray[np.float64]
-    turned_s: NDArray[np.float64]
-    step_s: NDArray[np.float64]
-    exposed_communication_s: NDArray[np.float64]
-    issued_forward_s: NDArray[np.float64]
-    issued_backward_s: NDArray[np.float64]
-    issued_forward_late_s: NDArray[np.float64]
-    issued_backward_late_s: NDArray[np.float64]
-    issued_end_s: NDArray[np.float64]
+    forward_s: Table = field(metadata=_STEADY)
+    backward_s: Table = field(metadata=_STEADY)
+    through_forward_s: Table = field(metadata=_STEADY)
+    through_backward_s: Table = field(metadata=_STEADY)
+    within_forward_s: Table = field(metadata=_EDGE)
+    within_backward_s: Table = field(metadata=_EDGE)
+    after_first_s: Table = field(metadata=_EDGE)
+    delta_forward_s: Table = field(metadata=_EDGE)
+    delta_backward_s: Table = field(metadata=_EDGE)
+    point_to_point_s: Table = field(metadata=_SENT)
+    first_send_late_s: Table = field(metadata=_SENT_FIRST)
+    within_round_s: Table = field(metadata=_WAIT)
+    left_backward_s: Table = field(metadata=_WAIT)
+    issued_forward_s: Table = field(metadata=_HOST)
+    issued_backward_s: Table = field(metadata=_HOST)
+    issued_forward_late_s: Table = field(metadata=_HOST)
+    issued_backward_late_s: Table = field(metadata=_HOST)
+    issued_end_s: Table = field(metadata=_HOST)
+
+    @classmethod
+    def of(cls, seconds: "StageTimes", *shape: int) -> Self:
+        """The tables of such a shape, from the times of stages: pipeline by pipeline, each in the
+        order of its stages."""
+        return cls(**{name: getattr(seconds, name).reshape(shape) for name in TIMES})
+
+    def of_stage(self, stage: int) -> Self:
+        """One stage of several (C)."""
+        return type(self)(**{name: getattr(self, name)[:, stage] for name in TIMES})
 
     @property
-    def issued_s(self) -> NDArray[np.float64]:
+    def begin_s(self) -> Table:
+        """Work before the first micro-batch passes through, whenever it arrives."""
+        first_s = self.forward_s + self.delta_forward_s - self.after_first_s
+        return np.asarray(np.maximum(first_s - self.through_forward_s - self.within_forward_s, 0.0))
+
+    @property
+    def end_s(self) -> Table:
+        """Work after the last backward, which delays no other stage."""
+        return np.asarray(np.maximum(self.delta_backward_s - self.within_backward_s, 0.0))
+
+    @property
+    def gone_backward_s(self) -> Table:
+        """A backward pass until its gradient can go back."""
+        return np.asarray(self.backward_s - self.left_backward_s)
+
+    @property
+    def issued_s(self) -> Table:
         """The time in which a host issues both passes of a micro-batch."""
         return self.issued_forward_s + self.issued_backward_s
 
+
+TIMES = tuple(entry.name for entry in fields(StageTimes))
+SENDS = tuple(entry.name for entry in fields(StageTimes) if entry.metadata["is_send"])
+
+
+def times_of(*roles: Role) -> tuple[str, ...]:
+    """The names of a stage's times in some roles."""
+    return tuple(entry.name for entry in fields(StageTimes) if entry.metadata["role"] in roles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageSeconds(StageTimes):
+    """The times of each candidate (C), and three on which an iteration does not depend.
+
+    A forward pass that follows another one is shorter by ``turned_s``: no gradients of a pass
+    before it are left to be reduced, or to leave. ``step_s`` is the time of the step's arithmetic
+    alone, wherever it is hidden. ``exposed_communication_s`` is the time that a steady micro-batch
+    takes beyond its computation.
+    """
+
+    turned_s: Table
+    step_s: Table
+    exposed_communication_s: Table
+
     @property
-    def stable_s(self) -> NDArray[np.float64]:
+    def stable_s(self) -> Table:
         """The time of a steady forward and backward, or of the host that issues them."""
         return np.maximum(self.forward_s + self.backward_s, self.issued_s)
 
@@ -360,22 +421,9 @@ class StageSeconds:
             turned_s=np.zeros_like(self.turned_s),
         )
 
-    def chosen(self, rows: NDArray[np.intp]) -> Self:
-        """The times of the candidates in these rows."""
-        return type(self)(**{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)})
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """The times of several batches, one batch after another."""
-        columns = {
-            entry.name: np.concatenate([getattr(part, entry.name) for part in parts])
-            for entry in fields(cls)
-        }
-        return cls(**columns)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StageCosts:
+class StageCosts(ColumnSet):
     """The costs of each candidate: its times, and bytes of its fullest GPU.
 
     ``fits`` is false if memory is short or if sizes do not divide. ``host_bytes`` are those of one
@@ -387,16 +435,6 @@ class StageCosts:
     peak_allocated_bytes: NDArray[np.float64]
     peak_reserved_bytes: NDArray[np.float64]
     host_bytes: NDArray[np.float64]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """The costs of several batches, one batch after another."""
-        columns = {
-            entry.name: np.concatenate([getattr(part, entry.name) for part in parts])
-            for entry in fields(cls)
-            if entry.name != "seconds"
-        }
-        return cls(seconds=StageSeconds.joined([part.seconds for part in parts]), **columns)
 
 
 # The parts of plans as columns: each chunk of a stage is a candidate for a stage of its own.

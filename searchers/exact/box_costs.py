@@ -18,13 +18,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.columns import ColumnSet
 from mistlab.cost.memory import host_room_at
-from mistlab.cost.pipeline import TIMES
 from mistlab.engines.engine import ENGINES
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import DIMENSIONS, RECOMPUTED, counts_of_blocks, names_of
 from mistlab.plan.space import SearchSpace
-from mistlab.stages.stage_batch import StageBatch, StageCosts, StagesInOrder
+from mistlab.stages.stage_batch import TIMES, StageBatch, StageCosts, StagesInOrder, StageTimes
 from searchers.exact.candidates import (
     Column,
     Options,
@@ -48,7 +48,7 @@ HALVED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Boxes:
+class Boxes(ColumnSet):
     """Boxes from the choices numbered ``low`` to those numbered ``high`` (R, D), with ``fewest`` to
     ``most`` recomputed blocks (R)."""
 
@@ -91,17 +91,6 @@ class Boxes:
         for places in (*self.low.T, *self.high.T):
             code = code * base + places
         return code
-
-    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
-        """The boxes in these rows."""
-        return self._with(lambda name: getattr(self, name)[rows])
-
-    def and_also(self, others: Self) -> Self:
-        """These boxes and others with the same choices."""
-        return self._with(lambda name: np.concatenate([getattr(self, name), getattr(others, name)]))
-
-    def _with(self, column: Callable[[str], NDArray[np.int64]]) -> Self:
-        return type(self)(choices=self.choices, **{name: column(name) for name in _BOX_COLUMNS})
 
     def savings(self, places: Places) -> NDArray[np.float64]:
         """The values (R, D) of choices."""
@@ -173,28 +162,12 @@ TOGETHER = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pool:
+class Pool(ColumnSet):
     """The rows of a place: candidates, their boxes, and whether each stands for a box."""
 
     options: Options
     boxes: Boxes
     is_open: Mask
-
-    def chosen(self, rows: Mask | Numbers) -> Self:
-        """These rows alone."""
-        return type(self)(
-            options=self.options.chosen(rows),
-            boxes=self.boxes.chosen(rows),
-            is_open=self.is_open[rows],
-        )
-
-    def and_also(self, other: Self) -> Self:
-        """These rows and others."""
-        return type(self)(
-            options=self.options.and_also(other.options),
-            boxes=self.boxes.and_also(other.boxes),
-            is_open=np.concatenate([self.is_open, other.is_open]),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -402,7 +375,7 @@ class BoxCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _BoxRows:
+class _BoxRows(ColumnSet):
     """The boxes of several places in columns.
 
     ``places`` are columns of the places. ``place`` is the number of a row's place, ``row`` its row
@@ -445,17 +418,6 @@ class _BoxRows:
     def are_points(self) -> Mask:
         """Whether each box has a single way."""
         return np.asarray(self.are_alike & (self.fewest == self.most))
-
-    def chosen(self, rows: Mask | Numbers) -> Self:
-        return self._with({name: getattr(self, name)[rows] for name in _COLUMNS})
-
-    def and_also(self, others: Self) -> Self:
-        return self._with(
-            {
-                name: np.concatenate([getattr(self, name), getattr(others, name)])
-                for name in _COLUMNS
-            }
-        )
 
     def closed(self) -> Self:
         """The same with the fewest recomputed blocks alone."""
@@ -513,7 +475,7 @@ def _options(rows: _BoxRows, costs: StageCosts) -> Options:
     return Options(
         savings=rows.low,
         counts=counts,
-        **{name: getattr(costs.seconds, name) for name in TIMES},
+        times=StageTimes.of(costs.seconds, -1),
         host_bytes=costs.host_bytes,
     )
 
@@ -521,8 +483,8 @@ def _options(rows: _BoxRows, costs: StageCosts) -> Options:
 def _nothing(rows: _BoxRows) -> Options:
     """The candidates of no boxes."""
     none = np.empty(0)
-    times = dict.fromkeys(TIMES, none)
-    return Options(savings=rows.low, counts=rows.counts, **times, host_bytes=none)
+    times = StageTimes(**dict.fromkeys(TIMES, none))
+    return Options(savings=rows.low, counts=rows.counts, times=times, host_bytes=none)
 
 
 def _parts(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:

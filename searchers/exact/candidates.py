@@ -5,21 +5,21 @@ Axes: F candidates.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.columns import ColumnSet
 from mistlab.cost.memory import host_room_at
-from mistlab.cost.pipeline import TIMES, StageTimes
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, names_of
 from mistlab.plan.plan import StagePlan
 from mistlab.plan.space import SearchSpace
-from mistlab.stages.stage_batch import StageBatch, StageCosts
+from mistlab.stages.stage_batch import StageBatch, StageCosts, StageTimes
 from searchers.exact.groups import Group, LeastWork
 from searchers.meshes import Mesh
 from searchers.savings import CountsRow, Way, counts_choices, savings_choices, stage_of
@@ -39,7 +39,7 @@ class Grain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Options:
+class Options(ColumnSet):
     """Candidates for one stage that fit on their GPUs.
 
     ``savings`` (F, 5) are values of ``names_of("savings")``, ``counts`` (F, 1) of
@@ -48,51 +48,16 @@ class Options:
 
     savings: Column
     counts: Column
-    forward_s: Column
-    backward_s: Column
-    through_forward_s: Column
-    through_backward_s: Column
-    delta_forward_s: Column
-    delta_backward_s: Column
-    within_forward_s: Column
-    within_backward_s: Column
-    after_first_s: Column
-    point_to_point_s: Column
-    first_send_late_s: Column
-    within_round_s: Column
-    left_backward_s: Column
-    issued_forward_s: Column
-    issued_backward_s: Column
-    issued_forward_late_s: Column
-    issued_backward_late_s: Column
-    issued_end_s: Column
+    times: StageTimes
     host_bytes: Column
 
     def __len__(self) -> int:
         return len(self.host_bytes)
 
-    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
-        """The candidates with these numbers."""
-        return type(self)(**{name: getattr(self, name)[rows] for name in _COLUMNS})
-
-    def and_also(self, others: Self) -> Self:
-        """These candidates and others."""
-        return type(self)(
-            **{
-                name: np.concatenate([getattr(self, name), getattr(others, name)])
-                for name in _COLUMNS
-            }
-        )
-
     @property
     def stable_s(self) -> Column:
         """Seconds of a steady forward and backward pass."""
-        return self.forward_s + self.backward_s
-
-    @property
-    def issued_s(self) -> Column:
-        """Seconds in which a host issues a forward and a backward pass."""
-        return self.issued_forward_s + self.issued_backward_s
+        return self.times.forward_s + self.times.backward_s
 
     @property
     def once_s(self) -> Column:
@@ -102,11 +67,6 @@ class Options:
         first_s = times.through_forward_s - times.forward_s
         return np.asarray(times.begin_s + first_s + within_s + times.end_s)
 
-    @property
-    def times(self) -> StageTimes:
-        """All times as columns."""
-        return StageTimes(**{name: getattr(self, name) for name in TIMES})
-
     def stage_plan(self, row: int, mesh: Mesh, layers: int) -> StagePlan:
         """One candidate as a stage of a plan."""
         saving = {
@@ -114,9 +74,6 @@ class Options:
             **dict(zip(counts_of_blocks(), self.counts[row].tolist(), strict=True)),
         }
         return stage_of(mesh, layers, saving)
-
-
-_COLUMNS = tuple(entry.name for entry in fields(Options))
 
 
 def fastest(options: Options, grain: Grain) -> Options:
@@ -134,7 +91,7 @@ def fastest(options: Options, grain: Grain) -> Options:
     )
     columns = [
         *(_grains(column, grain.steady_s) for column in steady),
-        *(_grains(one, grain.once_s) for one in (*once, *_of_hosts(options), *_of_left(times))),
+        *(_grains(one, grain.once_s) for one in (*once, *_of_hosts(times), *_of_left(times))),
     ]
     if grain.host_bytes is not None:
         columns.append(_grains(options.host_bytes, grain.host_bytes))
@@ -153,7 +110,7 @@ def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
         *(times.forward_s, times.backward_s, times.backward_s + times.within_backward_s),
         *(first, last, first + times.begin_s, last + times.end_s, times.after_first_s),
         times.backward_s + times.within_backward_s + times.end_s,
-        *_of_hosts(options),
+        *_of_hosts(times),
         *_of_left(times),
         *_of_sends(times),
     ]
@@ -163,7 +120,7 @@ def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
 def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
     """The fastest few candidates, with different strategies, for a stage that is the whole
     pipeline. Here only one time counts."""
-    issued_s = micro_batches * options.issued_s + options.issued_end_s
+    issued_s = micro_batches * options.times.issued_s + options.times.issued_end_s
     seconds = np.maximum(micro_batches * options.stable_s + options.once_s, issued_s)
     in_order = np.argsort(seconds, kind="stable")
     first_of_each = np.unique(options.savings[in_order], axis=0, return_index=True)[1]
@@ -188,16 +145,16 @@ def _of_sends(times: StageTimes) -> list[Column]:
     return [column for column in sends if (column != column[:1]).any()]
 
 
-def _of_hosts(options: Options) -> list[Column]:
+def _of_hosts(times: StageTimes) -> list[Column]:
     """The times of hosts that never make a pipeline faster by being longer, if any host issues
     passes."""
-    forward_s, backward_s = options.issued_forward_s, options.issued_backward_s
+    forward_s, backward_s = times.issued_forward_s, times.issued_backward_s
     if not backward_s.any():
         return []
     return [
-        *(forward_s, forward_s + options.issued_forward_late_s),
-        *(backward_s, backward_s + options.issued_backward_late_s),
-        backward_s + options.issued_end_s,
+        *(forward_s, forward_s + times.issued_forward_late_s),
+        *(backward_s, backward_s + times.issued_backward_late_s),
+        backward_s + times.issued_end_s,
     ]
 
 
@@ -408,13 +365,13 @@ def least_with(
     if not group.has_formula:
         # All passes, and what comes before and after them; or until their host has issued them.
         own_s = group.micro_batches * options.stable_s + options.times.begin_s
-        return np.asarray(np.maximum(own_s + options.times.end_s, options.after_first_s))
+        return np.asarray(np.maximum(own_s + options.times.end_s, options.times.after_first_s))
     others_s = (problem.workload.model.layers - layers) * group.least_stages_s(work, 1)
     hidden_s = (in_flight - 1) / 2 * options.stable_s
     beside_s = options.times.begin_s + options.times.end_s
     own_s = options.once_s + group.micro_batches * options.stable_s
     longest_s = own_s + np.maximum(others_s - hidden_s - beside_s, 0.0)
-    return np.asarray(np.maximum(longest_s, group.micro_batches * options.issued_s))
+    return np.asarray(np.maximum(longest_s, group.micro_batches * options.times.issued_s))
 
 
 def coarse(choices: Choices, *, is_alone: bool) -> Choices:
@@ -542,7 +499,7 @@ class _Rows:
         )
         fits = costs.fits & (costs.host_bytes * gpus_of_node <= self._host_room(cluster))
         by_strategy = fits.reshape(len(self.strategies), -1)
-        seconds, first = costs.seconds, 0
+        times, first = StageTimes.of(costs.seconds, -1), 0
         for number, _, counts in self.part:
             rows, columns = np.nonzero(by_strategy[:, first : first + len(counts)])
             flat = rows * by_strategy.shape[1] + first + columns
@@ -551,7 +508,7 @@ class _Rows:
                 Options(
                     savings=self.strategies[rows],
                     counts=counts[columns],
-                    **{name: getattr(seconds, name)[flat] for name in TIMES},
+                    times=times.chosen(flat),
                     host_bytes=costs.host_bytes[flat],
                 ),
             )

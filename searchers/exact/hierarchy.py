@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.order_path import order_bound_s
-from mistlab.cost.pipeline import TIMES, StageTimes, iteration_s
+from mistlab.cost.pipeline import iteration_s
 from mistlab.engines.engine import ENGINES
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import counts_of_blocks, names_of
@@ -23,10 +23,12 @@ from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, SPLIT, TURNING, chunks_of, in_flight
 from mistlab.schedule.placement import loop, turning
 from mistlab.stages.stage_batch import (
+    TIMES,
     Column,
     StageBatch,
     StageCosts,
     StagesInOrder,
+    StageTimes,
     parts_of_stages,
     with_ends,
 )

@@ -13,18 +13,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.chains import ISSUED, Chains
+from mistlab.cost.chains import Chains
 from mistlab.cost.order_path import OF_CHUNKS, InOrder, in_front_s
-from mistlab.cost.pipeline import StageTimes, Table, prepended
+from mistlab.cost.pipeline import Table, prepended
 from mistlab.engines.engine import ENGINES
 from mistlab.job.search import FEWEST_ALIKE
 from mistlab.plan.dimensions import RECOMPUTED, counts_of_blocks
 from mistlab.schedule.orders import SPLIT, chunks_of
 from mistlab.stages.stage_batch import (
+    TIMES,
     StageBatch,
     StageCosts,
     StageSeconds,
     StagesInOrder,
+    StageTimes,
     chunk_in_order,
     chunk_of_loop,
 )
@@ -104,20 +106,16 @@ class OrderTraits:
         each_s = stage.all_s / self.micro_batches
         return replace(
             seconds,
-            forward_s=each_s,
-            backward_s=nothing,
-            through_forward_s=stage.first_s,
-            through_backward_s=stage.last_s,
-            within_forward_s=nothing,
-            within_backward_s=nothing,
-            delta_forward_s=stage.begin_s + stage.first_s - each_s + stage.issued_s,
-            delta_backward_s=stage.end_s,
-            after_first_s=stage.issued_s,
-            point_to_point_s=sent_s,
-            first_send_late_s=nothing,
-            within_round_s=nothing,
-            left_backward_s=nothing,
-            **dict.fromkeys(ISSUED, nothing),
+            **{
+                **dict.fromkeys(TIMES, nothing),
+                "forward_s": each_s,
+                "through_forward_s": stage.first_s,
+                "through_backward_s": stage.last_s,
+                "delta_forward_s": stage.begin_s + stage.first_s - each_s + stage.issued_s,
+                "delta_backward_s": stage.end_s,
+                "after_first_s": stage.issued_s,
+                "point_to_point_s": sent_s,
+            },
         )
 
     def in_front_s(

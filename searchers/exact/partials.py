@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from mistlab.core.distinct import first_of_each
 from mistlab.cost.chains import CHAINS, Chains
-from mistlab.cost.pipeline import TIMES, StageTimes, Table, no_stages
+from mistlab.cost.pipeline import Table, no_stages
+from mistlab.stages.stage_batch import TIMES, StageTimes
 from searchers.exact.candidates import Options, StagePosition, undominated
 from searchers.exact.groups import Group
 
@@ -310,8 +311,10 @@ class PlaceOptions:
         ]
         counts = np.array([len(some) for some in rows], dtype=np.intp)
 
+        host_bytes = [own.host_bytes[some] for own, some in zip(found, rows, strict=True)]
+
         def column(name: str) -> NDArray[np.float64]:
-            parts = [getattr(own, name)[some] for own, some in zip(found, rows, strict=True)]
+            parts = [getattr(own.times, name)[some] for own, some in zip(found, rows, strict=True)]
             return np.concatenate([np.empty(0), *parts])
 
         return cls(
@@ -321,7 +324,7 @@ class PlaceOptions:
             starts=np.cumsum(counts) - counts,
             counts=counts,
             times=StageTimes(**{name: column(name) for name in TIMES}),
-            host_bytes=column("host_bytes"),
+            host_bytes=np.concatenate([np.empty(0), *host_bytes]),
             place=np.repeat(np.arange(len(places)), counts),
             row=np.concatenate([np.empty(0, dtype=np.intp), *rows]),
         )

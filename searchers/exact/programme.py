@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.memory import host_room_at
-from mistlab.cost.pipeline import TIMES, StageTimes
 from mistlab.job.search import Problem
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
@@ -337,11 +336,10 @@ class _Join:
         """Put candidates for stages (K) in front of partial pipelines (K) that have ``after``
         stages."""
         place = options.place[option]
-        times = {name: getattr(options.times, name)[option] for name in TIMES}
         chains = chains_in_front(
             self.menus.group,
             self.menus.space.engine,
-            StageTimes(**times),
+            options.times.chosen(option),
             chosen_chains(behind.chains, row_behind),
             after,
         )

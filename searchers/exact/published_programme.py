@@ -15,8 +15,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.chains import Columns
-from mistlab.cost.pipeline import Published, extra_s, in_front, steady_s
+from mistlab.cost.chains import ColumnAlgebra
+from mistlab.cost.pipeline import Published, extra_s, in_front, passes_of, steady_s
 from mistlab.plan.plan import Plan
 from searchers.exact.candidates import Menus, Options, StagePosition, undominated
 from searchers.exact.programme import places_by_stage
@@ -33,7 +33,7 @@ def best_by_weights(options: Options) -> Options:
     """The candidates that are best by a weighted sum of their steady and their extra time."""
     if not len(options):
         return options
-    passes = options.times.passes
+    passes = passes_of(options.times)
     weights = np.linspace(0, 1, WEIGHTS)[:, None]
     sums = weights * steady_s(passes) + (1 - weights) * extra_s(passes)
     return options.chosen(np.unique(sums.argmin(axis=1)))
@@ -110,11 +110,11 @@ def _in_front(
     count = len(behind.layers)
     for number, place in enumerate(places):
         options = menus[place]
-        passes = options.times.passes
+        passes = passes_of(options.times)
         rows = np.tile(np.arange(count), len(options))
         option = np.repeat(np.arange(len(options)), count)
         length = in_front(
-            Columns(len(rows)),
+            ColumnAlgebra(len(rows)),
             steady_s(passes)[option],
             extra_s(passes)[option],
             _chosen(behind.length, rows),

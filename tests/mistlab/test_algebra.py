@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mistlab.cost.chains import Counts
-from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.cost.pipeline import iteration_s
+from mistlab.stages.stage_batch import StageTimes
 
 CANDIDATES = 40
 

@@ -19,7 +19,6 @@ from mistlab.cost.order_path import (
     order_iteration_s,
 )
 from mistlab.cost.order_times import extended_s
-from mistlab.cost.pipeline import StageTimes
 from mistlab.schedule.orders import (
     CONTROLLED,
     ORDERS,
@@ -31,6 +30,7 @@ from mistlab.schedule.orders import (
 from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import named_order
+from mistlab.stages.stage_batch import StageTimes
 from tests.mistlab.test_order_path import equal
 
 CANDIDATES = 12

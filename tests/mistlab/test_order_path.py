@@ -13,11 +13,12 @@ from mistlab.cost.order_path import (
     order_bound_s,
     order_iteration_s,
 )
-from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.cost.pipeline import iteration_s
 from mistlab.schedule.orders import interleaved, zero_bubble
 from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import named_order, order_of_text
+from mistlab.stages.stage_batch import StageTimes
 from tests.pipeline_orders import all_forwards_first
 
 CANDIDATES = 20

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mistlab.cost.chains import ISSUED
-from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.cost.pipeline import iteration_s
 from mistlab.schedule.order_text import PipelineOrder
 from mistlab.stages.plan_orders import named_order
+from mistlab.stages.stage_batch import StageTimes
 
 stage_counts = st.integers(1, 8)
 micro_batch_counts = st.integers(1, 12)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 from time import perf_counter
 
@@ -13,12 +13,13 @@ from joblib import parallel_config
 
 from mistlab import catalog
 from mistlab.cost.chains import ISSUED
-from mistlab.cost.pipeline import StageTimes, no_stages, prepended
+from mistlab.cost.pipeline import no_stages, prepended
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
 from mistlab.plan.workload import Workload
+from mistlab.stages.stage_batch import TIMES, StageTimes
 from searchers.exact import milp
 from searchers.exact.candidates import Grain, Menus, Options, fastest, spread, undominated
 from searchers.exact.groups import Group, groups_of, work_of
@@ -178,12 +179,16 @@ def test_undominated_rows_are_those_that_no_other_beats_everywhere() -> None:
 @pytest.mark.parametrize("name", ["point_to_point_s", "first_send_late_s"])
 def test_a_slower_candidate_whose_sends_are_shorter_stays(name: str) -> None:
     """Copies of different lengths keep sends waiting for different times."""
-    columns = {entry.name: np.zeros(3) for entry in fields(Options)}
-    columns |= {"savings": np.zeros((3, 5)), "counts": np.zeros((3, 1))}
+    columns = {time: np.zeros(3) for time in TIMES}
     columns["forward_s"] = np.array([1.0, 1.1, 1.2])
     columns[name] = np.array([0.3, 0.1, 0.1])
-    kept = fastest(Options(**columns), Grain())
-    assert sorted(kept.forward_s.tolist()) == [1.0, 1.1]
+    options = Options(
+        savings=np.zeros((3, 5)),
+        counts=np.zeros((3, 1)),
+        times=StageTimes(**columns),
+        host_bytes=np.zeros(3),
+    )
+    assert sorted(fastest(options, Grain()).times.forward_s.tolist()) == [1.0, 1.1]
 
 
 def test_chains_of_a_menu_are_those_of_its_times() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mistlab.cost.pipeline import StageTimes, no_stages
+from mistlab.cost.pipeline import no_stages
 from mistlab.job.search import Problem
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
@@ -19,6 +19,7 @@ from mistlab.stages.stage_batch import (
     StagePeaks,
     StageSeconds,
     StagesInOrder,
+    StageTimes,
 )
 from searchers.exact.groups import Group
 from searchers.exact.hierarchy import AlikeInOrder

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mistlab.cost.chains import ISSUED, Columns, Numbers
-from mistlab.cost.pipeline import Published, StageTimes, extra_s, in_front, iteration_s, steady_s
+from mistlab.cost.chains import ISSUED, ColumnAlgebra, Numbers
+from mistlab.cost.pipeline import Published, extra_s, in_front, iteration_s, passes_of, steady_s
 from mistlab.job.search import Budget, SearchResult
 from mistlab.plan.space import space_of
-from mistlab.stages.stage_batch import StageBatch
+from mistlab.stages.stage_batch import StageBatch, StageTimes
 from searchers.exact.candidates import Options
 from searchers.exact.published_programme import WEIGHTS, best_by_weights
 from searchers.methods.exhaustive import all_plans
@@ -36,7 +36,7 @@ def test_the_objective_is_the_printed_formula(stages: int, micro_batches: int) -
     steady, extra = draw.exponential(1, (stages, 50)), draw.exponential(3, (stages, 50))
     columns: Published[Any] = Published.of_nothing(np.zeros(50))
     for own, own_extra in zip(steady[::-1], extra[::-1], strict=True):
-        columns = in_front(Columns(50), own, own_extra, columns)
+        columns = in_front(ColumnAlgebra(50), own, own_extra, columns)
     for case in range(50):
         numbers: Published[float] = Published.of_nothing(0.0)
         for own, own_extra in zip(steady[::-1, case], extra[::-1, case], strict=True):
@@ -48,10 +48,12 @@ def test_the_objective_is_the_printed_formula(stages: int, micro_batches: int) -
 
 def options(times: StageTimes) -> Options:
     count = len(times.forward_s)
-    own = {e.name: getattr(times, e.name) for e in fields(StageTimes)}
     number = np.arange(count, dtype=float)
     return Options(
-        savings=number[:, None], counts=np.zeros((count, 1)), host_bytes=np.zeros(count), **own
+        savings=number[:, None],
+        counts=np.zeros((count, 1)),
+        host_bytes=np.zeros(count),
+        times=times,
     )
 
 
@@ -63,7 +65,7 @@ def drawn(count: int) -> StageTimes:
 
 def test_weighted_sums_keep_corners_of_the_frontier_alone() -> None:
     times = drawn(500)
-    steady, extra = steady_s(times.passes), extra_s(times.passes)
+    steady, extra = steady_s(passes_of(times)), extra_s(passes_of(times))
     kept = best_by_weights(options(times)).savings[:, 0].astype(int)
     assert 2 < len(kept) <= WEIGHTS
     for weight in np.linspace(0, 1, WEIGHTS):
@@ -119,7 +121,7 @@ def test_true_frontiers_find_what_is_best_by_the_objective() -> None:
     def objective_s(plan: Any) -> float:
         costs = predictor.stage_costs(StageBatch.of_plan(plan), engine=plan.engine)
         times = StageTimes.of(costs.seconds, -1)
-        steady, extra = steady_s(times.passes).tolist(), extra_s(times.passes).tolist()
+        steady, extra = steady_s(passes_of(times)).tolist(), extra_s(passes_of(times)).tolist()
         return by_formula(steady, extra, plan.micro_batches)
 
     plans = list(all_plans(problem, space))

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mistlab.cost.chains import ISSUED
-from mistlab.cost.pipeline import StageTimes, no_stages, prepended
+from mistlab.cost.pipeline import no_stages, prepended
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Problem
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
-from mistlab.stages.stage_batch import StageBatch
+from mistlab.stages.stage_batch import StageBatch, StageTimes
 from searchers.exact import relaxed
 from searchers.exact.box_menus import BoxMenus
 from searchers.exact.groups import Group

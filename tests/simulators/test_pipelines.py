@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mistlab.cost.chains import ISSUED
-from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.cost.pipeline import iteration_s
 from mistlab.engines.engine import ENGINES
 from mistlab.schedule.slots import Sends, Template
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import named_order
+from mistlab.stages.stage_batch import StageTimes
 from simulators.build import StageTasks, build_graph
 from simulators.play import ALONE, play
 

@@ -1,0 +1,43 @@
+"""Columns of candidates: arrays of one length, with an entry for each candidate."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ColumnSet:
+    """Arrays whose first axis counts candidates, further sets of them, and what all have alike."""
+
+    def chosen(self, rows: NDArray[Any] | slice) -> Self:
+        """The candidates in these rows."""
+        columns = {}
+        for name in self.__dataclass_fields__:
+            part = getattr(self, name)
+            if isinstance(part, np.ndarray):
+                part = part[rows]
+            elif isinstance(part, ColumnSet):
+                part = part.chosen(rows)
+            columns[name] = part
+        return type(self)(**columns)
+
+    @classmethod
+    def joined(cls, sets: Sequence[Self]) -> Self:
+        """The candidates of several sets, one set after another."""
+        columns = {}
+        for name in cls.__dataclass_fields__:
+            parts = [getattr(columns_of, name) for columns_of in sets]
+            joint = parts[0]
+            if isinstance(joint, np.ndarray):
+                joint = np.concatenate(parts)
+            elif isinstance(joint, ColumnSet):
+                joint = type(joint).joined(parts)
+            columns[name] = joint
+        return cls(**columns)
+
+    def and_also(self, others: Self) -> Self:
+        """These candidates and others."""
+        return self.joined([self, others])
