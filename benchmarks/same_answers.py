@@ -62,7 +62,9 @@ SEARCHES = (
     f"{LLAMA} --precision bf16 --space megatron-today --searcher mist",
     f"{LLAMA} --precision bf16 --space mist --engine mistlab,megatron",
     f"{LLAMA} --precision bf16 --sequence-length 32768 --space everything",
-    *(f"{EXPERTS} --space {name}" for name in ("moe", "fsdp", "everything")),
+    *(f"{EXPERTS} --space {name}" for name in ("moe", "fsdp")),
+    # Unbounded, its clock stops it.
+    f"{EXPERTS} --space everything --budget-evaluations 5000",
     *(f"{UNLIKE} --space {name}" for name in ("mist", "3d")),
     f"{HYBRID} --space megatron-core",
     f"{SMALL} --space everything:orders --budget-evaluations 300",

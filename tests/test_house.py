@@ -66,7 +66,7 @@ PLANTED = {
         "mistlab/a.py": "there = 1",
     },
     "paths of pages": {"README.md": "`mistlab/a.py`, `mistlab/b.py`", "mistlab/a.py": ""},
-    "engines of pages": {"README.md": "`--engine megatron`, `engine: gone-engine`"},
+    "engines of pages": {"README.md": "`--engine megatron`, `fsdp-eager`, `fsdp-gone`"},
 }
 
 
