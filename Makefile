@@ -27,7 +27,7 @@ INSTALL := $(DEV)/bin/pip install --quiet --no-compile --constraint $(PINS)
 # and takes some from another worker when it has none left.
 TEST := OMP_NUM_THREADS=1 $(DEV)/bin/python -m pytest -n auto --dist worksteal -p no:benchmark
 
-.PHONY: compare test test-all slow extras transformers pins check format graphs benchmark clean
+.PHONY: compare test test-all slow extras transformers pins check format graphs stubs benchmark clean
 
 compare: $(BASE)/.done
 	$(BASE)/bin/python -m experiments.compare_searchers $(ARGS)
@@ -65,6 +65,10 @@ format: $(DEV)/.done
 
 graphs: $(DEV)/.done
 	$(DEV)/bin/python -m experiments.build_graphs
+
+# What type checkers read of classes that are made from tables; to be written again when a row changes.
+stubs: $(DEV)/.done
+	$(DEV)/bin/python -m benchmarks.stubs
 
 # Times what is asked most often, and writes docs/results/speed.md. ARGS='-m "slow or not slow"' times more cases.
 benchmark: $(DEV)/.done

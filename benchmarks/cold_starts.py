@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from experiments.cli.listing import GROUPS
+from experiments.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 # Of so many runs the median, after one that fills the cache of compiled expressions.
@@ -37,7 +37,7 @@ def cold_starts() -> Iterator[Mapping[str, object]]:
                 "warm_s": warm_s,
                 "times": warm_s / empty_s,
             }
-        for name in (name for names in GROUPS.values() for name in names):
+        for name in COMMANDS:
             words = ["-m", f"experiments.{name}", "--help"]
             help_s = median(_cpu_s(words, folder) for _ in range(RUNS))
             yield {

@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from experiments.cli.rundir import revision
+from experiments.frame.tables import narrow
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "tests.md"
@@ -143,9 +145,11 @@ def page(results: Sequence[Results], tests: Sequence[str], at: str) -> Iterator[
     cases = [case for result in results for case in result.cases]
     yield from _listed("Failed", [case for case in cases if case.outcome == "failed"])
     yield from _skips(cases)
-    yield from ("## The slowest", "", "| test | seconds |", "|---|---|")
-    for case in sorted(cases, key=lambda case: -case.seconds)[:SLOWEST]:
-        yield f"| `{case.path}`, `{_cell(case.name)}` | {case.seconds:.1f} |"
+    slowest = sorted(cases, key=lambda case: -case.seconds)[:SLOWEST]
+    yield from ("## The slowest", "")
+    yield from narrow(
+        ("test", "seconds"), ((_test(case), f"{case.seconds:.1f}") for case in slowest)
+    )
 
 
 def _arguments(tests: Sequence[str]) -> list[str]:
@@ -160,38 +164,34 @@ def _versions() -> Iterator[str]:
             yield f"no {name}"
 
 
-def _folders(results: Sequence[Results]) -> Iterator[str]:
-    yield "| folder | files | passed | failed | skipped | clock seconds |"
-    yield "|---|---|---|---|---|---|"
+def _folders(results: Sequence[Results]) -> list[str]:
+    outcomes = ("passed", "failed", "skipped")
+    lines = []
     rows = {"/".join(result.path.split("/")[:2]): list[Results]() for result in results}
     for result in results:
         rows["/".join(result.path.split("/")[:2])].append(result)
     for name, of_folder in {**rows, "all": [*results]}.items():
-        counts = [
-            sum(result.count(outcome) for result in of_folder)
-            for outcome in ("passed", "failed", "skipped")
-        ]
+        counts = (sum(result.count(outcome) for result in of_folder) for outcome in outcomes)
         seconds = sum(result.seconds for result in of_folder)
-        yield f"| {name} | {len(of_folder)} | {' | '.join(map(str, counts))} | {seconds:,.0f} |"
+        lines.append((name, len(of_folder), *counts, f"{seconds:,.0f}"))
+    return narrow(("folder", "files", *outcomes, "clock seconds"), lines)
 
 
 def _listed(title: str, cases: Sequence[Case]) -> Iterator[str]:
     if cases:
-        yield from (f"## {title}", "", "| test | why |", "|---|---|")
-        yield from (
-            f"| `{case.path}`, `{_cell(case.name)}` | {_cell(case.reason)} |" for case in cases
-        )
-        yield ""
+        reasons = ((_test(case), _cell(case.reason)) for case in cases)
+        yield from (f"## {title}", "", *narrow(("test", "why"), reasons), "")
 
 
 def _skips(cases: Sequence[Case]) -> Iterator[str]:
-    skipped = [case for case in cases if case.outcome == "skipped"]
+    skipped = Counter((case.path, case.reason) for case in cases if case.outcome == "skipped")
     if skipped:
-        yield from ("## Skipped", "", "| tests | of | why |", "|---|---|---|")
-        for path, reason in dict.fromkeys((case.path, case.reason) for case in skipped):
-            number = sum((case.path, case.reason) == (path, reason) for case in skipped)
-            yield f"| {number} | `{path}` | {_cell(reason)} |"
-        yield ""
+        lines = ((count, f"`{path}`", _cell(reason)) for (path, reason), count in skipped.items())
+        yield from ("## Skipped", "", *narrow(("tests", "of", "why"), lines), "")
+
+
+def _test(case: Case) -> str:
+    return f"`{case.path}`, `{_cell(case.name)}`"
 
 
 def _cell(text: str) -> str:

@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.cold_starts import cold_starts
 from experiments.cli.rundir import PACKAGES, revision
+from experiments.frame.tables import narrow
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "speed.md"
 Benchmark = Mapping[str, Any]
@@ -54,15 +56,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _head() -> Iterator[str]:
-    versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES if name != "mistlab")
-    yield "# Speed"
-    yield ""
-    yield f"Made on {datetime.now(UTC).date().isoformat()} at revision `{revision()}` by"
-    yield ""
-    yield "```"
-    yield "make benchmark"
-    yield "```"
-    yield ""
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES if name != "mistlab")
+    today = datetime.now(UTC).date().isoformat()
+    yield from ("# Speed", "", f"Made on {today} at revision `{revision()}` by", "")
+    yield from ("```", "make benchmark", "```", "")
     yield (
         f"on {os.cpu_count()} cores of {platform.machine()} ({platform.system()}, load "
         f"{os.getloadavg()[2]:.1f}), Python {platform.python_version()}, {versions}. "
@@ -72,14 +69,9 @@ def _head() -> Iterator[str]:
     )
 
 
-def _version(package: str) -> str:
-    from importlib.metadata import version  # noqa: PLC0415 (for the page alone)
-
-    return version(package)
-
-
 def _rates(benchmarks: Sequence[Benchmark]) -> Iterator[str]:
-    yield from ("", "## Rates", "", "| benchmark | median | rate |", "|---|---|---|")
+    yield from ("", "## Rates", "")
+    lines = []
     for one in benchmarks:
         told = [
             f"{one['extra_info'][key]:{form}} {words}"
@@ -87,55 +79,56 @@ def _rates(benchmarks: Sequence[Benchmark]) -> Iterator[str]:
             if key in one["extra_info"]
         ]
         if told:
-            yield f"| {_name(one)} | {_seconds(one['stats']['median'])} | {'; '.join(told)} |"
+            lines.append((_name(one), _median(one), "; ".join(told)))
+    yield from narrow(("benchmark", "median", "rate"), lines)
 
 
 def _searches(benchmarks: Sequence[Benchmark]) -> Iterator[str]:
-    yield from (
-        "",
-        "## Searches by `mist`",
-        "",
-        "From the question to the proven plan; compiled expressions are kept from earlier runs.",
-        "",
+    yield from ("", "## Searches by `mist`", "")
+    yield "From the question to the proven plan; compiled expressions are kept from earlier runs."
+    yield ""
+    searches = (
+        (one, one["extra_info"])
+        for one in benchmarks
+        if "stage_evaluations" in one["extra_info"] and one["name"].partition("[")[0] not in GROWTH
     )
-    yield from (
-        "| problem | seconds | stage candidates | iteration of the plan |",
-        "|---|---|---|---|",
-    )
-    for one in benchmarks:
-        found = one["extra_info"]
-        if "stage_evaluations" in found and one["name"].partition("[")[0] not in GROWTH:
-            yield (
-                f"| {_name(one)} | {_seconds(one['stats']['median'])} | "
-                f"{found['stage_evaluations']:,} | {found['iteration_s']:.3f} s |"
+    yield from narrow(
+        ("problem", "seconds", "stage candidates", "iteration of the plan"),
+        (
+            (
+                *(_name(one), _median(one), f"{found['stage_evaluations']:,}"),
+                f"{found['iteration_s']:.3f} s",
             )
+            for one, found in searches
+        ),
+    )
 
 
 def _starts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from ("", "## From the start of a process to its end", "")
     yield "The first time nothing is compiled; from then on source text is kept"
-    yield "([decision](../decisions/0020-kept-expressions.md))."
-    yield from (
-        "",
-        "| process | first time | from then on | times an empty one |",
-        "|---|---|---|---|",
+    yield from ("([decision](../decisions/0020-kept-expressions.md)).", "")
+    yield from narrow(
+        ("process", "first time", "from then on", "times an empty one"),
+        (
+            (
+                *(row["what"], "" if row["first_s"] is None else _seconds(row["first_s"])),
+                *(_seconds(row["warm_s"]), f"{row['times']:.1f}"),
+            )
+            for row in rows
+        ),
     )
-    for row in rows:
-        first = "" if row["first_s"] is None else _seconds(row["first_s"])
-        yield f"| {row['what']} | {first} | {_seconds(row['warm_s'])} | {row['times']:.1f} |"
 
 
 def _growth(benchmarks: Sequence[Benchmark]) -> Iterator[str]:
     yield from ("", "## Growth", "", "![Time over size, each beside its smallest](growth.svg)", "")
-    yield from (
-        "| benchmark | size | median | times the smallest's time a size |",
-        "|---|---|---|---|",
-    )
+    lines = []
     for test, points in _curves(benchmarks).items():
         (least, least_s), *_ = points
         for size, seconds in points:
             ratio = seconds / size / (least_s / least)
-            yield f"| {_words(test)} | {size:,.0f} | {_seconds(seconds)} | {ratio:.2f} |"
+            lines.append((_words(test), f"{size:,.0f}", _seconds(seconds), f"{ratio:.2f}"))
+    yield from narrow(("benchmark", "size", "median", "times the smallest's time a size"), lines)
 
 
 def _curves(benchmarks: Sequence[Benchmark]) -> Mapping[str, list[tuple[float, float]]]:
@@ -161,6 +154,10 @@ def _draw(benchmarks: Sequence[Benchmark], path: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="times the smallest size", ylabel="times its time")
     axes.legend(fontsize=8)
     figure.savefig(path, metadata={"Date": None})
+
+
+def _median(one: Benchmark) -> str:
+    return _seconds(one["stats"]["median"])
 
 
 def _name(one: Benchmark) -> str:

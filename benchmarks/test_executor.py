@@ -29,12 +29,18 @@ from torch.utils.checkpoint import checkpoint
 from mistlab.values.model import Family
 from mistlab.values.plan import NO_OFFLOAD, Offload
 from runtime.devices.driver import Driver
-from runtime.engine.streams.cuda import CudaStreams
+from runtime.engine.streams.device_streams import CudaStreams, SimulatedStreams
 from runtime.engine.streams.lanes import Streams
-from runtime.engine.streams.simulated import SimulatedStreams
 from runtime.models.families import model_of
-from runtime.profiling.launches import undisturbed
-from runtime.profiling.tiny_blocks import FEW, MANY, MICRO_BATCHES, SEQUENCE, TinyBlocks, tiny
+from runtime.profiling.launches import (
+    FEW,
+    MANY,
+    MICRO_BATCHES,
+    SEQUENCE,
+    TinyBlocks,
+    tiny,
+    undisturbed,
+)
 
 ROUNDS = 8
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from runtime.comm.group import Alone  # noqa: E402
-from runtime.engine.streams.ranks import StreamedRanks  # noqa: E402
-from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.lanes import StreamedRanks  # noqa: E402
 from runtime.engine.work.products import add_up_inside  # noqa: E402
 from runtime.models.families import model_of  # noqa: E402
 from runtime.profiling.launches import undisturbed  # noqa: E402

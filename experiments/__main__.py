@@ -3,34 +3,41 @@
 ``mistlab NAME ...`` is the same, where the package is installed.
 """
 
-import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from experiments.cli.command import execute
 from experiments.cli.commandline import DONE, run
-from experiments.cli.listing import GROUPS, listing
+from experiments.commands import COMMANDS, GROUPS
 from mistlab.values.errors import InputError, near_matches
 
 
-def main(arguments: Sequence[str]) -> int:
-    """List the commands, or become the one that is named."""
+def main(arguments: Sequence[str], program: str = "python -m experiments") -> int:
+    """List the commands, or run the one that is named."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print("\n".join(listing()))
         return DONE
-    name = arguments[0]
-    commands = [command for names in GROUPS.values() for command in names]
-    if name not in commands:
-        message = f"command {name!r} is unknown{near_matches(name, commands)}"
-        raise InputError(message)
-    sys.argv = [name, *arguments[1:]]
-    runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
-    return DONE
+    name, *line = arguments
+    if name in COMMANDS:
+        execute(name, COMMANDS[name], line, program=f"{program} {name}")
+    message = f"command {name!r} is unknown{near_matches(name, COMMANDS)}"
+    raise InputError(message)
+
+
+def listing() -> Iterator[str]:
+    """The lines that tell of every command."""
+    width = max(map(len, COMMANDS))
+    yield "mistlab NAME ..., the same as python -m experiments.NAME ...; --help explains each."
+    for title, group in GROUPS.items():
+        yield f"\n{title}"
+        for name, command in group.items():
+            yield f"  {name:{width}}  {command.summary}"
 
 
 def console() -> int:
     """The console command ``mistlab``."""
-    return run(main, sys.argv[1:])
+    return run(lambda line: main(line, "mistlab"), sys.argv[1:])
 
 
 if __name__ == "__main__":
-    sys.exit(console())
+    sys.exit(run(main, sys.argv[1:]))

@@ -72,26 +72,26 @@ __all__ = [
 ]
 
 _NAMES_OF_MODULE = {
-    "machine.cluster": ("Cluster",),
-    "values.errors": ("FieldError", "InputError", "near_matches"),
-    "machine.hardware": ("Gpu", "Hardware", "Node", "PeakTflops", "Provenance", "Source"),
-    "values.job": ("Job", "dump_job", "job_from_mapping", "job_to_mapping", "load_job"),
-    "values.measurement": ("Environment", "Measurement", "StageMeasurement"),
-    "values.model": ("ModelSpec",),
-    "values.plan": ("Offload", "Plan", "StagePlan"),
-    "values.prediction": (
+    "mistlab.machine.cluster": ("Cluster",),
+    "mistlab.values.errors": ("FieldError", "InputError", "near_matches"),
+    "mistlab.machine.hardware": ("Gpu", "Hardware", "Node", "PeakTflops", "Provenance", "Source"),
+    "mistlab.values.job": ("Job", "dump_job", "job_from_mapping", "job_to_mapping", "load_job"),
+    "mistlab.values.measurement": ("Environment", "Measurement", "StageMeasurement"),
+    "mistlab.values.model": ("ModelSpec",),
+    "mistlab.values.plan": ("Offload", "Plan", "StagePlan"),
+    "mistlab.values.prediction": (
         "MemoryByClass",
         "MemoryByPhase",
         "Prediction",
         "Predictor",
         "StagePrediction",
     ),
-    "schedule.slot_table": ("Action",),
-    "values.search": ("Budget", "Improvement", "Problem", "SearchResult", "Searcher"),
-    "values.space": ("OffloadRatios", "SearchSpace"),
-    "values.stages": ("StageBatch", "StageFigures"),
-    "values.value": ("from_mapping", "to_mapping"),
-    "values.workload": ("Workload",),
+    "mistlab.schedule.slot_table": ("Action",),
+    "mistlab.values.search": ("Budget", "Improvement", "Problem", "SearchResult", "Searcher"),
+    "mistlab.values.space": ("OffloadRatios", "SearchSpace"),
+    "mistlab.values.stages": ("StageBatch", "StageFigures"),
+    "mistlab.values.value": ("from_mapping", "to_mapping"),
+    "mistlab.values.workload": ("Workload",),
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
@@ -101,4 +101,4 @@ def __getattr__(name: str) -> object:
     if module is None:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    return getattr(import_module(module), name)

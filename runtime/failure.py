@@ -6,7 +6,7 @@ from threading import Thread
 import torch
 
 from runtime.comm.processes import abandon
-from runtime.devices.table import driver_of
+from runtime.devices.cuda import driver_of
 from runtime.engine.storage.arena import release_all
 from runtime.engine.streams.lanes import Streams
 

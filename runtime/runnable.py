@@ -1,14 +1,11 @@
 """Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
 
 from mistlab.engines.table import ENGINES
-from mistlab.values.dimensions import BUILT_IN, counts_of_blocks
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
-
-# Dimensions that the runtime follows; counts of blocks it follows by their treatments.
-FOLLOWED = {*BUILT_IN}
 
 
 def check_started(job: Job, stage: int | None, started: int) -> None:
@@ -56,15 +53,13 @@ def check_runnable(job: Job) -> None:
         )
         raise InputError(message)
     for number, stage in enumerate(job.plan.stages):
-        for name in ("context_parallel", "state_replicas"):
-            if (degree := stage.degree(name)) > 1:
-                where = f"plan.stages[{number}].{name}"
-                message = f"{where}: {degree} can be predicted and not yet trained: give 1"
-                raise InputError(message)
-        for name, value in stage.others:
-            if name not in FOLLOWED and name not in counts_of_blocks():
-                where = f"plan.stages[{number}].{name}"
-                message = f"{where}: {value:g} can be predicted and not yet trained: leave it out"
+        for name, row in DIMENSIONS.items():
+            value, is_trained = stage.value(name), row.is_trained or row.part == "layers"
+            if not is_trained and value != row.default:
+                message = (
+                    f"plan.stages[{number}].{row.path or name}: {value:g} can be predicted and not "
+                    f"yet trained: give {row.default:g}"
+                )
                 raise InputError(message)
     _check_tokens(job.plan)
     check_model(job.workload)

@@ -15,23 +15,21 @@ from mistlab.schedule.plan_orders import ends_of_plan
 from mistlab.schedule.slot_table import Action
 from mistlab.values.job import Job
 from mistlab.values.measurement import Clocks, Environment
-from runtime.checkpoint_folder import latest
-from runtime.comm.isolated import isolated
-from runtime.comm.objects import gathered
-from runtime.comm.processes import World, device_of, join, leave, maker, world_of_launcher
-from runtime.comm.shortage import Shortage, ShortageError, refusals
-from runtime.comm.topology import Connections, Topology, connected
+from runtime.checkpoints.checkpoint import latest
+from runtime.checkpoints.exported_weights import export
+from runtime.comm.group import Shortage, ShortageError, refusals
+from runtime.comm.processes import World, device_of, gathered, join, leave, maker, world_of_launcher
+from runtime.comm.topology import Connections, Topology, connected, isolated
 from runtime.data import Sequences, Synthetic, batches_of, open_tokens
+from runtime.devices.cuda import driver_of
 from runtime.devices.driver import DevicePeaks
 from runtime.devices.outside import Cap, outside_bytes
-from runtime.devices.table import driver_of
 from runtime.engine.executor import Batches, Executor, Report
 from runtime.engine.streams.device_streams import streams_of
 from runtime.engine.training import Training
-from runtime.export import export
 from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
-from runtime.profiling.clocks import clocks_of
+from runtime.profiling.environment import clocks_of
 from runtime.runnable import check_started
 from runtime.threads import with_share
 
@@ -181,14 +179,14 @@ class Session:
 
     def save(self, folder: Path) -> Path:
         """Write a checkpoint into a folder; return its path."""
-        from runtime import checkpoint  # noqa: PLC0415 (slow to import)
+        from runtime.checkpoints import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
             return checkpoint.save(self._executor, folder)
 
     def resume(self, folder: Path) -> None:
         """Load the newest checkpoint in a folder, or the checkpoint that the folder itself is."""
-        from runtime import checkpoint  # noqa: PLC0415 (slow to import)
+        from runtime.checkpoints import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
             checkpoint.load(self._executor, latest(folder) or folder)
@@ -198,7 +196,7 @@ class Session:
 
         On the first rank, ``tell`` is called about each checkpoint that cannot be read.
         """
-        from runtime import checkpoint  # noqa: PLC0415 (slow to import)
+        from runtime.checkpoints import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
             return checkpoint.load_latest(

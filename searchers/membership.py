@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -13,10 +12,10 @@ from searchers.meshes import (
     even_layers,
     layer_counts,
     lies_well,
+    mesh_of,
     meshes,
     micro_batch_counts,
     orders_of,
-    other_names,
 )
 from searchers.savings import alike, saving_names
 
@@ -104,16 +103,6 @@ class Members:
                 for name in saving_names()
             }
         return self._savings[key]
-
-
-def mesh_of(stage: StagePlan) -> Mesh:
-    """The mesh of a stage."""
-    others = tuple(
-        (name, value)
-        for name in other_names()
-        if (value := stage.degree(name)) != DIMENSIONS[name].default
-    )
-    return Mesh(stage.data_parallel, stage.tensor_parallel, stage.micro_batch, others)
 
 
 def _is_alike(plan: Plan) -> bool:

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
+from mistlab.values.dimension import Setting
+from mistlab.values.dimension_checks import degree_problem
 from mistlab.values.dimensions import DIMENSIONS, names_of
-from mistlab.values.job import degree_problem, parts_problem, replicas_problem
 from mistlab.values.mesh import num_gpus, ranks_of
+from mistlab.values.plan import StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.shares import even_shares
 from mistlab.values.space import SearchSpace
@@ -57,7 +59,7 @@ class Mesh(NamedTuple):
         return _gpus(self)
 
 
-_OWN = ("data_parallel", "tensor_parallel", "micro_batch")
+_OWN = Mesh._fields[:-1]
 
 
 @cache
@@ -89,13 +91,10 @@ def only(pipeline: Pipeline, space: SearchSpace) -> SearchSpace:
     """The part of a space whose pipelines have the meshes of this one, which are equal."""
     mesh = pipeline.meshes[0]
     return replace(
-        space,
+        space.with_lists({name: (mesh.value(name),) for name in _OWN}),
         unequal_meshes=False,
         pipeline=(pipeline.num_stages,),
         micro_batches=(pipeline.micro_batches,),
-        data_parallel=(mesh.data_parallel,),
-        tensor_parallel=(mesh.tensor_parallel,),
-        micro_batch=(mesh.micro_batch,),
     )
 
 
@@ -131,9 +130,7 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         for data in shares
         if ranks * data <= cluster.num_gpus and _divides_nodes(ranks * data, cluster)
         for mesh in [Mesh(data, tensor, together // data, others)]
-        if _replicas_are_nodes(problem, mesh)
-        and experts_divide(problem, mesh)
-        and (not others or (_has_effect(mesh) and not _parts_problem(problem, mesh)))
+        if not others or (_has_effect(mesh) and _is_tried(problem, mesh, micro_batches))
     ]
 
 
@@ -255,14 +252,19 @@ def _tensor_degrees(problem: Problem, space: SearchSpace) -> list[int]:
     ]
 
 
+def mesh_of(stage: StagePlan) -> Mesh:
+    """The mesh of a stage."""
+    others = tuple(
+        (name, value)
+        for name in other_names()
+        if (value := stage.degree(name)) != DIMENSIONS[name].default
+    )
+    return Mesh._make([*map(stage.degree, _OWN), others])
+
+
 def other_names() -> list[str]:
     """Names of the dimensions of a mesh that are not fields of ``Mesh``."""
     return [name for name in names_of("mesh") if name not in _OWN]
-
-
-def _parts_problem(problem: Problem, mesh: Mesh) -> bool:
-    """Whether the mesh's ranks cannot split the workload's sequences as it says."""
-    return parts_problem(problem.workload, mesh.value) is not None
 
 
 def _has_effect(mesh: Mesh) -> bool:
@@ -271,25 +273,19 @@ def _has_effect(mesh: Mesh) -> bool:
     return all(ranks_of(group, mesh.value) > 1 for group in shared if group)
 
 
-def experts_divide(problem: Problem, mesh: Mesh) -> bool:
-    """Whether the mesh's GPUs can divide the model's experts as it says."""
-    if not mesh.others:
-        return True
-    ranks, parts = mesh.value("expert_parallel"), mesh.value("expert_tensor_parallel")
-    experts = problem.workload.model.experts
-    if experts is None:
-        return ranks * parts == 1
-    divides = experts.count % ranks == 0 and experts.ffn % parts == 0
-    return divides and mesh.num_gpus % (ranks * parts) == 0
-
-
-def _replicas_are_nodes(problem: Problem, mesh: Mesh) -> bool:
-    """Whether the mesh has one replica, or one in each node that it fills."""
-    replicas = mesh.value("state_replicas") if mesh.others else 1
-    if replicas == 1:
-        return True
-    is_node = mesh.num_gpus == replicas * problem.cluster.gpus_per_node
-    return is_node and not replicas_problem(mesh.value)
+def _is_tried(problem: Problem, mesh: Mesh, micro_batches: int) -> bool:
+    """Whether the mesh's ranks can do what its other dimensions say, and a search tries it."""
+    setting = Setting(
+        degree=mesh.value,
+        gpus=mesh.num_gpus,
+        gpus_per_node=problem.cluster.gpus_per_node,
+        workload=problem.workload,
+        micro_batches=micro_batches,
+    )
+    rows = [DIMENSIONS[name] for name, _ in mesh.others]
+    return all(row.is_tried is None or row.is_tried(setting) for row in rows) and not any(
+        check(setting) for row in rows for check in row.checks.values()
+    )
 
 
 def _other_degrees(space: SearchSpace) -> list[tuple[tuple[str, int], ...]]:

@@ -6,13 +6,14 @@ are its own, and what they find leaves out much of the rest.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from mistlab.values.dimensions import DIMENSIONS, names_of
+from mistlab.values.made_fields import Recomputation
 from mistlab.values.mesh import ranks_of
 from mistlab.values.plan import Plan
-from mistlab.values.space import OffloadRatios, Recomputation, SearchSpace, space_of
+from mistlab.values.space import SearchSpace, space_of
 from searchers.meshes import other_names
 
 # Whole searches of these spaces are quick, or are proven best.
@@ -36,13 +37,14 @@ def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
     # A single rank takes the lowest ZeRO level, and what it takes matters where it offloads: so the
     # lowest one is the whole space's. It goes with every pipeline, too.
     lowest = min(space.zero)
-    has_others = any(len(getattr(space, name)) > 1 for name in _own_others())
+    others_of_mesh = {name: space.lists[name] for name in other_names()}
+    has_others = any(len(listed or ()) > 1 for listed in others_of_mesh.values())
     first, *others = FIRST
     smaller = [space_of(name) for name in (first, *[ALIKE] * has_others, *others)]
     found = [common(space, replace(one, zero=tuple({lowest, *one.zero}))) for one in smaller]
     last = found[-1]
-    if last is not None and other_names():
-        found.append(replace(last, **{name: getattr(space, name) for name in _own_others()}))
+    if last is not None:
+        found.append(last.with_lists(others_of_mesh))
     earlier: list[SearchSpace] = []
     for part in found:
         if part is not None and replace(part, name="") not in earlier:
@@ -67,23 +69,19 @@ def as_in(plan: Plan, space: SearchSpace) -> Plan:
 def common(space: SearchSpace, other: SearchSpace) -> SearchSpace | None:
     """The plans of a space that another space has too, whatever the engine; None if there are
     none."""
-    offload: dict[str, Any] = {
-        kind.name: _both(getattr(space.offload, kind.name), getattr(other.offload, kind.name))
-        for kind in fields(OffloadRatios)
+    lists = {name: _both(listed, other.lists[name]) for name, listed in space.lists.items()}
+    of_plans: dict[str, Any] = {
+        name: _both(getattr(space, name), getattr(other, name)) for name in _OF_PLANS
     }
-    listed: dict[str, Any] = {
-        name: _both(getattr(space, name), getattr(other, name)) for name in _LISTED
-    }
-    if any(values == () for values in (*offload.values(), *listed.values())):
+    if () in (*lists.values(), *of_plans.values()):
         return None
     off_balance = [
         one.layers_off_balance for one in (space, other) if one.layers_off_balance is not None
     ]
     flags: dict[str, Any] = {name: getattr(space, name) and getattr(other, name) for name in _FLAGS}
     return replace(
-        space,
-        **listed,
-        offload=OffloadRatios(**offload),
+        space.with_lists(lists),
+        **of_plans,
         recomputation=min(space.recomputation, other.recomputation, key=_RECOMPUTED.index),
         layers_off_balance=min(off_balance, default=None),
         **flags,
@@ -99,23 +97,6 @@ def _both(some: Sequence[float] | None, others: Sequence[float] | None) -> tuple
     return tuple(value for value in some if value in others)
 
 
-def _own_others() -> list[str]:
-    """The fields of a space for the meshes' other choices."""
-    known = {entry.name for entry in fields(SearchSpace)}
-    return [name for name in other_names() if name in known]
-
-
-# The fields of a space that list values, and those that are true or false.
-_LISTED = (
-    *("data_parallel", "tensor_parallel", "pipeline", "micro_batches", "micro_batch"),
-    *(
-        "context_parallel",
-        "context_exchange",
-        "sequence_parallel",
-        "expert_parallel",
-        "expert_tensor_parallel",
-    ),
-    *("state_replicas", "zero", "orders"),
-    *("core_recomputed_layers", "products_recomputed_layers"),
-)
+# The fields of a space that list what is of whole plans, and those that are true or false.
+_OF_PLANS = ("pipeline", "micro_batches", "orders")
 _FLAGS = ("unequal_stages", "unequal_meshes")

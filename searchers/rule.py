@@ -7,7 +7,7 @@ sharded over the replicas. Of the micro-batches that fit the fastest is taken.
 
 from collections.abc import Iterator
 
-from mistlab.values.job import degree_problem
+from mistlab.values.dimension_checks import degree_problem
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.prediction import Prediction, Predictor
 from mistlab.values.search import Problem

@@ -4,18 +4,18 @@ Memory is not looked at: a space whose plans do not fit is not empty.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import chain
 from typing import Any
 
-from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.meshes import equal_pipelines, other_names, pipelines
 from searchers.savings import counts_choices
 
 # Lists of a space that None opens to all numbers that divide.
-OPEN = ("data_parallel", "tensor_parallel", "pipeline", "micro_batches", "micro_batch")
+OPEN = tuple(entry.name for entry in fields(SearchSpace) if entry.default is None)
 # Batches and nodes that are tried instead of a problem's own, as multiples of them.
 MULTIPLES = (2, 3, 4, 5, 6, 7, 8)
 # Numbers of a list that are shown.
@@ -50,11 +50,12 @@ def _why_empty(problem: Problem, space: SearchSpace) -> str:
         return f"{begin}, and no single change that was tried gives one"
     layers = problem.workload.model.layers
     if not any(counts_choices(space, own) for own in range(1, layers + 1)):
+        lists = {name: listed for name in counts_of_blocks() if (listed := space.listed(name))}
+        name = next(name for name, listed in lists.items() if 0 not in listed)
         return (
             f"space {space.name} lets no stage treat its blocks: recomputation "
-            f"{space.recomputation} and core_recomputed_layers "
-            f"{_listed(space.core_recomputed_layers or ())} leave no numbers that add up to a "
-            "stage's blocks: list 0 in core_recomputed_layers, or give recomputation any"
+            f"{space.recomputation} and {name} {_listed(lists[name])} leave no numbers that add up "
+            f"to a stage's blocks: list 0 in {name}, or give recomputation any"
         )
     return ""
 
@@ -74,7 +75,7 @@ def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Proble
     for name in other_names():
         default = DIMENSIONS[name].default
         listed = space.listed(name) or ()
-        if default not in listed and hasattr(space, name):
+        if default not in listed:
             words = f"with {name} {default}, which is not among {_listed(listed)}"
             yield words, problem, _with(space, name, (default,))
     if space.tensor_parallel_in_node:

@@ -23,8 +23,8 @@ def test_example_prints_its_golden_output(example: Path, warm_python: str) -> No
     assert done.stdout == example.with_suffix(".out").read_text(encoding="utf-8")
 
 
-def test_no_module_is_longer_than_500_lines() -> None:
+def test_no_module_is_longer_than_600_lines() -> None:
     modules = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in modules}
     assert modules
-    assert {name for name, length in lengths.items() if length > 500} == set()
+    assert {name for name, length in lengths.items() if length > 600} == set()

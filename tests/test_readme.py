@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import survey
+from experiments.cli.command import parser_for
 from experiments.cli.problem import problem_of
+from experiments.commands import COMMANDS
 from experiments.reports.survey import EIGHTHS
 from mistlab.cost.survey import candidates_of, meshes
 from mistlab.values.job import job_from_mapping
@@ -79,7 +80,7 @@ def test_the_first_answer_is_what_its_plan_is_predicted_to_take() -> None:
 
 
 def test_the_default_survey_has_the_candidates_that_are_promised() -> None:
-    options = survey.parser().parse_args([])
+    options = parser_for(COMMANDS["survey"], "survey").parse_args([])
     workload, cluster = problem_of(options)
     counts = [
         candidates_of(workload.model, mesh, EIGHTHS).shape for mesh in meshes(workload, cluster)

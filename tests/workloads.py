@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from mistlab import catalog
-from mistlab.values.workload import Attention, Precision, Workload
+from mistlab.values.precision import Precision
+from mistlab.values.workload import Attention, Workload
 
 
 def workload_of(

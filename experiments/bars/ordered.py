@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bars.cases import Case
-from experiments.bars.desk import Desk
+from experiments.comparing.bench import Bench
+from experiments.comparing.cases import Case
 from mistlab.cost.named_views import VIEWS
 from mistlab.values.plan import Plan
 from mistlab.values.space import space_of
@@ -20,23 +20,23 @@ ROUNDING = 1e-9
 ORDER = (("serial", "full"), ("full", "ideal"))
 
 
-def drawn(desk: Desk, count: int, seed: int) -> list[Plan]:
+def drawn(bench: Bench, count: int, seed: int) -> list[Plan]:
     """Random plans for a problem; whether they fit does not matter to their times."""
     draw = np.random.default_rng(seed)
     chooser = Chooser(lambda _, options: int(draw.integers(options)))
     found: list[Plan] = []
     while len(found) < count:
-        plan = chosen_plan(desk.problem, space_of(SPACES[len(found) % len(SPACES)]), chooser)
+        plan = chosen_plan(bench.problem, space_of(SPACES[len(found) % len(SPACES)]), chooser)
         found += [] if plan is None else [plan]
     return found
 
 
 def ordered(case: Case, count: int, seed: int) -> dict[str, Any]:
     """The row of a case: how many plans break the order, and how far apart views are."""
-    desk = Desk(case.problem())
-    plans = drawn(desk, count, seed)
+    bench = Bench.of(case.problem())
+    plans = drawn(bench, count, seed)
     seconds = {
-        view: np.array([one.iteration_s for one in desk.predictor(view).predict_many(plans)])
+        view: np.array([one.iteration_s for one in bench.seen(view).predict_many(plans)])
         for view in VIEWS
     }
     broken = {

@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.bars.cases import Case, case_of, clusters
-from experiments.bars.desk import Desk
 from experiments.bars.ordered import ordered
-from experiments.bars.short_words import in_short
 from experiments.cli.commandline import DONE, NO_ANSWER
+from experiments.comparing.bench import Bench
+from experiments.comparing.cases import Case, case_of, clusters
 from experiments.frame.charts import Bars
 from experiments.frame.in_order import answers
 from experiments.frame.pages import beside
@@ -18,6 +17,7 @@ from experiments.frame.tables import Row, table
 from mistlab.cost.averages import Summary
 from mistlab.cost.named_views import FULL, VIEWS
 from mistlab.values.errors import InputError
+from mistlab.values.plan_words import plan_line
 from mistlab.values.shares import spread_shares
 from mistlab.values.space import space_of
 from searchers.strategies.published import published
@@ -47,7 +47,14 @@ class Asked:
 
 
 def overlapped(options: argparse.Namespace) -> int:
-    """Compare the views on every case, print and write the tables."""
+    """What it costs not to know: searches with views that ignore overlap or first and last passes.
+
+    Searches see streams that take turns (serial), that do not disturb one another (ideal),
+    extras of first and last micro-batches spread (average) or dropped (blind), or everything
+    (full). The whole predictor and the event simulator score each winner. On random plans
+    serial >= full >= ideal. A last table has what true frontiers and the longest chain gain
+    over the published search.
+    """
     if options.plans < 1:
         message = f"--plans {options.plans}: there is nothing to order: give at least 1"
         raise InputError(message)
@@ -68,16 +75,16 @@ def overlapped(options: argparse.Namespace) -> int:
 
 def compared(asked: Asked) -> list[dict[str, Any]]:
     """The rows of a case: the order of random plans, each view's winner, each search's winner."""
-    desk = Desk(asked.case.problem())
+    bench = Bench.of(asked.case.problem())
     return [
         ordered(asked.case, asked.plans, asked.seed),
-        *(_winner(desk, asked, view) for view in VIEWS),
-        *(_published(desk, asked, name) for name in VARIANTS),
+        *(_winner(bench, asked, view) for view in VIEWS),
+        *(_published(bench, asked, name) for name in VARIANTS),
     ]
 
 
-def _winner(desk: Desk, asked: Asked, view: str) -> dict[str, Any]:
-    found = desk.found("mist", space_of("mist"), view=view, seed=asked.seed)
+def _winner(bench: Bench, asked: Asked, view: str) -> dict[str, Any]:
+    found = bench.found("mist", space_of("mist"), view=view, seed=asked.seed)
     row = {"chapter": "winners", "case": asked.case.name, "view": view}
     if found is None:
         return row
@@ -85,22 +92,22 @@ def _winner(desk: Desk, asked: Asked, view: str) -> dict[str, Any]:
         **row,
         "seen_s": found.seen_s,
         "full_s": found.seconds,
-        "played_s": desk.played_s(found.plan),
-        "plan": in_short(found.plan),
-        "timing": {"search_s": found.wall_s},
+        "played_s": bench.played_s(found.plan),
+        "plan": plan_line(found.plan),
+        "timing": {"search_s": found.result.wall_s},
     }
 
 
-def _published(desk: Desk, asked: Asked, name: str) -> dict[str, Any]:
-    found = desk.found(published(**VARIANTS[name]), space_of("mist"), seed=asked.seed)
+def _published(bench: Bench, asked: Asked, name: str) -> dict[str, Any]:
+    found = bench.found(published(**VARIANTS[name]), space_of("mist"), seed=asked.seed)
     row = {"chapter": "published search", "case": asked.case.name, "search": name}
     if found is None:
         return row
     return {
         **row,
         "full_s": found.seconds,
-        "plan": in_short(found.plan),
-        "timing": {"search_s": found.wall_s},
+        "plan": plan_line(found.plan),
+        "timing": {"search_s": found.result.wall_s},
     }
 
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from experiments.bars.cases import Case, measured
-from experiments.bars.desk import BUDGET, Desk, Found
-from experiments.bars.short_words import in_short
+from experiments.comparing.bench import BUDGET, Bench, Found
+from experiments.comparing.cases import Case, measured
 from mistlab.engines.mist import MIST
 from mistlab.engines.mistlab import MISTLAB
+from mistlab.values.plan_words import plan_line
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
 
@@ -46,18 +46,20 @@ class Asked:
 
 def searched(asked: Asked) -> dict[str, Any]:
     """The row of a case."""
-    desk = Desk(asked.case.problem())
+    bench = Bench.of(asked.case.problem())
     names = [name for name in (OURS, *BASELINES) if name != UNFUSED]
-    found = {name: _found(desk, name, asked) for name in names}
-    desks = dict.fromkeys(found, desk)
+    found = {name: _found(bench, name, asked) for name in names}
+    benches = dict.fromkeys(found, bench)
     if asked.case.attention == "flash":
-        desks[UNFUSED] = Desk(replace(asked.case, attention="math").problem())
-        found[UNFUSED] = _found(desks[UNFUSED], "aceso", asked)
+        benches[UNFUSED] = Bench.of(replace(asked.case, attention="math").problem())
+        found[UNFUSED] = _found(benches[UNFUSED], "aceso", asked)
     else:
-        desks[UNFUSED], found[UNFUSED] = desk, found["aceso"]
+        benches[UNFUSED], found[UNFUSED] = bench, found["aceso"]
     ours = found[OURS]
     seconds = {name: one.seconds if one else None for name, one in found.items()}
-    played = {name: desks[name].played_s(one.plan) if one else None for name, one in found.items()}
+    played = {
+        name: benches[name].played_s(one.plan) if one else None for name, one in found.items()
+    }
     return {
         "case": asked.case.name,
         **asdict(asked.case),
@@ -66,22 +68,22 @@ def searched(asked: Asked) -> dict[str, Any]:
         "played_s": played,
         "over": _ratios(seconds),
         "over_played": _ratios(played),
-        "by_published_runtime_s": desk.run_by_s(MIST, ours.plan) if ours else None,
+        "by_published_runtime_s": bench.run_by_s(MIST, ours.plan) if ours else None,
         "with_published_s": {
-            what: desk.run_by_s(engine, ours.plan) if ours else None
+            what: bench.run_by_s(engine, ours.plan) if ours else None
             for what, engine in THEIRS.items()
         },
         "published_over": dict(measured(asked.case)),
         "terms_s": {name: asdict(one.terms) for name, one in found.items() if one},
-        "plans": {name: in_short(one.plan) for name, one in found.items() if one},
-        "timing": {name: one.wall_s for name, one in found.items() if one},
+        "plans": {name: plan_line(one.plan) for name, one in found.items() if one},
+        "timing": {name: one.result.wall_s for name, one in found.items() if one},
     }
 
 
-def _found(desk: Desk, name: str, asked: Asked) -> Found | None:
+def _found(bench: Bench, name: str, asked: Asked) -> Found | None:
     plans = QUICK_ACESO_PLANS if asked.quick else ACESO_PLANS
     budget = Budget(evaluations=plans) if name == "aceso" else BUDGET
-    return desk.found(name, space_of(name), budget=budget, seed=asked.seed)
+    return bench.found(name, space_of(name), budget=budget, seed=asked.seed)
 
 
 def _ratios(seconds: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -11,15 +11,14 @@ from mistlab.machine.hardware import PeakTflops
 from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.measurement import Environment
+from mistlab.values.precision import Precision
 from mistlab.values.units import GBYTES, GIB_BYTES, TFLOP
 from mistlab.values.value import from_mapping, to_mapping
-from mistlab.values.workload import Precision
 from runtime.profiling import environment
-from runtime.profiling.clocks import clocks_of
-from runtime.profiling.device import Devices
-from runtime.profiling.peaks import memory_bytes_per_s, product_flop_per_s
+from runtime.profiling.environment import Devices, clocks_of
+from runtime.profiling.operator_times import memory_bytes_per_s, product_flop_per_s
 from runtime.profiling.timing import Clock
-from runtime.profiling.world import World
+from runtime.profiling.world import ProfiledWorld
 
 
 def machine_of(
@@ -73,7 +72,7 @@ def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> int:
     """Bytes that processes connected on GPUs take outside torch's allocator."""
     if devices.kind == "cpu" or devices.count == 1:
         return environment.outside_bytes(devices.first)
-    world = World(devices=devices, repetitions=1, lengths=sizes.lengths)
+    world = ProfiledWorld(devices=devices, repetitions=1, lengths=sizes.lengths)
     return world.outside_bytes(max(sizes.transfer_bytes))
 
 

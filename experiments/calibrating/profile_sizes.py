@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mistlab.values.units import GIB_BYTES, MIB_BYTES
-from runtime.profiling.operators import AttentionSizes, BlockSizes
+from runtime.profiling.operator_times import AttentionSizes, BlockSizes
 from runtime.profiling.side_by_side import Lengths
 
 # Columns of the table that do not shape any operator of a block.

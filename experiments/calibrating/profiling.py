@@ -23,10 +23,10 @@ from mistlab.values.model import Family
 from mistlab.values.units import MIB_BYTES, MICROSECONDS, MILLISECONDS
 from mistlab.values.workload import Attention
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
-from runtime.profiling.device import Devices
+from runtime.profiling.environment import Devices
 from runtime.profiling.launches import launches
 from runtime.profiling.links import CollectiveCase, CopyCase, SendCase
-from runtime.profiling.operators import (
+from runtime.profiling.operator_times import (
     STEP,
     AttentionSizes,
     BlockSizes,
@@ -35,10 +35,9 @@ from runtime.profiling.operators import (
     optimizer_step,
     places_of,
 )
-from runtime.profiling.rank import group_sizes
 from runtime.profiling.side_by_side import OverlapCase, OverlapTiming, overlap_cases
-from runtime.profiling.timing import Clock, Timing, clock_of
-from runtime.profiling.world import Case, Outcome, World
+from runtime.profiling.timing import Clock, Timing, clock_of, group_sizes
+from runtime.profiling.world import Case, Outcome, ProfiledWorld
 
 FAMILIES: tuple[Family, ...] = ("gpt", "llama")
 ATTENTIONS: tuple[Attention, ...] = ("flash", "math")
@@ -170,7 +169,7 @@ def _fill_together(tables: Tables, devices: Devices, sizes: ProfileSizes) -> Non
     missing = [case for case, (table, key) in places.items() if not table.has(key)]
     if not missing:
         return
-    world = World(devices=devices, repetitions=sizes.repetitions, lengths=sizes.lengths)
+    world = ProfiledWorld(devices=devices, repetitions=sizes.repetitions, lengths=sizes.lengths)
     countdown = Countdown(what="links and streams", total=len(missing))
     for case, outcome in world.measured(missing):
         table, key = places[case]

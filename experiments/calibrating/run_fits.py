@@ -39,7 +39,13 @@ class MeasuredRun:
 
 
 def calibrate_runs(options: argparse.Namespace) -> int:
-    """Fit the constants, print the errors of runs left out, write the hardware file."""
+    """Fit a few constants of a hardware file, an engine and a profile to the times of whole runs.
+
+    Tables are those of predict_runs (docs/reference/measured-runs.md). For each group that
+    --leave-out names, the constants are fitted without it and the errors on its runs are
+    printed; what is written is fitted on all runs. Constants of the engine are printed alone:
+    they belong into its row, and those of a cluster's profile into its file.
+    """
     hardware = catalog.hardware(options.hardware)
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)

@@ -15,7 +15,13 @@ from mistlab.values.references import hardware_from
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    """Fit, print the residuals, write the hardware file."""
+    """Fit a hardware file to measurements: transfers, interference, operators, whole runs.
+
+    Tables are CSVs (docs/reference/measurement-tables.md). For each fit the command prints the
+    error on rows that it did not see: every second size, a whole shape of group, a whole width,
+    a run left out. The written fits are of all rows. A group without a table stays as it is in
+    --hardware; if that has none, the group of --borrow is taken.
+    """
     steps = _steps(options)
     if not steps and options.borrow is None:
         message = (

@@ -11,7 +11,14 @@ from mistlab.values.references import hardware_from
 
 
 def profile(options: argparse.Namespace) -> int:
-    """Measure, fit, print the residuals, write the hardware file."""
+    """Measure this machine, and calibrate a hardware file that a plan may name.
+
+    Operators of GPT blocks, collectives and sends between its devices, copies to and from the
+    host, and the four streams side by side go to tables (docs/reference/measurement-tables.md)
+    in --tables; what is there already is not measured again. Each device is driven by a process
+    of its own. On a CPU processes stand in for GPUs, and the file says so. Measuring needs
+    torch, fitting SciPy: --only does either half on the machine that can.
+    """
     out = writable(options.out, "file")
     tables = options.tables or out.with_name(f"{out.stem}-tables")
     machine = noted_machine(tables) if options.only == "fit" else _measured(tables, options)
@@ -37,7 +44,7 @@ def profile(options: argparse.Namespace) -> int:
 
 def _measured(tables: Path, options: argparse.Namespace) -> Machine:
     """Fill the tables; the machine that they are of."""
-    device = import_module("runtime.profiling.device")
+    device = import_module("runtime.profiling.environment")
     sizes = import_module("experiments.calibrating.profile_sizes").SIZES
     devices = device.devices_of(options.device, options.gpus_per_node)
     found: Machine = import_module("experiments.calibrating.profiling").measured(

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, get_args
 
 from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import FieldError, InputError, near_matches
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Precision
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -168,10 +168,10 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(message) from None
 
 
-def parser_of(command: str, description: str | None, **defaults: Any) -> argparse.ArgumentParser:
+def parser_of(program: str, description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """A parser with the common options named in ``defaults``, each with its default."""
     parser = _Parser(
-        prog=f"python -m experiments.{command}",
+        prog=program,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -187,23 +187,6 @@ def parser_of(command: str, description: str | None, **defaults: Any) -> argpars
             about["help"] = f"{about['help']} (default: {default})"
         parser.add_argument(option, default=default, **about)
     return parser
-
-
-def experiment_parser(
-    command: str, description: str | None, **defaults: Any
-) -> argparse.ArgumentParser:
-    """A parser of an experiment: the options named in ``defaults``, and those that all of them
-    have."""
-    return parser_of(
-        command,
-        description,
-        **defaults,
-        seed=0,
-        out=Path("runs") / command,
-        page=None,
-        json=False,
-        quick=False,
-    )
 
 
 def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

@@ -1,5 +1,5 @@
-"""A problem on which searchers are compared: all ask one predictor, and one simulator plays their
-plans."""
+"""A problem on which searchers are compared: all ask one predictor, seen as a whole or in a view,
+and one simulator plays their plans."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,8 +9,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.iteration_terms import Terms
 from mistlab.cost.memory import allocator_of, room_of_plan
 from mistlab.cost.named_views import FULL, view_of
+from mistlab.engines.engine import Engine
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction, Predictor
@@ -20,10 +22,13 @@ from mistlab.values.stages import StageBatch
 from searchers.choices import Chooser, chosen_plan
 from searchers.ledger import Ledger
 from searchers.registry import SEARCHERS
-from searchers.strategy import INTERRUPTED, StrategySearcher
+from searchers.strategy import INTERRUPTED, Strategy, StrategySearcher
 from simulators.events import EventSimulator
 from simulators.registry import PREDICTORS
+from simulators.symbolic import SymbolicPredictor
 
+# Never reached: searches end by themselves, and so alike in every run and on every machine.
+BUDGET = Budget(seconds=3600)
 # What an engineer would try, which speedups are over.
 BASELINE = "megatron"
 
@@ -60,6 +65,26 @@ class PlayedRival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A search's plan, what the searcher was told of it, and the whole predictor's word."""
+
+    plan: Plan
+    seen_s: float
+    prediction: Prediction
+    result: SearchResult
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of an iteration, by the whole predictor."""
+        return self.prediction.iteration_s
+
+    @property
+    def terms(self) -> Terms:
+        """The terms that add up to these seconds."""
+        return Terms.of(self.plan, self.prediction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One searcher's result, and what the event simulator says of it.
 
@@ -82,10 +107,7 @@ class Entry:
         """The best plan that fits."""
         if self.is_played and self.faster is not None:
             return self.faster.plan, self.faster.prediction
-        plan, prediction = self.result.plan, self.result.prediction
-        if plan is None or prediction is None or not prediction.fits:
-            return None
-        return plan, prediction
+        return answer_of(self.result)
 
     @property
     def answer_simulated_s(self) -> float | None:
@@ -145,6 +167,7 @@ class Bench:
     predictor: Predictor
     asked: Predictor
     simulator: EventSimulator
+    _seen: dict[str, Predictor] = field(default_factory=dict, init=False)
     _simulated_s: dict[Plan, float] = field(default_factory=dict, init=False)
 
     @classmethod
@@ -243,22 +266,72 @@ class Bench:
         is_short = sum(_tasks(rival.plan) for rival in near) <= MOST_TASKS
         return replace(
             entry,
-            simulated_s=self._seconds(plan) if _tasks(plan) <= MOST_TASKS_OF_BEST else None,
+            simulated_s=self.played_s(plan) if _tasks(plan) <= MOST_TASKS_OF_BEST else None,
             rivals=tuple(
                 PlayedRival(
                     plan=rival.plan,
                     prediction=rival.prediction,
-                    simulated_s=self._seconds(rival.plan) if is_short else None,
+                    simulated_s=self.played_s(rival.plan) if is_short else None,
                 )
                 for rival in near
             ),
             playing_s=perf_counter() - began_s,
         )
 
-    def _seconds(self, plan: Plan) -> float:
+    def found(
+        self,
+        searcher: str | Strategy,
+        space: SearchSpace,
+        *,
+        view: str = FULL,
+        budget: Budget = BUDGET,
+        seed: int = 0,
+    ) -> Found | None:
+        """The best plan of a searcher that sees a view of the closed form; None where none fits."""
+        strategy = SEARCHERS[searcher] if isinstance(searcher, str) else searcher
+        asking = StrategySearcher(strategy=strategy, predictor=self.seen(view))
+        result = asking.search(self.problem, space, budget, seed)
+        answer = answer_of(result)
+        if answer is None:
+            return None
+        plan, prediction = answer
+        return Found(
+            plan=plan,
+            seen_s=prediction.iteration_s,
+            prediction=self.predictor.predict(plan),
+            result=result,
+        )
+
+    def seen(self, view: str) -> Predictor:
+        """The closed form as seen in a view."""
+        if view == FULL:
+            return self.predictor
+        if view not in self._seen:
+            work, cluster = self.problem.workload, self.problem.cluster
+            self._seen[view] = view_of(view).predictor(
+                SymbolicPredictor, workload=work, cluster=cluster
+            )
+        return self._seen[view]
+
+    def run_by_s(self, engine: Engine, plan: Plan) -> float:
+        """Seconds of a plan's iteration if another engine ran it, which no plan need name."""
+        whole = SymbolicPredictor(workload=self.problem.workload, cluster=self.problem.cluster)
+        counts = np.array([plan.micro_batches])
+        return float(whole.iterations(StageBatch.of_plan(plan), counts, engine=engine)[0])
+
+    def played_s(self, plan: Plan) -> float:
+        """Seconds of a plan's iteration as the event simulator plays it; each is played once."""
         if plan not in self._simulated_s:
             self._simulated_s[plan] = self.simulator.simulate(plan).iteration_s
         return self._simulated_s[plan]
+
+
+def answer_of(result: SearchResult) -> tuple[Plan, Prediction] | None:
+    """The plan of a search, with its prediction, if it fits."""
+    plan, prediction = result.plan, result.prediction
+    if plan is None or prediction is None or not prediction.fits:
+        return None
+    return plan, prediction
 
 
 def decided(entry: Entry) -> Entry:

@@ -22,12 +22,12 @@ from experiments.comparing.search_words import (
     why_words,
 )
 from experiments.comparing.smallest import Smallest, smallest
-from experiments.frame.plan_words import plan_words
 from experiments.frame.tables import csv_of
 from experiments.reports.drawings import draw
 from mistlab.values.datafile import naming, read_json
 from mistlab.values.job import job_to_mapping
 from mistlab.values.plan import Plan
+from mistlab.values.plan_words import plan_words
 from mistlab.values.search import Budget
 from mistlab.values.value import to_mapping
 from searchers.registry import SEARCHERS
@@ -42,7 +42,13 @@ ASIDE = ("searchers", "out", "json", "page")
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Compare, print a table and the reasons, fill the run directory."""
+    """All searchers on one problem: which finds the best plan, how fast, how far from optimal.
+
+    All ask one predictor with one budget and seed; the Megatron and DeepSpeed grids search
+    spaces of their own, the others the one given. Every winner is played by the event
+    simulator. The folder of --out gets rows, plan files, the best plan's timeline and one HTML
+    page; a run of the same options goes on where an earlier one was stopped.
+    """
     started = time.perf_counter()
     if options.page is not None:
         writable(options.page, "page", "--page")

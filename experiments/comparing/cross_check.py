@@ -15,8 +15,9 @@ from experiments.comparing.random_plans import NODES, RandomPlan, random_plans
 from experiments.comparing.reasons import reason_of
 from experiments.comparing.wide_plans import wide_plans, wide_strata
 from experiments.frame.charts import Drawn
+from experiments.frame.numbers_in_words import number
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import Row, table
+from experiments.frame.tables import Row, table, table_of
 from experiments.reports import plots
 from mistlab import catalog
 from mistlab.engines.table import ENGINES
@@ -80,7 +81,12 @@ class Population:
 
 
 def cross_check(options: argparse.Namespace) -> int:
-    """Compare, print the distribution and the worst plans, write rows, plans and a picture."""
+    """The closed form against the event simulator, over random plans that are valid and fit.
+
+    Both take the durations of single tasks from one place and share nothing else: the closed
+    form adds slots up as if each were a barrier and all micro-batches alike, the simulator
+    plays every task. The difference is symbolic over events, less one.
+    """
     number = options.plans
     if number is None:
         number = QUICK_PLANS if options.quick else PLANS
@@ -305,25 +311,16 @@ def _words(summary: Mapping[str, Any], wanted: int, population: Population) -> I
 
 
 def _worst_table(rows: Sequence[Row]) -> str:
-    head = (
-        *("plan", "difference", "order", "stages", "micro-batches", "first and last", "problem"),
-        "reason",
-    )
-    return table(
-        head,
-        [
-            (
-                row["plan"],
-                f"{row['difference']:+.1%}",
-                f"{row['order']}, {row['engine']}",
-                row["stages"],
-                row["micro_batches"],
-                f"{row['extras_share']:.0%}",
-                row["workload"],
-                row["reason"],
-            )
-            for row in rows
-        ],
+    return table_of(
+        rows,
+        ("plan", "{plan}"),
+        ("difference", "{difference:+.1%}"),
+        ("order", "{order}, {engine}"),
+        ("stages", "{stages}"),
+        ("micro-batches", "{micro_batches}"),
+        ("first and last", "{extras_share:.0%}"),
+        ("problem", "{workload}"),
+        ("reason", lambda row: row["reason"]),
     )
 
 
@@ -333,8 +330,7 @@ def _line(name: str, found: Mapping[str, Any], ranks: Mapping[str, Any]) -> tupl
     lowest = ranks.get("lowest_rank_correlation")
     sizes = (f"{found[key]:.2%}" for key in ("median", "p95", "largest"))
     signed = (f"{found[key]:+.2%}" for key in ("bias", "lowest"))
-    rank = "-" if lowest is None else f"{lowest:.4f}"
-    return (name, str(found["plans"]), *sizes, *signed, rank)
+    return (name, str(found["plans"]), *sizes, *signed, number(lowest, ".4f"))
 
 
 POPULATION = Population(

@@ -12,8 +12,7 @@ from mistlab.values.dimensions import change_words, counts_of_blocks, names_of
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from searchers.membership import mesh_of
-from searchers.meshes import meshes, micro_batch_counts
+from searchers.meshes import mesh_of, meshes, micro_batch_counts
 
 Step = Callable[[StagePlan], StagePlan]
 

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 
 from experiments.cli.rundir import command_line
 from experiments.comparing import search_plots
-from experiments.comparing.search_words import HEAD, NUMBERS, by_time, cells_of
+from experiments.comparing.search_words import HEAD, WORDS, by_time, cells_of
 from experiments.frame.drawing import save
+from experiments.frame.numbers_in_words import played_words
 from experiments.reports.breakdown_plot import bar
 from mistlab.values.breakdown import Breakdown
 from mistlab.values.prediction import Prediction
@@ -117,7 +118,7 @@ def _facts(answer: Answer) -> str:
         "found by": row["searcher"],
         "iteration, predicted": f"{row['predicted_s']:.3f} s",
         "bounds (90 %)": f"{row['predicted_s_low']:.2f} to {row['predicted_s_high']:.2f} s",
-        "iteration, event simulator": _played_words(row["simulated_s"]),
+        "iteration, event simulator": played_words(row["simulated_s"]),
         "tokens a second": f"{prediction.tokens_per_s:,.0f}",
         "of the peak": f"{prediction.mfu:.1%}",
     }
@@ -125,10 +126,6 @@ def _facts(answer: Answer) -> str:
         facts["over the Megatron grid"] = f"{row['speedup']:.2f}x"
     items = [f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items()]
     return f'<dl class="facts">{"".join(items)}</dl>'
-
-
-def _played_words(simulated_s: float | None) -> str:
-    return "too many tasks to play" if simulated_s is None else f"{simulated_s:.3f} s"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -142,7 +139,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _line(tag: str, cells: Sequence[str], style: str) -> str:
-    marks = [' class="number"' if place in NUMBERS else "" for place in range(len(cells))]
+    marks = ["" if place in WORDS else ' class="number"' for place in range(len(cells))]
     content = "".join(
         f"<{tag}{mark}>{escape(cell)}</{tag}>" for mark, cell in zip(marks, cells, strict=True)
     )

@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from experiments.cli.commandline import PROBLEM
+from experiments.comparing.bench import answer_of
 from mistlab import catalog
 from mistlab.cost.arithmetic import rough_state_bytes
 from mistlab.machine.cluster import Cluster
@@ -184,9 +185,11 @@ def _proposed(problem: Problem, predictor: SymbolicPredictor) -> Iterator[Random
     for name in PROPOSING:
         searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
         result = searcher.search(problem, _playable(problem, name), PROPOSING_BUDGET, 0)
-        if result.plan is not None and result.prediction is not None and result.prediction.fits:
-            job = Job(workload=problem.workload, cluster=problem.cluster, plan=result.plan)
-            yield RandomPlan(job=job, prediction=result.prediction, proposed_by=name)
+        answer = answer_of(result)
+        if answer is not None:
+            plan, prediction = answer
+            job = Job(workload=problem.workload, cluster=problem.cluster, plan=plan)
+            yield RandomPlan(job=job, prediction=prediction, proposed_by=name)
 
 
 def _playable(problem: Problem, name: str) -> SearchSpace:

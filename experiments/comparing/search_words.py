@@ -7,10 +7,11 @@ from experiments.comparing.bench import TOLD_APART, Entry
 from experiments.comparing.explain import Loser, Rejected, Why
 from experiments.comparing.smallest import Smallest
 from experiments.comparing.stages_alike import limits_in_words
-from experiments.frame.plan_words import count_words
-from experiments.frame.rates import rate_words
+from experiments.frame.numbers_in_words import gib, number, played_words, rate_words
+from experiments.frame.tables import aligned
 from experiments.reports.breakdown import sentence
 from mistlab.values.plan import Plan
+from mistlab.values.plan_words import count_words
 from mistlab.values.prediction import Comparison, Prediction
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.value import to_mapping
@@ -22,7 +23,8 @@ HEAD = (
     *("searcher", "engine", "space", "predicted s", "simulated s", "over Megatron"),
     *("plans", "stages", "wall s", "headroom GiB", "status", "gap"),
 )
-NUMBERS = range(3, 10)
+# Columns of words; the others are numbers.
+WORDS = (0, 1, 2, 10, 11)
 
 TERMS: Mapping[str, str] = {
     "computation_s": "computation of the slowest stage",
@@ -38,33 +40,21 @@ def cells_of(row: Mapping[str, Any]) -> list[str]:
         row["searcher"],
         row["engine"],
         row["space"],
-        _number(row["predicted_s"], ".3f"),
-        _number(row["simulated_s"], ".3f"),
-        _number(row["speedup"], ".2f", "x"),
+        number(row["predicted_s"], ".3f"),
+        number(row["simulated_s"], ".3f"),
+        number(row["speedup"], ".2f", "x"),
         f"{row['plan_evaluations']:,}",
         f"{row['stage_evaluations']:,}",
         f"{row['wall_s']:.2f}",
-        _number(row["headroom_bytes"] and row["headroom_bytes"] / GIB_BYTES, ".2f"),
+        gib(row["headroom_bytes"]),
         row["status"],
-        _number(row["gap"], ".2%"),
+        number(row["gap"], ".2%"),
     ]
-
-
-def _number(value: float | None, form: str, unit: str = "") -> str:
-    return "-" if value is None else f"{value:{form}}{unit}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """All rows, fastest first, and why some have no plan."""
-    cells = [list(HEAD), *map(cells_of, by_time(rows))]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if place in NUMBERS else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
+    lines = aligned([list(HEAD), *map(cells_of, by_time(rows))], left=WORDS)
     return "\n".join([*lines, *reasons(rows)])
 
 
@@ -80,8 +70,7 @@ def by_time(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def prediction_words(plan: Plan, prediction: Prediction, simulated_s: float | None) -> str:
     """What an iteration takes, as predicted and as played."""
-    played = "too many tasks to play" if simulated_s is None else f"{simulated_s:.3f} s"
-    return f"{rate_words(plan, prediction)}; event simulator: {played}"
+    return f"{rate_words(plan, prediction)}; event simulator: {played_words(simulated_s)}"
 
 
 def proof_words(entry: Entry) -> list[str]:

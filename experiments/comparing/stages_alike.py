@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from experiments.comparing.explain import StageLimit
-from experiments.frame.plan_words import runs_of
+from mistlab.values.plan_words import runs_of
 from mistlab.values.units import GIB_BYTES
 
 

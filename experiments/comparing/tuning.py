@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
+from experiments.cli.command import parser_for
 from experiments.cli.commandline import (
     DONE,
     INTERRUPTED,
@@ -19,6 +20,7 @@ from experiments.cli.search_options import (
     searchers_called,
     space_for,
 )
+from experiments.commands import COMMANDS
 from experiments.comparing.bench import Bench, Entry, decided
 from experiments.comparing.explain import Why, explain
 from experiments.comparing.search_rows import rows_of
@@ -30,8 +32,10 @@ from experiments.comparing.search_words import (
     why_words,
 )
 from experiments.comparing.smallest import smallest
-from experiments.frame.plan_words import plan_words
+from experiments.exporting.improving import improve
+from mistlab.values.errors import InputError
 from mistlab.values.job import dump_job
+from mistlab.values.plan_words import plan_words
 from mistlab.values.search import Budget
 from mistlab.values.space import SearchSpace
 from mistlab.values.value import to_mapping
@@ -42,9 +46,24 @@ SEARCHER, OF_WHOLE_PLANS = "mist", "aceso"
 BUDGET = Budget(evaluations=100_000, seconds=60)
 QUICK = Budget(evaluations=1_000, seconds=2)
 
+# Options that go with a plan to start from; all others are the plan's own.
+BESIDE_A_PLAN = ("start", "out", "json", "quick", "seed")
+
 
 def tune(options: argparse.Namespace) -> int:
-    """Search, write the plan, print one page about it."""
+    """One searcher, one plan: find the fastest plan that fits, say why, and write its file.
+
+    The file runs unchanged with experiments.predict and every other command that takes plans.
+    After the search the event simulator plays the best plan, and the plans that predictions
+    cannot tell from it. The file has the plan that is played fastest.
+
+    With --from PLAN.yaml nothing is searched. The command tells which changes of that plan gain
+    most by prediction, each alone and one after another. The file has the plan with all of
+    them.
+    """
+    if options.start is not None:
+        _check_alone(options)
+        return improve(options)
     (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
     problem, space = searched(options)
     budget = budget_of(options, budget_for(QUICK if options.quick else BUDGET, space))
@@ -69,6 +88,19 @@ def tune(options: argparse.Namespace) -> int:
         progress("interrupted: the plan is the best until then")
         return INTERRUPTED
     return DONE
+
+
+def _check_alone(options: argparse.Namespace) -> None:
+    """Refuse options that say what a plan to start from says itself."""
+    defaults = vars(parser_for(COMMANDS["tune"], "tune").parse_args([]))
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(options).items()
+        if name not in BESIDE_A_PLAN and value != defaults[name]
+    ]
+    if given:
+        message = f"--from: the plan says itself what {', '.join(given)} would: leave that out"
+        raise InputError(message)
 
 
 def budget_for(budget: Budget, space: SearchSpace) -> Budget:

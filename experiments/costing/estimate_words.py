@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.frame.charts import Bars
+from experiments.frame.numbers_in_words import number
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import table
+from experiments.frame.tables import table, table_of
 from mistlab.economy.bill import Prices
 
 Row = Mapping[str, Any]
@@ -70,10 +71,10 @@ def _cells(row: Row) -> list[str]:
     return [
         row["run"],
         WAYS[row["way"]],
-        "" if row["days"] is None else f"{row['days']:,.1f}",
+        number(row["days"], ",.1f", none=""),
         between,
-        f"{row['utilisation']:.2f}" if "utilisation" in row else "",
-        f"{row['mfu']:.2f}" if "mfu" in row else "",
+        number(row.get("utilisation"), ".2f", none=""),
+        number(row.get("mfu"), ".2f", none=""),
         f"{row['gpu_hours']:,.0f}",
         f"{row['usd'] / 1e6:,.2f}",
         f"{row['kwh'] / 1e3:,.0f}",
@@ -99,39 +100,27 @@ def _plans(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _runs(rows: Sequence[Row]) -> str:
-    head = ["run", "GPUs", "days by the formula", "at U", "days, published", "U that gives these"]
-    return table(
-        head,
-        [
-            (
-                row["run"],
-                f"{row['gpus']:,}",
-                f"{row['days']:.1f}",
-                f"{row['published_utilisation']:g}",
-                f"{row['published_days']:g}",
-                f"{row['utilisation']:.2f}",
-            )
-            for row in rows
-        ],
+    return table_of(
+        rows,
+        ("run", "{run}"),
+        ("GPUs", "{gpus:,}"),
+        ("days by the formula", "{days:.1f}"),
+        ("at U", "{published_utilisation:g}"),
+        ("days, published", "{published_days:g}"),
+        ("U that gives these", "{utilisation:.2f}"),
     )
 
 
 def _bills(rows: Sequence[Row]) -> str:
-    head = ["model", "GPU hours", "M$", "published", "t CO2", "published", "off by"]
-    return table(
-        head,
-        [
-            (
-                row["run"],
-                f"{row['gpu_hours']:,.0f}",
-                f"{row['usd'] / 1e6:.2f}",
-                f"{row['published_usd'] / 1e6:.2f}",
-                f"{row['carbon_kg'] / 1e3:,.0f}",
-                f"{row['published_carbon_kg'] / 1e3:,.0f}",
-                f"{row['carbon_kg'] / row['published_carbon_kg'] - 1:+.1%}",
-            )
-            for row in rows
-        ],
+    return table_of(
+        rows,
+        ("model", "{run}"),
+        ("GPU hours", "{gpu_hours:,.0f}"),
+        ("M$", lambda row: f"{row['usd'] / 1e6:.2f}"),
+        ("published", lambda row: f"{row['published_usd'] / 1e6:.2f}"),
+        ("t CO2", lambda row: f"{row['carbon_kg'] / 1e3:,.0f}"),
+        ("published", lambda row: f"{row['published_carbon_kg'] / 1e3:,.0f}"),
+        ("off by", lambda row: f"{row['carbon_kg'] / row['published_carbon_kg'] - 1:+.1%}"),
     )
 
 

@@ -12,7 +12,6 @@ from experiments.cli.problem import load_equal, problem_of
 from experiments.comparing.bench import Bench
 from experiments.costing.estimate_words import report_of
 from experiments.costing.known_runs import known_rows
-from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Study
 from mistlab import catalog
 from mistlab.economy.bill import Prices, bill_of, gpu_hours_of
@@ -27,6 +26,7 @@ from mistlab.economy.training_time import (
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError, near_matches
 from mistlab.values.plan import Plan
+from mistlab.values.plan_words import plan_words
 from mistlab.values.prediction import Prediction
 from mistlab.values.references import model_from
 from mistlab.values.search import Budget, Problem
@@ -110,7 +110,16 @@ class Question:
 
 
 def estimate(options: argparse.Namespace) -> int:
-    """Estimate, print the table, draw the days."""
+    """What a training takes: days, GPU hours, money, energy and carbon, by formula and by
+    prediction.
+
+    The formula is 8TP/(NFU): tokens, parameters, GPUs, their peak, and the share of it that
+    they sustain. Beside it stand predictions: of the plan that Megatron-LM's authors' rule
+    gives (every block recomputed), of the plan that mist finds, or of the plan of --plan.
+    Tokens are those that the model was published with (--tokens published), 20 a parameter
+    (--tokens chinchilla), or a number. Prices and intensities are yours to give. Below stand
+    runs that were published.
+    """
     if options.gpu_hours is not None:
         return _billed(options)
     question, plan = _question(options)

@@ -47,7 +47,13 @@ Row = dict[str, Any]
 
 
 def reliability(options: argparse.Namespace) -> int:
-    """Work out and play, print the shares of time, draw them over intervals."""
+    """Time lost to failing GPUs: the best interval between checkpoints, and the work that is left.
+
+    Every GPU fails at random, all with one rate. A failure undoes the work since the last
+    checkpoint; it must be noticed, the run started again and the checkpoint read. Goodput, the
+    share of time that is work that stays, is given in closed form and played over days, failure
+    by failure. The defaults are like OPT-175B's: 992 GPUs, of which one fails every 8.2 hours.
+    """
     given = _given(options)
     _check(options)
     best_s = best_interval_s(given)

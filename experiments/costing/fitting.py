@@ -30,7 +30,15 @@ Row = dict[str, Any]
 
 
 def will_it_fit(options: argparse.Namespace) -> int:
-    """Answer, print the table of changes, draw what fills the memory."""
+    """Whether a plan fits its GPUs, what fills them, and the cheapest change that makes it fit.
+
+    The plan is a file, or is described by options: replicas over all GPUs, as far as tensor and
+    pipeline parallelism leave them. Where it does not fit, changes of one kind are tried, then
+    of several together: more blocks recomputed, states sharded or swapped, smaller
+    micro-batches, other meshes. The cheapest is the one with the shortest predicted iteration.
+    Where none of them fits, more GPUs and other hardware are tried, and the boards that draw
+    least power are the cheapest.
+    """
     given = None if options.plan is None else load_equal(options.plan)
     job = _job(options) if given is None else on_cluster_with(given, numbers_of(options))
     study = Study.begin("will_it_fit", options)

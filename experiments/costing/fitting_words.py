@@ -8,10 +8,11 @@ from experiments.cli.problem import room_words
 from experiments.comparing import search_plots
 from experiments.costing.tried import Tried
 from experiments.frame.charts import Drawn
-from experiments.frame.plan_words import plan_words
+from experiments.frame.numbers_in_words import gib, yes_no
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import table
+from experiments.frame.tables import table, table_of
 from mistlab.cost.memory import allocator_of
+from mistlab.values.plan_words import plan_words
 from mistlab.values.units import GIB_BYTES
 
 Row = Mapping[str, Any]
@@ -58,24 +59,21 @@ def _memory(row: Row) -> str:
     """What fills the fullest GPU, the most first."""
     held = sorted(row["memory"].items(), key=lambda item: -item[1])
     kept = row["reserved_bytes"] - sum(row["memory"].values())
-    lines = [(name, f"{size / GIB_BYTES:.2f}") for name, size in held if size]
-    return table(["held by", "GiB"], [*lines, ("allocator", f"{kept / GIB_BYTES:.2f}")])
+    lines = [(name, size) for name, size in held if size]
+    return table(
+        ["held by", "GiB"], [(name, gib(size)) for name, size in (*lines, ("allocator", kept))]
+    )
 
 
 def _changes(rows: Sequence[Row]) -> str:
-    return table(
-        ["change", "fits", "fullest GPU (GiB)", "host (GiB)", "iteration (s)", "slower by"],
-        [
-            (
-                row["change"],
-                "yes" if row["fits"] else "no",
-                f"{row['reserved_bytes'] / GIB_BYTES:.1f}",
-                f"{row['host_bytes'] / GIB_BYTES:,.0f}",
-                f"{row['iteration_s']:.3f}",
-                f"{row['slower_by']:+.1%}",
-            )
-            for row in rows
-        ],
+    return table_of(
+        rows,
+        ("change", "{change}"),
+        ("fits", lambda row: yes_no(row["fits"])),
+        ("fullest GPU (GiB)", lambda row: gib(row["reserved_bytes"], ".1f")),
+        ("host (GiB)", lambda row: gib(row["host_bytes"], ",.0f")),
+        ("iteration (s)", "{iteration_s:.3f}"),
+        ("slower by", "{slower_by:+.1%}"),
     )
 
 

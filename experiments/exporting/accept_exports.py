@@ -16,7 +16,7 @@ from mistlab.export.table import TARGETS
 from mistlab.values.errors import InputError
 from mistlab.values.job import job_from_mapping
 from runtime.baselines.accepted import check_accepted
-from runtime.baselines.installed import check_installed
+from runtime.baselines.builds import check_installed
 
 
 def problem_of(entry: dict[str, Any]) -> str:

@@ -28,7 +28,13 @@ _MODEL = frozenset(
 
 
 def check_imports(options: argparse.Namespace) -> int:
-    """Import each listed file and write what came of it."""
+    """Real launch files imported, and held against facts that readers wrote down.
+
+    FOLDER holds files of public repositories as OWNER__NAME/PATH, as the list that comes with
+    this package names them; the files themselves are not part of the package. Each file is
+    imported as a user would: with no options first, then with those options that the refusal
+    asks for. Facts of some files were written by readers who had not seen the import's answer.
+    """
     study = Study.begin("check_imports", options)
     files = _listed(options.list or OWN / "list.csv")
     facts = _entries(options.facts or OWN / "facts.yaml")

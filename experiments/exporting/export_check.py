@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from experiments.exporting.drawn_exports import drawn_exports
@@ -34,8 +35,14 @@ _LEGEND = (
 Accept = Callable[[str, Sequence[tuple[str, Job]]], Sequence[str]]
 
 
-def check_exports(options: argparse.Namespace, pythons: Mapping[str, str]) -> int:
-    """Export plans, hold the exports against claims, and write what came of it."""
+def check_exports(options: argparse.Namespace) -> int:
+    """Random plans of all families exported to all targets, and held against what is claimed.
+
+    Batches and processes have to come out, what is said exactly has to be predicted equally in
+    every figure, what fitted has to fit or be told. A framework's own code takes its texts
+    where it is installed: here, or in the Python that --python names for a target.
+    """
+    pythons = dict(map(_named_python, options.python or ()))
     study = Study.begin("check_exports", options)
     jobs = [*drawn_exports(_QUICK if options.quick else _ALL, options.seed)]
     accept = accepting(pythons, options.megatron_lm)
@@ -43,6 +50,14 @@ def check_exports(options: argparse.Namespace, pythons: Mapping[str, str]) -> in
         for row in rows_of(name, jobs, accept):
             study.add(row)
     return study.end(_report(study.rows, len(jobs)))
+
+
+def _named_python(text: str) -> tuple[str, str]:
+    target, found, python = text.partition("=")
+    if not found or not Path(python).is_file():
+        message = f"--python {text}: names no Python: give TARGET=PATH"
+        raise InputError(message)
+    return target, python
 
 
 def rows_of(name: str, jobs: Sequence[tuple[str, Job]], accept: Accept) -> Iterator[Row]:
@@ -177,6 +192,6 @@ def _problems(rows: Sequence[Row]) -> Iterator[str]:
             key = (row["target"], text.split(": ", 1)[-1][:140])
             seen[key] = seen.get(key, 0) + 1
     if seen:
-        lines = [[name, count, text] for (name, text), count in sorted(seen.items())]
         yield "Refused, by the export itself or by the framework:"
+        lines = [[name, count, text] for (name, text), count in sorted(seen.items())]
         yield table(["target", "plans", "why"], lines)

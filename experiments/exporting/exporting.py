@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, progress
 from experiments.exporting.fidelity import Export, exported, fits
-from experiments.frame.rates import brief_words
+from experiments.frame.numbers_in_words import brief_words
 from mistlab.export.table import TARGETS, target_for
 from mistlab.values.errors import InputError
 from mistlab.values.job import load_job
@@ -18,7 +18,14 @@ NO_LONGER_FITS = 3
 
 
 def export(options: argparse.Namespace) -> int:
-    """Export a plan file."""
+    """A plan in the words of Megatron-LM, DeepSpeed, torchtitan or Accelerate.
+
+    The nearest form that the framework can say goes to standard output. Standard error tells
+    what is lost or approximated, and what that costs by prediction. Exit status 3: the plan
+    fits, but does not fit any more as it was written. With --strict whatever is not said
+    exactly, to the last figure of its prediction, is exit status 1; with --check the
+    framework's own classes must take the text.
+    """
     job = load_job(options.plan)
     target = TARGETS[options.to] if options.to else target_for(job.plan.engine)
     with about(options.plan):

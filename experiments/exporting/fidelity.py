@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from experiments.exporting.refitting import fitting_form, predicted
+from experiments.exporting.refitting import fitting_form
 from experiments.frame.fullest import fullest_words
+from experiments.frame.refusals import Answer, predicted
 from mistlab.export.back import read_back
 from mistlab.export.nearest import Nearest, canonical, nearest
 from mistlab.export.remarks import Remark, changes
@@ -32,8 +33,8 @@ class Export:
     target: Target
     found: Nearest
     text: str
-    given: Prediction | InputError
-    near: Prediction | InputError
+    given: Answer
+    near: Answer
     is_exact: bool
 
     @property
@@ -72,7 +73,7 @@ def exported(job: Job, target: Target) -> Export:
     )
 
 
-def fits(prediction: Prediction | InputError) -> bool | None:
+def fits(prediction: Answer) -> bool | None:
     """Whether a plan fits; None where it cannot be predicted."""
     return None if isinstance(prediction, InputError) else prediction.fits
 
@@ -100,7 +101,7 @@ def _figures(value: object, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, float(value)
 
 
-def costs_as(job: Job, back: Job, given: Prediction | InputError) -> bool:
+def costs_as(job: Job, back: Job, given: Answer) -> bool:
     """Whether the text's job costs what a job costs; where that cannot be predicted, whether it is
     the same job."""
     if isinstance(given, InputError):

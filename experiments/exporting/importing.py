@@ -13,8 +13,8 @@ from experiments.cli.commandline import (
     progress,
 )
 from experiments.exporting.source_files import source_of
-from experiments.frame.plan_words import plan_words
-from experiments.frame.rates import brief_words
+from experiments.frame.numbers_in_words import brief_words
+from experiments.frame.refusals import predicted
 from mistlab.economy.parameters import model_parameters
 from mistlab.export.given import Given
 from mistlab.export.remarks import Remark
@@ -24,12 +24,19 @@ from mistlab.formats.table import FORMATS, format_of
 from mistlab.values.datafile import format_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, job_to_mapping
+from mistlab.values.plan_words import plan_words
 from mistlab.values.references import hardware_from, model_from
-from simulators.symbolic import SymbolicPredictor
 
 
 def import_plan(options: argparse.Namespace) -> int:
-    """Import a file."""
+    """A plan file from a launch script of Megatron-LM, or from another framework's configuration.
+
+    FILE is a launch script, a configuration of another framework, or a folder with one of them.
+    Options give what FILE does not say: --set NAME=VALUE a variable of a script, arguments
+    after -- those that the script is started with. The plan goes to standard output. Standard
+    error tells what was read, and what was assumed, ignored or found to contradict itself. Ask
+    experiments.predict what the plan costs, and experiments.tune --from what to change.
+    """
     path: Path = options.file
     given = _given(options)
     with about(path):
@@ -43,7 +50,7 @@ def import_plan(options: argparse.Namespace) -> int:
         *_about_engine(options, row, job.plan.engine),
     ]
     is_plain = all(remark.kind == "noted" for remark in remarks)
-    told = [*map(str, remarks), *_unpredicted(job)]
+    told = [*map(str, remarks), _cost(job)]
     if options.json:
         plan = job_to_mapping(job, Path())
         print_json({"format": row.name, "read": summary(job), "plan": plan, "remarks": told})
@@ -75,15 +82,12 @@ def _size(job: Job) -> str:
         return ""
 
 
-def _unpredicted(job: Job) -> Iterator[str]:
+def _cost(job: Job) -> str:
     """What is predicted of an imported job, or why nothing is."""
-    predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
-    try:
-        prediction = predictor.predict(job.plan)
-    except InputError as error:
-        yield f"cost: not predicted: {error}"
-    else:
-        yield f"cost: on {job.cluster.hardware.name} {brief_words(prediction)}"
+    answer = predicted(job)
+    if isinstance(answer, InputError):
+        return f"cost: not predicted: {answer}"
+    return f"cost: on {job.cluster.hardware.name} {brief_words(answer)}"
 
 
 def _given(options: argparse.Namespace) -> Given:

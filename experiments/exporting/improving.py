@@ -8,8 +8,8 @@ from pathlib import Path
 from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress
 from experiments.cli.rundir import file_at
 from experiments.exporting.single_changes import Change, single_changes
-from experiments.frame.rates import brief_words
-from mistlab.values.errors import InputError
+from experiments.frame.numbers_in_words import brief_words
+from experiments.frame.refusals import order_of, predicted_each
 from mistlab.values.job import Job, dump_job, load_job
 from mistlab.values.prediction import Prediction, compared
 from simulators.symbolic import SymbolicPredictor
@@ -55,13 +55,13 @@ def improve(options: argparse.Namespace) -> int:
 def ranked(job: Job, before: Prediction, predictor: SymbolicPredictor) -> list[Step]:
     """The single changes of a job that make it better, the best first."""
     changes = single_changes(job)
+    answers = predicted_each(predictor, [change.job.plan for change in changes])
     steps = [
-        Step(change=change, prediction=prediction)
-        for change, prediction in zip(changes, _predicted(changes, predictor), strict=True)
-        if prediction is not None
+        Step(change=change, prediction=answer)
+        for change, answer in zip(changes, answers, strict=True)
+        if isinstance(answer, Prediction) and order_of(answer) < order_of(before)
     ]
-    better = [step for step in steps if _key(step.prediction) < _key(before)]
-    return sorted(better, key=lambda step: (_key(step.prediction), step.change.words))
+    return sorted(steps, key=lambda step: (order_of(step.prediction), step.change.words))
 
 
 def best_of_choices(steps: Sequence[Step]) -> list[Step]:
@@ -79,7 +79,7 @@ def walked(before: Prediction, predictor: SymbolicPredictor, first: Sequence[Ste
     now = before
     while choices and len(steps) < STEPS:
         best = choices[0]
-        (is_over, then), (was_over, before_it) = _key(best.prediction), _key(now)
+        (is_over, then), (was_over, before_it) = order_of(best.prediction), order_of(now)
         if is_over == was_over and 1 - then / before_it < LEAST_GAIN:
             break
         steps.append(best)
@@ -87,25 +87,6 @@ def walked(before: Prediction, predictor: SymbolicPredictor, first: Sequence[Ste
         now = best.prediction
         choices = ranked(best.change.job, now, predictor)
     return steps
-
-
-def _predicted(
-    changes: Sequence[Change], predictor: SymbolicPredictor
-) -> Sequence[Prediction | None]:
-    """Predictions of changes, all at once; one by one where one is refused."""
-    try:
-        return predictor.predict_many([change.job.plan for change in changes])
-    except InputError:
-        if len(changes) == 1:
-            return [None]
-        half = len(changes) // 2
-        return [*_predicted(changes[:half], predictor), *_predicted(changes[half:], predictor)]
-
-
-def _key(prediction: Prediction) -> tuple[bool, float]:
-    """Sorts predictions, the best first: plans that fit by time, then others by memory."""
-    by = prediction.iteration_s if prediction.fits else prediction.peak_reserved_bytes
-    return not prediction.fits, by
 
 
 def _page(before: Prediction, alone: Sequence[Step], steps: Sequence[Step]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from experiments.exporting.single_changes import single_changes
+from experiments.frame.refusals import predicted_each
 from mistlab.cost.memory import room_of_plan
 from mistlab.export.nearest import Nearest, nearest
 from mistlab.export.remarks import changes
@@ -41,15 +42,6 @@ def fitting_form(found: Nearest, near: Prediction, target: Target) -> Nearest | 
     return None
 
 
-def predicted(job: Job) -> Prediction | InputError:
-    """The prediction of a job, or why there is none."""
-    predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
-    try:
-        return predictor.predict(job.plan)
-    except InputError as error:
-        return error
-
-
 def _predicted_forms(job: Job, target: Target, seen: set[Job]) -> Iterator[tuple[Job, Prediction]]:
     """Every form by a single change of a job that the target can say, with its prediction."""
     of_clusters: dict[Cluster, list[Job]] = defaultdict(list)
@@ -59,11 +51,10 @@ def _predicted_forms(job: Job, target: Target, seen: set[Job]) -> Iterator[tuple
             of_clusters[form.cluster].append(form)
     for cluster, forms in of_clusters.items():
         predictor = SymbolicPredictor(workload=job.workload, cluster=cluster)
-        for form in forms:
-            try:
-                yield form, predictor.predict(form.plan)
-            except InputError:
-                continue
+        answers = predicted_each(predictor, [form.plan for form in forms])
+        for form, answer in zip(forms, answers, strict=True):
+            if isinstance(answer, Prediction):
+                yield form, answer
 
 
 def _forms(job: Job, target: Target) -> Iterator[Job]:

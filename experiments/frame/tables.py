@@ -1,13 +1,18 @@
-"""Tables of rows: as Markdown, which terminals show too, and as comma-separated values."""
+"""Tables of rows: as Markdown, which terminals show too, as text, and as comma-separated values."""
 
 import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from string import Formatter
 from typing import Any
 
+from experiments.frame.numbers_in_words import number
+
 Row = Mapping[str, Any]
+# What a row has in a column: a text with the names of its parts, or what a function makes of it.
+Cell = str | Callable[[Any], object]
 
 # What a clock says goes under this key of a row; all else is equal in two runs with one seed.
 TIMING = "timing"
@@ -26,20 +31,79 @@ def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     """
     cells = [["" if cell is None else str(cell) for cell in line] for line in lines]
     columns = [*zip(head, *cells, strict=True)]
-    widths = [max(map(len, column)) for column in columns]
-    right = [all(NUMBER.fullmatch(cell) for cell in column[1:]) for column in columns]
+    right = [
+        place
+        for place, column in enumerate(columns)
+        if all(NUMBER.fullmatch(cell) for cell in column[1:])
+    ]
+    first, *others = _justified([head, *cells], lambda place: place in right)
     rule = "|".join(
-        f"{'-' * (width + 1)}{':' if to_right else '-'}"
-        for width, to_right in zip(widths, right, strict=True)
+        f"{'-' * (len(cell) + 1)}{':' if place in right else '-'}"
+        for place, cell in enumerate(first)
     )
-    first, *others = (
-        " | ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(line, widths, right, strict=True)
-        )
-        for line in (head, *cells)
+    top, *body = (f"| {' | '.join(line)} |" for line in (first, *others))
+    return "\n".join([top, f"|{rule}|", *body])
+
+
+def table_of(rows: Iterable[Any], *columns: tuple[str, Cell]) -> str:
+    """A table in Markdown of rows, a column for each head and cell; a part that is None is a dash.
+
+    >>> row = {"plan": "one", "times": {"s": 9.5}}
+    >>> print(table_of([row], ("plan", "{plan}"), ("s", "{times[s]:.2f}")))
+    | plan |    s |
+    |------|-----:|
+    | one  | 9.50 |
+    """
+    cells = [cell for _, cell in columns]
+    return table(
+        [head for head, _ in columns],
+        (
+            [_CELLS.vformat(c, (), row) if isinstance(c, str) else c(row) for c in cells]
+            for row in rows
+        ),
     )
-    return "\n".join([f"| {first} |", f"|{rule}|", *(f"| {line} |" for line in others)])
+
+
+def narrow(head: Sequence[str], lines: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table in Markdown, its columns not aligned, for pages of many rows."""
+    texts = [f"| {' | '.join(map(str, line))} |" for line in lines]
+    return [f"| {' | '.join(head).lstrip()} |", f"|{'---|' * len(head)}", *texts]
+
+
+def aligned(lines: Sequence[Sequence[str]], *, left: Container[int] = (0,)) -> list[str]:
+    """The lines of a table as text: columns of words (``left``) to the left, others to the right.
+
+    >>> aligned([["", "s"], ["stage 0", "12.5"]])
+    ['            s', 'stage 0  12.5']
+    """
+    return ["  ".join(line).rstrip() for line in _justified(lines, lambda at: at not in left)]
+
+
+def _justified(
+    lines: Sequence[Sequence[str]], to_right: Callable[[int], bool]
+) -> Iterator[list[str]]:
+    """Lines whose columns are as wide as what they hold."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        yield [
+            cell.rjust(width) if to_right(place) else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+
+
+class _Cells(Formatter):
+    """Formats the parts of a row, which is a mapping or has them as attributes."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> Any:
+        """A part by its name."""
+        return kwargs[key] if isinstance(kwargs, Mapping) else getattr(kwargs, str(key))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """A part that is there in its form."""
+        return number(value, format_spec)
+
+
+_CELLS = _Cells()
 
 
 def csv_of(rows: Sequence[Row]) -> str:

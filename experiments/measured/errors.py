@@ -3,12 +3,22 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from experiments.frame.numbers_in_words import number, yes_no
+from experiments.frame.tables import aligned
 from mistlab.runs.answers import RunAnswer
 from mistlab.runs.cells import count_of
 from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
 from mistlab.runs.table import TableRow
 
-HEAD = ("", "rows", "refused", "mean", "median", "bias", "in bounds", "memory")
+# The errors of a group: heads, and how each is written.
+ERROR_FORMS = {
+    "mean": ("mean_time", ".1%"),
+    "median": ("median_time", ".1%"),
+    "bias": ("bias", "+.1%"),
+    "in bounds": ("inside", ".0%"),
+    "memory": ("mean_memory", ".1%"),
+}
+HEAD = ("", "rows", "refused", *ERROR_FORMS)
 COLUMNS = ("model", "gpus", "tp", "pp")
 # More runs than these are told by their groups alone.
 MOST_ROWS = 40
@@ -21,22 +31,14 @@ ROW_HEAD = (
 def error_lines(rows: Sequence[tuple[TableRow, RunAnswer]]) -> list[str]:
     """The lines of the table, and why rows were refused."""
     every = [judged(row, answer) for row, answer in rows]
-    lines = _aligned([HEAD, *(_cells(one) for one in _groups(every))])
+    groups = [
+        (one.name, str(one.rows), str(one.refused), *error_cells(one)) for one in _groups(every)
+    ]
+    lines = aligned([HEAD, *groups])
     predicted = [one for one in every if one.answer.prediction is not None]
     if 0 < len(predicted) <= MOST_ROWS:
-        lines += ["", *_aligned([ROW_HEAD, *map(_row_cells, predicted)])]
+        lines += ["", *aligned([ROW_HEAD, *map(_row_cells, predicted)])]
     return [*lines, *_changed(predicted), *_refusals(every)]
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
 
 
 def _row_cells(one: Judged) -> tuple[str, ...]:
@@ -46,18 +48,14 @@ def _row_cells(one: Judged) -> tuple[str, ...]:
     return (
         str(one.row.number),
         *(one.row.cells.get(column, "") for column in COLUMNS),
-        _number(one.measured_s, ".3f"),
-        _number(one.predicted_s, ".3f"),
+        number(one.measured_s, ".3f", none=""),
+        number(one.predicted_s, ".3f", none=""),
         f"{found.iteration_s_low:.3f} to {found.iteration_s_high:.3f}",
-        _percent(one.time_error, "+.1%"),
-        _number(one.measured_gib, ".1f"),
-        _number(one.predicted_gib, ".1f"),
-        "yes" if found.fits else "no",
+        number(one.time_error, "+.1%", none=""),
+        number(one.measured_gib, ".1f", none=""),
+        number(one.predicted_gib, ".1f", none=""),
+        yes_no(found.fits),
     )
-
-
-def _number(value: float | None, how: str) -> str:
-    return "" if value is None else format(value, how)
 
 
 def _groups(every: Sequence[Judged]) -> Iterator[GroupErrors]:
@@ -68,21 +66,9 @@ def _groups(every: Sequence[Judged]) -> Iterator[GroupErrors]:
                 yield errors_of(f"  {column} {value or '(empty)'}", some)
 
 
-def _cells(one: GroupErrors) -> tuple[str, ...]:
-    return (
-        one.name,
-        str(one.rows),
-        str(one.refused),
-        _percent(one.mean_time),
-        _percent(one.median_time),
-        _percent(one.bias, "+.1%"),
-        _percent(one.inside, ".0%"),
-        _percent(one.mean_memory),
-    )
-
-
-def _percent(share: float | None, how: str = ".1%") -> str:
-    return "" if share is None else format(share, how)
+def error_cells(group: GroupErrors) -> list[str]:
+    """The errors of a group; those without measurements are empty."""
+    return [number(getattr(group, name), form, none="") for name, form in ERROR_FORMS.values()]
 
 
 def _changed(predicted: Sequence[Judged]) -> Iterator[str]:

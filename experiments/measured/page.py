@@ -2,11 +2,13 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 from experiments.cli.commandline import DONE, as_options, progress, writable
+from experiments.frame.tables import narrow
+from experiments.measured.errors import ERROR_FORMS, error_cells
 from experiments.measured.picture import draw
 from experiments.measured.rows import RowPredictor
 from experiments.measured.sureness import left_out_lines, write_sureness
@@ -27,10 +29,7 @@ PARTS = {
 BAD = 1.3
 # Profiles are of clusters that ran this engine.
 ENGINE_OF_PROFILES = "nanotron"
-HEAD = (
-    "| | runs | answered | mean | median | bias | in bounds | memory |\n"
-    "|---|---|---|---|---|---|---|---|"
-)
+HEAD = ("", "runs", "answered", *ERROR_FORMS)
 INTRODUCTION = """\
 # Predicted beside measured runs
 
@@ -46,7 +45,13 @@ the peak. Rows that are refused have no error; they are counted and listed.
 
 
 def report(options: argparse.Namespace) -> int:
-    """Predict all rows, write the page and the picture."""
+    """Write the page and the picture of predicted beside measured runs.
+
+    Tables are those of predict_runs (docs/reference/measured-runs.md). The page has, for every
+    table: errors, raw and in groups; the share of measurements within the bounds, and within
+    bounds that were made without the run's group; the spread of repeated runs; the refused
+    rows. With --profile it also has the errors under that profile.
+    """
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
     plain = _tables(options.tables, RowPredictor())
@@ -92,10 +97,7 @@ def _of_profiles(tables: Tables) -> list[Judged]:
 
 def _summary(title: str, tables: Tables) -> Iterator[str]:
     yield f"## {title}\n"
-    yield HEAD
-    for name, rows in tables:
-        yield _line(errors_of(name, rows))
-    yield ""
+    yield from (*_errors(errors_of(name, rows) for name, rows in tables), "")
 
 
 def _details(title: str, rows: Sequence[Judged]) -> Iterator[str]:
@@ -114,12 +116,13 @@ def _details(title: str, rows: Sequence[Judged]) -> Iterator[str]:
             f"Repeated configurations: {len(repeated)}, whose times lie {median(repeated):.1%} "
             f"from their median (the median configuration), {max(repeated):.1%} at most.\n"
         )
-    yield HEAD
-    for column in COLUMNS:
-        groups = [*groups_of(rows, _cell(column))]
-        if 1 < len(groups) <= MOST_GROUPS:
-            for value, some in groups:
-                yield _line(errors_of(f"{column} {value or '(empty)'}", some))
+    found = {column: [*groups_of(rows, _cell(column))] for column in COLUMNS}
+    yield from _errors(
+        errors_of(f"{column} {value or '(empty)'}", some)
+        for column, groups in found.items()
+        if 1 < len(groups) <= MOST_GROUPS
+        for value, some in groups
+    )
     yield ""
     yield from _refused(rows)
 
@@ -130,9 +133,7 @@ def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
         return
     yield f"## Parts of the runs of {ENGINE_OF_PROFILES}, {how}\n"
     found = {name: [one for one in rows if _is_within(one, most)] for name, most in PARTS.items()}
-    yield HEAD
-    yield from (_line(errors_of(name, some)) for name, some in found.items() if some)
-    yield ""
+    yield from (*_errors(errors_of(name, some) for name, some in found.items() if some), "")
     for name, some in found.items():
         yield from (f"{name[0].upper()}{name[1:]}. {line}" for line in _ranking(some))
     yield from _single_runs(max(found.values(), key=len))
@@ -190,11 +191,12 @@ def _cell(column: str) -> Callable[[Judged], str]:
     return lambda one: one.row.cells.get(column, "")
 
 
-def _line(one: GroupErrors) -> str:
-    shares = (one.mean_time, one.median_time, one.bias, one.inside, one.mean_memory)
-    hows = (".1%", ".1%", "+.1%", ".0%", ".1%")
-    cells = ["" if s is None else format(s, how) for s, how in zip(shares, hows, strict=True)]
-    return f"| {one.name} | {one.rows} | {one.rows - one.refused} | {' | '.join(cells)} |"
+def _errors(groups: Iterable[GroupErrors]) -> list[str]:
+    """The table of the errors of groups."""
+    return narrow(
+        HEAD,
+        ((one.name, one.rows, one.rows - one.refused, *error_cells(one)) for one in groups),
+    )
 
 
 def _refused(rows: Sequence[Judged]) -> Iterator[str]:

@@ -42,8 +42,15 @@ class AnsweredRow:
 
 
 def predict_rows(options: argparse.Namespace) -> int:
-    """Answer the rows of tables, in order; a bad table or row does not stop the others, but tables
-    whose rows are all refused have no answer."""
+    """Measured runs, predicted: each row of tables of runs as a plan of its own, beside what it
+    took.
+
+    A row tells of one run: model, GPUs, degrees, batch (docs/reference/measured-runs.md lists
+    the columns). Cells may be empty; what is assumed instead is a note of the answer. A row
+    that cannot be predicted is refused with the reason. Nothing that was measured is read but
+    to hold it against the prediction: without --json the errors by table, model, GPUs and
+    degrees are printed, and of a few runs each beside its prediction.
+    """
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
         hardware = None if options.hardware is None else hardware_from(options.hardware, Path())

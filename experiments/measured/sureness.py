@@ -1,10 +1,12 @@
 """The bounds of runs that were left out by groups, and the shares of all kinds of runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mean, median
 
 from experiments.cli.commandline import progress, writable
+from experiments.frame.tables import narrow
 from mistlab.cost.sureness import Shares
 from mistlab.runs.judged import Judged
 from mistlab.runs.sureness import Held, Miss, left_out, sureness_of
@@ -18,10 +20,7 @@ WAYS: Mapping[str, Callable[[TableRow, str], str]] = {
     "GPUs": lambda row, software: f"{software} {row.cells.get('gpus', '')}",
     "table": lambda row, _: row.file,
 }
-HEAD = (
-    "| | runs | " + " | ".join(f"without its {way} | width | score" for way in WAYS) + " |\n"
-    "|---|---|" + "---|---|---|" * len(WAYS)
-)
+HEAD = ("", "runs", *(cell for way in WAYS for cell in (f"without its {way}", "width", "score")))
 WORDS = """\
 ## Bounds of runs that were left out
 
@@ -59,21 +58,21 @@ def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[s
         for way, group in WAYS.items()
     }
     yield WORDS
-    yield HEAD
+    lines: list[list[object]] = []
     for name in dict.fromkeys(name for name, *_ in known):
         places = [place for place, (own, *_) in enumerate(known) if own == name]
         rows = [known[place][1] for place in places]
-        cells = [_cells(rows, [found[way][place] for place in places]) for way in WAYS]
-        yield f"| {name} | {len(places)} | {' | '.join(cells)} |"
-    yield ""
+        cells = (_cells(rows, [found[way][place] for place in places]) for way in WAYS)
+        lines.append([name, len(places), *chain.from_iterable(cells)])
+    yield from (*narrow(HEAD, lines), "")
 
 
-def _cells(rows: Sequence[Judged], shares: Sequence[Shares | None]) -> str:
+def _cells(rows: Sequence[Judged], shares: Sequence[Shares | None]) -> list[str]:
     held = [_held(row, some) for row, some in zip(rows, shares, strict=True) if some is not None]
     if not held:
-        return " |  | "
+        return [""] * 3
     inside, score = (mean(getattr(one, name) for one in held) for name in ("is_inside", "score"))
-    return f"{inside:.0%} | {median(one.width for one in held):.2f} | {score:.2f}"
+    return [f"{inside:.0%}", f"{median(one.width for one in held):.2f}", f"{score:.2f}"]
 
 
 def _held(row: Judged, shares: Shares) -> Held:

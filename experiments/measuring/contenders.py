@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
+from experiments.frame.refusals import order_of, predicted
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
 from mistlab.machine.cluster import Cluster
@@ -65,25 +66,18 @@ def contenders(
     if system == OURS:
         return _searched(workload, cluster, count, seed)
     jobs = dict.fromkeys(_of_grid(system, workload, cluster))
-    found = [Contender(job=job, prediction=_predicted(job)) for job in jobs]
+    answers = ((job, predicted(job)) for job in jobs)
+    found = [
+        Contender(job=job, prediction=None if isinstance(answer, InputError) else answer)
+        for job, answer in answers
+    ]
     return sorted(found, key=_order)[:count]
 
 
 def _order(contender: Contender) -> tuple[bool, float]:
-    """Sorts plans, the best first: those that fit by time, then others by memory."""
+    """Sorts plans, the best first, those without a prediction last."""
     prediction = contender.prediction
-    if prediction is None:
-        return True, float("inf")
-    by = prediction.iteration_s if prediction.fits else prediction.peak_reserved_bytes
-    return not prediction.fits, by
-
-
-def _predicted(job: Job) -> Prediction | None:
-    predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
-    try:
-        return predictor.predict(job.plan)
-    except InputError:
-        return None
+    return (True, float("inf")) if prediction is None else order_of(prediction)
 
 
 def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> list[Contender]:

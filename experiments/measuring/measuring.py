@@ -32,7 +32,15 @@ QUICK = {"trials": 1, "repeats": 1, "steps": 3}
 
 
 def measure(options: argparse.Namespace) -> int:
-    """Measure, print and write a table; a call that comes to its end says how to go on."""
+    """Measured speedups: this package's plan against Megatron-core, DeepSpeed and FSDP2, side by
+    side.
+
+    For each model, memory cap and batch every system tries as many plans of its own, those
+    predicted fastest that fit. The best one of each then runs in turn with the others, several
+    times. Running out of memory is a result. A call ends after some minutes; the same call
+    again goes on. A run that the end of a call cuts begins again. Needs pip install
+    '.[baselines]'.
+    """
     if options.quick:
         vars(options).update(QUICK)
     if not _leads(options, os.environ):
@@ -95,7 +103,7 @@ def chosen_systems(text: str) -> list[str]:
 
 
 def _check_installed(systems: Sequence[str]) -> None:
-    from runtime.baselines.installed import check_installed  # noqa: PLC0415
+    from runtime.baselines.builds import check_installed  # noqa: PLC0415
 
     check_torch()
     missing = {}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
+from experiments.frame.numbers_in_words import number
 from experiments.frame.study import Report
 from experiments.frame.tables import TIMING, Row, table
 from experiments.measuring.contenders import OURS
@@ -47,9 +48,9 @@ def report_of(
                 (
                     *(case.model, f"{case.cap_gib:g}", case.batch, system),
                     _tried(rows, case, system) if seconds is None else f"{seconds:.3f}",
-                    "-" if spread is None else f"{spread:.1%}",
-                    "-" if predicted_s is None else f"{predicted_s:.3f}",
-                    "" if gain is None else f"{gain:.2f}x",
+                    number(spread, ".1%"),
+                    number(predicted_s, ".3f"),
+                    number(gain, ".2f", "x", none=""),
                 )
             )
     means = {system: geometric_mean(ratios) for system, ratios in gains.items() if ratios}

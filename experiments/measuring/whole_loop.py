@@ -53,7 +53,14 @@ class Entry:
 
 
 def whole_loop(options: argparse.Namespace) -> int:
-    """Profile, search, run in turn, print what came out."""
+    """The whole loop on one machine: profile it, search, run a dozen plans and the baselines.
+
+    The machine is profiled, unless --hardware names its file. The best plans of a search and
+    plans drawn at random then run in turn, several times, with as many plans of each baseline
+    as the search gave. Predictions stand beside measurements. Without a GPU processes stand in
+    for GPUs. A call that was stopped goes on. Baselines need pip install '.[baselines]';
+    --systems mistlab leaves them out.
+    """
     if options.quick:
         vars(options).update(QUICK)
     systems = chosen_systems(options.systems)

@@ -15,7 +15,7 @@ from experiments.cli.commandline import DONE, progress
 from experiments.cli.problem import problem_of
 from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import TIMING, Row, table
+from experiments.frame.tables import TIMING, Row, table_of
 from mistlab.cost.survey import candidates_of, meshes, rows_of_mesh
 from mistlab.symbolic.library import Variant
 from mistlab.symbolic.sizes import constants_of
@@ -45,7 +45,13 @@ FEW_ROUNDS = 2
 
 
 def speeds(options: argparse.Namespace) -> int:
-    """Time both ways, print and write the table."""
+    """How many configurations a second are analysed, beside one concrete trace and evaluation.
+
+    Layer graphs are traced once with symbols, and their sums compiled; then whole columns of
+    stage candidates are evaluated at a time. The other way is to run the model's code, without
+    its tensors, for every configuration: this is timed with torch, and left out where torch is
+    not installed.
+    """
     workload, cluster = problem_of(options)
     study = Study.begin("analysis_speed", options)
     problem = Problem(workload=workload, cluster=cluster)
@@ -113,7 +119,10 @@ def _concrete_s(workload: Workload, rounds: int) -> dict[str, float]:
         progress("left out: concrete traces: this model's code is not here: give a catalogue name")
         return {}
     try:
-        families, sizes = import_module("runtime.tracing.families"), import_module("runtime.sizes")
+        families, sizes = (
+            import_module("runtime.tracing.traced_families"),
+            import_module("runtime.tracing.symbolic_sizes"),
+        )
     except ModuleNotFoundError as error:
         missing = f"{error.name} is not installed: pip install '.[runtime]'"
         progress(f"left out: concrete traces: {missing}")
@@ -153,19 +162,15 @@ def _report(rows: Sequence[Row], where: str) -> Report:
     rates = {row["what"]: row[TIMING]["a_second"] for row in rows}
     words = [
         f"{where}. CPU seconds of one process on one core.",
-        table(
-            ("what", "number", "CPU s", "a second"),
-            [
-                (
-                    row["what"],
-                    f"{row['number']:,}",
-                    f"{row[TIMING]['cpu_s']:.3f}",
-                    f"{row[TIMING]['a_second']:,.0f}"
-                    if row["number"] > 1
-                    else f"{row[TIMING]['a_second']:.1f}",
-                )
-                for row in rows
-            ],
+        table_of(
+            rows,
+            ("what", "{what}"),
+            ("number", "{number:,}"),
+            ("CPU s", "{timing[cpu_s]:.3f}"),
+            (
+                "a second",
+                lambda row: f"{row[TIMING]['a_second']:{',.0f' if row['number'] > 1 else '.1f'}}",
+            ),
         ),
     ]
     summary: dict[str, Any] = {"candidates_per_s": rates[COSTS]}

@@ -8,16 +8,16 @@ from typing import Any
 from experiments.cli.commandline import DONE, NoAnswerError
 from experiments.cli.live import Live
 from experiments.cli.problem import problem_of
-from experiments.comparing.bench import Bench
+from experiments.comparing.bench import BUDGET, Bench
 from experiments.frame.charts import Bars
-from experiments.frame.plan_words import plan_words
+from experiments.frame.numbers_in_words import gib
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import Row, table
+from experiments.frame.tables import Row, table_of
 from mistlab.cost.iteration_terms import Terms
 from mistlab.values.plan import Plan
-from mistlab.values.search import Budget, Problem
+from mistlab.values.plan_words import plan_words
+from mistlab.values.search import Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
-from mistlab.values.units import GIB_BYTES
 from searchers.ladder import Rung, ladder
 from searchers.strategies.exhaustive import all_plans
 
@@ -28,12 +28,17 @@ TERMS = {
     "rest_s": "first, last and step",
 }
 COARSE = (0.0, 0.5, 1.0)
-# Never reached: the search ends by itself, and so alike in every run.
-BUDGET = Budget(seconds=3600)
 
 
 def climbed(options: argparse.Namespace) -> int:
-    """Climb, print and write the rungs."""
+    """What each way to save memory costs, and what the memory buys: from a bare plan to the best
+    one.
+
+    The ladder begins at the best plan that saves nothing: no ZeRO, no recomputation, no
+    offloading. Each rung takes one choice over from the best plan of equal stages that saves
+    memory as it likes. What rungs cost and gain, term by term, adds up to the difference of the
+    two predictions.
+    """
     workload, cluster = problem_of(options)
     study = Study.begin("ladder", options)
     bench = Bench.of(Problem(workload=workload, cluster=cluster))
@@ -69,13 +74,8 @@ def _bare(bench: Bench) -> Plan:
 
 def _saving(bench: Bench, options: argparse.Namespace) -> Plan:
     """The best plan of equal stages that saves memory in any way."""
-    entry = bench.search(
-        "mist",
-        saving_space(quick=options.quick),
-        BUDGET,
-        options.seed,
-        Live(searcher="mist"),
-    )
+    space = saving_space(quick=options.quick)
+    entry = bench.search("mist", space, BUDGET, options.seed, Live(searcher="mist"))
     if entry.answer is None:
         message = "no plan of equal stages fits: give more GPUs, more memory or a smaller model"
         raise NoAnswerError(message)
@@ -150,19 +150,14 @@ def _longer_s(rows: Sequence[Row], kind: str) -> float:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    return table(
-        ("step", "s", "longer by s", *TERMS.values(), "GiB freed", "bought"),
-        [
-            (
-                row["step"],
-                f"{row['iteration_s']:.3f}",
-                f"{sum(row[name] for name in TERMS):+.3f}",
-                *(f"{row[name]:+.3f}" for name in TERMS),
-                f"{row['freed_bytes'] / GIB_BYTES:+.2f}",
-                "; ".join(row["bought"]) or "-",
-            )
-            for row in rows
-        ],
+    return table_of(
+        rows,
+        ("step", "{step}"),
+        ("s", "{iteration_s:.3f}"),
+        ("longer by s", lambda row: f"{sum(row[name] for name in TERMS):+.3f}"),
+        *((head, f"{{{name}:+.3f}}") for name, head in TERMS.items()),
+        ("GiB freed", lambda row: gib(row["freed_bytes"], "+.2f")),
+        ("bought", lambda row: "; ".join(row["bought"]) or "-"),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from experiments.cli.commandline import DONE, NO_ANSWER, writable
 from experiments.frame.charts import Lines
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import Row, table
+from experiments.frame.tables import Row, table, table_of
 from mistlab.economy.parameters import model_parameters
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.huggingface.model_types import TypeRow, model_types, refused_types
@@ -40,8 +40,17 @@ TOLERANCE = 1e-3
 
 
 def check(options: argparse.Namespace) -> int:
-    """Read and count every type, print and write the table."""
-    library = import_module("runtime.tracing.meta_models")
+    """How many Hugging Face model types are read, and whether they count as transformers counts
+    them.
+
+    Of every causal language model of transformers the default configuration is read and its
+    parameters are counted, beside those that the library itself builds on torch's meta device.
+    Types that are refused are listed with the reason. Each file is read twice: as the library
+    writes it, and with all keys left out.
+    """
+    if options.types is not None:
+        return write_types(options.types)
+    library = import_module("runtime.tracing.huggingface")
     study = Study.begin("check_models", options)
     kinds = library.causal_types()
     every = max(1, len(kinds) // QUICK_TYPES) if options.quick else 1
@@ -136,20 +145,14 @@ _COMPLETED_WORDS = (
 
 
 def _read_table(rows: Sequence[Row]) -> str:
-    head = ("type", "transformers", "here", "off %", "completed", "remarks")
-    return table(
-        head,
-        (
-            (
-                row["type"],
-                f"{row['of_library']:,}",
-                f"{row['parameters']:,}",
-                f"{100 * row['off']:.4f}",
-                row["completed"],
-                row["remarks"],
-            )
-            for row in rows
-        ),
+    return table_of(
+        rows,
+        ("type", "{type}"),
+        ("transformers", "{of_library:,}"),
+        ("here", "{parameters:,}"),
+        ("off %", lambda row: f"{100 * row['off']:.4f}"),
+        ("completed", lambda row: row["completed"]),
+        ("remarks", lambda row: row["remarks"]),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.cli.commandline import DONE, as_options
 from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import Row, table
+from experiments.frame.tables import Row, table_of
 from mistlab.cost.links import LinkTimes
 from mistlab.cost.partitions import (
     BY_COLUMNS,
@@ -50,7 +50,13 @@ CHAINS: tuple[Chain, ...] = (
 
 
 def partitions(options: argparse.Namespace) -> int:
-    """List the partitions, print and write what their messages cost."""
+    """Which way to split a chain of products over tensor-parallel ranks costs the fewest messages.
+
+    A weight is split by rows or by columns, and an activation is whole, split, or a sum in
+    parts on the ranks. So a partition is a path over layouts, and the best is a shortest path:
+    for a chain of three products, and for a transformer block, with and without sequence
+    parallelism.
+    """
     with as_options():
         model = model_from(options.model, Path())
         hardware = hardware_from(options.hardware, Path())
@@ -129,19 +135,14 @@ def _best(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    return table(
-        ("weights", "forward", "backward", "forward us", "both us", "messages of the forward pass"),
-        [
-            (
-                row["ways"],
-                f"{row['forward']:g}",
-                f"{row['backward']:g}",
-                f"{row['forward_us']:.0f}",
-                f"{row['forward_us'] + row['backward_us']:.0f}",
-                "; ".join(row["messages"]),
-            )
-            for row in rows
-        ],
+    return table_of(
+        rows,
+        ("weights", "{ways}"),
+        ("forward", "{forward:g}"),
+        ("backward", "{backward:g}"),
+        ("forward us", "{forward_us:.0f}"),
+        ("both us", lambda row: f"{row['forward_us'] + row['backward_us']:.0f}"),
+        ("messages of the forward pass", lambda row: "; ".join(row["messages"])),
     )
 
 

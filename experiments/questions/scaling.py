@@ -9,6 +9,7 @@ from statistics import mean
 from time import perf_counter, process_time
 
 from experiments.cli.commandline import DONE, as_options
+from experiments.comparing.bench import BUDGET, answer_of
 from experiments.frame.charts import Lines, Picture
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, Row
@@ -20,7 +21,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
 from mistlab.values.model import ModelSpec
 from mistlab.values.references import hardware_from, model_from
-from mistlab.values.search import Budget, Problem
+from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.workload import Workload
 from searchers.registry import SEARCHERS
@@ -40,14 +41,19 @@ SPACE = replace(space_of("+checkpointing"), name="equal stages", unequal_stages=
 LARGE_MODEL, LARGE_NODES, QUICK_LARGE_NODES = "gpt3-175b", 1280, 32
 LARGE_SPACE, QUICK_LARGE_SPACE = space_of("mist"), SPACE
 # Never reached: searches end by themselves, and so alike in every run.
-BUDGET = Budget(seconds=3600)
 LATENCY_GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BYTES = 1024.0
 TERA = 1e12
 
 
 def scaling(options: argparse.Namespace) -> int:
-    """Predict and search, print and write the tables."""
+    """How training scales from 8 to 12,288 GPUs: published weak scaling, and searched plans.
+
+    Megatron-LM's published table of weak scaling, 1.7 billion to a trillion parameters, stands
+    beside predictions of its plans. Then plans are searched: the batch grows with the GPUs
+    (weak), or stays as it is (strong), and networks are slower by a factor. A trained
+    405-billion-parameter model, and the latency of all-reduces, end the page.
+    """
     with as_options():
         model = model_from(options.model, Path())
         hardware = hardware_from(options.hardware, Path())
@@ -119,9 +125,11 @@ def _searched(
             "search_cpu_s": process_time() - began_cpu_s,
         },
     }
-    if result.plan is None or result.prediction is None or not result.prediction.fits:
+    answer = answer_of(result)
+    if answer is None:
         return {**row, "iteration_s": None}
-    found, stage = result.prediction, result.plan.stages[0]
+    plan, found = answer
+    stage = plan.stages[0]
     peak = cluster.peak_flop_per_s(workload.precision)
     return {
         **row,
@@ -129,7 +137,7 @@ def _searched(
         "tokens_per_s_per_gpu": found.tokens_per_s / cluster.num_gpus,
         "share_of_peak": found.mfu,
         "tflop_per_s_per_gpu": found.mfu * peak / TERA,
-        "plan": f"pp {result.plan.num_stages} dp {stage.data_parallel} tp "
+        "plan": f"pp {plan.num_stages} dp {stage.data_parallel} tp "
         f"{stage.tensor_parallel} micro-batch {stage.micro_batch}",
     }
 

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 
-from experiments.frame.tables import TIMING, Row, table
-from mistlab.values.units import GIB_BYTES
+from experiments.frame.numbers_in_words import gib, number, yes_no
+from experiments.frame.tables import TIMING, Row, table, table_of
 
 # Published: a trained model's rate on 16K GPUs.
 LLAMA3_405B_TFLOP_PER_S = 400
@@ -28,30 +28,25 @@ def words(
 
 
 def _published(rows: Sequence[Row]) -> Iterator[str]:
-    head = (
-        *("billion", "heads", "hidden", "layers", "tp", "pp", "GPUs", "batch"),
-        *("TFLOP/s", "predicted", "of peak", "predicted", "PFLOP/s", "predicted"),
-        *("micro-batch", "error"),
-    )
     yield "## Weak scaling as published"
-    yield table(
-        head,
-        [
-            (
-                *(f"{row['billion_parameters']:g}", row["heads"], row["hidden"], row["layers"]),
-                *(row["tensor_parallel"], row["pipeline_parallel"], row["gpus"]),
-                row["global_batch"],
-                f"{row['published_tflop_per_s_per_gpu']:.0f}",
-                f"{row['tflop_per_s_per_gpu']:.0f}",
-                f"{row['published_share_of_peak']:.0%}",
-                f"{row['share_of_peak']:.0%}",
-                f"{row['published_pflop_per_s']:.1f}",
-                f"{row['pflop_per_s']:.1f}",
-                row["micro_batch"],
-                f"{row['error']:+.1%}",
-            )
-            for row in rows
-        ],
+    yield table_of(
+        rows,
+        ("billion", "{billion_parameters:g}"),
+        ("heads", "{heads}"),
+        ("hidden", "{hidden}"),
+        ("layers", "{layers}"),
+        ("tp", "{tensor_parallel}"),
+        ("pp", "{pipeline_parallel}"),
+        ("GPUs", "{gpus}"),
+        ("batch", "{global_batch}"),
+        ("TFLOP/s", "{published_tflop_per_s_per_gpu:.0f}"),
+        ("predicted", "{tflop_per_s_per_gpu:.0f}"),
+        ("of peak", "{published_share_of_peak:.0%}"),
+        ("predicted", "{share_of_peak:.0%}"),
+        ("PFLOP/s", "{published_pflop_per_s:.1f}"),
+        ("predicted", "{pflop_per_s:.1f}"),
+        ("micro-batch", "{micro_batch}"),
+        ("error", "{error:+.1%}"),
     )
     errors = [abs(row["error"]) for row in rows]
     yield (
@@ -66,19 +61,16 @@ def _searched(
 ) -> Iterator[str]:
     rows = [*chapters["weak"], *(r for r in chapters["strong"] if r["slower_network"] == 1)]
     yield f"## Searched plans of {options.model} on {options.hardware}"
-    yield table(
-        ("scaling", "GPUs", "batch", "iteration s", "TFLOP/s", "of peak", "search CPU s", "plan"),
-        [
-            (
-                row["chapter"],
-                f"{row['gpus']:,}",
-                row["global_batch"],
-                *_reached(row),
-                f"{row[TIMING]['search_cpu_s']:.1f}",
-                row.get("plan", "nothing fits"),
-            )
-            for row in rows
-        ],
+    yield table_of(
+        rows,
+        ("scaling", "{chapter}"),
+        ("GPUs", "{gpus:,}"),
+        ("batch", "{global_batch}"),
+        ("iteration s", "{iteration_s:.2f}"),
+        ("TFLOP/s", lambda row: number(row.get("tflop_per_s_per_gpu"), ".0f")),
+        ("of peak", lambda row: number(row.get("share_of_peak"), ".0%")),
+        ("search CPU s", "{timing[search_cpu_s]:.1f}"),
+        ("plan", lambda row: row.get("plan", "nothing fits")),
     )
     yield "What a GPU does, over what it does in one node:"
     gpus = list(dict.fromkeys(row["gpus"] for row in rows))
@@ -88,7 +80,7 @@ def _searched(
     yield table(
         ("scaling", *(f"{count:,}" for count in gpus)),
         [
-            (name, *(_share(dict(points).get(count)) for count in gpus))
+            (name, *(number(dict(points).get(count), ".2f") for count in gpus))
             for name, points in curves.items()
         ],
     )
@@ -97,20 +89,6 @@ def _searched(
 def curve_name(factor: int) -> str:
     """The name of a curve of strong scaling, by how much slower the network is."""
     return "strong" if factor == 1 else f"strong, network {factor} times slower"
-
-
-def _reached(row: Row) -> tuple[str, ...]:
-    if row["iteration_s"] is None:
-        return "-", "-", "-"
-    return (
-        f"{row['iteration_s']:.2f}",
-        f"{row['tflop_per_s_per_gpu']:.0f}",
-        f"{row['share_of_peak']:.0%}",
-    )
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _largest(row: Row) -> Iterator[str]:
@@ -131,24 +109,16 @@ def _trained(rows: Sequence[Row]) -> Iterator[str]:
         "recomputed. "
         "With several chunks a stage, 1F1B is interleaved."
     )
-    yield table(
-        (
-            *("chunks", "iteration s", "bounds", "TFLOP/s a GPU", "of peak"),
-            *("computing", "communicating", "waiting", "fullest GiB", "fits"),
-        ),
-        [
-            (
-                row["chunks"],
-                f"{row['iteration_s']:.2f}",
-                f"{row['low_s']:.2f} to {row['high_s']:.2f}",
-                f"{row['tflop_per_s_per_gpu']:.0f}",
-                f"{row['share_of_peak']:.0%}",
-                *_spent(row),
-                f"{row['peak_reserved_bytes'] / GIB_BYTES:.1f}",
-                "yes" if row["fits"] else "no",
-            )
-            for row in rows
-        ],
+    yield table_of(
+        [{**row, **_spent(row)} for row in rows],
+        ("chunks", "{chunks}"),
+        ("iteration s", "{iteration_s:.2f}"),
+        ("bounds", "{low_s:.2f} to {high_s:.2f}"),
+        ("TFLOP/s a GPU", "{tflop_per_s_per_gpu:.0f}"),
+        ("of peak", "{share_of_peak:.0%}"),
+        *((name, f"{{{name}:.0%}}") for name in ("computing", "communicating", "waiting")),
+        ("fullest GiB", lambda row: gib(row["peak_reserved_bytes"], ".1f")),
+        ("fits", lambda row: yes_no(row["fits"])),
     )
     yield (
         "*Computing* and *communicating* are the slowest stage's shares of the iteration; "
@@ -165,13 +135,14 @@ def _trained(rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _spent(row: Row) -> Iterator[str]:
+def _spent(row: Row) -> dict[str, float]:
     """Of an iteration, the shares in which the slowest stage computes, communicates and waits."""
-    shares = [
+    computing, communicating = (
         row["terms_s"][name] / row["iteration_s"]
         for name in ("computation_s", "exposed_communication_s")
-    ]
-    yield from (f"{share:.0%}" for share in (*shares, 1 - sum(shares)))
+    )
+    waiting = 1 - sum([computing, communicating])
+    return {"computing": computing, "communicating": communicating, "waiting": waiting}
 
 
 def _latency(rows: Sequence[Row], hardware: str) -> Iterator[str]:
@@ -180,23 +151,18 @@ def _latency(rows: Sequence[Row], hardware: str) -> Iterator[str]:
         f"An all-reduce of a kilobyte on {hardware}, in microseconds. A ring of n ranks has "
         "2 (n - 1) hops; a tree has two for each level of nodes. The library takes the faster."
     )
-    yield table(
-        ("GPUs", "hops of a ring", "ring us", "tree us", "fastest us"),
-        [
-            (
-                f"{row['gpus']:,}",
-                f"{2 * (row['gpus'] - 1):,}",
-                _microseconds(row["ring_s"]),
-                _microseconds(row["tree_s"]),
-                _microseconds(row["fastest_s"]),
-            )
-            for row in rows
-        ],
+    yield table_of(
+        rows,
+        ("GPUs", "{gpus:,}"),
+        ("hops of a ring", lambda row: f"{2 * (row['gpus'] - 1):,}"),
+        ("ring us", lambda row: _microseconds(row["ring_s"])),
+        ("tree us", lambda row: _microseconds(row["tree_s"])),
+        ("fastest us", lambda row: _microseconds(row["fastest_s"])),
     )
 
 
 def _microseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * MICROSECONDS_A_SECOND:,.0f}"
+    return number(None if seconds is None else seconds * MICROSECONDS_A_SECOND, ",.0f")
 
 
 BESIDE = """## Published, and why this differs

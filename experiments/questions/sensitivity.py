@@ -9,20 +9,19 @@ from time import perf_counter
 
 from experiments.cli.commandline import DONE, as_options
 from experiments.cli.problem import problem_of
+from experiments.comparing.bench import Bench
 from experiments.frame.charts import Bars, Picture
 from experiments.frame.in_order import answers
+from experiments.frame.numbers_in_words import number
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import TIMING, Row, table
+from experiments.frame.tables import TIMING, Row, table, table_of
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import NO_INTERFERENCE
 from mistlab.values.plan import Plan
-from mistlab.values.search import Budget, Problem, SearchResult
+from mistlab.values.search import Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.workload import Workload
-from searchers.registry import SEARCHERS
-from searchers.strategy import StrategySearcher
-from simulators.symbolic import SymbolicPredictor
 
 BATCHES = (64, 128, 256, 512, 1024, 2048)
 DEPTHS = (48, 64, 80, 96)
@@ -45,8 +44,6 @@ BASELINE_WORDS = (
     "Speedups are over Megatron-LM's grid as a user tunes it, and as published, with every block "
     "recomputed."
 )
-# Never reached: searches end by themselves, and so alike in every run.
-BUDGET = Budget(seconds=3600)
 # What a machine has more of, which makes no best plan slower.
 MACHINE = ("links between nodes", "links in a node", "memory", "interference")
 UNCHANGED = "as it is"
@@ -64,7 +61,12 @@ class Case:
 
 
 def sensitivity(options: argparse.Namespace) -> int:
-    """Search each problem, print and write the tables."""
+    """What changes if the problem does: batch, depth, sequence, links, memory, interference.
+
+    From one problem a single number is changed at a time, and plans are searched again, for
+    this engine and over Megatron-LM's grid. What the best plan then does, and where the two
+    differ most, shows on what a result depends.
+    """
     workload, cluster = problem_of(options)
     study = Study.begin("sensitivity", options)
     base = Problem(workload=workload, cluster=cluster)
@@ -143,16 +145,15 @@ def _ends(every: Sequence[Case]) -> Iterator[Case]:
 def _searched(problem: Problem, space: SearchSpace, seed: int) -> Row:
     """The best plans of a problem, of this engine and of the grids of Megatron-LM."""
     began_s = perf_counter()
-    predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
-
-    def search(name: str, where: SearchSpace) -> SearchResult:
-        searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
-        return searcher.search(problem, where, BUDGET, seed)
-
-    ours = search("mist", space)
-    ours_s = _seconds(ours)
-    grids_s = {key: _seconds(search(name, space_of(name))) for key, name in BASELINES.items()}
-    found = ours.prediction if ours_s is not None else None
+    bench = Bench.of(problem)
+    ours = bench.found("mist", space, seed=seed)
+    ours_s = ours.seen_s if ours else None
+    grids_s = {
+        key: found.seen_s if found else None
+        for key, name in BASELINES.items()
+        for found in [bench.found(name, space_of(name), seed=seed)]
+    }
+    found = ours.prediction if ours else None
     return {
         "iteration_s": ours_s,
         "tokens_per_s_per_gpu": found and found.tokens_per_s / problem.cluster.num_gpus,
@@ -162,14 +163,9 @@ def _searched(problem: Problem, space: SearchSpace, seed: int) -> Row:
             f"over_{key}": None if ours_s is None or seconds is None else seconds / ours_s
             for key, seconds in grids_s.items()
         },
-        "plan": "nothing fits" if ours_s is None or ours.plan is None else _words(ours.plan),
+        "plan": "nothing fits" if ours is None else _words(ours.plan),
         TIMING: {"s": perf_counter() - began_s},
     }
-
-
-def _seconds(result: SearchResult) -> float | None:
-    found = result.prediction
-    return found.iteration_s if found is not None and found.fits else None
 
 
 def _words(plan: Plan) -> str:
@@ -219,9 +215,9 @@ def _overview(rows: Sequence[Row]) -> str:
             (
                 aspect,
                 f"{first['value']} to {last['value']}",
-                " to ".join(_cell(row["tokens_per_s_per_gpu"], ",.0f") for row in (first, last)),
+                " to ".join(number(row["tokens_per_s_per_gpu"], ",.0f") for row in (first, last)),
                 *(
-                    " to ".join(_cell(row[f"over_{key}"], ".2f", "x") for row in (first, last))
+                    " to ".join(number(row[f"over_{key}"], ".2f", "x") for row in (first, last))
                     for key in BASELINES
                 ),
             )
@@ -240,25 +236,15 @@ def worse(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _cell(value: float | None, form: str, unit: str = "") -> str:
-    return "-" if value is None else f"{value:{form}}{unit}"
-
-
 def _table(rows: Sequence[Row], aspect: str) -> str:
-    return table(
-        (aspect, "iteration s", "tokens/s a GPU", "of peak", *OVER.values(), "plan"),
-        [
-            (
-                row["value"],
-                _cell(row["iteration_s"], ".2f"),
-                _cell(row["tokens_per_s_per_gpu"], ",.0f"),
-                _cell(row["share_of_peak"], ".1%"),
-                *(_cell(row[f"over_{key}"], ".2f", "x") for key in BASELINES),
-                row["plan"],
-            )
-            for row in rows
-            if row["aspect"] == aspect
-        ],
+    return table_of(
+        [row for row in rows if row["aspect"] == aspect],
+        (aspect, "{value}"),
+        ("iteration s", "{iteration_s:.2f}"),
+        ("tokens/s a GPU", "{tokens_per_s_per_gpu:,.0f}"),
+        ("of peak", "{share_of_peak:.1%}"),
+        *((OVER[key], lambda row, key=key: number(row[key], ".2f", "x")) for key in OVER),
+        ("plan", lambda row: row["plan"]),
     )
 
 

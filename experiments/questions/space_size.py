@@ -25,7 +25,13 @@ ATOMS_POWER = 80
 
 
 def sizes(options: argparse.Namespace) -> int:
-    """Count plans, print and write the table."""
+    """How many plans there are to choose from, dimension by dimension, against the number of
+    blocks.
+
+    First data and tensor parallelism alone, then pipelines of stages of any number of blocks
+    and GPUs, then ZeRO levels, recomputed blocks and the four offload ratios, chosen for each
+    stage.
+    """
     workload, cluster = problem_of(options)
     study = Study.begin("space_size", options)
     depths = QUICK_DEPTHS if options.quick else DEPTHS

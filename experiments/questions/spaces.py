@@ -8,14 +8,15 @@ from math import inf
 from time import process_time
 from typing import Any
 
-from experiments.bars.cases import Case, case_of, clusters, sizes
-from experiments.bars.short_words import in_short
 from experiments.cli.commandline import DONE, as_options
+from experiments.comparing.bench import answer_of
+from experiments.comparing.cases import Case, case_of, clusters, sizes
 from experiments.frame.charts import Bars
 from experiments.frame.in_order import answers
 from experiments.frame.remembered import Remembered
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, Row, table
+from mistlab.values.plan_words import plan_line
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
 from searchers.registry import SEARCHERS
@@ -29,10 +30,19 @@ SEARCHER = "mist"
 QUICK_SIZES = ("1.3b",)
 # Times that differ by less than this share are equal but for rounding.
 ROUNDING = 1e-9
+FAMILIES = ("gpt3", "llama", "falcon")
 
 
 def spaces(options: argparse.Namespace) -> int:
-    """Search every problem in every space, print and write the tables."""
+    """Spaces side by side: whether a search of a larger space ever ends with a worse plan.
+
+    Each problem of the published evaluation is searched in spaces that contain one another, by
+    the default searcher within equal budgets of evaluations. A larger space has every plan of a
+    smaller one, so a worse answer is the search's fault, and is named. Problems are searched in
+    processes side by side.
+    """
+    if options.families is None:
+        options.families = FAMILIES[:1] if options.quick else FAMILIES
     cases = [*_cases(options)]
     with as_options():
         budgets = [Budget(evaluations=count) for count in sorted(set(options.evaluations))]
@@ -60,18 +70,16 @@ def _searched(
     for name in names:
         began_s = process_time()
         found = searcher.search(problem, space_of(name), budget, seed)
-        fits = found.prediction is not None and found.prediction.fits
+        answer = answer_of(found)
         rows.append(
             {
                 "problem": case.name,
                 "gpus": case.num_gpus,
                 "budget": budget.evaluations,
                 "space": name,
-                "iteration_s": found.prediction.iteration_s
-                if fits and found.prediction is not None
-                else None,
+                "iteration_s": answer and answer[1].iteration_s,
                 "status": found.status,
-                "plan": in_short(found.plan) if fits and found.plan is not None else "",
+                "plan": plan_line(answer[0]) if answer else "",
                 TIMING: {"process_s": process_time() - began_s},
             }
         )

@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.cli.commandline import about, batch_status, print_json, progress
 from experiments.cli.problem import check_equal
+from experiments.frame.tables import aligned
 from mistlab.cost.memory import host_bytes_of_fullest_node
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.errors import InputError
@@ -42,7 +43,11 @@ class Analysis:
 
 
 def analyse(options: argparse.Namespace) -> int:
-    """Analyse plan files, in order; a bad one does not stop the others."""
+    """What each stage of a plan holds and does: memory by class, peaks, host memory, work.
+
+    Bytes are those that tensors take, exact by the layer graphs; what the allocator reserves
+    beyond them, what the GPU's runtime takes and times are left to experiments.predict.
+    """
     models: Models = {}
     refused, unreadable = 0, 0
     for path in options.plans:
@@ -101,11 +106,6 @@ def _table(analysis: Analysis) -> str:
         again = stage.checkpointed_layers / stage.layers
         texts = [f"{value / GIB_BYTES:.2f}" for value in values]
         rows.append([f"stage {index}", *texts, f"{again:.0%}"])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
     cluster = job.cluster
     verdict = "fit" if analysis.tensors_fit else "do not fit"
     total = float((figures.forward_flop + figures.backward_flop).sum())
@@ -115,4 +115,4 @@ def _table(analysis: Analysis) -> str:
     )
     work = f"{total / 1e12:.1f} TFLOP a micro-batch on one rank of each stage"
     capacity = f"{cluster.memory_bytes / GIB_BYTES:.1f} GiB a GPU"
-    return "\n".join([*lines, f"tensors {verdict}: {capacity}; {node}; {work}"])
+    return "\n".join([*aligned(rows, left=()), f"tensors {verdict}: {capacity}; {node}; {work}"])

@@ -1,7 +1,8 @@
 """Where the GPUs' time of an iteration goes, as a table and in a sentence."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from experiments.frame.tables import aligned
 from mistlab.values.breakdown import PARTS, Breakdown
 
 WORDS: Mapping[str, str] = {
@@ -25,26 +26,23 @@ WORDS: Mapping[str, str] = {
 NEGLIGIBLE, SMALL = 5e-4, 0.015
 
 
-def lines(breakdown: Breakdown) -> Iterator[str]:
+def lines(breakdown: Breakdown) -> list[str]:
     """A table: a line for each part that is not negligible, its mean over all GPUs, and on a GPU of
     the busiest stage where there are several."""
     mean, whole_s = breakdown.parts, breakdown.parts.total_s
     busiest = breakdown.stages[breakdown.busiest_stage]
-    has_several = len(breakdown.stages) > 1
-    of_stage = [f"stage {breakdown.busiest_stage}, the busiest: s"] if has_several else []
-    rows = [["where a GPU's time goes", "s", "share", *of_stage]]
+    rows = [["where a GPU's time goes", "s", "share"]]
+    of_stage = [f"stage {breakdown.busiest_stage}, the busiest: s"]
     for name in PARTS:
         seconds = getattr(mean, name), getattr(busiest, name)
         if max(seconds) >= NEGLIGIBLE * whole_s:
-            own = [f"{seconds[1]:.3f}"] if has_several else []
-            share = f"{seconds[0] / whole_s:.1%}"
-            rows.append([WORDS[name], f"{seconds[0]:.3f}", share, *own])
-    total = [f"{busiest.total_s:.3f}"] if has_several else []
-    rows.append(["the iteration", f"{whole_s:.3f}", "100.0%", *total])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *cells in rows:
-        numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        yield "  ".join([first.ljust(widths[0]), *numbers])
+            rows.append([WORDS[name], f"{seconds[0]:.3f}", f"{seconds[0] / whole_s:.1%}"])
+            of_stage.append(f"{seconds[1]:.3f}")
+    rows.append(["the iteration", f"{whole_s:.3f}", "100.0%"])
+    of_stage.append(f"{busiest.total_s:.3f}")
+    if len(breakdown.stages) > 1:
+        rows = [[*row, cell] for row, cell in zip(rows, of_stage, strict=True)]
+    return aligned(rows)
 
 
 def sentence(breakdown: Breakdown) -> str:

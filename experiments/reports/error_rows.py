@@ -40,7 +40,13 @@ FITTED_TO_ALL = ("l4-24gb", "a100-40gb", "a10g-24gb")
 
 
 def errors(options: argparse.Namespace) -> int:
-    """Compare, print a table, write rows and scatter plots."""
+    """Predicted beside measured: iteration times and peaks of memory of published runs.
+
+    Without tables, the published figures that the project carries. With --tables DIR, the runs
+    of DIR/end_to_end.csv, DIR/megatron_a100_one_node.csv and DIR/megatron_a100_many_nodes.csv
+    too, as far as they are there (docs/reference/measurement-tables.md). Where a calibration
+    was fitted to runs, their errors when they are left out of the fit stand beside.
+    """
     runs, tables = _runs(options.tables, quick=options.quick)
     if options.launch is not None:
         runs = launched_runs(runs, options.launch)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.frame.tables import table
-from mistlab.values.units import GIB_BYTES
+from experiments.frame.numbers_in_words import gib, number
+from experiments.frame.tables import table, table_of
 
 INTRODUCTION = (
     "An error is predicted over measured, less one. Mean and median are of absolute errors; *mean "
@@ -30,13 +30,12 @@ def words_of(
         INTRODUCTION + (PLAYED if any(map(_is_played, sets)) else ""),
         _sets_table(sets),
         *(["\n".join(orders)] if (orders := [*filter(None, map(_order, sets))]) else []),
-        table(
-            ("run", "predicted s", "measured s", "error"),
-            [
-                (_name(row), f"{row['predicted_s']:.3f}", f"{row['measured_s']:.3f}", _error(row))
-                for row in times
-                if "node" not in row["set"]
-            ],
+        table_of(
+            [row for row in times if "node" not in row["set"]],
+            ("run", _name),
+            ("predicted s", "{predicted_s:.3f}"),
+            ("measured s", "{measured_s:.3f}"),
+            ("error", "{error:+.1%}"),
         ),
     ]
     if memory:
@@ -63,23 +62,19 @@ def _sets_table(sets: Sequence[Mapping[str, Any]]) -> str:
                 one["set"],
                 one["runs"],
                 one["runs_said_not_to_fit"],
-                *(_percent(one[name]) for name in ("mean_error", "median_error")),
+                *(number(one[name], ".2%") for name in ("mean_error", "median_error")),
                 f"{one['bias']:+.2%}",
-                _percent(one["mean_error_after_removing_the_mean"]),
+                number(one["mean_error_after_removing_the_mean"], ".2%"),
                 one["runs_not_fitted"],
-                _percent(one["mean_error_of_runs_not_fitted"]),
-                _percent(one["median_error_of_runs_not_fitted"]),
-                _percent(one["inside_bounds"], 0),
-                _percent(one["median_half_width"], 1),
+                number(one["mean_error_of_runs_not_fitted"], ".2%"),
+                number(one["median_error_of_runs_not_fitted"], ".2%"),
+                number(one["inside_bounds"], ".0%"),
+                number(one["median_half_width"], ".1%"),
                 *(_played(one) if with_played else ()),
             )
             for one in sets
         ],
     )
-
-
-def _percent(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}%}"
 
 
 def _is_played(one: Mapping[str, Any]) -> bool:
@@ -91,8 +86,8 @@ def _played(one: Mapping[str, Any]) -> tuple[object, ...]:
         return 0, "-", "-"
     return (
         one["runs_played"],
-        _percent(one["mean_events_error"]),
-        _percent(one["events_inside_bounds"], 0),
+        number(one["mean_events_error"], ".2%"),
+        number(one["events_inside_bounds"], ".0%"),
     )
 
 
@@ -103,18 +98,13 @@ def _memory(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list
             f"worst {found['worst_error']:+.2%}; reserved {found['mean_reserved_error']:.2%}, "
             f"worst {found['worst_reserved_error']:+.2%}{_reserved_left_out(found)}."
         ),
-        table(
-            ("run", "stage", "predicted GiB", "measured GiB", "error"),
-            [
-                (
-                    row["run"],
-                    row["stage"],
-                    f"{row['predicted_bytes'] / GIB_BYTES:.2f}",
-                    f"{row['measured_bytes'] / GIB_BYTES:.2f}",
-                    _error(row),
-                )
-                for row in rows
-            ],
+        table_of(
+            rows,
+            ("run", "{run}"),
+            ("stage", "{stage}"),
+            ("predicted GiB", lambda row: gib(row["predicted_bytes"])),
+            ("measured GiB", lambda row: gib(row["measured_bytes"])),
+            ("error", "{error:+.1%}"),
         ),
     ]
 
@@ -122,10 +112,6 @@ def _memory(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list
 def _name(row: Mapping[str, Any]) -> str:
     name = f"{row['run']} (approximated)" if row["approximated"] else row["run"]
     return f"{name} (micro-batch {row['micro_batch']})" if "weak" in row["set"] else name
-
-
-def _error(row: Mapping[str, Any]) -> str:
-    return f"{row['error']:+.1%}"
 
 
 def _reserved_left_out(found: Mapping[str, Any]) -> str:

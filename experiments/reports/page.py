@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.frame.tables import narrow
 from experiments.reports.checks import LOSS_TOLERANCE, Checks, Difference
 from experiments.reports.rows import ERRORS, TIMED, WARM_UPS, ReportRow, summary_of
 from mistlab.machine.hardware import Hardware
@@ -33,14 +34,15 @@ def page_of(
             f"median of {TIMED} iterations after {WARM_UPS}."
         )
         lines += ["", "## Whole plans", "", about, "", *_findings(rows)]
-        lines += [*map(_of_plans, checks.moved_clocks), *_overlaps(checks), "", *_table(rows)]
+        lines += [*map(_of_plans, checks.moved_clocks), *_overlaps(checks)]
+        lines += ["", *narrow(HEAD, map(_cells, rows))]
     if of_stages:
         about = (
             f"{_runs(of_stages, 'stages')}, each by itself with as many micro-batches in flight as "
             "in its pipeline; nothing is sent. The figures above leave them out."
         )
         lines += ["", "## Single stages of pipelines", "", about, "", *_findings(of_stages)]
-        lines += ["", *_table(of_stages)]
+        lines += ["", *narrow(HEAD, map(_cells, of_stages))]
     return "\n".join(lines) + "\n"
 
 
@@ -115,16 +117,12 @@ def _findings(rows: Sequence[ReportRow]) -> list[str]:
     ]
 
 
-def _table(rows: Sequence[ReportRow]) -> list[str]:
-    return [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}", *map(_line, rows)]
-
-
-def _line(row: ReportRow) -> str:
+def _cells(row: ReportRow) -> list[str]:
     if "error" in row:
-        return f"| {row['plan']} | {row['error']} |{' |' * 8}"
+        return [row["plan"], row["error"], *[""] * 8]
     cells = [row["plan"]]
     for name, error in zip(("s", "allocated_bytes", "reserved_bytes"), ERRORS, strict=True):
         unit = 1 if name == "s" else GIB_BYTES
         cells += [f"{row[f'{one}_{name}'] / unit:.3f}" for one in ("measured", "predicted")]
         cells.append(f"{row[error]:+.1%}")
-    return f"| {' | '.join(cells)} |"
+    return cells

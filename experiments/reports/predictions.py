@@ -18,7 +18,9 @@ from experiments.cli.commandline import (
 )
 from experiments.cli.problem import numbers_of, on_cluster_with, room_words
 from experiments.frame.fullest import fullest_words
-from experiments.frame.rates import rate_words
+from experiments.frame.numbers_in_words import rate_words
+from experiments.frame.refusals import predicted_each
+from experiments.frame.tables import aligned
 from experiments.reports.breakdown import lines as breakdown_lines
 from mistlab.cost.breakdown import breakdown_of
 from mistlab.machine.cluster import Cluster
@@ -54,7 +56,14 @@ class Answer:
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Predict plan files, in order; a bad one does not stop the others."""
+    """What plans cost: iteration time with its bounds, memory, and whether they fit.
+
+    Bounds hold 90 % of measurements: they come from runs that the calibration did not see, and
+    widen outside of what was measured. Plans that are predicted together are compared; those
+    whose times differ by less than their bounds cannot be told apart. With --simulator events
+    an iteration is played task by task; --timeline draws it, and --variability plays many with
+    slow parts and chance.
+    """
     disturbs = _checked(options)
     if options.timeline is not None:
         writable(options.timeline / "x", "folder", "--timeline")
@@ -165,19 +174,14 @@ def predicted(
     return [answers[place] for place in range(len(paths))]
 
 
-def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> list[Answer]:
-    """The answers to jobs, all at once; one by one where one is refused, to find out which."""
-    try:
-        predictions = predictor.predict_many([job.plan for _, job in jobs])
-    except InputError as error:
-        if len(jobs) > 1:
-            return [_together(predictor, [job])[0] for job in jobs]
-        ((path, job),) = jobs
-        return [_refused(path, job, error)]
-    return [
-        Answer(path=path, job=job, prediction=prediction)
-        for (path, job), prediction in zip(jobs, predictions, strict=True)
-    ]
+def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[Answer]:
+    """The answers to jobs, all at once where none is refused."""
+    answers = predicted_each(predictor, [job.plan for _, job in jobs])
+    for (path, job), answer in zip(jobs, answers, strict=True):
+        if isinstance(answer, InputError):
+            yield _refused(path, job, answer)
+        else:
+            yield Answer(path=path, job=job, prediction=answer)
 
 
 def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[Answer]:
@@ -228,11 +232,6 @@ def _table(answer: Answer) -> str:
                 *(f"{size / GIB_BYTES:.2f}" for size in sizes),
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
     verdict = "fits" if prediction.fits else "does not fit"
     summary = (
         f"{answer.path}\n{rate_words(job.plan, prediction)}; {verdict} {room_words(job.cluster)}"
@@ -242,7 +241,7 @@ def _table(answer: Answer) -> str:
         notes.insert(0, answer.disturbed.words(prediction.iteration_s))
     goes = () if answer.breakdown is None else breakdown_lines(answer.breakdown)
     fullest = fullest_words(job, prediction)
-    return "\n".join([summary, *lines, *fullest, *goes, *notes])
+    return "\n".join([summary, *aligned(rows, left=()), *fullest, *goes, *notes])
 
 
 def _comparisons(answers: Sequence[Answer]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from experiments.cli.commandline import DONE, NO_ANSWER, progress
 from experiments.cli.problem import problem_of
 from experiments.frame.charts import Drawn
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import table
+from experiments.frame.tables import table_of
 from experiments.reports import plots
 from mistlab.cost.survey import Surveyed, meshes, survey
 from mistlab.symbolic.stage_model import StageModel
@@ -21,7 +21,14 @@ EIGHTHS = tuple(i / 8 for i in range(9))
 
 
 def surveyed(options: argparse.Namespace) -> int:
-    """Survey, print a table, write rows and a picture."""
+    """Every candidate of a space at once: what fits, and what it costs to make it fit.
+
+    A candidate is a pipeline of equal stages: its depth, data and tensor parallel degrees,
+    micro-batch, ZeRO level, checkpointed blocks and the four offload ratios. The survey
+    evaluates the first and the last stage of each and keeps, for every mesh, the least
+    recomputation that fits for a given use of host memory. It knows bytes and work, not times:
+    those need a calibrated predictor.
+    """
     workload, cluster = problem_of(options)
     study = Study.begin("survey", options)
     model = StageModel.of(workload)
@@ -75,13 +82,12 @@ def _row(surveyed: Surveyed) -> dict[str, Any]:
 
 
 def _table(surveyed: Sequence[Surveyed]) -> str:
-    head = ("mesh", "candidates", "fit", "recomputed, without offload -> at most offload")
-    return table(
-        head,
-        [
-            (one.mesh.label, f"{one.candidates:,}", f"{one.fitting:,}", _recomputed(one))
-            for one in surveyed
-        ],
+    return table_of(
+        surveyed,
+        ("mesh", "{mesh.label}"),
+        ("candidates", "{candidates:,}"),
+        ("fit", "{fitting:,}"),
+        ("recomputed, without offload -> at most offload", _recomputed),
     )
 
 

@@ -150,7 +150,18 @@ class _Call:
 
 
 def work(options: argparse.Namespace) -> int:
-    """Work for some minutes; print the summary once all is there."""
+    """Predicted beside measured on one GPU: profile it, calibrate, run plans that were never
+    fitted.
+
+    Works in calls of a few minutes that go on where the last one ended, in the same folder.
+    First come short strict runs, whose losses must not depend on what is offloaded, then timed
+    plans that offload activations, the profile (tables/), and the other plans (runs.jsonl).
+    README.md and the pictures show what there is, report.zip holds everything. Exit status 1:
+    not done yet, run the same command again.
+
+    --dry-run tells the order and how long it takes by estimate, and runs nothing. --draw makes
+    page and pictures of what there is, on any machine: it needs no GPU and no torch.
+    """
     if options.dry_run:
         return _tell_estimates(options)
     if not options.draw:

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 def _trained(said: dict[str, Any]) -> dict[str, Any]:
     import torch  # noqa: PLC0415 (not for imports of this file)
 
-    from runtime.baselines.run import BaselineSettings  # noqa: PLC0415 (needs torch)
+    from runtime.baselines.baseline import BaselineSettings  # noqa: PLC0415 (needs torch)
     from runtime.threads import with_share  # noqa: PLC0415 (needs torch)
 
     on_gpu = said["device"] == "cuda"

@@ -11,13 +11,13 @@ from typing import Any
 from experiments.cli.commandline import DONE, NO_ANSWER, progress
 from experiments.cli.rundir import read_rows
 from experiments.frame.charts import Bars
+from experiments.frame.numbers_in_words import gib
 from experiments.frame.study import Report, Study
-from experiments.frame.tables import TIMING, table
+from experiments.frame.tables import TIMING, table_of
 from experiments.running.launcher import Launcher
 from experiments.running.run_results import WARM_UP
 from mistlab.values.errors import InputError, near_matches
 from mistlab.values.job import Job, load_job
-from mistlab.values.units import GIB_BYTES
 
 # Of each folder of plan files, the first few are run in haste.
 QUICK_STEPS, QUICK_PLANS = 3, 2
@@ -30,7 +30,14 @@ Key = tuple[str, str]
 
 
 def run_plans(options: argparse.Namespace) -> int:
-    """Run what is left to run, print the table of speedups."""
+    """Run every plan of a folder, one after another, and collect speedups from such folders.
+
+    Each plan is run as run_plan does: in one process, or under a torchrun of its own where it
+    takes several GPUs. A plan that fails does not stop the others. What ran is kept, so the
+    same command goes on after a stop, and with a new plan in the folder runs that one alone. A
+    folder of results is read instead of run. Plans of one name in several folders are compared
+    with the first folder's.
+    """
     ready = _launcher(options)
     plans = [one for folder in options.folders for one in _found(folder, quick=options.quick)]
     study = Study.begin("run_plans", options, goes_on=True)
@@ -195,20 +202,14 @@ def _base(row: Row, rows: Sequence[Row]) -> Row:
 
 
 def _table(speedups: Sequence[Row]) -> str:
-    head = ["folder", "plan", "model", "GPUs", "s", "peak (GiB)", "times as fast", "over"]
-    return table(
-        head,
-        [
-            (
-                row["folder"],
-                row["plan"],
-                row["model"],
-                row["gpus"],
-                f"{row['iteration_s']:.4f}",
-                f"{row['peak_allocated_bytes'] / GIB_BYTES:.3f}",
-                f"{row['speedup']:.2f}",
-                row["over"] or "",
-            )
-            for row in speedups
-        ],
+    return table_of(
+        speedups,
+        ("folder", "{folder}"),
+        ("plan", "{plan}"),
+        ("model", "{model}"),
+        ("GPUs", "{gpus}"),
+        ("s", "{iteration_s:.4f}"),
+        ("peak (GiB)", lambda row: gib(row["peak_allocated_bytes"], ".3f")),
+        ("times as fast", "{speedup:.2f}"),
+        ("over", lambda row: row["over"]),
     )

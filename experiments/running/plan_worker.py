@@ -12,15 +12,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
-from experiments.cli.commandline import DONE, PLANS, run
-from experiments.running.run_options import checked, run_parser
-from experiments.running.training import run_plan
+from experiments.cli.command import main_of
+from experiments.cli.commandline import DONE, run
+from experiments.commands import COMMANDS
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run until there are no more lines, or one fails."""
     assert not arguments, "everything comes by standard input"
-    from runtime.devices.pinned import kept  # noqa: PLC0415 (needs torch)
+    from runtime.devices.driver import kept  # noqa: PLC0415 (needs torch)
 
     with kept():
         return _run_all()
@@ -30,7 +30,7 @@ def _run_all() -> int:
     for line in sys.stdin:
         said = io.StringIO()
         with redirect_stdout(said):
-            status = run(_run_plan, json.loads(line))
+            status = run(main_of("run_plan", COMMANDS["run_plan"]), json.loads(line))
         result = json.loads(said.getvalue()) if status == DONE else None
         print(json.dumps({"status": status, "said": result}), flush=True)
         if status != DONE:
@@ -38,10 +38,6 @@ def _run_all() -> int:
         # Executors refer to themselves; the next run needs their memory.
         gc.collect()
     return DONE
-
-
-def _run_plan(arguments: Sequence[str]) -> int:
-    return run_plan(checked(run_parser(None, PLANS).parse_args(arguments)), arguments)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from experiments.running.run_endings import last_checkpoint
 from experiments.running.run_options import LATEST, checkpoints_of
 from experiments.running.run_process import CRASHED
 from mistlab.values.errors import InputError
-from runtime.checkpoint_folder import latest
+from runtime.checkpoints.checkpoint import latest
 
 COMMAND = (sys.executable, "-m", "experiments.run_plan")
 PARTING_S = 10.0

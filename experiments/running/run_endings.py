@@ -7,7 +7,7 @@ from experiments.cli.commandline import NoAnswerError
 from experiments.running.run_options import checkpoints_of
 from experiments.running.run_results import shortage_words
 from mistlab.values.job import Job
-from runtime.checkpoint_folder import latest
+from runtime.checkpoints.checkpoint import latest
 
 
 def last_checkpoint(options: argparse.Namespace) -> str:
@@ -21,9 +21,11 @@ def last_checkpoint(options: argparse.Namespace) -> str:
 
 def in_words(error: RuntimeError, job: Job, options: argparse.Namespace) -> NoAnswerError | None:
     """The error that ended a run, in words; None if there are no words for it."""
-    from runtime.checkpoint import UnsavedError  # noqa: PLC0415 (needs torch)
-    from runtime.comm.group import RankLostError  # noqa: PLC0415 (needs torch)
-    from runtime.comm.shortage import ShortageError  # noqa: PLC0415 (needs torch)
+    from runtime.checkpoints.checkpoint import UnsavedError  # noqa: PLC0415 (needs torch)
+    from runtime.comm.group import (  # noqa: PLC0415 (needs torch)
+        RankLostError,
+        ShortageError,
+    )
 
     if isinstance(error, RankLostError | UnsavedError):
         text = str(error)

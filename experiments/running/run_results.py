@@ -22,7 +22,7 @@ from mistlab.values.value import to_mapping
 from simulators.symbolic import SymbolicPredictor
 
 if TYPE_CHECKING:
-    from runtime.comm.shortage import Shortage
+    from runtime.comm.group import Shortage
     from runtime.engine.executor import Report
     from runtime.session import MeasuredTask, RankMemory
 

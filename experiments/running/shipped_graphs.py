@@ -7,13 +7,13 @@ import mistlab.catalog
 from experiments.cli.commandline import DONE, progress
 from mistlab.symbolic import graphfile
 from mistlab.symbolic.library import variants
-from runtime.tracing.families import trace_variant
+from runtime.tracing.traced_families import trace_variant
 
 SHIPPED = Path(mistlab.catalog.__file__).parent / "graphs"
 
 
 def build_graphs(options: argparse.Namespace) -> int:
-    """Write every variant's graph; progress goes to standard error."""
+    """Trace the catalogue's models and write the layer graphs that are shipped."""
     out: Path = options.out or SHIPPED
     out.mkdir(parents=True, exist_ok=True)
     for variant in variants():

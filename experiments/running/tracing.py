@@ -20,7 +20,18 @@ ATTENTIONS = ("flash", "math")
 
 
 def trace(options: argparse.Namespace) -> int:
-    """Trace and write; a summary goes to standard output."""
+    """Trace a model of your own into a file that a plan's `model:` may name.
+
+    SOURCE is one of
+      package.module:factory   a function that returns a torch.nn.Module; one that takes
+                               tensor_parallel gets the degree as a symbol
+      PATH/config.json         a Hugging Face configuration, or its folder; nothing is downloaded
+      MODEL.yaml               the mapping of a plan file's `model:`, for structures that the
+                               catalogue's families do not have
+
+    The model runs one training step with symbolic batch and sequence, without memory for its
+    tensors. Reading the file, and all that is computed from it, needs no torch.
+    """
     out = writable(options.out, "file")
     traced = _traced(options)
     spec, graphs = traced[0][0], [graph for _, graph in traced]
@@ -40,7 +51,7 @@ def trace(options: argparse.Namespace) -> int:
 
 def _traced(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph]]:
     """The model with every attention and precision, each a description and a graph."""
-    sizes = import_module("runtime.sizes")
+    sizes = import_module("runtime.tracing.symbolic_sizes")
     if options.sequence_length < 2:
         message = f"--sequence-length {options.sequence_length}: give at least 2"
         raise InputError(message)
@@ -86,7 +97,7 @@ def _of_config(options: argparse.Namespace, path: Path) -> list[tuple[ModelSpec,
 
 
 def _of_mapping(options: argparse.Namespace, path: Path) -> list[tuple[ModelSpec, ModelGraph]]:
-    families = import_module("runtime.tracing.families")
+    families = import_module("runtime.tracing.traced_families")
     mapping = {"name": path.stem, **read_yaml(path)}
     spec = ModelSpec.from_mapping(
         mapping if options.name is None else {**mapping, "name": options.name}

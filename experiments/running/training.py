@@ -15,7 +15,13 @@ from experiments.cli.rundir import RunDirectory, revision
 from experiments.running.measured_trace import write_trace
 from experiments.running.restarts import restarted
 from experiments.running.run_endings import in_words, last_checkpoint
-from experiments.running.run_options import check_places, check_stage, checkpoints_of, goes_on
+from experiments.running.run_options import (
+    check_options,
+    check_places,
+    check_stage,
+    checkpoints_of,
+    goes_on,
+)
 from experiments.running.run_results import WARM_UP, History, measurement_of, result_of, summary_of
 from mistlab.cost.arithmetic import mfu_of
 from mistlab.values.datafile import write_yaml
@@ -29,7 +35,14 @@ if TYPE_CHECKING:
 
 
 def run_plan(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Run the plan, in other processes where it is to begin again after crashes."""
+    """Train by a plan: alone, or under torchrun with as many processes as the plan has ranks.
+
+    On CUDA devices tasks overlap on streams; on CPUs the same program runs on simulated ones.
+    Weights, synthetic data and losses depend on the seed and the workload alone, never on the
+    plan. With --stage a stage runs by itself, as in its pipeline; what its neighbours would
+    send is drawn at random.
+    """
+    check_options(options)
     if options.restarts:
         return restarted(arguments, options)
     from runtime.determinism import strictly_deterministic  # noqa: PLC0415 (needs torch)

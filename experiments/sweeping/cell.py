@@ -13,7 +13,6 @@ from typing import Any
 
 from joblib import parallel_config
 
-from experiments.bars.short_words import in_short
 from experiments.comparing.bench import Bench, Entry, decided
 from experiments.comparing.search_rows import rows_of
 from experiments.comparing.search_words import need_words
@@ -21,6 +20,7 @@ from experiments.comparing.smallest import nearest
 from experiments.frame.tables import TIMING, Row
 from mistlab.values.errors import InputError
 from mistlab.values.job import job_to_mapping
+from mistlab.values.plan_words import plan_line
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.value import to_mapping
@@ -125,7 +125,7 @@ def _searched(cell: Cell) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
         "share_of_peak": prediction.mfu,
         "memory_bytes": round(prediction.peak_reserved_bytes + bench.outside_bytes),
         "chosen_by": "played" if entry.is_played else "predicted",
-        "plan": in_short(plan),
+        "plan": plan_line(plan),
     }, job_to_mapping(bench.job(plan))
 
 

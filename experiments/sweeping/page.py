@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 from experiments.frame.charts import Lines
+from experiments.frame.numbers_in_words import gib, number
 from experiments.frame.study import Report
-from experiments.frame.tables import TIMING, Row, table
-from mistlab.values.units import GIB_BYTES
+from experiments.frame.tables import TIMING, Row, table_of
 
 # Columns that say what was asked, and their heads; those with one value in all rows are left out.
 ASKED = {
@@ -28,7 +28,6 @@ ASKED = {
     "space": "space",
     "searcher": "searcher",
 }
-FOUND = ("status", "predicted s", "played s", "tokens/s a GPU", "GiB", "plan, or why there is none")
 # Numbers that may be the horizontal axis, the first one with most values is.
 AXES = ("global_batch", "gpus", "sequence_length")
 # Curves that a picture can tell apart.
@@ -73,28 +72,20 @@ def _words(
 
 
 def _table(rows: Sequence[Row], varied: Sequence[str]) -> str:
-    head = [*(ASKED[name] for name in varied), *FOUND]
-    return table(head, ([*_asked(row, varied), *_found(row)] for row in rows))
+    return table_of(
+        rows,
+        *((ASKED[name], lambda row, name=name: row.get(name, "-")) for name in varied),
+        ("status", "{status}"),
+        ("predicted s", lambda row: number(row.get("predicted_s"), ".3f")),
+        ("played s", lambda row: number(row.get("simulated_s"), ".3f")),
+        ("tokens/s a GPU", lambda row: number(row.get("tokens_per_s_per_gpu"), ",.0f")),
+        ("GiB", lambda row: gib(row.get("memory_bytes"), ".1f")),
+        ("plan, or why there is none", _plan_or_reason),
+    )
 
 
-def _asked(row: Row, names: Sequence[str]) -> list[str]:
-    return ["-" if row.get(name) is None else str(row[name]) for name in names]
-
-
-def _found(row: Row) -> list[str]:
-    memory = row.get("memory_bytes")
-    return [
-        row["status"],
-        _number(row.get("predicted_s"), ".3f"),
-        _number(row.get("simulated_s"), ".3f"),
-        _number(row.get("tokens_per_s_per_gpu"), ",.0f"),
-        _number(memory and memory / GIB_BYTES, ".1f"),
-        (row.get("plan") or row.get("reason") or "").replace("|", "/"),
-    ]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"
+def _plan_or_reason(row: Row) -> str:
+    return (row.get("plan") or row.get("reason") or "").replace("|", "/")
 
 
 def _pictures(rows: Sequence[Row], varied: Sequence[str]) -> list[Lines]:

@@ -25,11 +25,12 @@ from mistlab.values.errors import FieldError, InputError, near_matches, refuse, 
 from mistlab.values.field_checks import shown
 from mistlab.values.group_references import with_groups
 from mistlab.values.model import ModelSpec
+from mistlab.values.precision import Precision
 from mistlab.values.references import MODEL, hardware_from, model_from, profile_from, space_from
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.value import bounded, check_fields, from_mapping
-from mistlab.values.workload import Attention, Precision, Workload
+from mistlab.values.workload import Attention, Workload
 from searchers.registry import SEARCHERS
 
 # Plans that each cell's searcher may ask about: never seconds, so that answers are equal on every

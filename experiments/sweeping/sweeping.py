@@ -27,7 +27,17 @@ CELLS, PLANS = "cells", "plans"
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Solve every cell, print and write the table."""
+    """Many tuning problems at once: models by clusters by batches, each cell as tune would solve
+    it.
+
+    A file lists the problems. They are solved by processes of this machine or of a Ray cluster,
+    and the answers are the same for any number of them. Each cell is kept as it ends: after a
+    stop the same command goes on with what is missing. What a killed worker was at is done
+    again.
+    """
+    if options.jobs is not None and options.jobs < 1:
+        message = f"--jobs {options.jobs}: give at least 1"
+        raise InputError(message)
     cells = load_cells(options.sweep, options.seed)
     if options.quick:
         cells = [replace(cell, budget=QUICK) for cell in cells[:QUICK_CELLS]]

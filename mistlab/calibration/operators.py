@@ -38,8 +38,9 @@ from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.values.model import ModelSpec
+from mistlab.values.precision import Precision
 from mistlab.values.units import GBYTES, MICROSECONDS, TFLOP
-from mistlab.values.workload import Precision, Workload
+from mistlab.values.workload import Workload
 
 # The class of each operator in the profile of a block.
 CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {

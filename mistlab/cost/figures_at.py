@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from mistlab.machine.cluster import Cluster
 from mistlab.values.mesh import num_gpus
+from mistlab.values.precision import Precision
 from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Precision
 
 Values = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from mistlab.engines.engine import Engine
 from mistlab.engines.host_time import HostTime
 from mistlab.machine.compute import Compute
 from mistlab.machine.hardware import Hardware, PeakTflops
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Precision
 
 
 def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:

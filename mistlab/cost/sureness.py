@@ -22,8 +22,8 @@ from typing import Literal
 import numpy as np
 
 from mistlab import catalog
+from mistlab.values.precision import Precision
 from mistlab.values.value import bounded, check_fields, from_mapping
-from mistlab.values.workload import Precision
 
 Blocks = Literal["dense", "experts", "hybrid", "adapters"]
 

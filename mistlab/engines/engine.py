@@ -13,13 +13,9 @@ from mistlab.engines.expert_exchange import AT_ONCE, ExpertExchange
 from mistlab.engines.host_time import HostTime
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.slot_table import Sends, Template
-from mistlab.values.context_ways import RING, WORDS
-from mistlab.values.errors import FieldError, refuse
-from mistlab.values.optimizers import Optimizer, saved_bytes
-from mistlab.values.workload import Precision
-
-# In words, what an engine shards up to each ZeRO level.
-_SHARDS = ("nothing", "optimizer state alone", "optimizer state and gradients alone")
+from mistlab.values.context_ways import RING
+from mistlab.values.errors import FieldError, one_of, refuse
+from mistlab.values.precision import Optimizer, Precision, saved_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,37 +135,13 @@ class Engine:
         """The highest ZeRO level that a stage may have."""
         return self.highest_zero_in_pipeline if in_pipeline else self.highest_zero
 
-    def zero_problem(self, level: int, *, in_pipeline: bool) -> str:
-        """Why a stage cannot have a ZeRO level; empty if it can."""
-        highest = self.highest_zero_of(in_pipeline=in_pipeline)
-        if level <= highest:
-            return ""
-        pipeline = " in a pipeline" if highest < self.highest_zero else ""
-        allowed = _one_of([str(level) for level in range(highest + 1)])
-        return (
-            f"{level}, but engine {self.name} shards {_SHARDS[highest]}{pipeline}: give {allowed}"
-        )
-
-    def offload_problem(self, *, offloads: bool) -> str:
-        """Why a stage cannot offload; empty if it can, or if it does not offload."""
-        if self.offloads or not offloads:
-            return ""
-        return f"engine {self.name} keeps everything on the GPU: leave it out, or give mistlab"
-
-    def exchange_problem(self, exchange: int) -> str:
-        """Why context-parallel ranks cannot exchange keys in a way; empty if they can."""
-        if exchange in self.context_exchanges:
-            return ""
-        known = _one_of([f"{way} ({WORDS[way]})" for way in self.context_exchanges])
-        return f"{exchange} ({WORDS[exchange]}), but engine {self.name} does not: give {known}"
-
     def order_problem(self, order: str, *, default: str) -> str:
         """Why the engine cannot run an order of passes; empty if it can."""
         if self.takes_orders or order in (default, *self.orders):
             return ""
         if not self.orders:
             return f"{order}, but engine {self.name} runs {default} alone here: leave it out"
-        known = _one_of((default, *self.orders))
+        known = one_of((default, *self.orders))
         return f"{order}, but engine {self.name} does not run it here: give {known}"
 
     def blocks_problem(self, blocks: Sequence[int]) -> FieldError | None:
@@ -192,14 +164,14 @@ class Engine:
             return ""
         return (
             f"False does not go with engine {self.name}, which always overlaps: leave it out, or "
-            f"give engine: {_one_of(others())}"
+            f"give engine: {one_of(others())}"
         )
 
     def precision_problem(self, precision: Precision) -> str:
         """Why the engine cannot train in a precision; empty if it can."""
         if precision in self.memory:
             return ""
-        known = _one_of([*self.memory])
+        known = one_of([*self.memory])
         return f"{precision}, but engine {self.name} does not train in it: give {known}"
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
@@ -207,10 +179,4 @@ class Engine:
         if optimizer in self.optimizers:
             return ""
         problem = f"{optimizer}, but engine {self.name} keeps moments otherwise"
-        return f"{problem}: give {_one_of(self.optimizers)}"
-
-
-def _one_of(names: Sequence[str]) -> str:
-    """Names as a choice between them: "a, b or c"."""
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
+        return f"{problem}: give {one_of(self.optimizers)}"

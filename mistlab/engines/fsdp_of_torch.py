@@ -17,7 +17,7 @@ from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.fsdp import FSDP, ROWWISE
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.orders import INTERLEAVED
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Precision
 
 # Bytes a parameter: weights are read and written in 16 bits (8 in both passes); gradients are read
 # in 16 bits and written in 32, in place of sums (6, as in the graph).

@@ -14,7 +14,7 @@ _KERNELS = (
     # gradients of all vectors (ParameterPlaces.add_vectors).
     KernelRule(adds="weight", bytes_factor=0.0),
     KernelRule(adds="vector", together=True),
-    # runtime.engine.work.written_out copies neither operands nor results, joins no gradients, and
+    # runtime.engine.work.stage_modules copies neither operands nor results, joins no gradients, and
     # scales inside its products, one for each sequence.
     *(
         KernelRule(name=name, module="attention", attention="math", bytes_own_keys=0.0)

@@ -20,7 +20,7 @@ from mistlab.shell.source import Source
 from mistlab.values.context_ways import GATHER, HEADS, RING
 from mistlab.values.datafile import parse_yaml
 from mistlab.values.errors import InputError
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Precision
 
 HARMLESS = names_in(
     """

@@ -14,7 +14,7 @@ from mistlab.export.words import names_in
 from mistlab.values.context_ways import HEADS
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Precision
 
 ENGINES = ("deepspeed", "mistlab")
 HALVES = ("fp16", "bf16")

@@ -18,10 +18,10 @@ from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.mesh import dimensions_of_axes
 from mistlab.values.model import ModelSpec
-from mistlab.values.optimizers import Optimizer
 from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.precision import Optimizer, Precision
 from mistlab.values.shares import even_shares
-from mistlab.values.workload import Attention, Precision, Workload
+from mistlab.values.workload import Attention, Workload
 
 Content = TypeVar("Content")
 

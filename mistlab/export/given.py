@@ -6,7 +6,8 @@ from mistlab.export.remarks import Remark
 from mistlab.machine.hardware import Hardware
 from mistlab.values.job import Job
 from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Attention, Precision
+from mistlab.values.precision import Precision
+from mistlab.values.workload import Attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,8 +44,8 @@ from mistlab.export.target import Row, Target
 from mistlab.export.with_parts import with_values
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
 from mistlab.values.job import Job
-from mistlab.values.optimizers import Optimizer
-from mistlab.values.workload import Precision, Workload
+from mistlab.values.precision import Optimizer, Precision
+from mistlab.values.workload import Workload
 
 _OF_BRIDGE = tuple(f"megatron-bridge{variant}" for variant in ("", "-alltoall", "-eager", "-graph"))
 

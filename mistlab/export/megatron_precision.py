@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options
 from mistlab.machine.hardware import Hardware
-from mistlab.values.optimizers import Optimizer
+from mistlab.values.precision import Optimizer
 from mistlab.values.workload import Workload
 
 # How products of 8 bits are scaled: by the tensor cores, by blocks of 32; or by whole tensors.

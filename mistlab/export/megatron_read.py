@@ -29,7 +29,8 @@ from mistlab.shell.word import Word
 from mistlab.values.context_ways import GATHER, HEADS, RING
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Attention, Precision
+from mistlab.values.precision import Precision
+from mistlab.values.workload import Attention
 
 # What predictions are made with: Megatron-LM's own engine, or one that takes every plan.
 ENGINES = ("megatron", "mistlab")

@@ -9,12 +9,14 @@ from mistlab.export.remarks import Remark, changes, changes_of_workloads
 from mistlab.export.target import NARROW, Target
 from mistlab.export.with_parts import with_plan
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
-from mistlab.values.dimensions import DIMENSIONS, Dimension
+from mistlab.values.dimension import Dimension
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import FieldError
 from mistlab.values.job import Job
 from mistlab.values.mesh import dimensions_of_axes, ranks_of
 from mistlab.values.plan import StagePlan
-from mistlab.values.workload import Precision, Workload
+from mistlab.values.precision import Precision
+from mistlab.values.workload import Workload
 
 # The engine that takes every plan. Jobs change under it, and get the target's engine at the end.
 ANY_PLAN = "mistlab"

@@ -12,9 +12,10 @@ from typing import Any
 from mistlab.export.expert_rules import dividing_experts
 from mistlab.export.with_parts import with_plan, with_stages, with_values
 from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.values.dimension_checks import degree_problem
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.values.errors import refuse
-from mistlab.values.job import Job, degree_problem
+from mistlab.values.job import Job
 from mistlab.values.mesh import dimensions_of_axes
 from mistlab.values.plan import StagePlan
 from mistlab.values.shares import even_shares

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from mistlab.export.given import Given, Imported
 from mistlab.values.job import Job
 from mistlab.values.model import ModelSpec
-from mistlab.values.optimizers import Optimizer
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Optimizer, Precision
 
 # Products of few bits, beside which everything else has 16 or 32.
 NARROW: tuple[Precision, ...] = ("fp8", "fp4")

@@ -21,7 +21,7 @@ from mistlab.export.torchtitan_pipeline import read_stages
 from mistlab.export.words import names_in
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Precision
 
 HARMLESS = names_in(
     """

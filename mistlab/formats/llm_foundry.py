@@ -22,7 +22,7 @@ from mistlab.shell.source import Source
 from mistlab.values.datafile import parse_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.model import ROTARY_BASE, ModelSpec
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Precision
 
 HARMLESS = names_in(
     """

@@ -16,7 +16,7 @@ from mistlab.shell.source import Source
 from mistlab.values.datafile import parse_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
-from mistlab.values.workload import Precision
+from mistlab.values.precision import Precision
 
 ENGINES = ("nanotron", "mistlab")
 HARMLESS = names_in(

@@ -10,9 +10,9 @@ from mistlab.machine.node_group import NodeGroup
 from mistlab.machine.profile import Profile
 from mistlab.values.errors import refuse
 from mistlab.values.limits import MOST_GPUS_OF_NODE, MOST_NODES
+from mistlab.values.precision import Precision
 from mistlab.values.units import GBYTES, GIB_BYTES
 from mistlab.values.value import bounded, check_fields, quantity
-from mistlab.values.workload import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

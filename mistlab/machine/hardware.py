@@ -12,9 +12,9 @@ from mistlab.machine.transfers import Transfers
 from mistlab.machine.whole_runs import Allocator, EngineCalibration
 from mistlab.values.errors import refuse
 from mistlab.values.limits import MOST_GPUS_OF_NODE
+from mistlab.values.precision import Precision
 from mistlab.values.units import GBYTES, GIB_BYTES, TFLOP
 from mistlab.values.value import bounded, check_fields, quantity
-from mistlab.values.workload import Precision
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed"]
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")

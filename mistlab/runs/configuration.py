@@ -42,7 +42,8 @@ from mistlab.runs.words import (
 )
 from mistlab.values.errors import refuse
 from mistlab.values.field_checks import shown
-from mistlab.values.workload import Attention, Precision
+from mistlab.values.precision import Precision
+from mistlab.values.workload import Attention
 
 # Micro-batches of a step where a table does not say the batch.
 MICRO_BATCHES = 8

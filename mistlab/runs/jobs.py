@@ -20,7 +20,8 @@ from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.placement import most_chunks
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.workload import Attention, Precision, Workload
+from mistlab.values.precision import Precision
+from mistlab.values.workload import Attention, Workload
 
 # A node with more GPUs is a rack, of which runs take so many.
 MOST_IN_BOX, RACK = 16, 64

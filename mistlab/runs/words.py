@@ -11,7 +11,8 @@ from mistlab.runs.name_words import keys_in
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
-from mistlab.values.workload import Attention, Precision
+from mistlab.values.precision import Precision
+from mistlab.values.workload import Attention
 
 # Words that an engine's text has, and the engine that it stands for; the first match counts.
 ENGINES_BY_WORD: Mapping[str, str] = {

@@ -33,7 +33,8 @@ from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.symbolic.symbols import layer_columns, size_names
 from mistlab.symbolic.treatments import PLAIN, TREATMENTS, Treatment
 from mistlab.values.context_ways import HEADS, RING
-from mistlab.values.dimensions import DIMENSIONS, Dimension
+from mistlab.values.dimension import Dimension
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
 from mistlab.values.workload import Workload
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
+import sympy
+
 from mistlab.engines.engine_memory import EngineMemory
-from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.mesh import AXES, GROUPS, STATE_AXES, Axis

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from mistlab.symbolic.every_second_product import products_recomputed
 from mistlab.symbolic.graph import LayerGraph, Operator, Peak, SavedTensor
+from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.maximum import expanded, factors_of
 from mistlab.symbolic.sums import names_in, total
-
-if TYPE_CHECKING:
-    import sympy
 
 PLAIN = "plain"
 

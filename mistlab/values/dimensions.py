@@ -1,81 +1,30 @@
 """The table of dimensions: one row for each choice that a plan makes for a stage.
 
 A row has the choice's names in plan files and in expressions, its possible numbers, its words for
-people, and the tasks and states that it changes. Stages of plans, columns of candidates, spaces and
-searchers take their choices from the table, so a dimension is added by adding its row.
+people, and the tasks and states that it changes. The fields of stages and of spaces are made from
+the rows, columns of candidates and searchers take their choices from them: a dimension is added by
+adding its row.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from mistlab.engines.engine import Engine
+from mistlab.values import dimension_checks as checks
 from mistlab.values.context_ways import WORDS
-from mistlab.values.errors import refuse
-from mistlab.values.value import Metadata, bounded, checked_number, ratio
+from mistlab.values.dimension import Dimension, EngineLimit, Part
+from mistlab.values.errors import one_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 States = TypeVar("States", bound="DataclassInstance")
 
-# The parts of a stage's choices: numbers of blocks and their treatment; its GPUs, and the sequences
-# of each; ways to save memory.
-Part = Literal["layers", "mesh", "savings"]
-# Turns values of a dimension (numbers or a symbol) into a factor on a quantity.
-Factor = Callable[[Any], Any]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Dimension:
-    """A choice of a stage; its key in ``DIMENSIONS`` is the name of its column.
-
-    ``path`` is its place in a stage of a plan file, if this is not its name. ``symbol`` stands for
-    it in expressions, also in those of layer graphs if it ``is_size``. If it ``chooses_graph``, a
-    stage with the value 1 runs other graphs of its layers. A stage without a value has the
-    ``default``; if there is none, every stage must have a value. With ``is_ratio`` it is a
-    share of a whole, otherwise a whole number. A choice ``shared_by`` the ranks of a group has no
-    effect if the group has one rank; where blocks have experts, whose states other ranks share, the
-    group ``experts_shared_by`` has to have one rank, too.
-
-    ``amount`` and ``noun`` put a value into words: "ZeRO-2", or "3" and "blocks recomputed"; or
-    each value has its ``words``.
-    ``label`` is the dimension's short name in searchers' choices.
-
-    ``of_tasks`` has factors by kind of task, on the bytes that it moves (U, R, P, G, O, A) or on
-    its time (F, B, S). ``of_states`` has factors on the bytes of weight, gradient or optimizer
-    state (fields of ``mistlab.engines.memory.EngineMemory``).
-    """
-
-    part: Part
-    path: str = ""
-    symbol: str = ""
-    is_size: bool = False
-    chooses_graph: bool = False
-    is_ratio: bool = False
-    minimum: float = 0
-    maximum: float | None = None
-    default: float | None = None
-    shared_by: str = ""
-    experts_shared_by: str = ""
-    label: str = ""
-    amount: str = "{}"
-    noun: str = ""
-    words: tuple[str, ...] = ()
-    of_tasks: Mapping[str, Factor] = field(default_factory=dict)
-    of_states: Mapping[str, Factor] = field(default_factory=dict)
-
-    @property
-    def numbers(self) -> Metadata:
-        """The range of its numbers, as metadata of a field."""
-        return ratio() if self.is_ratio else bounded(minimum=self.minimum, maximum=self.maximum)
-
-    def number(self, value: float) -> float:
-        """A value from a column, as Python's own type of number."""
-        return float(value) if self.is_ratio else int(value)
-
-
-def _offloaded(symbol: str, kind: str, task: str) -> Dimension:
+def _offloaded(
+    symbol: str, kind: str, task: str, *, coarse_parts: int = 2, box_weight: int = 1
+) -> Dimension:
     return Dimension(
         part="savings",
         path=f"offload.{kind}",
@@ -83,9 +32,19 @@ def _offloaded(symbol: str, kind: str, task: str) -> Dimension:
         is_ratio=True,
         maximum=1,
         default=0.0,
+        is_trained=True,
         label=kind,
+        limit=EngineLimit(
+            runs=lambda engine, _: None if engine.offloads else (0.0,),
+            why=lambda *_: "keeps everything on the GPU",
+            remedy="leave it out, or give mistlab",
+            is_level=True,
+        ),
         amount="{:.1%}",
         noun=f"of {'optimizer state' if kind == 'optimizer' else kind} offloaded",
+        brief=f"{{}} of {kind}",
+        coarse_parts=coarse_parts,
+        box_weight=box_weight,
         of_tasks={task: _as_it_is},
     )
 
@@ -94,13 +53,47 @@ def _as_it_is(ratio: Any) -> Any:
     return ratio
 
 
+def _levels(engine: Engine, in_pipeline: bool) -> tuple[float, ...]:
+    return tuple(range(engine.highest_zero_of(in_pipeline=in_pipeline) + 1))
+
+
+def _sharded(engine: Engine, in_pipeline: bool) -> str:
+    """What an engine shards at the highest of its ZeRO levels, in words."""
+    highest = engine.highest_zero_of(in_pipeline=in_pipeline)
+    what = ("nothing", "optimizer state alone", "optimizer state and gradients alone")[highest]
+    return f"shards {what}{' in a pipeline' if highest < engine.highest_zero else ''}"
+
+
 # The order is that of columns, and that in which searchers choose and reports list them.
 DIMENSIONS: dict[str, Dimension] = {
-    "layers": Dimension(part="layers", symbol="L", minimum=0),
-    "data_parallel": Dimension(part="mesh", symbol="dp", minimum=1),
-    "tensor_parallel": Dimension(part="mesh", symbol="tp", is_size=True, minimum=1),
+    "layers": Dimension(part="layers", symbol="L", minimum=0, brief="{} blocks", is_listed=False),
+    "data_parallel": Dimension(
+        part="mesh",
+        symbol="dp",
+        minimum=1,
+        brief="{} data",
+        is_trained=True,
+        axes=("data",),
+    ),
+    "tensor_parallel": Dimension(
+        part="mesh",
+        symbol="tp",
+        is_size=True,
+        minimum=1,
+        brief="{} tensor",
+        is_trained=True,
+        checks={"tensors": checks.tensor_problem, "experts": checks.tokens_of_experts_problem},
+        axes=("tensor", "state tensor"),
+    ),
     "context_parallel": Dimension(
-        part="mesh", symbol="cp", is_size=True, minimum=1, default=1, noun="context parallel"
+        part="mesh",
+        symbol="cp",
+        is_size=True,
+        minimum=1,
+        default=1,
+        noun="context parallel",
+        checks={"tokens": checks.context_problem},
+        axes=("context", "state context"),
     ),
     "context_exchange": Dimension(
         part="mesh",
@@ -111,8 +104,21 @@ DIMENSIONS: dict[str, Dimension] = {
         shared_by="context",
         label="context exchange",
         words=WORDS,
+        is_trained=True,
+        checks={"tokens": checks.exchange_problem},
+        limit=EngineLimit(
+            runs=lambda engine, _: engine.context_exchanges, why=lambda *_: "does not"
+        ),
     ),
-    "micro_batch": Dimension(part="mesh", symbol="b", is_size=True, minimum=1),
+    "micro_batch": Dimension(
+        part="mesh",
+        symbol="b",
+        is_size=True,
+        minimum=1,
+        brief="micro-batch {}",
+        is_trained=True,
+        checks={"batch": checks.batch_problem},
+    ),
     "sequence_parallel": Dimension(
         part="mesh",
         symbol="sp",
@@ -122,6 +128,9 @@ DIMENSIONS: dict[str, Dimension] = {
         shared_by="tensor",
         amount="",
         noun="sequence parallelism",
+        brief="sequence parallel",
+        is_trained=True,
+        checks={"tokens": checks.sequence_problem},
     ),
     "expert_parallel": Dimension(
         part="mesh",
@@ -131,6 +140,9 @@ DIMENSIONS: dict[str, Dimension] = {
         default=1,
         label="experts",
         noun="expert parallel",
+        is_trained=True,
+        checks={"experts": checks.experts_problem},
+        axes=("expert",),
     ),
     "expert_tensor_parallel": Dimension(
         part="mesh",
@@ -140,6 +152,9 @@ DIMENSIONS: dict[str, Dimension] = {
         default=1,
         label="expert tensor",
         noun="expert tensor parallel",
+        is_trained=True,
+        checks={"experts": checks.expert_widths_problem},
+        axes=("expert tensor",),
     ),
     "state_replicas": Dimension(
         part="mesh",
@@ -149,6 +164,10 @@ DIMENSIONS: dict[str, Dimension] = {
         shared_by="gather",
         experts_shared_by="gather experts",
         noun="replicas of the states",
+        brief="{} replicas of states",
+        checks={"states": checks.replicas_problem},
+        is_tried=checks.replicas_are_nodes,
+        axes=("expert replica", "replica"),
     ),
     "zero": Dimension(
         part="savings",
@@ -158,9 +177,19 @@ DIMENSIONS: dict[str, Dimension] = {
         shared_by="gather",
         experts_shared_by="gather experts",
         amount="ZeRO-{}",
+        is_told=True,
+        is_trained=True,
+        limit=EngineLimit(runs=_levels, why=_sharded, is_level=True),
     ),
     "checkpointed_layers": Dimension(
-        part="layers", symbol="c", default=0, label="checkpointed", noun="blocks recomputed"
+        part="layers",
+        symbol="c",
+        default=0,
+        label="checkpointed",
+        noun="blocks recomputed",
+        brief="{} recomputed",
+        is_told=True,
+        is_listed=False,
     ),
     "core_recomputed_layers": Dimension(
         part="layers",
@@ -168,6 +197,7 @@ DIMENSIONS: dict[str, Dimension] = {
         default=0,
         label="core recomputed",
         noun="blocks with attention's core recomputed",
+        brief="{} with attention's core recomputed",
     ),
     "products_recomputed_layers": Dimension(
         part="layers",
@@ -175,38 +205,52 @@ DIMENSIONS: dict[str, Dimension] = {
         default=0,
         label="products recomputed",
         noun="blocks with every second product recomputed",
+        brief="{} with every second product recomputed",
     ),
-    "offload_weights": _offloaded("ww", "weights", "P"),
-    "offload_gradients": _offloaded("wg", "gradients", "G"),
-    "offload_optimizer": _offloaded("wo", "optimizer", "O"),
-    "offload_activations": _offloaded("wa", "activations", "A"),
+    # Proofs split boxes along the widest choice: optimizer state is six times as large as weights,
+    # and activations are copied with every micro-batch. With equal weights the proof of the default
+    # problem takes a quarter more questions.
+    "offload_weights": _offloaded("ww", "weights", "P", coarse_parts=1),
+    "offload_gradients": _offloaded("wg", "gradients", "G", coarse_parts=1),
+    "offload_optimizer": _offloaded("wo", "optimizer", "O", box_weight=2),
+    "offload_activations": _offloaded("wa", "activations", "A", box_weight=6),
 }
-BUILT_IN = tuple(DIMENSIONS)
 RECOMPUTED = "checkpointed_layers"
 OFFLOADS = tuple(name for name, row in DIMENSIONS.items() if row.path.startswith("offload."))
 
 
 def names_of(part: Part) -> tuple[str, ...]:
     """Names of the dimensions of a part, in the table's order."""
-    return _names_of(part, tuple(DIMENSIONS.values()))
+    return _OF_PARTS[part]
 
 
 def counts_of_blocks() -> tuple[str, ...]:
     """Names of dimensions that count blocks with some treatment, such as recomputed blocks."""
-    return names_of("layers")[1:]
+    return _COUNTS
 
 
-@cache
-def _names_of(part: Part, _: tuple[Dimension, ...]) -> tuple[str, ...]:
-    # Asked for with every stage of a plan: worked out again when rows have changed.
-    return tuple(name for name, row in DIMENSIONS.items() if row.part == part)
+_OF_PARTS: dict[Part, tuple[str, ...]] = {
+    part: tuple(name for name, row in DIMENSIONS.items() if row.part == part)
+    for part in get_args(Part)
+}
+_COUNTS = _OF_PARTS["layers"][1:]
 
 
-def added() -> tuple[str, ...]:
-    """Names of dimensions that were added to the built-in ones."""
-    if len(DIMENSIONS) == len(BUILT_IN):
-        return ()
-    return tuple(name for name in DIMENSIONS if name not in BUILT_IN)
+def engine_problem(name: str, value: float, engine: Engine, *, in_pipeline: bool) -> str:
+    """Why an engine does not run a value of a dimension; empty if it does."""
+    row = DIMENSIONS[name]
+    runs = None if row.limit is None else row.limit.runs(engine, in_pipeline)
+    if row.limit is None or runs is None or value in runs:
+        return ""
+    why = f"engine {engine.name} {row.limit.why(engine, in_pipeline)}"
+    if row.limit.remedy:
+        return f"{why}: {row.limit.remedy}"
+    known = one_of([_number_with_words(row, one) for one in runs])
+    return f"{_number_with_words(row, value)}, but {why}: give {known}"
+
+
+def _number_with_words(row: Dimension, value: float) -> str:
+    return f"{value} ({row.words[int(value)]})" if row.words else f"{value}"
 
 
 def label_of(name: str) -> str:
@@ -223,12 +267,16 @@ def amount_words(name: str, value: float) -> str:
 def dimension_words(name: str, value: float, layers: int) -> str:
     """A value of a stage of so many blocks in words: "ZeRO-2", "3 of 8 blocks recomputed", "no
     blocks recomputed"."""
-    noun = DIMENSIONS[name].noun
     if name in counts_of_blocks():
-        return _blocks_words(int(value), layers, noun)
-    if not noun and DIMENSIONS[name].amount == "{}" and not DIMENSIONS[name].words:
-        noun = name.replace("_", " ")
-    return f"{_short_amount(name, value)} {noun}".strip()
+        return _blocks_words(int(value), layers, DIMENSIONS[name].noun)
+    return f"{_short_amount(name, value)} {_noun(name)}".strip()
+
+
+def _noun(name: str) -> str:
+    """The noun behind an amount; its name where neither amount nor words tell what it is."""
+    row = DIMENSIONS[name]
+    is_bare = row.amount == "{}" and not row.noun and not row.words
+    return name.replace("_", " ") if is_bare else row.noun
 
 
 def _blocks_words(count: int, layers: int, noun: str) -> str:
@@ -238,6 +286,17 @@ def _blocks_words(count: int, layers: int, noun: str) -> str:
     if layers == 1:
         return f"its {noun.replace('blocks', 'block', 1)}"
     return f"all {layers} {noun}" if count == layers else f"{count} of {layers} {noun}"
+
+
+def brief_words(name: str, value: float) -> str:
+    """A value of a dimension in the one line of a plan; unequal values have unequal words."""
+    row = DIMENSIONS[name]
+    if row.words:
+        return row.words[int(value)]
+    short = f"{value:g}"
+    number = short if float(short) == value else repr(value)
+    text = row.brief.format(number) or f"{row.amount.format(number)} {_noun(name)}".rstrip()
+    return text.removesuffix("s") if value == 1 and text.endswith(" blocks") else text
 
 
 def change_words(name: str, now: float, then: float) -> str:
@@ -251,20 +310,6 @@ def change_words(name: str, now: float, then: float) -> str:
 def _short_amount(name: str, value: float) -> str:
     """The same as ``amount_words``, with whole numbers of percent: "50%"."""
     return amount_words(name, value).replace(".0%", "%")
-
-
-def checked_value(name: str, value: object) -> float:
-    """A value of an added dimension as a number; refuses any other dimension or value."""
-    if name not in added():
-        refuse(name, f"is no dimension of stages: add its row, or give {', '.join(BUILT_IN)}")
-    row = DIMENSIONS[name]
-    return checked_number(name, value, row.numbers, is_whole=not row.is_ratio)
-
-
-def checked_others(others: Mapping[str, object]) -> tuple[tuple[str, float], ...]:
-    """Values of added dimensions, checked and in order; default values are left out."""
-    checked = [(name, checked_value(name, value)) for name, value in sorted(others.items())]
-    return tuple(pair for pair in checked if pair[1] != DIMENSIONS[pair[0]].default)
 
 
 def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:

@@ -3,7 +3,7 @@
 A message names the field, the value and the remedy.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn, Self
 
@@ -76,3 +76,9 @@ def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str
     few = get_close_matches(text, names, n=FEW, cutoff=0.3) or names[:FEW]
     others = f"or another of the {len(names)}{listed_in and f' in {listed_in}'}"
     return f": give a name such as {', '.join(few)}, {others}"
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Names as a choice between them: "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

@@ -6,21 +6,21 @@ into values and back by ``mistlab.values.references``.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.plan_orders import check_order
-from mistlab.values.context_ways import GATHER, HEADS, RING
 from mistlab.values.datafile import read_yaml, write_yaml
+from mistlab.values.dimension import Setting, Step
+from mistlab.values.dimensions import DIMENSIONS, engine_problem, names_of
 from mistlab.values.errors import FieldError, InputError, refuse
 from mistlab.values.group_references import plain_groups, with_groups
-from mistlab.values.mesh import num_gpus
-from mistlab.values.model import ModelSpec
-from mistlab.values.plan import NO_OFFLOAD, Plan
+from mistlab.values.plan import Plan
 from mistlab.values.references import (
     hardware_from,
     model_from,
@@ -128,150 +128,21 @@ def _layers_problem(job: Job) -> FieldError | None:
     return FieldError("plan.stages", problem)
 
 
-def _batch_problem(job: Job) -> FieldError | None:
-    micro_batches, batch = job.plan.micro_batches, job.workload.global_batch
+def _stage_problem(job: Job, step: Step) -> FieldError | None:
+    """The first problem that a step of checks finds with the stages' dimensions."""
+    rows = [(name, row) for name, row in DIMENSIONS.items() if step in row.checks]
     for index, stage in enumerate(job.plan.stages):
-        others = stage.data_parallel * micro_batches
-        product = stage.micro_batch * others
-        if product == batch:
-            continue
-        remedy = (
-            f"give {batch // others}"
-            if batch % others == 0
-            else f"data_parallel x micro_batches = {others} must divide {batch}"
+        setting = Setting(
+            degree=stage.degree,
+            gpus=stage.num_gpus,
+            gpus_per_node=job.cluster.gpus_per_node,
+            workload=job.workload,
+            micro_batches=job.plan.micro_batches,
         )
-        problem = (
-            f"{stage.micro_batch} x data_parallel {stage.data_parallel} x micro_batches "
-            f"{micro_batches} = {product}, global_batch is {batch}: {remedy}"
-        )
-        return FieldError(f"plan.stages[{index}].micro_batch", problem)
+        for name, row in rows:
+            if problem := row.checks[step](setting):
+                return FieldError(f"plan.stages[{index}].{row.path or name}", problem)
     return None
-
-
-def _tensor_parallel_problem(job: Job) -> FieldError | None:
-    model = job.workload.model
-    for index, stage in enumerate(job.plan.stages):
-        problem = degree_problem(model, stage.tensor_parallel)
-        if problem:
-            return FieldError(f"plan.stages[{index}].tensor_parallel", problem)
-    return None
-
-
-def _experts_problem(job: Job) -> FieldError | None:
-    """Why a stage's GPUs cannot divide a model's experts among them."""
-    experts = job.workload.model.experts
-    for index, stage in enumerate(job.plan.stages):
-        ranks, parts = stage.expert_parallel, stage.expert_tensor_parallel
-        where = f"plan.stages[{index}].expert"
-        if experts is None and ranks * parts > 1:
-            name, value = ("parallel", ranks) if ranks > 1 else ("tensor_parallel", parts)
-            problem = f"{value}, but the model has no experts: give 1, or a model with experts"
-            return FieldError(f"{where}_{name}", problem)
-        if experts is None:
-            continue
-        if experts.count % ranks:
-            problem = f"{ranks} does not divide experts {experts.count}: give a divisor"
-            return FieldError(f"{where}_parallel", problem)
-        if experts.ffn % parts:
-            problem = f"{parts} does not divide experts' ffn {experts.ffn}: give a divisor"
-            return FieldError(f"{where}_tensor_parallel", problem)
-        if stage.num_gpus % (ranks * parts):
-            problem = (
-                f"{ranks} x expert_tensor_parallel {parts} does not divide the stage's "
-                f"{stage.num_gpus} GPUs: give degrees whose product does"
-            )
-            return FieldError(f"{where}_parallel", problem)
-        tokens = job.workload.sequence_length
-        if tokens % stage.tensor_parallel:
-            problem = (
-                f"{stage.tensor_parallel} does not divide sequence_length {tokens}, as blocks with "
-                "experts need: give a divisor"
-            )
-            return FieldError(f"plan.stages[{index}].tensor_parallel", problem)
-    return None
-
-
-def _replicas_problem(job: Job) -> FieldError | None:
-    for index, stage in enumerate(job.plan.stages):
-        if problem := replicas_problem(stage.degree):
-            return FieldError(f"plan.stages[{index}].state_replicas", problem)
-    return None
-
-
-def replicas_problem(degree: Callable[[str], int]) -> str:
-    """Why a stage's ranks cannot keep so many replicas of states; empty if they can."""
-    replicas, data = degree("state_replicas"), degree("data_parallel")
-    if data % replicas:
-        return f"{replicas} does not divide data_parallel {data}: give a divisor"
-    gpus = num_gpus(degree) // replicas
-    ranks = degree("expert_parallel") * degree("expert_tensor_parallel")
-    if replicas > 1 and gpus % ranks:
-        return (
-            f"{replicas} leaves {gpus} GPUs to a replica, which expert_parallel x "
-            f"expert_tensor_parallel {ranks} does not divide: give fewer replicas"
-        )
-    return ""
-
-
-def _parts_problem(job: Job) -> FieldError | None:
-    for index, stage in enumerate(job.plan.stages):
-        if problem := parts_problem(job.workload, stage.degree):
-            return problem.within(f"plan.stages[{index}]")
-    return None
-
-
-def parts_problem(workload: Workload, degree: Callable[[str], int]) -> FieldError | None:
-    """Why a stage's ranks cannot split its tokens; context-parallel ranks take two parts each."""
-    tokens, context = workload.sequence_length, degree("context_parallel")
-    tensor = degree("tensor_parallel") if degree("sequence_parallel") else 1
-    if workload.model.family == "custom" and max(context, tensor) > 1:
-        name, default = ("sequence_parallel", 0) if tensor > 1 else ("context_parallel", 1)
-        problem = (
-            f"{degree(name)}, but a custom model is traced without: give {default}, or a model of "
-            "a family"
-        )
-        return FieldError(name, problem)
-    if context > 1 and tokens % (2 * context):
-        problem = (
-            f"{context} ranks take two parts each of a sequence, but {2 * context} does not "
-            f"divide sequence_length {tokens}: give half of a divisor of {tokens}"
-        )
-        return FieldError("context_parallel", problem)
-    if degree("context_exchange") == HEADS and (parts := _parts_of_heads(workload, degree)):
-        return FieldError("context_exchange", parts)
-    if tokens // context % tensor:
-        problem = (
-            f"1, but tensor_parallel {tensor} does not divide sequence_length "
-            f"{tokens // context}: give 0, or a degree that divides it"
-        )
-        return FieldError("sequence_parallel", problem)
-    return None
-
-
-def _parts_of_heads(workload: Workload, degree: Callable[[str], int]) -> str:
-    """Why a stage's ranks cannot exchange tokens for heads; empty if they can."""
-    ranks = degree("tensor_parallel") * degree("context_parallel")
-    for name, count in (("heads", workload.model.heads), ("kv_heads", workload.model.kv_heads)):
-        if count % ranks:
-            return (
-                f"{HEADS}, but tensor_parallel x context_parallel {ranks} does not divide {name} "
-                f"{count}: give {RING} or {GATHER}"
-            )
-    return ""
-
-
-def degree_problem(model: ModelSpec, degree: int) -> str:
-    """Why a model cannot be split over ``degree`` ranks; empty if it can."""
-    if model.tensor_parallel_degrees is not None:
-        if degree in model.tensor_parallel_degrees:
-            return ""
-        can = ", ".join(map(str, model.tensor_parallel_degrees))
-        return f"{degree}, but the traced model's own code can be split to {can}: give one of these"
-    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn": model.ffn}
-    for name, size in sizes.items():
-        if size % degree:
-            return f"{degree} does not divide {name} {size}: give a divisor of {size}"
-    return ""
 
 
 def _engine_problem(job: Job) -> FieldError | None:
@@ -280,13 +151,11 @@ def _engine_problem(job: Job) -> FieldError | None:
     if found := _engine_problem_of_workload(job.workload, engine):
         return found
     for index, stage in enumerate(job.plan.stages):
-        where = f"plan.stages[{index}]"
-        if problem := engine.zero_problem(stage.zero, in_pipeline=in_pipeline):
-            return FieldError(f"{where}.zero", problem)
-        if problem := engine.offload_problem(offloads=stage.offload != NO_OFFLOAD):
-            return FieldError(f"{where}.offload", problem)
-        if problem := engine.exchange_problem(stage.context_exchange):
-            return FieldError(f"{where}.context_exchange", problem)
+        for name in (*names_of("savings"), *names_of("mesh")):
+            value = stage.value(name)
+            if problem := engine_problem(name, value, engine, in_pipeline=in_pipeline):
+                key = DIMENSIONS[name].holder or name
+                return FieldError(f"plan.stages[{index}].{key}", problem)
     return None
 
 
@@ -356,11 +225,7 @@ _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _model_problem,
     _precision_problem,
     _layers_problem,
-    _batch_problem,
-    _tensor_parallel_problem,
-    _experts_problem,
-    _replicas_problem,
-    _parts_problem,
+    *(partial(_stage_problem, step=step) for step in get_args(Step)),
     _engine_problem,
     _num_gpus_problem,
     _groups_problem,

@@ -2,7 +2,8 @@
 
 Ranks count along the axes in the table's order, the first axis fastest; then come the ranks of the
 next stage. A group is a set of axes: ranks that differ only along these axes work together. An axis
-is added by its row, and by its name in the groups that contain it.
+is added by the row of its dimension, which names it, by its place among the axes, and by its name
+in the groups that contain it.
 
 The same ranks count along other axes where blocks have experts: those of ``EXPERT_AXES``, which cut
 across the first ones. Ranks that divide states count along ``STATE_AXES``, which cut data-parallel
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from mistlab.values.dimensions import DIMENSIONS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,25 +38,20 @@ class Axis:
     words: str
 
 
-AXES: dict[str, Axis] = {
-    "tensor": Axis(dimension="tensor_parallel", words="tensor"),
-    "context": Axis(dimension="context_parallel", words="context"),
-    "data": Axis(dimension="data_parallel", words="data"),
-}
+_DIMENSIONS_OF = {axis: name for name, row in DIMENSIONS.items() for axis in row.axes}
 
-EXPERT_AXES: dict[str, Axis] = {
-    "expert tensor": Axis(dimension="expert_tensor_parallel", words="expert tensor"),
-    "expert": Axis(dimension="expert_parallel", words="expert"),
-    "expert data": Axis(dimension="", words="expert data"),
-    "expert replica": Axis(dimension="state_replicas", words="expert replica"),
-}
 
-STATE_AXES: dict[str, Axis] = {
-    "state tensor": Axis(dimension="tensor_parallel", words="tensor"),
-    "state context": Axis(dimension="context_parallel", words="context"),
-    "shard": Axis(dimension="", words="shard"),
-    "replica": Axis(dimension="state_replicas", words="replica"),
-}
+def _axes(*names: str) -> dict[str, Axis]:
+    """Axes by name, each with the dimension whose row names it."""
+    return {
+        name: Axis(dimension=_DIMENSIONS_OF.get(name, ""), words=name.removeprefix("state "))
+        for name in names
+    }
+
+
+AXES = _axes("tensor", "context", "data")
+EXPERT_AXES = _axes("expert tensor", "expert", "expert data", "expert replica")
+STATE_AXES = _axes("state tensor", "state context", "shard", "replica")
 
 # By name, the axes of a group: of ranks that sum parts of activations; of ranks that exchange keys
 # and values; of ranks that divide states under ZeRO, and gather weights; of ranks that have the

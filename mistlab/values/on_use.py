@@ -1,9 +1,21 @@
 """A table whose entries are made when they are first asked for: listing its names costs nothing."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 Entry = TypeVar("Entry")
+
+
+def imported(path: str) -> Callable[[], Any]:
+    """A function that imports an object by its path, such as ``searchers.registry:SEARCHERS``."""
+    module, _, name = path.partition(":")
+    return lambda: getattr(import_module(module), name)
+
+
+def called(path: str, *arguments: str) -> Callable[[], Any]:
+    """A function that imports a function by its path, and returns its result."""
+    return lambda: imported(path)()(*arguments)
 
 
 class OnUse(MutableMapping[str, Entry]):

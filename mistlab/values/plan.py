@@ -1,49 +1,28 @@
 """How a model is trained: pipeline stages, their parallel degrees and their memory savings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from math import prod
 from operator import attrgetter
 from typing import Any, Self
 
 from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, is_order_path
-from mistlab.values.dimensions import (
-    BUILT_IN,
-    DIMENSIONS,
-    added,
-    checked_others,
-    counts_of_blocks,
-    names_of,
-)
+from mistlab.values import dimension_fields
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
 from mistlab.values.errors import near_matches, refuse
 from mistlab.values.field_checks import shown
+from mistlab.values.made_fields import DEFAULT_ENGINE
 from mistlab.values.mesh import dimensions_of_axes
-from mistlab.values.value import bounded, check_fields, further_keys, name_in
+from mistlab.values.value import bounded, check_fields, name_in
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offload:
-    """Offload ratios: shares of a rank's own bytes, after sharding, that live in host memory.
-
-    For activations it is the share of the bytes that a block saves for its backward pass.
-    """
-
-    weights: float = field(default=0.0, metadata=DIMENSIONS["offload_weights"].numbers)
-    gradients: float = field(default=0.0, metadata=DIMENSIONS["offload_gradients"].numbers)
-    optimizer: float = field(default=0.0, metadata=DIMENSIONS["offload_optimizer"].numbers)
-    activations: float = field(default=0.0, metadata=DIMENSIONS["offload_activations"].numbers)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
+Reader = Callable[[dimension_fields.StageFields], tuple[float, ...]]
+Offload = dimension_fields.Offload
 NO_OFFLOAD = Offload()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlan:
+class StagePlan(dimension_fields.StageFields):
     """One pipeline stage: its blocks, its GPUs and how it saves memory.
 
     ``micro_batch`` is the number of sequences on a data-parallel rank, of whose tokens each of
@@ -56,38 +35,12 @@ class StagePlan:
     ranks, or with ``state_replicas`` over each of so many equal parts of them. The last
     ``products_recomputed_layers`` blocks recompute every second product,
     ``core_recomputed_layers`` before them attention's core, and ``checkpointed_layers`` before
-    those all activations. ``others`` has values of dimensions that were added to
-    ``mistlab.values.dimensions.DIMENSIONS``, without default values.
+    those all activations. The fields are the rows of ``mistlab.values.dimensions.DIMENSIONS``.
     """
-
-    layers: int = field(metadata=DIMENSIONS["layers"].numbers)
-    data_parallel: int = field(metadata=DIMENSIONS["data_parallel"].numbers)
-    tensor_parallel: int = field(metadata=DIMENSIONS["tensor_parallel"].numbers)
-    micro_batch: int = field(metadata=DIMENSIONS["micro_batch"].numbers)
-    context_parallel: int = field(default=1, metadata=DIMENSIONS["context_parallel"].numbers)
-    context_exchange: int = field(default=0, metadata=DIMENSIONS["context_exchange"].numbers)
-    sequence_parallel: int = field(default=0, metadata=DIMENSIONS["sequence_parallel"].numbers)
-    expert_parallel: int = field(default=1, metadata=DIMENSIONS["expert_parallel"].numbers)
-    expert_tensor_parallel: int = field(
-        default=1, metadata=DIMENSIONS["expert_tensor_parallel"].numbers
-    )
-    state_replicas: int = field(default=1, metadata=DIMENSIONS["state_replicas"].numbers)
-    zero: int = field(default=0, metadata=DIMENSIONS["zero"].numbers)
-    checkpointed_layers: int = field(default=0, metadata=DIMENSIONS["checkpointed_layers"].numbers)
-    core_recomputed_layers: int = field(
-        default=0, metadata=DIMENSIONS["core_recomputed_layers"].numbers
-    )
-    products_recomputed_layers: int = field(
-        default=0, metadata=DIMENSIONS["products_recomputed_layers"].numbers
-    )
-    offload: Offload = NO_OFFLOAD
-    others: tuple[tuple[str, float], ...] = field(default=(), metadata=further_keys(added))
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.others:
-            object.__setattr__(self, "others", checked_others(dict(self.others)))
-        layers, *counts = _reader_of(names_of("layers"))(self)
+        layers, *counts = _blocks_of(self)
         if sum(counts) > layers:
             self._refuse_counts()
 
@@ -102,18 +55,15 @@ class StagePlan:
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Self:
         """A stage from values by names of dimensions; omitted dimensions have their default."""
-        own, offload, others = _by_place(values)
+        own, offload = _by_holder(values)
         if any(offload.values()):
             own["offload"] = Offload(**offload)
-        return cls(**own, others=tuple(others.items()))
+        return cls(**own)
 
     def value(self, name: str) -> float:
         """The value of a dimension."""
-        read = _READERS.get(name)
-        if read is not None:
-            value: float = read(self)
-            return value
-        return dict(self.others).get(name, DIMENSIONS[name].default or 0)
+        value: float = _READERS[name](self)
+        return value
 
     def degree(self, name: str) -> int:
         """The value of a dimension that is a whole number."""
@@ -121,63 +71,54 @@ class StagePlan:
 
     def values(self) -> tuple[float, ...]:
         """The values of all dimensions, in the table's order."""
-        return reader_of_values()(self)
+        return _values_of(self)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """This stage with other values of some dimensions."""
-        own, offload, others = _by_place(values)
+        own, offload = _by_holder(values)
         if offload:
             own["offload"] = replace(self.offload, **offload)
-        if others:
-            own["others"] = tuple({**dict(self.others), **others}.items())
         return replace(self, **own)
 
     @property
     def num_gpus(self) -> int:
         """Number of GPUs of the stage."""
-        return int(prod(reader_of_degrees()(self)))
+        return int(prod(_degrees_of(self)))
 
 
-def reader_of_values() -> Callable[[StagePlan], tuple[float, ...]]:
+def reader_of_values() -> Reader:
     """Reads the values of all dimensions of a stage, in the table's order."""
-    return _reader_of(tuple(DIMENSIONS))
+    return _values_of
 
 
-def reader_of_degrees() -> Callable[[StagePlan], tuple[float, ...]]:
+def reader_of_degrees() -> Reader:
     """Reads a stage's degrees along the axes of its mesh."""
-    return _reader_of(dimensions_of_axes())
+    return _degrees_of
 
 
-@cache
-def _reader_of(names: tuple[str, ...]) -> Callable[[StagePlan], tuple[float, ...]]:
-    """Reads some dimensions of a stage; asked for with every stage or plan."""
-    if len(names) > 1 and _PATHS.keys() >= set(names):
-        paths = [_PATHS[name] for name in names]
-        read: Callable[[StagePlan], tuple[float, ...]] = attrgetter(*paths)
-        return read
-    return lambda stage: tuple(stage.value(name) for name in names)
+def _reader_of(names: Sequence[str]) -> Reader:
+    read: Reader = attrgetter(*(DIMENSIONS[name].path or name for name in names))
+    return read
 
 
-def _by_place(
-    values: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, float], dict[str, float]]:
-    """Values of a stage's own fields, of its offload ratios, and of added dimensions."""
+def _by_holder(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+    """Values of a stage's own fields, and of its offload ratios."""
     own: dict[str, Any] = {}
     offload: dict[str, float] = {}
-    others: dict[str, float] = {}
     for name, value in values.items():
         row = DIMENSIONS[name]
-        if name not in _READERS:
-            others[name] = row.number(value)
-        elif row.path:
+        if row.holder:
             offload[row.label] = row.number(value)
         else:
             own[name] = row.number(value)
-    return own, offload, others
+    return own, offload
 
 
-_PATHS = {name: DIMENSIONS[name].path or name for name in BUILT_IN}
-_READERS = {name: attrgetter(path) for name, path in _PATHS.items()}
+# Asked for with every stage of a plan.
+_READERS = {name: attrgetter(row.path or name) for name, row in DIMENSIONS.items()}
+_values_of = _reader_of([*DIMENSIONS])
+_degrees_of = _reader_of(dimensions_of_axes())
+_blocks_of = _reader_of(names_of("layers"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +131,7 @@ class Plan:
     order's text.
     """
 
-    engine: str = field(default="mistlab", metadata=name_in(names_for_plans))
+    engine: str = field(default=DEFAULT_ENGINE, metadata=name_in(names_for_plans))
     micro_batches: int = field(metadata=bounded(minimum=1))
     overlap_communication: bool = True
     order: str = DEFAULT_ORDER

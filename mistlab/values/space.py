@@ -1,45 +1,24 @@
 """Search spaces, which say from which plans a search may choose, and the named spaces."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Literal
+from typing import Any
 
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
-from mistlab.values.dimensions import (
-    BUILT_IN,
-    DIMENSIONS,
-    added,
-    checked_value,
-    counts_of_blocks,
-    names_of,
-)
+from mistlab.values import dimension_fields
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, engine_problem
 from mistlab.values.errors import InputError, near_matches, refuse
+from mistlab.values.made_fields import check_lists
 from mistlab.values.mesh import ranks_of
-from mistlab.values.value import bounded, check_fields, further_keys, name_in, ratio
 
-# Which numbers of its blocks a stage may recompute: all of them, none or all, or any number.
-Recomputation = Literal["all", "none_or_all", "any"]
+OffloadRatios = dimension_fields.OffloadRatios
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadRatios:
-    """The allowed ratios of each kind of offloading."""
-
-    weights: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
-    gradients: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
-    optimizer: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
-    activations: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        _check_not_empty(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSpace:
+class SearchSpace(dimension_fields.SpaceFields):
     """Allowed degrees, ratios and features; None allows every degree that divides.
 
     A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Its
@@ -52,49 +31,12 @@ class SearchSpace:
     blocks is said apart: up to ``layers_off_balance`` fewer or more than an even share, or any
     number with None. With ``unequal_meshes`` degrees may differ too. Of
     ``state_replicas`` a stage has one, or one in each node that it fills, if this is listed. A
-    single rank shards nothing, and takes the lowest ZeRO level. ``others`` lists values of
-    dimensions that were added to the table; an added dimension that is not listed has its default.
-    Plans may name ``other_engines``, too; each of them has the choices that it can run.
+    single rank shards nothing, and takes the lowest ZeRO level. Plans may name ``other_engines``,
+    too; each of them has the choices that it can run.
     """
 
-    name: str
-    engine: str = field(default="mistlab", metadata=name_in(names_for_plans))
-    data_parallel: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
-    tensor_parallel: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
-    tensor_parallel_in_node: bool = True
-    pipeline: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
-    micro_batches: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
-    micro_batch: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
-    context_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
-    context_exchange: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=2))
-    sequence_parallel: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=1))
-    expert_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
-    expert_tensor_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
-    state_replicas: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
-    zero: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=3))
-    offload: OffloadRatios = field(default_factory=OffloadRatios)
-    orders: tuple[str, ...] = (DEFAULT_ORDER,)
-    recomputation: Recomputation = "none_or_all"
-    core_recomputed_layers: tuple[int, ...] | None = field(
-        default=(0,), metadata=bounded(minimum=0)
-    )
-    products_recomputed_layers: tuple[int, ...] | None = field(
-        default=(0,), metadata=bounded(minimum=0)
-    )
-    unequal_stages: bool = False
-    layers_off_balance: int | None = field(default=0, metadata=bounded(minimum=0))
-    unequal_meshes: bool = False
-    others: tuple[tuple[str, tuple[float, ...]], ...] = field(
-        default=(), metadata=further_keys(added)
-    )
-    other_engines: tuple[str, ...] = ()
-
     def __post_init__(self) -> None:
-        check_fields(self)
-        _check_not_empty(self)
-        for name, values in self.others:
-            if not [checked_value(name, value) for value in values]:
-                refuse(name, "is empty: give at least one choice")
+        check_lists(self)
         self._check_engines()
         if self.unequal_meshes and not self.unequal_stages:
             problem = (
@@ -117,12 +59,13 @@ class SearchSpace:
                 refuse("orders", f"{order!r} is unknown{near_matches(order, ORDERS)}")
             if problem := _order_problem(rows, order):
                 refuse("orders", problem)
-        for exchange in self.context_exchange:
-            if problem := _exchange_problem(rows, exchange):
-                refuse("context_exchange", problem)
-        level = min(self.zero)
-        if problem := _of_all(row.zero_problem(level, in_pipeline=True) for row in rows):
-            refuse("zero", problem)
+        for name, read in _LIMITED.items():
+            row, listed = DIMENSIONS[name], read(self)
+            assert row.limit is not None
+            for value in (min(listed),) if row.limit.is_level else listed:
+                problems = (engine_problem(name, value, one, in_pipeline=True) for one in rows)
+                if problem := _of_all(problems):
+                    refuse(row.holder or name, problem)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -138,31 +81,39 @@ class SearchSpace:
     def on(self, *engines: str) -> "SearchSpace":
         """The plans of some engines: the space's own plans as far as any of them runs them."""
         rows = [ENGINES[name] for name in engines]
-        highest = max(row.highest_zero for row in rows)
-        zero = tuple(level for level in self.zero if level <= highest)
+        lists = {name: _run_by(rows, name, read(self)) for name, read in _LIMITED.items()}
         return replace(
-            self,
+            self.with_lists(lists),
             engine=engines[0],
             other_engines=engines[1:],
-            offload=self.offload if any(row.offloads for row in rows) else OffloadRatios(),
-            zero=zero or (highest,),
             orders=tuple(order for order in self.orders if not _order_problem(rows, order))
             or (DEFAULT_ORDER,),
-            context_exchange=tuple(
-                way for way in self.context_exchange if not _exchange_problem(rows, way)
-            )
-            or rows[0].context_exchanges[:1],
         )
+
+    @property
+    def lists(self) -> Mapping[str, tuple[float, ...] | None]:
+        """What the space lists of each dimension that it lists, as it was given; None allows any
+        value."""
+        return {name: read(self) for name, read in _READERS.items()}
+
+    def with_lists(self, lists: Mapping[str, tuple[Any, ...] | None]) -> "SearchSpace":
+        """The space with other lists of values of some dimensions."""
+        changes: dict[str, Any] = {}
+        held: dict[str, Any] = {}
+        for name, values in lists.items():
+            row = DIMENSIONS[name]
+            if row.holder:
+                held[row.label] = values
+            else:
+                changes[name] = values
+        if held:
+            changes["offload"] = replace(self.offload, **held)
+        return replace(self, **changes)
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
         """The values of a dimension that the space lists, sorted; None allows any value."""
-        if dimension == "checkpointed_layers":
-            return None
-        row = DIMENSIONS[dimension]
-        if dimension in BUILT_IN:
-            values = _READERS[dimension](self)
-        else:
-            values = dict(self.others).get(dimension, (row.default,))
+        read = _READERS.get(dimension)
+        values = None if read is None else read(self)
         return None if values is None else tuple(sorted(set(values)))
 
     def choices(
@@ -181,10 +132,11 @@ class SearchSpace:
                 if listed is None or count in listed
             )
         assert listed is not None, f"{dimension} has no end"
-        if dimension == "zero":
-            highest = ENGINES[self.engine].highest_zero_of(in_pipeline=in_pipeline)
-            listed = tuple(level for level in listed if level <= highest)
-        shared_by = DIMENSIONS[dimension].shared_by
+        row = DIMENSIONS[dimension]
+        if row.limit is not None:
+            runs = row.limit.runs(ENGINES[self.engine], in_pipeline)
+            listed = listed if runs is None else tuple(v for v in listed if v in runs)
+        shared_by = row.shared_by
         return listed[:1] if shared_by and ranks_of(shared_by, degree) == 1 else listed
 
     def _counts(self, layers: int, *, of_whole: bool) -> Iterable[int]:
@@ -195,11 +147,23 @@ class SearchSpace:
         return (layers,) if self.recomputation == "all" and of_whole else (0, layers)
 
 
-_READERS = {
-    name: attrgetter(DIMENSIONS[name].path or name)
-    for name in (*names_of("mesh"), *names_of("savings"), *counts_of_blocks())
-    if name != "checkpointed_layers"
-}
+_READERS = {name: attrgetter(row.path or name) for name, row in DIMENSIONS.items() if row.is_listed}
+
+
+_LIMITED = {name: read for name, read in _READERS.items() if DIMENSIONS[name].limit is not None}
+
+
+def _run_by(engines: Sequence[Engine], name: str, listed: tuple[float, ...]) -> tuple[float, ...]:
+    """The listed values of a dimension that an engine runs; if none does, the highest level that
+    runs, or else the first value."""
+    limit = DIMENSIONS[name].limit
+    assert limit is not None
+    of_engines = [limit.runs(engine, False) for engine in engines]
+    if None in of_engines:
+        return listed
+    runs = [value for values in of_engines if values is not None for value in values]
+    default = max(runs) if limit.is_level else runs[0]
+    return tuple(value for value in listed if value in runs) or (default,)
 
 
 def space_of(name: str) -> SearchSpace:
@@ -219,22 +183,10 @@ def _order_problem(engines: Sequence[Engine], order: str) -> str:
     return _of_all(row.order_problem(order, default=DEFAULT_ORDER) for row in engines)
 
 
-def _exchange_problem(engines: Sequence[Engine], exchange: int) -> str:
-    """Why no engine's context-parallel ranks exchange keys in a way; empty if one's do."""
-    return _of_all(row.exchange_problem(exchange) for row in engines)
-
-
 def _of_all(problems: Iterable[str]) -> str:
     """The first problem if every engine has one; else nothing."""
     found = list(problems)
     return found[0] if all(found) else ""
-
-
-def _check_not_empty(value: OffloadRatios | SearchSpace) -> None:
-    for entry in fields(value):
-        if getattr(value, entry.name) == () and entry.default != ():
-            problem = "is empty: give at least one choice"
-            refuse(entry.name, problem)
 
 
 _POWERS = tuple(2**i for i in range(14))

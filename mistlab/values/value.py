@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 Value = TypeVar("Value", bound="DataclassInstance")
 Metadata = Mapping[str, NumberRange]
 _BOUNDS = "bounds"
-_FURTHER = "further"
 _NAMES = "names"
 
 
@@ -62,14 +61,6 @@ def name_in(names: Callable[[], Iterable[str]]) -> Mapping[str, NameIn]:
     return {_NAMES: NameIn(names=names)}
 
 
-def further_keys(known: Callable[[], Iterable[str]]) -> Mapping[str, Callable[[], Iterable[str]]]:
-    """Metadata of a field for the keys of a mapping that are no fields: pairs of key and content.
-
-    ``known`` gives these keys; the value itself checks their contents.
-    """
-    return {_FURTHER: known}
-
-
 def check_fields(value: "DataclassInstance") -> None:
     """Check every field of a value under construction, and store numbers in Python's types.
 
@@ -91,12 +82,6 @@ def check_field(kind: "type[DataclassInstance]", name: str, given: object) -> An
     return _checked(name, dict(_checks(kind))[name], given)
 
 
-def checked_number(name: str, given: object, where: Metadata, *, is_whole: bool) -> float:
-    """A number as a field of this name with these bounds would store it."""
-    number: float = _checked(name, check_of(int if is_whole else float, where[_BOUNDS]), given)
-    return number
-
-
 def from_mapping(kind: type[Value], plain: object, where: str = "") -> Value:
     """Make a value from the mappings, lists, texts and numbers of a YAML or JSON file.
 
@@ -112,9 +97,7 @@ def to_mapping(value: "DataclassInstance", *, omit_defaults: bool = False) -> di
     plain: dict[str, Any] = {}
     for field in fields(value):
         content = getattr(value, field.name)
-        if _FURTHER in field.metadata:
-            plain |= dict(content)
-        elif not (omit_defaults and _has_default(field) and content == _default(field)):
+        if not (omit_defaults and _has_default(field) and content == _default(field)):
             plain[field.name] = _plain(content, omit_defaults)
     return plain
 
@@ -136,13 +119,7 @@ def _field_types(kind: "type[DataclassInstance]") -> Mapping[str, _FieldType]:
             required=not _has_default(field),
         )
         for field in fields(kind)
-        if _FURTHER not in field.metadata
     }
-
-
-@cache
-def _further(kind: "type[DataclassInstance]") -> Field[Any] | None:
-    return next((field for field in fields(kind) if _FURTHER in field.metadata), None)
 
 
 @cache
@@ -163,27 +140,16 @@ def _decoded_value(kind: type[Value], plain: object) -> Value:
     if not isinstance(plain, Mapping):
         message = f"{shown(plain)} is not a mapping: give the keys {', '.join(types)}"
         refuse("", message)
-    further = _further_contents(kind, plain, types)
+    for key in plain:
+        if key not in types:
+            refuse(str(key), f"unknown key{near_matches(key, types)}")
     for name, entry in types.items():
         if entry.required and name not in plain:
             missing = f"missing: give {wanted(entry.annotation, entry.bounds)}"
             refuse(name, missing)
-    own = [name for name in plain if name in types]
-    decoded = {name: _decoded(types[name].annotation, plain[name], name) for name in own}
-    return kind(**decoded, **further)
-
-
-def _further_contents(
-    kind: type[Value], plain: Mapping[str, Any], types: Mapping[str, _FieldType]
-) -> Mapping[str, Any]:
-    """The field with what a mapping has under keys that are no fields, if it has any."""
-    strange = {key: content for key, content in plain.items() if key not in types}
-    field = _further(kind)
-    known = [] if field is None else [*field.metadata[_FURTHER]()]
-    for key in strange:
-        if key not in known:
-            refuse(str(key), f"unknown key{near_matches(key, [*types, *known])}")
-    return {field.name: tuple(strange.items())} if field is not None and strange else {}
+    return kind(
+        **{name: _decoded(types[name].annotation, entry, name) for name, entry in plain.items()}
+    )
 
 
 def _decoded(annotation: Any, plain: Any, path: str) -> Any:

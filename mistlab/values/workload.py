@@ -6,11 +6,10 @@ from typing import Literal
 from mistlab.values.errors import refuse
 from mistlab.values.limits import MOST_EXPERTS, MOST_TOKENS
 from mistlab.values.model import ModelSpec
-from mistlab.values.optimizers import Optimizer
+from mistlab.values.precision import Optimizer, Precision
 from mistlab.values.value import bounded, check_fields
 
 Attention = Literal["flash", "math"]
-Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

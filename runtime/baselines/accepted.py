@@ -17,7 +17,7 @@ from mistlab.export.table import TARGETS
 from mistlab.export.torchtitan_models import BROUGHT_TODAY
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
-from runtime.baselines.installed import check_installed
+from runtime.baselines.builds import check_installed
 
 
 def check_accepted(target: str, text: str, job: Job, *, checkout: Path | None = None) -> None:
@@ -61,7 +61,7 @@ def _megatron(text: str, job: Job) -> None:
 
 
 def _parsed(text: str, job: Job, checkout: Path) -> None:
-    from runtime.baselines.megatron_arguments import arguments_of  # noqa: PLC0415 (its package)
+    from runtime.baselines.megatron_configs import arguments_of  # noqa: PLC0415 (its package)
 
     with _with_transformer_engine():
         made = arguments_of(text, job, checkout)

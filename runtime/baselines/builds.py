@@ -6,6 +6,7 @@ stays where the compilation is killed, and others wait for the file to go.
 
 import os
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mistlab.values.errors import InputError
@@ -21,4 +22,20 @@ def check_builds(environment: Mapping[str, str] = os.environ) -> None:
             f"{locks[0]}: a compilation was interrupted, and DeepSpeed would wait for it for ever: "
             f"delete {locks[0].parent}, unless another process compiles there just now"
         )
+        raise InputError(message)
+
+
+# Whether a framework is installed at the version that this package knows.
+
+
+def check_installed(package: str) -> None:
+    """Refuse to go on without a distribution, such as ``deepspeed==0.19.8``, at that version."""
+    name, _, wanted = package.partition("==")
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        message = f"{name} is not installed, and this needs it: pip install {package}"
+        raise InputError(message) from None
+    if found != wanted:
+        message = f"{name} {found} is installed, and this knows {wanted}: pip install {package}"
         raise InputError(message)

@@ -13,12 +13,10 @@ from torch import nn
 from mistlab.export.table import TARGETS
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
-from runtime.baselines.run import BaselineSettings, sequences_of
-from runtime.baselines.weights import FirstWeights
+from runtime.baselines.baseline import BaselineSettings, FirstWeights, sequences_of
 from runtime.comm.processes import world_of_launcher
 from runtime.data import batches_of
-from runtime.models.families import model_of
-from runtime.models.recomputed import Recomputed
+from runtime.models.families import Recomputed, model_of
 
 
 class DeepSpeedRun:

@@ -1,11 +1,17 @@
-"""Megatron-core's own configurations, built from Megatron-LM's options.
+"""Parts of models of today as fields of Megatron-core's configurations, from Megatron-LM's options.
 
-The wheel of Megatron-core has no parser of options. What Megatron-LM's parser does with the options
-that an export writes is done here.
+Fields of options that are not given keep the configuration's defaults.
 """
 
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -17,9 +23,87 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from mistlab.export.megatron_flags import Options
+from mistlab.export.megatron_parts import pattern_of
 from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.source import Source
-from runtime.baselines.megatron_parts import latent_of, parts_of
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+
+_WHOLE: Mapping[str, str] = {
+    "--num-experts": "num_moe_experts",
+    "--moe-router-topk": "moe_router_topk",
+    "--moe-ffn-hidden-size": "moe_ffn_hidden_size",
+    "--moe-shared-expert-intermediate-size": "moe_shared_expert_intermediate_size",
+    "--moe-latent-size": "moe_latent_size",
+    "--expert-model-parallel-size": "expert_model_parallel_size",
+    "--expert-tensor-parallel-size": "expert_tensor_parallel_size",
+    "--window-attn-skip-freq": "window_attn_skip_freq",
+    "--mtp-num-layers": "mtp_num_layers",
+    "--mamba-num-heads": "mamba_num_heads",
+    "--mamba-head-dim": "mamba_head_dim",
+    "--mamba-num-groups": "mamba_num_groups",
+    "--mamba-state-dim": "mamba_state_dim",
+    "--decoder-first-pipeline-num-layers": "num_layers_in_first_pipeline_stage",
+    "--decoder-last-pipeline-num-layers": "num_layers_in_last_pipeline_stage",
+}
+_TEXT: Mapping[str, str] = {
+    "--moe-token-dispatcher-type": "moe_token_dispatcher_type",
+    "--moe-router-load-balancing-type": "moe_router_load_balancing_type",
+    "--softmax-type": "softmax_type",
+    "--fp8-format": "fp8",
+    "--fp8-recipe": "fp8_recipe",
+    "--fp4-format": "fp4",
+    "--fp4-recipe": "fp4_recipe",
+}
+_SWITCHES: Mapping[str, str] = {
+    "--moe-grouped-gemm": "moe_grouped_gemm",
+    "--moe-router-pre-softmax": "moe_router_pre_softmax",
+    "--moe-pad-expert-input-to-capacity": "moe_pad_expert_input_to_capacity",
+    "--qk-layernorm": "qk_layernorm",
+    "--is-hybrid-model": "is_hybrid_model",
+}
+_NUMBERS: Mapping[str, str] = {
+    "--moe-aux-loss-coeff": "moe_aux_loss_coeff",
+    "--moe-expert-capacity-factor": "moe_expert_capacity_factor",
+}
+_LATENT: Mapping[str, str] = {
+    "--q-lora-rank": "q_lora_rank",
+    "--kv-lora-rank": "kv_lora_rank",
+    "--qk-head-dim": "qk_head_dim",
+    "--qk-pos-emb-head-dim": "qk_pos_emb_head_dim",
+    "--v-head-dim": "v_head_dim",
+}
+
+
+def parts_of(options: Options) -> dict[str, Any]:
+    """The fields that options of experts, windows, later tokens and few bits set."""
+    found: dict[str, Any] = {name: options.has(option) for option, name in _SWITCHES.items()}
+    for table, read in ((_WHOLE, options.whole), (_TEXT, options.text)):
+        found |= {name: read(option) for option, name in table.items() if option in options.words}
+    for option, name in _NUMBERS.items():
+        if option in options.words:
+            found[name] = options.number(option, 0.0)
+    if (pattern := options.text("--moe-layer-freq")) is not None:
+        found["moe_layer_freq"] = pattern_of(pattern)
+    if (window := options.text("--window-size")) is not None:
+        found["window_size"] = tuple(int(side) for side in window.split(","))
+    return found
+
+
+def latent_of(options: Options) -> dict[str, Any]:
+    """The fields of latent attention; none for attention without it."""
+    if not options.has("--multi-latent-attention"):
+        return {}
+    return {"multi_latent_attention": True} | {
+        name: options.whole(option) for option, name in _LATENT.items() if option in options.words
+    }
+
+
+# Megatron-core's own configurations, built from Megatron-LM's options.
+#
+# The wheel of Megatron-core has no parser of options. What Megatron-LM's parser does with the
+# options that an export writes is done here.
+
 
 # As Megatron-LM takes the words for moments.
 _DTYPES = {
@@ -146,3 +230,67 @@ def _others(launch: Launch, options: Options) -> dict[str, Any]:
         "rotary_base": options.number("--rotary-base", 10_000.0),
         "tied_embeddings": not options.has("--untie-embeddings-and-output-weights"),
     }
+
+
+# Megatron-LM's own parser of options, of a checkout: it takes a launch line, or refuses it.
+#
+# The wheel of Megatron-core has no parser. A checkout is imported beside the wheel; what it asks
+# of GPUs and of TransformerEngine is answered as on a machine that has both.
+
+
+# What a launch line leaves to its user.
+_BESIDE = "--mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10 --no-rope-fusion"
+_HOPPER, _BLACKWELL = 9, 10
+
+
+def arguments_of(text: str, job: Job, checkout: Path) -> Namespace:
+    """The arguments of a launch line after Megatron-LM has checked them, and has built the
+    configuration of its model."""
+    if not (checkout / "megatron" / "training" / "arguments.py").is_file():
+        message = f"{checkout}: has no megatron/training/arguments.py: give Megatron-LM's checkout"
+        raise InputError(message)
+    launch = launch_of(Source(text=text))
+    words = [*map(str, launch.arguments), *_BESIDE.split()]
+    with _on_its_machine(job, checkout, "32" if "--use-megatron-fsdp" in words else "1"):
+        from megatron.training import arguments  # noqa: PLC0415 (its package)
+
+        version = _version_of(job)
+        with (
+            _as_command(words),
+            patch.object(arguments, "get_device_arch_version", lambda: version),
+            patch("torch.cuda.get_device_capability", lambda: (version, 0)),
+        ):
+            made: Namespace = arguments.validate_args(arguments.parse_args(), {})
+            arguments.core_transformer_config_from_args(made)
+    return made
+
+
+def _version_of(job: Job) -> int:
+    has_blocks = job.cluster.hardware.gpu.peak_tflops.fp4 is not None
+    return _BLACKWELL if has_blocks else _HOPPER
+
+
+@contextmanager
+def _on_its_machine(job: Job, checkout: Path, connections: str) -> Iterator[None]:
+    """Processes and paths as Megatron-LM finds them on the first rank."""
+    said = {
+        "RANK": "0",
+        "WORLD_SIZE": str(job.cluster.num_gpus),
+        "CUDA_DEVICE_MAX_CONNECTIONS": connections,
+    }
+    with (
+        patch.dict(os.environ, said),
+        patch.object(sys, "path", [str(checkout), *sys.path]),
+    ):
+        yield
+
+
+@contextmanager
+def _as_command(words: Sequence[str]) -> Iterator[None]:
+    """The words of a command line as Python's parser finds them; it may not end the process."""
+    with patch.object(sys, "argv", ["pretrain.py", *words]):
+        try:
+            yield
+        except SystemExit as error:
+            message = f"the parser ends with status {error.code}"
+            raise ValueError(message) from None

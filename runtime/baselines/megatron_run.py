@@ -24,10 +24,14 @@ from torch.nn.functional import gelu
 
 from mistlab.export.table import TARGETS
 from mistlab.values.job import Job
+from runtime.baselines.baseline import (
+    BaselineSettings,
+    FirstWeights,
+    megatron_weights,
+    sequences_of,
+)
 from runtime.baselines.megatron_configs import MegatronConfigs, configs_of
 from runtime.baselines.on_cpu import on_cpu
-from runtime.baselines.run import BaselineSettings, sequences_of
-from runtime.baselines.weights import FirstWeights, megatron_weights
 from runtime.comm.processes import world_of_launcher
 from runtime.data import batches_of
 

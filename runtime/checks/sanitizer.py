@@ -1,18 +1,185 @@
-"""Finds races, hidden waits and hanging collectives of a plan's run on GPUs, without a GPU."""
+"""Makes a small plan of the same structure, with sizes that a CPU computes at once.
 
-from dataclasses import dataclass
+The small plan keeps everything that decides a rank's tasks, their waits and their messages: stages,
+degrees, ZeRO levels, ratios, precision and padding. Widths shrink. So do the numbers of blocks and
+micro-batches, by even numbers in each chunk and each repetition of the order, because tasks take
+turns in rings of two buffers.
+"""
 
+from collections import Counter
+from dataclasses import dataclass, replace
+from math import gcd, lcm
+
+from mistlab.schedule.orders import REPEATING, is_order_path, repeat_of
+from mistlab.schedule.plan_orders import placement_of_plan
+from mistlab.values.dimensions import counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
+from mistlab.values.model import ModelSpec
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.workload import Workload
 from runtime.checks.collectives.findings import CollectiveFinding, collective_findings
-from runtime.checks.fake.device import device_findings
+from runtime.checks.fake.fake_device import device_findings
 from runtime.checks.fake.watch import WaitFinding
 from runtime.checks.races.judge import Judge, RaceFinding
-from runtime.checks.races.one_rank import ITERATIONS, trace_of
-from runtime.checks.small import SmallPlan, small
-from runtime.checks.unlike import Unlike, unlike_ranks
+from runtime.checks.races.recorded_rank import ITERATIONS, trace_of
+from runtime.comm.topology import Topology
 from runtime.engine.training import Training
 from runtime.runnable import check_runnable
+
+MOST_BLOCKS = 6
+MOST_BLOCKS_OF_CHUNK = 3
+# Micro-batches beyond the number that fills the pipeline.
+MOST_BATCHES = 4
+MOST_SEQUENCE = 16
+HEAD_DIMS = (8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallPlan:
+    """A small workload, its plan, and sentences about the blocks and micro-batches left out."""
+
+    workload: Workload
+    plan: Plan
+    left_out: tuple[str, ...]
+
+
+def small(workload: Workload, plan: Plan) -> SmallPlan:
+    """The small plan of a plan."""
+    chunks = placement_of_plan(plan).chunks
+    # An order that a file holds is of all of the plan's micro-batches.
+    batches = plan.micro_batches
+    if not is_order_path(plan.order):
+        batches = _few_batches(plan)
+    shared = gcd(*(stage.micro_batch for stage in plan.stages))
+    stages = tuple(_small_stage(stage, shared, chunks) for stage in plan.stages)
+    left_out = []
+    blocks, most_blocks = (max(one.layers for one in of) for of in (stages, plan.stages))
+    if blocks != most_blocks:
+        left_out.append(f"{blocks} blocks stand for {most_blocks} of a stage")
+    if batches != plan.micro_batches:
+        left_out.append(f"{batches} micro-batches stand for {plan.micro_batches}")
+    degrees = lcm(*(stage.tensor_parallel for stage in plan.stages))
+    first = stages[0]
+    small_workload = replace(
+        workload,
+        model=_small_model(workload.model, degrees, sum(stage.layers for stage in stages)),
+        sequence_length=min(workload.sequence_length, MOST_SEQUENCE),
+        global_batch=first.micro_batch * first.data_parallel * batches,
+    )
+    return SmallPlan(
+        workload=small_workload,
+        plan=replace(plan, micro_batches=batches, stages=stages),
+        left_out=tuple(left_out),
+    )
+
+
+def _few_batches(plan: Plan) -> int:
+    """Fewer micro-batches; an order that repeats itself keeps two groups as large as the pipeline
+    at least."""
+    repeat = repeat_of(plan.order, plan.num_stages)
+    most = plan.num_stages + MOST_BATCHES
+    if plan.order in REPEATING:
+        most = 2 * plan.num_stages + repeat - 1
+    return _at_most(plan.micro_batches, most, repeat)
+
+
+def _small_stage(stage: StagePlan, shared: int, chunks: int) -> StagePlan:
+    most = max(MOST_BLOCKS, MOST_BLOCKS_OF_CHUNK * chunks)
+    layers = _at_most(stage.layers, most, 2 * chunks)
+    counts = {name: stage.degree(name) for name in counts_of_blocks()}
+    if layers < stage.layers:
+        # Of blocks treated in one way some stay, and some of the others.
+        some = layers // (1 + sum(count > 0 for count in counts.values()))
+        counts = {
+            name: {0: 0, stage.layers: layers}.get(count, some) for name, count in counts.items()
+        }
+    changes = {**counts, "layers": layers, "micro_batch": stage.micro_batch // shared}
+    return stage.with_values(changes)
+
+
+def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
+    """Heads and widths as small as all tensor-parallel degrees allow."""
+    heads = degrees if model.kv_heads == model.heads else 2 * degrees
+    head_dim = next(
+        (size for size in HEAD_DIMS if (size * model.rotary_fraction) % 2 == 0), model.head_dim
+    )
+    hidden = heads * head_dim
+    vocab = -(-96 // degrees) * degrees
+    return replace(
+        model,
+        layers=layers,
+        heads=heads,
+        kv_heads=degrees,
+        head_dim=head_dim,
+        hidden=hidden,
+        ffn=2 * hidden,
+        # If the vocabulary is padded, one token more needs padding too.
+        vocab=vocab + (model.vocab % degrees > 0),
+    )
+
+
+def _at_most(count: int, most: int, step: int) -> int:
+    """``count`` made at most ``most``, by a multiple of ``step``.
+
+    >>> _at_most(9, 6, 2), _at_most(5, 6, 2)
+    (5, 5)
+    """
+    return count if count <= most else most - (most - count) % step
+
+
+# Sorts the ranks of a plan by the work that they do, and picks one rank of each kind.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlike:
+    """A rank, its place, and the number of ranks of its kind, itself included."""
+
+    rank: int
+    stage: int
+    data: int
+    tensor: int
+    stands_for: int
+
+    def __str__(self) -> str:
+        place = f"stage {self.stage}, data {self.data}, tensor {self.tensor}"
+        return f"rank {self.rank} ({place})"
+
+
+def unlike_ranks(plan: Plan) -> list[Unlike]:
+    """One rank of each kind.
+
+    Two ranks are of one kind if they agree in four things: their stage, whether they are first in
+    their tensor group, whether they are first in their data group, and which sequences they
+    exchange with their neighbours.
+    """
+    topology = Topology(plan=plan)
+    first: dict[object, int] = {}
+    counts = Counter[object]()
+    for stage in range(plan.num_stages):
+        neighbours = topology.neighbours(stage)
+        for rank in topology.ranks(stage):
+            place = topology.place(rank)
+            exchanged = tuple(
+                tuple((t.begin, t.end) for t in topology.transfers(rank, to_stage=n, receives=way))
+                for n in neighbours
+                for way in (False, True)
+            )
+            kind = (stage, place.data == 0, place.tensor == 0, exchanged)
+            first.setdefault(kind, rank)
+            counts[kind] += 1
+    return [_unlike(topology, rank, counts[kind]) for kind, rank in first.items()]
+
+
+def _unlike(topology: Topology, rank: int, count: int) -> Unlike:
+    place = topology.place(rank)
+    return Unlike(
+        rank=rank, stage=place.stage, data=place.data, tensor=place.tensor, stands_for=count
+    )
+
+
+# Finds races, hidden waits and hanging collectives of a plan's run on GPUs, without a GPU.
+
 
 # Rough times for one rank on one core: to build it, and for each pass of a layer.
 SECONDS_A_RANK, SECONDS_A_PASS = 0.3, 0.012

@@ -4,10 +4,13 @@ Starting a collective returns a ``Pending`` if somebody has to wait for it. It r
 collective is done already, or if the CUDA stream that it was started on keeps the order.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, distributed
 
 
 class RankLostError(RuntimeError):
@@ -138,3 +141,104 @@ def then(pending: Pending | None, follow: Callable[[], object]) -> Pending | Non
         follow()
         return None
     return Then(pending, follow)
+
+
+# Calls every group of ranks once, before training, so that all ranks connect in the same order.
+#
+# NCCL makes a group's communicator at the group's first call, and holds every rank there until all
+# ranks of the group have come. A batch of messages may be the first call only if every rank of the
+# group sends or receives in it. Likewise, the first message between two ranks makes their
+# channels, and holds one rank until the other comes. So every group is called here, and ranks of
+# neighbouring stages exchange a message, before a rank issues anything else. Afterwards no rank
+# waits for a connection, and the memory that communicators need is already taken.
+
+
+def enter(groups: Iterable[Group], device: torch.device) -> None:
+    """Call each group once; every rank must give its groups in the same order."""
+    for group in groups:
+        if group.size > 1:
+            finished(group.all_reduce(_smallest(device)))
+
+
+def greet(
+    link: Channel, receivers: Sequence[int], senders: Sequence[int], device: torch.device
+) -> None:
+    """Send one message to each receiver, and receive one from each sender.
+
+    Receivers and senders are numbered within the group.
+    """
+    if receivers or senders:
+        sends = [(_smallest(device), rank) for rank in receivers]
+        receives = [(_smallest(device), rank) for rank in senders]
+        finished(link.exchange(sends, receives))
+
+
+def _smallest(device: torch.device) -> Tensor:
+    return torch.zeros(1, device=device)
+
+
+# Errors that say where memory ran out: on which stage, at which task, with how much held.
+
+
+# Words in the errors of other allocators than torch's: the host's; CUDA's, which its libraries use;
+# NCCL's (src/include/alloc.h); the allocators of cuBLAS and cuDNN.
+_WORDS = (
+    "can't allocate memory",
+    "out of memory",
+    "failed to cuda malloc",
+    "failed to cuda calloc",
+    "failed to cuda host alloc",
+    "status_alloc_failed",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Where and how memory ran out.
+
+    ``held_bytes`` has a size for each class of memory, under the names that predictions use.
+    ``outside_bytes`` are the bytes of the device taken outside torch's allocator; 0 on a CPU.
+    ``reason`` is the allocator's message.
+    """
+
+    stage: int
+    doing: str
+    held_bytes: Mapping[str, int]
+    outside_bytes: int = 0
+    reason: str
+
+
+class ShortageError(RuntimeError):
+    """Memory of a device or of the host ran out."""
+
+    def __init__(self, shortage: Shortage) -> None:
+        super().__init__(f"stage {shortage.stage} is out of memory at {shortage.doing}")
+        self.shortage = shortage
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Within the ``with`` block, turn every allocator's error into a ``MemoryError``."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = refusal_in(error)
+        if reason is None:
+            raise
+        raise MemoryError(reason) from error
+
+
+def refusal_in(error: BaseException) -> str | None:
+    """The line of an error in which an allocator refuses memory; None for any other error.
+
+    This project's own errors about a shortage, on this rank or another, do not count.
+    """
+    lines = str(error).strip().splitlines()
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return lines[0] if lines else type(error).__name__
+    if not isinstance(error, RuntimeError) or isinstance(error, ShortageError | RankLostError):
+        return None
+    said = next((line for line in lines if any(word in line.lower() for word in _WORDS)), None)
+    if said is not None and isinstance(error, distributed.DistBackendError):
+        said = f"NCCL: {said}"
+    return said

@@ -1,6 +1,10 @@
-"""Ranks that are processes: they communicate by torch.distributed, over NCCL or gloo.
+"""Gives the processes of one attempt a store of their own, when torchrun starts them repeatedly.
 
-NCCL connects GPUs, gloo connects CPUs.
+torchrun lends the processes its own store. The store outlives them: after a restart it still holds
+the addresses of processes that are gone, and a process that reads such an address fails to connect
+or waits (pytorch #135712). The number of restarts differs from node to node, so it cannot name the
+attempt. Instead, each process greets rank 0 with a random word of its own, and rank 0 answers every
+greeting with the name of the attempt.
 """
 
 import os
@@ -10,18 +14,99 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from time import monotonic, sleep
+from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import (  # type: ignore[attr-defined]
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from mistlab.values.errors import InputError
-from runtime.comm.attempt import attempt_store
-from runtime.comm.group import Alone, Group, GroupMaker, Pending, RankLostError, own_part, then
-from runtime.comm.shortage import refusal_in
-from runtime.devices.table import driver_of
+from runtime.comm.group import (
+    Alone,
+    Group,
+    GroupMaker,
+    Pending,
+    RankLostError,
+    own_part,
+    refusal_in,
+    then,
+)
+from runtime.devices.cuda import driver_of
 
 MOMENT_S = 0.01
+
+
+def attempt_store(rank: int, size: int, timeout_s: float) -> Store | None:
+    """A store that only this attempt uses; None if the launcher lends no store."""
+    said = os.environ
+    if said.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    lent = TCPStore(
+        said["MASTER_ADDR"],
+        int(said["MASTER_PORT"]),
+        is_master=False,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return PrefixStore(attempt_name(lent, rank, size, timeout_s), lent)
+
+
+def attempt_name(store: Store, rank: int, size: int, timeout_s: float) -> str:
+    """A name that all processes of this attempt agree on, and that no other attempt has."""
+    own = uuid4().hex
+    if rank == 0:
+        _answer_all(store, own, size, timeout_s)
+        return own
+    store.set(_greeting(rank), own)
+    name: str = store.get(_answer(own)).decode()
+    store.set(_presence(name, rank), "")
+    return name
+
+
+def _answer_all(store: Store, name: str, size: int, timeout_s: float) -> None:
+    """Answer every greeting until all ranks have come.
+
+    Greetings of processes that are gone are answered too: nobody can tell them apart.
+    """
+    deadline = monotonic() + timeout_s
+    answered = dict.fromkeys(range(1, size), "")
+    while answered:
+        for rank, before in [*answered.items()]:
+            if store.check([_presence(name, rank)]):
+                del answered[rank]
+            elif store.check([_greeting(rank)]):
+                greeting = store.get(_greeting(rank)).decode()
+                if greeting != before:
+                    store.set(_answer(greeting), name)
+                    answered[rank] = greeting
+        if monotonic() > deadline:
+            message = f"ranks {', '.join(map(str, answered))} did not come"
+            raise RuntimeError(message)
+        sleep(MOMENT_S)
+
+
+def _greeting(rank: int) -> str:
+    return f"greeting of {rank}"
+
+
+def _answer(greeting: str) -> str:
+    return f"answer to {greeting}"
+
+
+def _presence(name: str, rank: int) -> str:
+    return f"{name}: {rank} is here"
+
+
+# Ranks that are processes: they communicate by torch.distributed, over NCCL or gloo.
+#
+# NCCL connects GPUs, gloo connects CPUs.
+
 # Torch 2.13 gives these functions new names, and warns of the names that 2.11 has.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 _reduce_scatter = (
@@ -257,3 +342,25 @@ def _lost_error(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
     reason = re.sub(r"^\[\S+\] ", "", said).rstrip(".")
     by = "" if own is None else f"rank {own}: "
     return RankLostError(f"{by}{who} is gone, or has not come in time ({reason})")
+
+
+# Exchanges Python objects between all processes of a run; any object that can be pickled.
+
+
+T = TypeVar("T")
+
+
+def is_distributed() -> bool:
+    """Whether this process has joined other processes."""
+    return bool(distributed.is_initialized())
+
+
+def gathered(own: T) -> list[T]:
+    """The objects of all processes, in order of rank; just ``own`` for a process without others."""
+    if not is_distributed():
+        return [own]
+    size = distributed.get_world_size()
+    everybodys: list[Any] = [None] * size
+    with heard_from(range(size)):
+        distributed.all_gather_object(everybodys, own)
+    return everybodys

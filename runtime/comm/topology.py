@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.plan_orders import ends_of_plan, placement_of_plan
 from mistlab.schedule.stage_shape import shares_table
 from mistlab.values.mesh import GROUPS, groups_of, position_of, rank_of
 from mistlab.values.plan import Plan
-from runtime.comm.connecting import enter, greet
-from runtime.comm.group import Alone, Channel, Group, GroupMaker
+from runtime.comm.group import Alone, Channel, Group, GroupMaker, enter, greet
+from runtime.devices.cuda import generator_of
 
 CPU = torch.device("cpu")
 # The runtime has all experts on each rank and one replica of states, so it needs no groups of
@@ -236,4 +237,47 @@ def connected(
         world=own["world"],
         tied=own.get("tied", table),
         links=links,
+    )
+
+
+# Runs one stage of a pipeline alone, with random tensors in place of its neighbours' messages.
+#
+# The random values are drawn into the buffers that would receive the messages. They take no
+# further memory, so the stage's memory peaks are the same as in the whole pipeline.
+
+
+# The standard deviation of an untrained embedding's output.
+STD = 0.02
+
+
+class Neighbour:
+    """Stands in for the stage at the other end of a link: drops messages and invents answers."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self._generator = generator_of(device).manual_seed(seed)
+
+    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+        """Drop all tensors to send, and fill all tensors to receive with random values."""
+        for tensor, _ in receives:
+            tensor.normal_(std=STD, generator=self._generator)
+
+
+def isolated(plan: Plan, stage: int, device: torch.device, seed: int) -> Connections:
+    """Connections for one stage of one rank alone; ``seed`` is for the invented messages."""
+    assert plan.stages[stage].num_gpus == 1
+    topology, alone = Topology(plan=plan), Alone()
+    rank = topology.rank(stage, 0, 0)
+    return Connections(
+        topology=topology,
+        rank=rank,
+        tensor=alone,
+        gather=alone,
+        reduce=alone,
+        world=alone,
+        tied=alone,
+        links={
+            name: (Neighbour(device, seed + number), ranks)
+            for number, (name, ranks) in enumerate(topology.links())
+            if rank in ranks
+        },
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mistlab.schedule.lanes import LANES
-from runtime.devices.driver import DevicePeaks, Event, Stream
+from runtime.devices.driver import DevicePeaks, Driver, Event, Stream
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 # CUDA reads the first setting when it starts, torch the second when it makes a communicator. A
@@ -131,3 +131,21 @@ class CudaDriver:
             reserved_bytes=torch.cuda.max_memory_reserved(device),
             retries=torch.cuda.memory_stats(device)["num_alloc_retries"],
         )
+
+
+# The table of device kinds besides the CPU: a driver for each, by torch's name of the kind.
+
+
+# A stand-in for a GPU adds its row while it is in use.
+DRIVERS: dict[str, Driver] = {"cuda": CudaDriver()}
+
+
+def driver_of(device: torch.device) -> Driver | None:
+    """The driver of a device; None for a CPU, unless a stand-in drives the CPU."""
+    return DRIVERS.get(device.type)
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """A new source of random values for tensors on a device, or on the CPU."""
+    driver = driver_of(device)
+    return torch.Generator() if driver is None else driver.generator(device)

@@ -9,7 +9,7 @@ import torch
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError
 from mistlab.values.units import GIB_BYTES
-from runtime.devices.table import driver_of
+from runtime.devices.cuda import driver_of
 
 
 def outside_bytes(device: torch.device) -> int:

@@ -21,17 +21,13 @@ from runtime.comm.topology import Connections
 from runtime.engine.storage.boundary import Boundary
 from runtime.engine.storage.layout import Layout
 from runtime.engine.storage.state import StageState
-from runtime.engine.streams.lanes import Event, LaneWork, Streams
-from runtime.engine.streams.ranks import StreamedRanks
+from runtime.engine.streams.lanes import Event, LaneWork, StreamedRanks, Streams
 from runtime.engine.training import Training
 from runtime.engine.work.layer_passes import Passes, layer_treatments
-from runtime.engine.work.modules import HOST, layer_modules
-from runtime.engine.work.norm import Squares
-from runtime.engine.work.optimizer import Scaling, Stepper
-from runtime.engine.work.parameters import Parameters
+from runtime.engine.work.optimizer import Scaling, Stepper, Swaps
+from runtime.engine.work.parameters import Parameters, Squares
 from runtime.engine.work.products import add_up_inside, add_up_shared
-from runtime.engine.work.swaps import Swaps
-from runtime.engine.work.written_out import let_attend_in_place
+from runtime.engine.work.stage_modules import HOST, layer_modules, let_attend_in_place
 from runtime.models.config import TYPE_OF_PRECISION
 
 # How many layers' first weights are drawn at once; each takes 8 bytes a parameter meanwhile.

@@ -1,11 +1,12 @@
-"""Causal self-attention, either fused in one kernel (``flash``) or written out (``math``).
+"""Gates of what attention gives, channel by channel; a trace sees one operator in each pass.
 
-Axes: B batch, S sequence, H the rank's query heads, K its key and value heads, D channels a head.
+Axes: B batch, S sequence, H the rank's query heads, D channels of a head.
 """
 
 import importlib
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,56 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from runtime.models.attention_kernel import settled_kernel
 from runtime.models.config import ModelConfig, Structure, shard
-from runtime.models.norms import RMSNorm
-from runtime.models.operators import CausalSoftmax, Rotary
-from runtime.models.output_gate import OutputGate
+from runtime.models.operators import CausalSoftmax, RMSNorm, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
-from runtime.models.ranks import TensorParallel
-from runtime.models.sizes import Size, value_of
+from runtime.models.ranks import Size, TensorParallel, value_of
 from runtime.models.wide_attention import WideAttention
+
+
+@torch.library.custom_op("mistlab::output_gate", mutates_args=())
+def output_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """``x`` (B, S, H, D) times the sigmoid of its gates."""
+    return (x * torch.sigmoid(gate)).contiguous()
+
+
+@output_gate.register_fake
+def _(x: Tensor, gate: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("mistlab::output_gate_backward", mutates_args=())
+def output_gate_backward(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of ``x`` and of the gates."""
+    share = torch.sigmoid(gate)
+    of_gate = gradient * x * share * (1 - share)
+    return (gradient * share).contiguous(), of_gate.contiguous()
+
+
+@output_gate_backward.register_fake
+def _(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+class OutputGate(torch.autograd.Function):
+    """Gated results of attention; keeps both operands."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
+        """The gated results."""
+        ctx.save_for_backward(x, gate)
+        return output_gate(x, gate)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Gradients of results and gates."""
+        return output_gate_backward(gradient, *ctx.saved_tensors)
+
+
+# Causal self-attention, either fused in one kernel (``flash``) or written out (``math``).
+#
+# Axes: B batch, S sequence, H the rank's query heads, K its key and value heads, D channels a
+# head.
+
 
 # Computes attention (B, S, H, D) of queries, keys and values (B, S, H + 2 K, D). A model has a
 # function of its own; the executor of a plan may put another in its place.

@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 
 from mistlab.values.errors import InputError
-from mistlab.values.workload import Attention, Precision
+from mistlab.values.precision import Precision
+from mistlab.values.workload import Attention
 
 AttentionKernel = Literal["flash", "cudnn", "flash-attn"]
 

@@ -11,7 +11,7 @@ import torch
 
 from mistlab.values.model import ROTARY_BASE, ModelSpec
 from mistlab.values.workload import Attention, Workload
-from runtime.models.sizes import Size, space_of
+from runtime.models.ranks import Size, space_of
 
 TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import final
 
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
 from mistlab.values.workload import Workload
 from runtime.models.config import ModelConfig, Structure, config_of, structure_of
 from runtime.models.ranks import TensorParallel
@@ -74,3 +77,19 @@ def model_of(
     """The torch model of a workload, as one tensor-parallel rank holds it."""
     config = config_of(workload, tensor_parallel=tensor_parallel)
     return Transformer(config, structure_of(workload.model), ranks)
+
+
+# A block whose activations are computed again for the backward pass, by torch's checkpointing.
+
+
+class Recomputed(nn.Module):
+    """A block under torch's own checkpointing, for systems that use it."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        output: Tensor = checkpoint(self.block, x, use_reentrant=False)
+        return output

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 from runtime.models.attention import RotaryTables
 from runtime.models.config import ModelConfig, Structure, shard
-from runtime.models.norms import RMSNorm
-from runtime.models.operators import Rotary, rotate_
+from runtime.models.operators import RMSNorm, Rotary, rotate_
 from runtime.models.parallel import ColumnLinear, RowLinear, enter, product
-from runtime.models.ranks import TensorParallel
-from runtime.models.sizes import Size
+from runtime.models.ranks import Size, TensorParallel
 from runtime.models.wide_attention import WideAttention
 
 

@@ -14,7 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from runtime.models.ranks import Size
 
 # How often ``_hide_future`` halves the squares at the diagonal before it masks the rest.
 HALVINGS = 4
@@ -261,3 +263,32 @@ class CausalSoftmax(torch.autograd.Function):
         """The softmax's derivative."""
         (shares,) = ctx.saved_tensors
         return causal_softmax_backward(gradient, shares), None
+
+
+# Normalisations of the last dimension of a tensor.
+
+
+class LayerNorm(nn.Module):
+    """Normalisation of vectors to zero mean and unit variance, with a weight and a bias."""
+
+    def __init__(self, width: Size, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(width, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return nn.functional.layer_norm(x, (self.width,), self.weight, self.bias, 1e-5)
+
+
+class RMSNorm(nn.Module):
+    """Normalisation of vectors by their root mean square, with a weight."""
+
+    def __init__(self, width: Size, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return rms_norm(x, self.weight, 1e-5)[0]

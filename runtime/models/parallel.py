@@ -4,15 +4,14 @@ Each takes a ``TensorParallel``. It knows the number of ranks and the own rank's
 reduces and gathers tensors. In a trace there are no other ranks: collectives are only recorded.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from runtime.models.config import shard
-from runtime.models.ranks import TensorParallel
-from runtime.models.sizes import Size
+from runtime.models.ranks import Size, TensorParallel
 
 # Computes ``x @ weight.T + bias`` of matrices. The default is torch's function; the executor of a
 # plan puts its own there.
@@ -258,3 +257,29 @@ class VocabularyCrossEntropy(torch.autograd.Function):
         of_target = of_logits.gather(-1, local[:, None]).sub_(here)
         of_logits.scatter_(-1, local[:, None], of_target)
         return of_logits.mul_(gradient[:, None]), None, None
+
+
+# Cuts one tensor-parallel rank's part out of a whole model's tensors.
+
+
+def shard_of(
+    model: nn.Module, tensors: Mapping[str, Tensor], *, rank: int, ranks: int
+) -> dict[str, Tensor]:
+    """A rank's part of each tensor; ``tensors`` are like parameters of the unsplit ``model``."""
+    modules = dict(model.named_modules())
+    parts = {}
+    for name, tensor in tensors.items():
+        path, _, leaf = name.rpartition(".")
+        parts[name] = _part(modules[path], leaf, tensor, rank, ranks)
+    return parts
+
+
+def _part(module: nn.Module, leaf: str, tensor: Tensor, rank: int, ranks: int) -> Tensor:
+    if isinstance(module, ColumnLinear):
+        blocks = tensor.split(list(module.blocks))
+        return torch.cat([block.chunk(ranks)[rank] for block in blocks])
+    if isinstance(module, VocabularyEmbedding):
+        return tensor.chunk(ranks)[rank]
+    if isinstance(module, RowLinear) and leaf == "weight":
+        return tensor.chunk(ranks, dim=1)[rank]
+    return tensor

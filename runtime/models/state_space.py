@@ -1,12 +1,18 @@
-"""A state-space mixer: what a block may have in place of attention (Mamba-2; gated delta nets).
+"""Fused operators of state-space blocks; a trace sees each as one operator.
 
-One product makes a gate, values, keys, queries and steps. A short convolution mixes neighbouring
-tokens, a scan reads them into states and asks the states, a gated norm and a product come last.
-Heads and groups are split over tensor-parallel ranks.
+A state-space block reads a sequence into states of fixed size, head by head (Mamba-2, Dao and Gu
+2024). Kernels take the sequence in chunks: products inside a chunk, and a state that is passed from
+chunk to chunk. The gated delta rule (Yang et al. 2024) also takes back from a state what the state
+already says about a key.
 
-Kernels keep the product's result and the scan's, and convolve again in the backward pass.
+The text here is for the CPU, and small; it goes through a sequence token by token.
+
+Axes: B batch, S sequence, H heads, P channels of a head, G groups, N channels of a state. Queries
+and keys (N each) belong to groups, values (P) to heads.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -14,18 +20,296 @@ from torch import Tensor, nn
 
 from runtime.models.config import ModelConfig, Structure, shard
 from runtime.models.parallel import ColumnLinear, RowLinear
-from runtime.models.ranks import TensorParallel
-from runtime.models.sizes import Size
-from runtime.models.state_space_operators import (
-    chunk_scan,
-    chunk_scan_backward,
-    delta_rule,
-    delta_rule_backward,
-    gated_norm,
-    gated_norm_backward,
-    short_convolution,
-    short_convolution_backward,
-)
+from runtime.models.ranks import Size, TensorParallel
+
+EPSILON = 1e-5
+
+
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    width = weight.shape[1]
+    padded = torch.nn.functional.pad(x.transpose(1, 2), (width - 1, 0))
+    made = torch.nn.functional.conv1d(padded, weight[:, None], bias, groups=x.shape[2])
+    return torch.nn.functional.silu(made).transpose(1, 2)
+
+
+def _parts(mixed: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Values (B, S, H, P), keys and queries (B, S, H, N) of a tensor that has all three."""
+    groups, channels, states = sizes
+    width = groups * states
+    values, keys, queries = mixed.split([mixed.shape[2] - 2 * width, width, width], dim=-1)
+    values = values.unflatten(2, (-1, channels))
+    each = values.shape[2] // groups
+    keys, queries = (
+        one.unflatten(2, (groups, states)).repeat_interleave(each, dim=2) for one in (keys, queries)
+    )
+    return values, keys, queries
+
+
+def _scanned(
+    mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, skip: Tensor, sizes: list[int]
+) -> Tensor:
+    """Mamba-2's recurrence; ``steps`` (B, S, H) says how far each head's state moves."""
+    values, keys, queries = _parts(mixed, sizes)
+    moved = torch.nn.functional.softplus(steps + shift)
+    kept = torch.exp(-moved * torch.exp(decay))
+    state = values.new_zeros((*values[:, 0].shape, sizes[2]))
+    made = []
+    for token in range(values.shape[1]):
+        written = (moved[:, token, :, None] * values[:, token])[..., None] * keys[:, token, :, None]
+        state = kept[:, token, :, None, None] * state + written
+        made.append((state * queries[:, token, :, None]).sum(-1))
+    return (torch.stack(made, 1) + skip[:, None] * values).flatten(2)
+
+
+def _by_delta_rule(
+    mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, sizes: list[int]
+) -> Tensor:
+    """The gated delta rule's recurrence; ``steps`` (B, S, 2H) has rates and forgetting."""
+    values, keys, queries = _parts(mixed, sizes)
+    keys, queries = (torch.nn.functional.normalize(one, dim=-1) for one in (keys, queries))
+    rates, forgotten = steps.chunk(2, dim=-1)
+    rates = torch.sigmoid(rates)
+    kept = torch.exp(-torch.nn.functional.softplus(forgotten + shift) * torch.exp(decay))
+    state = values.new_zeros((*values[:, 0].shape, sizes[2]))
+    made = []
+    for token in range(values.shape[1]):
+        state = kept[:, token, :, None, None] * state
+        known = (state * keys[:, token, :, None]).sum(-1)
+        written = rates[:, token, :, None] * (values[:, token] - known)
+        state = state + written[..., None] * keys[:, token, :, None]
+        made.append((state * queries[:, token, :, None]).sum(-1))
+    return torch.stack(made, 1).flatten(2)
+
+
+def _gated(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    inner = x * torch.nn.functional.silu(gate)
+    return inner * torch.rsqrt(inner.square().mean(-1, keepdim=True) + EPSILON) * weight
+
+
+def _gradients(
+    forward: Callable[..., Tensor], gradient: Tensor, *inputs: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of the inputs, as torch derives them from a plain text.
+
+    Inside of an operator torch records nothing; in a thread of its own it does.
+    """
+
+    def derived() -> tuple[Tensor, ...]:
+        leaves = [one.detach().requires_grad_() for one in inputs]
+        return torch.autograd.grad(forward(*leaves), leaves, gradient)
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(derived).result()
+
+
+@torch.library.custom_op("mistlab::short_convolution", mutates_args=())
+def short_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """SiLU of each channel's convolution (B, S, channels) with its last few tokens."""
+    return _convolved(x, weight, bias).contiguous()
+
+
+@short_convolution.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("mistlab::short_convolution_backward", mutates_args=("of_x",))
+def short_convolution_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, of_x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of weight and bias; the gradient of ``x`` is written to ``of_x``."""
+    found, *others = _gradients(_convolved, gradient, x, weight, bias)
+    of_x.copy_(found)
+    return others[0], others[1]
+
+
+@short_convolution_backward.register_fake
+def _(
+    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, of_x: Tensor
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(weight), torch.empty_like(bias)
+
+
+@torch.library.custom_op("mistlab::chunk_scan", mutates_args=())
+def chunk_scan(
+    mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, skip: Tensor, sizes: list[int]
+) -> Tensor:
+    """The outputs of Mamba-2's states (B, S, H P); ``sizes`` are G, P and N."""
+    return _scanned(mixed, steps, decay, shift, skip, sizes).contiguous()
+
+
+@chunk_scan.register_fake
+def _(
+    mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, skip: Tensor, sizes: list[int]
+) -> Tensor:
+    return mixed.new_empty((*mixed.shape[:2], skip.shape[0] * sizes[1]))
+
+
+@torch.library.custom_op("mistlab::chunk_scan_backward", mutates_args=("of_steps",))
+def chunk_scan_backward(  # noqa: PLR0913, PLR0917 (a kernel takes what the forward kernel took)
+    gradient: Tensor,
+    mixed: Tensor,
+    steps: Tensor,
+    decay: Tensor,
+    shift: Tensor,
+    skip: Tensor,
+    sizes: list[int],
+    of_steps: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of all but ``steps``, whose gradient is written to ``of_steps``."""
+
+    def forward(*inputs: Tensor) -> Tensor:
+        return _scanned(*inputs, sizes)  # type: ignore[call-arg, arg-type]
+
+    of_mixed, found, *others = _gradients(forward, gradient, mixed, steps, decay, shift, skip)
+    of_steps.copy_(found)
+    return of_mixed, others[0], others[1], others[2]
+
+
+@chunk_scan_backward.register_fake
+def _(  # noqa: PLR0913, PLR0917 (as above)
+    gradient: Tensor,
+    mixed: Tensor,
+    steps: Tensor,
+    decay: Tensor,
+    shift: Tensor,
+    skip: Tensor,
+    sizes: list[int],
+    of_steps: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_heads = torch.empty_like(decay), torch.empty_like(shift), torch.empty_like(skip)
+    return mixed.new_empty(mixed.shape), *of_heads
+
+
+@torch.library.custom_op("mistlab::delta_rule", mutates_args=())
+def delta_rule(
+    mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, sizes: list[int]
+) -> Tensor:
+    """The outputs of states under the gated delta rule (B, S, H P); ``sizes`` are G, P and N."""
+    return _by_delta_rule(mixed, steps, decay, shift, sizes).contiguous()
+
+
+@delta_rule.register_fake
+def _(mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, sizes: list[int]) -> Tensor:
+    return mixed.new_empty((*mixed.shape[:2], shift.shape[0] * sizes[1]))
+
+
+@torch.library.custom_op("mistlab::delta_rule_backward", mutates_args=("of_steps",))
+def delta_rule_backward(
+    gradient: Tensor,
+    mixed: Tensor,
+    steps: Tensor,
+    decay: Tensor,
+    shift: Tensor,
+    sizes: list[int],
+    of_steps: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of all but ``steps``, whose gradient is written to ``of_steps``."""
+
+    def forward(*inputs: Tensor) -> Tensor:
+        return _by_delta_rule(*inputs, sizes)  # type: ignore[call-arg, arg-type]
+
+    of_mixed, found, *others = _gradients(forward, gradient, mixed, steps, decay, shift)
+    of_steps.copy_(found)
+    return of_mixed, others[0], others[1]
+
+
+@delta_rule_backward.register_fake
+def _(
+    gradient: Tensor,
+    mixed: Tensor,
+    steps: Tensor,
+    decay: Tensor,
+    shift: Tensor,
+    sizes: list[int],
+    of_steps: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return mixed.new_empty(mixed.shape), torch.empty_like(decay), torch.empty_like(shift)
+
+
+@torch.library.custom_op("mistlab::gated_norm", mutates_args=())
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    """RMSNorm of ``x`` times the gate's SiLU."""
+    return _gated(x, gate, weight).contiguous()
+
+
+@gated_norm.register_fake
+def _(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("mistlab::gated_norm_backward", mutates_args=("of_gate",))
+def gated_norm_backward(
+    gradient: Tensor, x: Tensor, gate: Tensor, weight: Tensor, of_gate: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``x`` and weight; the gate's gradient is written to ``of_gate``."""
+    of_x, found, of_weight = _gradients(_gated, gradient, x, gate, weight)
+    of_gate.copy_(found)
+    return of_x, of_weight
+
+
+@gated_norm_backward.register_fake
+def _(
+    gradient: Tensor, x: Tensor, gate: Tensor, weight: Tensor, of_gate: Tensor
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), torch.empty_like(weight)
+
+
+@torch.library.custom_op("mistlab::squared_relu", mutates_args=())
+def squared_relu(x: Tensor, weights: Tensor | None) -> Tensor:
+    """The square of what is above 0, times each row's weight if rows have weights."""
+    made = torch.relu(x).square_()
+    return made if weights is None else made.mul_(weights[:, None])
+
+
+@squared_relu.register_fake
+def _(x: Tensor, weights: Tensor | None) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("mistlab::squared_relu_backward", mutates_args=())
+def squared_relu_backward(
+    gradient: Tensor, x: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``squared_relu``; that of weights is empty if there are none."""
+    above = torch.relu(x)
+    if weights is None:
+        return 2 * above * gradient, x.new_empty((0,))
+    of_weights = (gradient.float() * above.float().square()).sum(-1).to(weights.dtype)
+    return (2 * above * gradient * weights[:, None]).to(x.dtype), of_weights
+
+
+@squared_relu_backward.register_fake
+def _(gradient: Tensor, x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    of_weights = x.new_empty((0,)) if weights is None else torch.empty_like(weights)
+    return torch.empty_like(x), of_weights
+
+
+class SquaredRelu(torch.autograd.Function):
+    """Squared ReLU, with or without a weight for each row; keeps its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor | None) -> Tensor:
+        """The squares."""
+        ctx.save_for_backward(x, weights)
+        return squared_relu(x, weights)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        """Gradients of the rows and of their weights."""
+        x, weights = ctx.saved_tensors
+        of_x, of_weights = squared_relu_backward(gradient, x, weights)
+        return of_x, None if weights is None else of_weights
+
+
+# A state-space mixer: what a block may have in place of attention (Mamba-2; gated delta nets).
+#
+# One product makes a gate, values, keys, queries and steps. A short convolution mixes neighbouring
+# tokens, a scan reads them into states and asks the states, a gated norm and a product come last.
+# Heads and groups are split over tensor-parallel ranks.
+#
+# Kernels keep the product's result and the scan's, and convolve again in the backward pass.
+
 
 # Tokens that a convolution sees, as all published models have it.
 CONVOLVED = 4

@@ -14,8 +14,7 @@ from runtime.models.attention import Attention, PartedAttention, RotaryTables
 from runtime.models.config import ModelConfig, Structure
 from runtime.models.experts import Experts
 from runtime.models.latent_attention import LatentAttention
-from runtime.models.norms import LayerNorm, RMSNorm
-from runtime.models.operators import swiglu
+from runtime.models.operators import LayerNorm, RMSNorm, swiglu
 from runtime.models.parallel import (
     ColumnLinear,
     RowLinear,
@@ -24,10 +23,8 @@ from runtime.models.parallel import (
     enter,
     leave,
 )
-from runtime.models.ranks import CountedRanks, OneRank, TensorParallel
-from runtime.models.sizes import construction
-from runtime.models.state_space import StateSpace
-from runtime.models.state_space_operators import SquaredRelu
+from runtime.models.ranks import CountedRanks, OneRank, TensorParallel, construction
+from runtime.models.state_space import SquaredRelu, StateSpace
 
 
 class Dropout(nn.Module):

@@ -1,16 +1,149 @@
-"""Describes the machine of a measurement: its device, its software and its memory."""
+"""Asks nvidia-smi, the command of NVIDIA's driver, about a GPU."""
 
 import os
 import platform
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from mistlab.values.measurement import Environment
+from mistlab.values.errors import InputError
+from mistlab.values.measurement import Clocks, Environment
+from mistlab.values.precision import Precision
 from runtime.devices import outside
-from runtime.devices.table import DRIVERS, driver_of
-from runtime.profiling.device import Devices
-from runtime.profiling.nvidia_smi import answers_of
+from runtime.devices.cuda import DRIVERS, driver_of
+from runtime.threads import allowed_cores, cores_of_device, on_cores
+
+_PATIENCE_S = 20.0
+
+
+def answers_of(queries: Sequence[str], gpu: str) -> list[str]:
+    """One word for each query about the GPU ``gpu``; empty words if nvidia-smi does not answer."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(queries)}", f"--id={gpu}"]
+    command.append("--format=csv,noheader,nounits")
+    nothing = [""] * len(queries)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return nothing
+    words = [word.strip() for word in done.stdout.split(",")]
+    return words if done.returncode == 0 and len(words) == len(queries) else nothing
+
+
+# The devices that a profile measures: GPUs, or shares of a CPU in place of GPUs.
+
+
+# ``cpu``, or a device kind that has a driver.
+DeviceKind = str
+
+# Communication needs at least two processes on a CPU.
+CPU_DEVICES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """Devices of one node, with one process each; a process has ``threads`` threads.
+
+    On a CPU each thread has one of ``node_cores`` for itself.
+    """
+
+    kind: DeviceKind
+    count: int
+    threads: int
+    node_cores: tuple[int, ...] = field(default_factory=lambda: tuple(sorted(allowed_cores())))
+
+    @property
+    def precision(self) -> Precision:
+        """The precision in which operators are measured: the fastest for training."""
+        if self.kind == "cpu":
+            return "fp32"
+        return "bf16" if DRIVERS[self.kind].has_bf16() else "fp16"
+
+    @property
+    def first(self) -> torch.device:
+        """The device of the first process."""
+        return torch.device(self.kind, 0)
+
+    @contextmanager
+    def driven(self, rank: int) -> Iterator[torch.device]:
+        """The device of a process; in the ``with`` block it is the process's current device."""
+        if self.kind == "cpu":
+            with on_cores(cores_of_device(rank, self.threads, self.node_cores)):
+                yield torch.device("cpu")
+            return
+        device = torch.device(self.kind, rank)
+        DRIVERS[self.kind].choose(device)
+        yield device
+
+
+def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
+    """The devices to measure: by default GPUs if there are any, and all of them."""
+    present = DRIVERS[kind if kind in DRIVERS else "cuda"].count()
+    if kind is None:
+        kind = "cuda" if present else "cpu"
+    if count is not None and count < 1:
+        message = f"--gpus-per-node: {count} is below 1: give at least 1"
+        raise InputError(message)
+    if kind == "cpu":
+        cores, count = len(allowed_cores()), count or CPU_DEVICES
+        if count > max(cores, CPU_DEVICES):
+            message = f"--gpus-per-node: {count} is above the {cores} cores: give fewer"
+            raise InputError(message)
+        return Devices(kind=kind, count=count, threads=max(1, cores // count))
+    if not present:
+        message = (
+            f"--device cuda: torch {torch.__version__} finds no GPU: install a CUDA build of torch "
+            "and NVIDIA's driver (nvidia-smi shows it), or give --device cpu"
+        )
+        raise InputError(message)
+    if (count or present) > present:
+        message = f"--gpus-per-node: {count} is above the {present} that are there: give fewer"
+        raise InputError(message)
+    return Devices(kind=kind, count=count or present, threads=1)
+
+
+# Reads the clock rates of a GPU from nvidia-smi.
+
+
+# Clocks of streaming multiprocessors, now and at most; clock of memory; power limit in watts.
+_QUERIES = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
+
+
+def clocks_of(device: torch.device) -> Clocks | None:
+    """The clock rates of a GPU; None for a CPU, and if nvidia-smi does not answer.
+
+    An idle GPU lowers its clocks: call this right after work.
+    """
+    if device.type != "cuda":
+        return None
+    sm, most_sm, memory, power = map(_number, answers_of(_QUERIES, _identity(device)))
+    if sm is None or memory is None:
+        return None
+    return Clocks(sm_mhz=sm, memory_mhz=memory, most_sm_mhz=most_sm, power_limit_w=power)
+
+
+def _identity(device: torch.device) -> str:
+    """The GPU's name for nvidia-smi, which does not number GPUs as torch does."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return str(device.index or 0) if uuid is None else f"GPU-{uuid}"
+
+
+def _number(word: str) -> float | None:
+    """A positive number; None for no word, and for a word in brackets, nvidia-smi's "unknown"."""
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    return number if number > 0 else None
+
+
+# Describes the machine of a measurement: its device, its software and its memory.
+
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 

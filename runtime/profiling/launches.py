@@ -1,7 +1,7 @@
-"""Measures the host's time to launch kernels, with blocks so small that the rest takes none."""
+"""Runs blocks so small that only the host takes time, by the executor on one device."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter, process_time
@@ -14,10 +14,97 @@ from mistlab.engines.mistlab import MISTLAB
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
-from mistlab.values.model import Family
-from mistlab.values.workload import Attention, Precision, Workload
+from mistlab.values.model import Family, ModelSpec
+from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
+from mistlab.values.precision import Precision
+from mistlab.values.workload import Attention, Workload
+from runtime.comm.topology import isolated
+from runtime.engine.executor import Executor
+from runtime.engine.streams.device_streams import streams_of
+from runtime.engine.streams.lanes import Streams
+from runtime.engine.training import Training
 from runtime.profiling.timing import Clock, Timing
-from runtime.profiling.tiny_blocks import TinyBlocks, tiny
+
+HIDDEN, HEADS, SEQUENCE, VOCAB = 64, 2, 8, 128
+# The time of an iteration with few blocks is subtracted from that of an iteration with many blocks.
+# Embedding, head and work that is done once an iteration are in both, and find CPU caches equally
+# cold. The difference still contains a block's optimizer step, once for all micro-batches.
+FEW, MANY = 4, 8
+MICRO_BATCHES = 16
+
+
+def tiny(family: Family, attention: Attention, precision: Precision, *, layers: int) -> Workload:
+    """A workload whose model has ``layers`` tiny blocks."""
+    return Workload(
+        model=ModelSpec.of(family=family, hidden=HIDDEN, layers=layers, heads=HEADS, vocab=VOCAB),
+        sequence_length=SEQUENCE,
+        global_batch=MICRO_BATCHES,
+        attention=attention,
+        precision=precision,
+    )
+
+
+class TinyBlocks:
+    """Two models of tiny blocks, ready to run; with ``again`` all blocks are checkpointed."""
+
+    def __init__(
+        self,
+        family: Family,
+        attention: Attention,
+        precision: Precision,
+        device: torch.device,
+        *,
+        again: bool = False,
+        offload: Offload = NO_OFFLOAD,
+        streams: Callable[[torch.device], Streams] = streams_of,
+    ) -> None:
+        self._device = device
+        self._runs = []
+        for layers in (FEW, MANY):
+            stage = StagePlan(
+                layers=layers,
+                data_parallel=1,
+                tensor_parallel=1,
+                micro_batch=1,
+                checkpointed_layers=layers if again else 0,
+                offload=offload,
+            )
+            plan = Plan(micro_batches=MICRO_BATCHES, stages=(stage,))
+            run = Executor(
+                tiny(family, attention, precision, layers=layers),
+                plan,
+                isolated(plan, 0, device, seed=0),
+                streams(device),
+                Training(learning_rate=1e-4),
+                device=device,
+                seed=0,
+            )
+            self._runs.append(run)
+        tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64, device=device)
+        self._batches = [(tokens, tokens)] * MICRO_BATCHES
+        # The first iteration takes longer than the others.
+        self.sample_s()
+
+    def sample_s(self, now: Callable[[], float] = perf_counter) -> float:
+        """Seconds of one block's forward and backward."""
+        few_s, many_s = (self._iteration_s(run, now) for run in self._runs)
+        return (many_s - few_s) / (MANY - FEW) / MICRO_BATCHES
+
+    def release(self) -> None:
+        """Give pinned memory back."""
+        for run in self._runs:
+            run.release()
+
+    def _iteration_s(self, run: Executor, now: Callable[[], float]) -> float:
+        # Reading the spans makes an iteration as costly as a step of a run, which reads them too.
+        run.streams.spans()
+        begin = now()
+        run.iterate(self._batches)
+        run.streams.synchronize()
+        return now() - begin
+
+
+# Measures the host's time to launch kernels, with blocks so small that the rest takes none.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,15 @@ On a CPU both ends of a copy are host memory.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, distributed
 
-from runtime.comm.group import Pending, finished
-from runtime.comm.processes import ProcessGroup
-from runtime.profiling.rank import Rank
-from runtime.profiling.timing import TimedWork, Timing
+from runtime.comm.group import Pending, finished, greet
+from runtime.comm.processes import ProcessGroup, everybody
+from runtime.profiling.environment import outside_bytes
+from runtime.profiling.timing import Rank, TimedWork, Timing
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 Copy = Literal["host_to_device", "device_to_host"]
@@ -90,3 +90,35 @@ def _values(size_bytes: int, rank: Rank, divisor: int = 1) -> Tensor:
     """Random 32-bit values; their number is a multiple of ``divisor``."""
     count = size_bytes // 4 // divisor * divisor
     return torch.randn(count, device=rank.clock.device)
+
+
+# Measures the device memory that connected processes take outside torch's allocator.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideCase:
+    """Memory of contexts, libraries, and communicators of all processes and of a group per size.
+
+    Before the measurement the communicators are used as in training: NCCL allocates memory at the
+    first use of an algorithm, and at the first message between two ranks. ``size_bytes`` is the
+    size of a long collective.
+    """
+
+    size_bytes: int
+
+    def measured(self, rank: Rank) -> int:
+        """Bytes on the device where most are taken.
+
+        The first device does not count if there are others: the parent process takes memory there.
+        """
+        if rank.groups:
+            world = everybody()
+            after, before = ((rank.rank + step) % world.size for step in (1, -1))
+            greet(world, [after], [before], rank.clock.device)
+        for gpus in rank.groups:
+            for kind in get_args(Collective):
+                collective(kind, self.size_bytes, rank, gpus)()
+        rank.clock.wait()
+        counts = rank.rank > 0 or not rank.groups
+        (most,) = rank.slowest([outside_bytes(rank.clock.device) if counts else 0])
+        return round(most)

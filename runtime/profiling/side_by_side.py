@@ -1,22 +1,74 @@
-"""Measures how work on four streams slows down when the streams run side by side.
+"""Runs work on several streams side by side; on a CPU, threads take the place of streams."""
 
-Each stream gets work of one of a few lengths, or none, and all mixtures of lengths are measured. A
-stream's work is a number of equal products, transfers or copies. Their time is measured first, to
-know how many make a length. Copies in both directions at once are among the mixtures.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
+from typing import Protocol, final
 
 import torch
 
 from mistlab.machine.slowdowns import STREAMS
+from runtime.devices.cuda import driver_of
+from runtime.devices.driver import Driver
 from runtime.models.config import TYPE_OF_PRECISION
-from runtime.profiling.lanes import lanes_of
 from runtime.profiling.links import collective, copy
-from runtime.profiling.rank import Rank
-from runtime.profiling.timing import TimedWork, Timing
+from runtime.profiling.timing import Rank, TimedWork, Timing
+
+
+class Lanes(Protocol):
+    """Streams that do not wait for one another."""
+
+    def side_by_side(self, works: Sequence[TimedWork]) -> None:
+        """Start all works at once; the caller's stream goes on when all have ended."""
+
+
+@final
+class ThreadLanes:
+    """Lanes on a CPU: a thread for each stream."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(len(STREAMS))
+
+    def side_by_side(self, works: Sequence[TimedWork]) -> None:
+        """Start all works at once, and wait for all."""
+        for done in [self._threads.submit(work) for work in works]:
+            done.result()
+
+
+@final
+class StreamLanes:
+    """Lanes on a GPU: a stream of the device for each stream."""
+
+    def __init__(self, device: torch.device, driver: Driver) -> None:
+        self._device, self._driver = device, driver
+        self._streams = [driver.stream(device) for _ in STREAMS]
+
+    def side_by_side(self, works: Sequence[TimedWork]) -> None:
+        """Start all works when the current stream comes here, and let it wait for their ends."""
+        current, start = self._driver.current_stream(self._device), self._driver.event()
+        start.record(current)
+        for stream, work in zip(self._streams, works, strict=False):
+            stream.wait_event(start)
+            with self._driver.using(stream):
+                work()
+            end = self._driver.event()
+            end.record(stream)
+            current.wait_event(end)
+
+
+def lanes_of(device: torch.device) -> Lanes:
+    """The lanes of a device."""
+    driver = driver_of(device)
+    return ThreadLanes() if driver is None else StreamLanes(device, driver)
+
+
+# Measures how work on four streams slows down when the streams run side by side.
+#
+# Each stream gets work of one of a few lengths, or none, and all mixtures of lengths are measured.
+# A stream's work is a number of equal products, transfers or copies. Their time is measured first,
+# to know how many make a length. Copies in both directions at once are among the mixtures.
+
 
 TRIAL_RUNS = 3
 

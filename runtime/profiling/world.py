@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mistlab.values.errors import InputError
-from runtime.profiling.communicators import OutsideCase
-from runtime.profiling.device import Devices
-from runtime.profiling.links import CollectiveCase, CopyCase, SendCase
-from runtime.profiling.rank import PATIENCE, Rank
+from runtime.profiling.environment import Devices
+from runtime.profiling.links import CollectiveCase, CopyCase, OutsideCase, SendCase
 from runtime.profiling.side_by_side import Lengths, OverlapCase, OverlapTiming, StreamLoads
-from runtime.profiling.timing import Timing
+from runtime.profiling.timing import PATIENCE, Rank, Timing
 
 Case = CollectiveCase | CopyCase | SendCase | OverlapCase
 Outcome = Timing | OverlapTiming
@@ -25,7 +23,7 @@ POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class ProfiledWorld:
     """The processes that measure, and the lengths of their work."""
 
     devices: Devices
@@ -91,7 +89,9 @@ def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
     raise InputError(message)
 
 
-def _measure(rank: int, world: World, folder: Path, cases: Sequence[Any], outcomes: Any) -> None:
+def _measure(
+    rank: int, world: ProfiledWorld, folder: Path, cases: Sequence[Any], outcomes: Any
+) -> None:
     """The work of one process: measure all cases in order; the first process reports."""
     # The terminal interrupts all its processes; this one ignores it, and the parent ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

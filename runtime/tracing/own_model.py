@@ -22,12 +22,9 @@ from mistlab.symbolic.symbols import size_symbol
 from mistlab.symbolic.text import relation_from
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
-from runtime.models.sizes import Size, value_of
-from runtime.sizes import SizeSpace, TraceError
-from runtime.tracing.assumptions import always
-from runtime.tracing.errors import failure
-from runtime.tracing.layers import differing_settings, find_blocks
-from runtime.tracing.trace import trace
+from runtime.models.ranks import Size, value_of
+from runtime.tracing.symbolic_sizes import SizeSpace, TraceError, always, failure
+from runtime.tracing.trace import differing_settings, find_blocks, trace
 
 Factory = Callable[..., nn.Module]
 Precision = Literal["half", "single"]

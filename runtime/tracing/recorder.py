@@ -1,26 +1,94 @@
-"""Records every operator of a running model, and the memory that is alive while it runs.
+"""Finds the module that an operator belongs to, in the forward and in the backward pass."""
 
-Bytes are counted by storage, not by tensor: views share a storage. A storage is gone when its last
-tensor is gone, exactly as in eager execution.
-"""
-
-from collections.abc import Iterable, Iterator
+import bisect
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mistlab.symbolic.graph import Kind, Phase
-from runtime.models.sizes import Size
-from runtime.sizes import SizeSpace
-from runtime.tracing.errors import refusal, running_place
-from runtime.tracing.modules import ModulePaths
-from runtime.tracing.operators import Call, flop_of, key_of, kind_of, read_bytes, written_bytes
+from runtime.models.ranks import Size
+from runtime.tracing.symbolic_sizes import SizeSpace, refusal, running_place
+from runtime.tracing.traced_operators import (
+    TracedCall,
+    flop_of,
+    key_of,
+    kind_of,
+    read_bytes,
+    written_bytes,
+)
+
+
+class ModulePaths:
+    """Follows the calls of a model's modules.
+
+    An operator of the backward pass belongs to the module whose forward made its autograd node.
+    Autograd numbers nodes in order of creation. For each forward operator the number at the time of
+    its call is noted.
+    """
+
+    def __init__(self, names: Mapping[nn.Module, str]) -> None:
+        self._names = names
+        self._owner = {
+            id(parameter): name
+            for module, name in names.items()
+            for parameter in module.parameters(recurse=False)
+        }
+        self._stack: list[str] = [""]
+        self._numbers: list[int] = []
+        self._paths: list[str] = []
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Within the ``with`` block, keep track of the innermost module whose forward runs."""
+        entering = register_module_forward_pre_hook(self._enter)
+        leaving = register_module_forward_hook(self._leave)
+        try:
+            yield
+        finally:
+            entering.remove()
+            leaving.remove()
+
+    @property
+    def running(self) -> str:
+        """The path of the innermost running module."""
+        return self._stack[-1]
+
+    def forward_path(self) -> str:
+        """The path of the innermost running module; it is noted for the backward pass."""
+        self._numbers.append(torch._C._autograd._get_sequence_nr())
+        self._paths.append(self.running)
+        return self.running
+
+    def backward_path(self) -> str:
+        """The path of the module whose forward made the autograd node that is running."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        if node.name() == "torch::autograd::AccumulateGrad":
+            return self._owner.get(id(node.variable), "")  # type: ignore[attr-defined]
+        # A node is made just before its operator runs, so the operator's noted number is one more.
+        place = bisect.bisect_right(self._numbers, node._sequence_nr())
+        return self._paths[place] if place < len(self._paths) else ""
+
+    def _enter(self, module: nn.Module, _inputs: Any) -> None:
+        self._stack.append(self._names.get(module, self.running))
+
+    def _leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        self._stack.pop()
+
+
+# Records every operator of a running model, and the memory that is alive while it runs.
+#
+# Bytes are counted by storage, not by tensor: views share a storage. A storage is gone when its
+# last tensor is gone, exactly as in eager execution.
 
 
 @dataclass(slots=True)
@@ -40,7 +108,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedOperator:
     """One operator of the trace; ``alive`` has the sizes of its layer's living storages."""
 
     layer: str
@@ -57,7 +125,7 @@ class Step:
     alive: tuple[Size, ...]
 
 
-class Recorder(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """A dispatch mode that records the operators of a model that runs under it.
 
     The code that runs the model sets ``layer`` and ``phase`` on the way. ``constants`` are tensors
@@ -68,7 +136,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.layer = ""
         self.phase: Phase = "forward"
-        self.steps: list[Step] = []
+        self.steps: list[RecordedOperator] = []
         self.storages: dict[int, Storage] = {}
         self._space = space
         self._paths = paths
@@ -102,7 +170,7 @@ class Recorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the operator and record it."""
-        call = Call(operator, args, kwargs or {}, None)
+        call = TracedCall(operator, args, kwargs or {}, None)
         path = self._paths.forward_path if self.phase == "forward" else self._paths.backward_path
         module = path()
         try:
@@ -114,14 +182,14 @@ class Recorder(TorchDispatchMode):
         self._record(replace(call, result=result), module)
         return result
 
-    def _record(self, call: Call, module: str) -> None:
+    def _record(self, call: TracedCall, module: str) -> None:
         for tensor in call.outputs:
             self._note(tensor)
         if not call.works:
             return
         dtypes = [tensor.dtype for tensor in (*call.outputs, *call.inputs)]
         self.steps.append(
-            Step(
+            RecordedOperator(
                 layer=self.layer,
                 phase=self.phase,
                 module=module,
@@ -137,7 +205,7 @@ class Recorder(TorchDispatchMode):
             )
         )
 
-    def _accumulates(self, call: Call) -> bool:
+    def _accumulates(self, call: TracedCall) -> bool:
         into_constant = any(key_of(tensor) in self._constants for tensor in call.changed)
         return self.phase == "backward" and into_constant
 

@@ -26,10 +26,6 @@ Places = NDArray[np.int64]
 
 # How often a box is halved at once.
 HALVED = 2
-# How much a step of a choice counts, beside a step of the others and a recomputed block: optimizer
-# state is six times as large as weights, and activations are copied with every micro-batch. With
-# equal steps the proof of the default problem takes a quarter more questions.
-WEIGHTS = {"offload_optimizer": 2, "offload_activations": 6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,10 +92,10 @@ class Boxes:
         )
 
     def halved(self, times: int = HALVED) -> tuple[Self, NDArray[np.intp]]:
-        """Each box in parts, halved so often along its widest dimension, by ``WEIGHTS``; and the
-        box of each part."""
+        """Each box in parts, halved so often along its widest dimension, by ``box_weight``; and
+        the box of each part."""
         parts, origin = self, np.arange(len(self))
-        weights = np.array([*(WEIGHTS.get(name, 1) for name in names_of("savings")), 1])
+        weights = np.array([*(DIMENSIONS[name].box_weight for name in names_of("savings")), 1])
         for _ in range(times):
             low = np.column_stack([parts.low, parts.fewest])
             high = np.column_stack([parts.high, parts.most])

@@ -42,9 +42,6 @@ BESIDE = 16
 Choices = Sequence[Sequence[float]]
 # Values of ``names_of("savings")`` (rows, 5).
 Savings = NDArray[np.float64]
-# The number of parts into which a coarse look divides the ratios of a dimension, two by default. A
-# stage that is a whole pipeline gets twice as many: no other stage can make up for it.
-COARSE = {"offload_weights": 1, "offload_gradients": 1}
 
 
 class StagePosition(NamedTuple):
@@ -223,12 +220,16 @@ def least_with(
 
 
 def coarse(choices: Choices, *, is_alone: bool) -> Choices:
-    """Some of the choices. Of ratios: the first, the last, and as many between as ``COARSE`` says.
-    Of other choices: all."""
+    """Some of the choices. Of ratios: the first, the last, and those between into which
+    ``coarse_parts`` divide them. Of other choices: all.
+
+    A stage that is a whole pipeline gets twice as many: no other stage can make up for it.
+    """
     times = 2 if is_alone else 1
     return tuple(
-        spread(own, times * COARSE.get(name, 2)) if DIMENSIONS[name].is_ratio else own
+        spread(own, times * row.coarse_parts) if row.is_ratio else own
         for name, own in zip(names_of("savings"), choices, strict=True)
+        for row in [DIMENSIONS[name]]
     )
 
 

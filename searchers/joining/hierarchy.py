@@ -25,8 +25,7 @@ from searchers.joining.least_work import LeastWork, work_of
 from searchers.joining.programme import join_hastily
 from searchers.joining.proof import has_bounds, proven_s
 from searchers.ledger import BudgetSpentError, Ledger
-from searchers.membership import mesh_of
-from searchers.meshes import Mesh, Pipeline, layer_counts
+from searchers.meshes import Mesh, Pipeline, layer_counts, mesh_of
 from searchers.savings import Way, way_of, ways_alike
 from searchers.strategy import Ending
 

@@ -2,8 +2,8 @@
 
 A stage that recomputes, shards and offloads nothing only computes, and no slot is shorter than its
 computation. A stage with the embedding and the head also sends nothing; sends slow the passes
-beside them, and those of a few blocks more than those of many. Dimensions that were added to the
-table may make computation faster, so their values are all tried.
+beside them, and those of a few blocks more than those of many. Of dimensions that change passes
+themselves all values are tried: some may make computation faster.
 """
 
 import math
@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from mistlab.values.dimensions import added, names_of
+from mistlab.values.dimensions import DIMENSIONS, names_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch
@@ -58,7 +58,7 @@ def _work_from(
     first_rank: int, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
     """The least work on each mesh of the group of nodes at a rank."""
-    names = [name for name in names_of("savings") if name in added()]
+    names = [name for name in names_of("savings") if DIMENSIONS[name].changes_passes]
     ways = [
         dict(zip(names, values, strict=True))
         for values in product(*(space.listed(name) or () for name in names))

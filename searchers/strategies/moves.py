@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from mistlab.values.dimensions import DIMENSIONS, OFFLOADS, added, counts_of_blocks, names_of
+from mistlab.values.dimensions import DIMENSIONS, OFFLOADS, counts_of_blocks, names_of
 from mistlab.values.mesh import dimensions_of_axes, ranks_of
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.space import SearchSpace
@@ -17,6 +17,8 @@ from searchers.savings import alike
 
 Resource = Literal["compute", "communication", "memory", "host"]
 Move = Callable[[Plan, int, SearchSpace], Iterator[Plan]]
+# Savings that ranks of a group share: the more of them, the higher the level.
+_LEVELS = tuple(name for name in names_of("savings") if DIMENSIONS[name].shared_by)
 
 
 def moves(plan: Plan, stage: int, resource: Resource, space: SearchSpace) -> Iterator[Plan]:
@@ -59,9 +61,10 @@ def _shard(sign: int) -> Move:
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         own = plan.stages[stage]
-        for level in space.listed("zero") or ():
-            if (level - own.zero) * sign > 0:
-                yield _saving(plan, stage, own.with_values({"zero": level}), space)
+        for name in _LEVELS:
+            for level in space.listed(name) or ():
+                if (level - own.value(name)) * sign > 0:
+                    yield _saving(plan, stage, own.with_values({name: level}), space)
 
     return move
 
@@ -83,13 +86,15 @@ def _offload(sign: int) -> Move:
 
 
 def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Take another value of a dimension that was added to the table, whatever it trades."""
+    """Take another value of a choice that is no level of sharding and no ratio of offloading,
+    whatever it trades."""
     own = plan.stages[stage]
     for name in names_of("savings"):
-        if name in added():
-            for value in space.listed(name) or ():
-                if value != own.value(name):
-                    yield _saving(plan, stage, own.with_values({name: value}), space)
+        if name in (*_LEVELS, *OFFLOADS):
+            continue
+        for value in space.listed(name) or ():
+            if value != own.value(name):
+                yield _saving(plan, stage, own.with_values({name: value}), space)
 
 
 def _change_mesh(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:

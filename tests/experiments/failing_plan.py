@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments import run_plan
 from experiments.running.run_process import run_as_process
-from runtime.boxes import Saver
+from runtime.checkpoints.boxes import Saver
 from runtime.session import Session
 
 # Whoever imports this without a fault, such as a search for doctests, gets none.

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from experiments import analyse
+from experiments.cli.command import EXAMPLE
 from experiments.cli.commandline import run
 
-GOOD = analyse.EXAMPLE.resolve().read_text(encoding="utf-8")
+GOOD = EXAMPLE.resolve().read_text(encoding="utf-8")
 
 
 def answers(capsys: pytest.CaptureFixture[str], *paths: Path) -> tuple[int, list[dict[str, Any]]]:

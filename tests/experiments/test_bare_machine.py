@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from experiments.calibrating.noted_machine import Machine
 from experiments.cli import rundir
-from experiments.run_plan import EXAMPLE
+from experiments.cli.command import TINY
 from mistlab.machine.hardware import PeakTflops
 from mistlab.values.datafile import write_yaml
 from mistlab.values.measurement import Environment
@@ -42,7 +42,7 @@ def test_a_bare_machine_lacks_what_only_others_need() -> None:
 def test_a_plan_runs_and_its_timeline_is_the_measured_one(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = bare_process(
-        *(tmp_path, "-m", "experiments.run_plan", EXAMPLE, "--steps", 2, "--json", "--out", out)
+        *(tmp_path, "-m", "experiments.run_plan", TINY, "--steps", 2, "--json", "--out", out)
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -116,7 +116,7 @@ def test_a_plan_runs_in_the_process_of_a_report(tmp_path: Path, warm_python: str
         "runner = WorkerRunner('cpu'); "
         "print(runner(PlanRun(plan=Path(sys.argv[1]), steps=1), 200.0)['losses']); runner.close()"
     )
-    done = bare_process(tmp_path, "-c", script, EXAMPLE, warm_python, program=warm_python)
+    done = bare_process(tmp_path, "-c", script, TINY, warm_python, program=warm_python)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)) == 1
 

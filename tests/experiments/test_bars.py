@@ -11,13 +11,13 @@ import pytest
 from experiments import end_to_end, motivation, overlap, speedup_breakdown, tuning_time
 from experiments.bars import ordered as orders
 from experiments.bars import overlap as views
-from experiments.bars.cases import case_of, clusters, measured, sizes
-from experiments.bars.desk import Desk, Found
 from experiments.bars.ordered import ordered
 from experiments.bars.steps import left_out, steps
 from experiments.bars.systems import THEIRS, Asked, searched
 from experiments.bars.tuning_time import spaces
 from experiments.cli.commandline import run
+from experiments.comparing.bench import Bench, Found
+from experiments.comparing.cases import case_of, clusters, measured, sizes
 from experiments.frame import in_order
 from mistlab.cost.averages import Summary, difference_in_parts
 from mistlab.values.quality import to_equal_quality
@@ -90,14 +90,14 @@ def test_aceso_is_also_asked_without_fused_attention_which_its_runtime_lacks(
     attention: Attention, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    found = Desk.found
+    found = Bench.found
 
-    def noted(desk: Desk, searcher: str, *of: Any, **options: Any) -> Found | None:
+    def noted(bench: Bench, searcher: str, *of: Any, **options: Any) -> Found | None:
         if searcher == "aceso":
-            seen.append(desk.problem.workload.attention)
-        return found(desk, searcher, *of, **options)
+            seen.append(bench.problem.workload.attention)
+        return found(bench, searcher, *of, **options)
 
-    monkeypatch.setattr(Desk, "found", noted)
+    monkeypatch.setattr(Bench, "found", noted)
     case = case_of(clusters("l4-24gb")[0], "gpt3", "1.3b", attention)
     row = searched(Asked(case=case, quick=True, seed=0))
     assert seen == asked
@@ -219,7 +219,7 @@ def test_cases_are_those_of_the_evaluation() -> None:
     assert case.name == "A100 falcon-13b, written out"
     assert measured(case) == {}
     assert list(sizes()) == ["1.3b", "2.7b", "7b", "13b", "22b"]
-    assert Desk(case.problem()).problem.cluster.nodes == 2
+    assert Bench.of(case.problem()).problem.cluster.nodes == 2
 
 
 @pytest.mark.parametrize("main", [end_to_end.main, speedup_breakdown.main, tuning_time.main])

@@ -62,7 +62,7 @@ def test_what_ends_a_command(
 def test_a_wrong_option_is_refused_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = parser_of("some", None, nodes=1, precision="fp16", seed=0)
+    parser = parser_of("python -m experiments.some", None, nodes=1, precision="fp16", seed=0)
     parser.add_argument("--share", type=float)
     with pytest.raises(SystemExit) as ended:
         parser.parse_args(words)

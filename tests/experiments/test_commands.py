@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
 import tomllib
@@ -10,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli.listing import GROUPS, listing
+from experiments.__main__ import listing
+from experiments.commands import COMMANDS, GROUPS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments"
-COMMANDS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("__"))
-MOST_LINES = 150
 # Commands about a table or a model of the user's.
 NEED_FILES = {
     *("calibrate", "calibrate_runs", "check_imports", "predict_runs", "report_runs", "trace"),
@@ -62,7 +62,7 @@ def stop(self, *rest):
     print(name)
     sys.exit()
 argparse.ArgumentParser.parse_args, sys.argv = stop, ["x"]
-for name in {COMMANDS}:
+for name in {[*COMMANDS]}:
     try:
         runpy.run_module(f"experiments.{{name}}", run_name="__main__")
     except SystemExit:
@@ -77,22 +77,29 @@ def test_nothing_imports_a_command(path: Path) -> None:
     assert not {f"experiments.{name}" for name in COMMANDS} & {*imported(path)}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_is_short(command: str) -> None:
-    assert len((FOLDER / f"{command}.py").read_text().splitlines()) <= MOST_LINES
-
-
-def test_every_command_is_listed_once() -> None:
-    assert sorted(name for names in GROUPS.values() for name in names) == COMMANDS
-
-
-def test_the_listing_tells_a_line_of_each() -> None:
+def test_a_command_is_listed_once_by_the_first_sentence_of_its_function() -> None:
     text = "\n".join(listing())
-    for name in COMMANDS:
-        doc = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8")))
-        assert f"{name} " in text
-        assert doc is not None
-        assert doc.splitlines()[0] in text
+    assert len(COMMANDS) == sum(map(len, GROUPS.values()))
+    for name, command in COMMANDS.items():
+        module, _, function = command.function.partition(":")
+        doc = inspect.getdoc(getattr(importlib.import_module(module), function))
+        assert doc == command.description
+        assert text.count(f"\n  {name} ") == 1
+        assert command.summary in text
+
+
+def test_a_command_is_called_as_it_is_asked_for() -> None:
+    """Its help names the program, by which it can be called again."""
+    by_module = python("-m", "experiments.tune", "--help").stdout
+    by_name = python("-m", "experiments", "tune", "--help").stdout
+    code = "import sys; sys.argv = ['mistlab', 'tune', '--help']\n"
+    by_console = python("-c", f"{code}from experiments.__main__ import console; console()").stdout
+    for text, program in (
+        (by_module, "python -m experiments.tune"),
+        (by_name, "python -m experiments tune"),
+        (by_console, "mistlab tune"),
+    ):
+        assert text.startswith(f"usage: {program} [-h]")
 
 
 def test_without_a_name_all_commands_are_listed() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from experiments import estimate
+from experiments.cli.command import EXAMPLE
 from experiments.cli.commandline import run
 
 SMALL = (
@@ -91,7 +92,7 @@ def test_gpu_hours_have_a_bill_of_their_own(
 
 
 def test_a_plan_is_predicted_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = Path(estimate.__file__).parent / "plans" / "gpt3-2.7b-4xl4.yaml"
+    plan = EXAMPLE
     rows = answer(capsys, "--plan", str(plan), "--tokens", "1e9", "--out", str(tmp_path))
     assert set(rows) == {"formula", "plan"}
     assert rows["plan"]["gpus"] == 4

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from experiments.cli.command import experiment
 from experiments.cli.commandline import run
+from experiments.commands import COMMANDS
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 EXPERIMENTS = sorted(
-    path.stem
-    for path in FOLDER.glob("*.py")
-    if "experiment_parser" in path.read_text(encoding="utf-8")
+    name for name, command in COMMANDS.items() if command.common.keys() >= experiment(name).keys()
 )
 COMMON = ("--seed", "--out", "--page", "--json", "--quick")
 # What an experiment needs beyond the tests' environment, of the extra ``baselines``.

@@ -13,7 +13,7 @@ from experiments import export
 from experiments.cli.commandline import run
 from experiments.exporting import fidelity, refitting
 from experiments.exporting.fidelity import exported, fits, same_figures
-from experiments.exporting.refitting import predicted
+from experiments.frame.refusals import predicted
 from mistlab.export.back import read_back
 from mistlab.export.table import TARGETS
 from mistlab.values.errors import InputError

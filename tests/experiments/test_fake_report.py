@@ -1,10 +1,10 @@
 """The report on a GPU runs through on a device without memory, from its plans to its page."""
 
-import argparse
 import io
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments import run_plan
+from experiments.cli.command import main_of, option
 from experiments.cli.commandline import DONE, run
+from experiments.commands import COMMANDS
 from experiments.reports import rows as report_rows
 from experiments.reports.figures import figures_of
 from experiments.reports.plans import PLANS, ReportPlan
@@ -21,8 +23,7 @@ from experiments.reports.work import Report
 from experiments.running.plan_runs import PlanRun, RunRows
 from mistlab import catalog
 from mistlab.values.model import ModelSpec
-from runtime.checks.fake.device import device_findings, fake_device
-from runtime.checks.fake.sham import SHAM
+from runtime.checks.fake.fake_device import SHAM, device_findings, fake_device
 from runtime.checks.fake.watch import Watch
 from runtime.determinism import FIXED_WORKSPACE, WORKSPACE
 from runtime.engine.training import Training
@@ -50,16 +51,11 @@ def runs_here(of: PlanRun, _seconds: float) -> Mapping[str, Any]:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """A device that command lines may name."""
-    parser_of_runs = run_plan.run_parser
-
-    def parser(*of: Any) -> argparse.ArgumentParser:
-        parser = parser_of_runs(*of)
-        (device,) = (action for action in parser._actions if action.dest == "device")
-        device.choices = (SHAM,)
-        return parser
-
+    row = COMMANDS["run_plan"]
+    options = [option for option in row.options if option[0] != "--device"]
     tiny = ModelSpec.of(family="gpt", hidden=32, layers=2, heads=2, vocab=96)
-    monkeypatch.setattr(run_plan, "run_parser", parser)
+    on_sham = replace(row, options=[*options, option("--device", "", SHAM)])
+    monkeypatch.setattr(run_plan, "main", main_of("run_plan", on_sham))
     monkeypatch.setattr(catalog, "model", lambda _name: tiny)
     for steps in ("WARM_UPS", "TIMED", "CHECKED"):
         monkeypatch.setattr(report_rows, steps, 1)

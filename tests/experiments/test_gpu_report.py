@@ -10,6 +10,7 @@ import pytest
 
 from experiments import gpu_report
 from experiments.cli.commandline import DONE, run
+from experiments.commands.machine_commands import MINUTES
 from experiments.reports.estimate import PROFILE, PROFILE_S, estimates, total_s
 from experiments.reports.figures import figures_of
 from experiments.reports.plans import CAPS_GIB, PLANS, ReportPlan
@@ -162,14 +163,14 @@ def test_checks_have_twins_that_keep_everything_and_serialised_ones() -> None:
 def test_it_fits_half_an_hour_by_estimate() -> None:
     steps = estimates(PLANS)
     assert [step.name for step in steps if step.name != PROFILE] == [plan.name for plan in PLANS]
-    assert total_s(steps, gpu_report.MINUTES) <= 30 * 60
+    assert total_s(steps, MINUTES) <= 30 * 60
     page = (ROOT / "docs" / "reference" / "gpu-report.md").read_text(encoding="utf-8")
-    assert f"{total_s(steps, gpu_report.MINUTES) / 60:.0f} minutes for one H100" in page
+    assert f"{total_s(steps, MINUTES) / 60:.0f} minutes for one H100" in page
     # Whether activations leave and come back rightly is known within minutes.
     checks = [step.seconds for step in steps[: len(CHECKS)]]
     assert sum(checks) < 3 * 60
     first = [step.name for step in steps].index(PROFILE)
-    assert sum(step.seconds for step in steps[:first]) < 60 * gpu_report.MINUTES
+    assert sum(step.seconds for step in steps[:first]) < 60 * MINUTES
 
 
 def test_memory_is_pinned_once_by_estimate_and_strict_runs_have_a_process_of_their_own() -> None:
@@ -198,7 +199,7 @@ def test_a_dry_run_tells_what_is_left_and_runs_nothing(
     names, total = told()
     assert not out.exists()
     assert len(names) == len(PLANS) + 1
-    assert total == total_s(estimates(PLANS), gpu_report.MINUTES)
+    assert total == total_s(estimates(PLANS), MINUTES)
     assert report(out, Runner(), CHECKS).work()
     left, rest = told()
     assert left == [plan.name for plan in PLANS if not plan.is_check]

@@ -7,6 +7,7 @@ import pytest
 
 from experiments import check_imports, import_plan
 from experiments.cli.commandline import run
+from experiments.commands import COMMANDS
 from experiments.exporting.source_files import source_of
 from mistlab.formats.refused import REFUSED
 from mistlab.formats.table import FORMATS
@@ -44,7 +45,8 @@ def test_the_sizes_that_were_read_are_told(
 
 def test_the_formats_to_choose_from_are_those_that_are_read() -> None:
     read = {name for name, row in FORMATS.items() if row not in REFUSED}
-    assert set(import_plan.FORMATS) == read
+    options = dict(COMMANDS["import_plan"].options)
+    assert {*options["--format"]["choices"]} == read
 
 
 def test_the_only_launch_file_of_a_folder_is_imported(

@@ -18,7 +18,7 @@ from mistlab.values.measurement import Environment
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.value import to_mapping
 from runtime.profiling import environment
-from runtime.profiling.device import Devices
+from runtime.profiling.environment import Devices
 from runtime.profiling.timing import HostClock
 
 H100 = Environment(

@@ -23,7 +23,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.search import Budget
-from runtime.baselines import installed
+from runtime.baselines import builds as installed
 from runtime.baselines.builds import check_builds
 from tests.workloads import workload_of
 

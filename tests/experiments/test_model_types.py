@@ -22,7 +22,7 @@ OF_FILES = {"rope_theta", "partial_rotary_factor", "sliding_window_pattern", "ro
 
 def library() -> Any:
     pytest.importorskip("transformers", reason="transformers is not installed: make extras")
-    return import_module("runtime.tracing.meta_models")
+    return import_module("runtime.tracing.huggingface")
 
 
 def test_the_reference_is_the_table_s() -> None:

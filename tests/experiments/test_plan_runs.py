@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.run_plan import EXAMPLE
+from experiments.cli.command import TINY
 from experiments.running import plan_runs
 from experiments.running.plan_runs import PlanRun, RunRows, WorkerRunner, ended_within
 from mistlab.values.errors import InputError
@@ -45,11 +45,11 @@ def test_plans_run_in_one_process_until_they_become_strict_or_fail(
         assert said is not None
         return said
 
-    first, worker = run(EXAMPLE), runner._worker
-    again = run(EXAMPLE)
+    first, worker = run(TINY), runner._worker
+    again = run(TINY)
     assert runner._worker is worker
     assert again["losses"] == first["losses"]
-    strict = run(EXAMPLE, strict=True, with_norms=True)
+    strict = run(TINY, strict=True, with_norms=True)
     assert runner._worker is not worker
     assert strict["deterministic"] is True
     assert strict["losses"] == first["losses"]
@@ -62,12 +62,12 @@ def test_plans_run_in_one_process_until_they_become_strict_or_fail(
         run(broken)
     assert "error" not in str(refused.value)
     # After a failure there is a new process.
-    assert run(EXAMPLE)["losses"] == first["losses"]
+    assert run(TINY)["losses"] == first["losses"]
 
 
 def test_a_run_that_takes_too_long_is_interrupted(tmp_path: Path, runner: WorkerRunner) -> None:
     pytest.importorskip("torch")
-    assert runner(PlanRun(plan=EXAMPLE, steps=10**6), 1.0) is None
+    assert runner(PlanRun(plan=TINY, steps=10**6), 1.0) is None
 
 
 def test_a_run_that_fails_is_a_row_with_its_last_words(

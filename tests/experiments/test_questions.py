@@ -22,8 +22,8 @@ from experiments import (
     space_size,
     spaces,
 )
-from experiments.bars.cases import Case, case_of, clusters
 from experiments.cli.commandline import run
+from experiments.comparing.cases import Case, case_of, clusters
 from experiments.frame.remembered import Remembered
 from experiments.questions import published_configurations as published
 from experiments.questions import spaces as side_by_side

@@ -17,12 +17,13 @@ import yaml
 torch = pytest.importorskip("torch")
 
 from experiments import run_plan  # noqa: E402
+from experiments.cli.command import TINY  # noqa: E402
 from experiments.cli.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E402
 from experiments.running import training  # noqa: E402
 from mistlab.values.datafile import read_yaml  # noqa: E402
 from mistlab.values.measurement import Measurement  # noqa: E402
 from mistlab.values.value import from_mapping  # noqa: E402
-from runtime.checks.races.one_rank import standing_in  # noqa: E402
+from runtime.checks.races.recorded_rank import standing_in  # noqa: E402
 from tests.experiments.tiny_plans import MODEL, PIPELINE, UNLIKE, plan_file, refusal  # noqa: E402
 from tests.runtime.inline_driver import InlineDriver  # noqa: E402
 
@@ -268,5 +269,5 @@ def test_torchrun_gives_the_losses_of_one_process(tmp_path: Path, result: Run) -
 
 
 def test_the_example_is_a_plan_of_one_rank() -> None:
-    content = yaml.safe_load(run_plan.EXAMPLE.read_text(encoding="utf-8"))
+    content = yaml.safe_load(TINY.read_text(encoding="utf-8"))
     assert content["cluster"]["gpus_per_node"] == 1

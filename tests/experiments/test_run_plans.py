@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from experiments import run_plans
-from experiments.cli.commandline import run
+from experiments.cli.commandline import PLANS, run
 from experiments.running import launcher as launching
 from experiments.running import plan_folders
 from experiments.running.last_words import last_words
 from experiments.running.launcher import Launcher, silent
 
-TINY = Path(run_plans.__file__).parent / "plans" / "tiny"
+TINY = PLANS.resolve() / "tiny"
 SECONDS = {"plain": 0.2, "recomputed": 0.25, "two-stages": 0.1}
 
 

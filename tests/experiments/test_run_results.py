@@ -16,7 +16,7 @@ from experiments.running.run_results import History, result_of, shortage_words
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, load_job
 from mistlab.values.measurement import Environment
-from runtime.comm.shortage import Shortage
+from runtime.comm.group import Shortage
 from runtime.engine.executor import Report
 from simulators.events import EventSimulator
 from tests.experiments.tiny_plans import plan_file

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from experiments import run_plan  # noqa: E402
 from experiments.cli.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E402
-from runtime.boxes import Loader  # noqa: E402
+from runtime.checkpoints.boxes import Loader  # noqa: E402
 from runtime.devices.cuda import CudaDriver  # noqa: E402
 from runtime.engine.storage import arena  # noqa: E402
 from runtime.engine.work.layer_passes import Passes  # noqa: E402

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from experiments import survey
-from experiments.cli.commandline import experiment_parser, run
+from experiments.cli.command import experiment
+from experiments.cli.commandline import parser_of, run
 from experiments.frame.charts import Bars, Lines
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table, untimed
@@ -53,7 +54,7 @@ def squares(options: argparse.Namespace, spoil: str = "") -> int:
 
 
 def options_of(*arguments: str) -> argparse.Namespace:
-    return experiment_parser("survey", None).parse_args(arguments)
+    return parser_of("survey", None, **experiment("survey")).parse_args(arguments)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -127,7 +128,7 @@ def test_the_line_of_the_readme_makes_the_rows_again(
 
 
 def test_arguments_without_a_name_come_first_in_the_line(tmp_path: Path) -> None:
-    parser = experiment_parser("squares", None)
+    parser = parser_of("squares", None, **experiment("squares"))
     parser.add_argument("plans", type=Path, nargs="*")
     parser.set_defaults(arguments=["plans"])
     Study.begin("squares", parser.parse_args(["a b.yaml", "c.yaml", "--out", str(tmp_path)]))

@@ -16,7 +16,10 @@ from joblib import parallel_config
 from joblib.parallel import ThreadingBackend, register_parallel_backend
 
 from experiments import sweep
+from experiments.cli.command import parser_for
 from experiments.cli.commandline import run
+from experiments.commands import COMMANDS
+from experiments.commands.search_commands import SWEEP_EXAMPLE
 from experiments.frame.study import Study
 from experiments.sweeping.cell import Answer, Cell, solved
 from experiments.sweeping.page import report
@@ -69,7 +72,9 @@ def begun(small: Path, tmp_path: Path) -> Callable[[], tuple[list[Cell], Answers
     """Begins a sweep of the small file in one folder, as the command does."""
 
     def begin() -> tuple[list[Cell], Answers]:
-        options = sweep._parser().parse_args([str(small), "--out", str(tmp_path / "run")])
+        options = parser_for(COMMANDS["sweep"], "sweep").parse_args(
+            [str(small), "--out", str(tmp_path / "run")]
+        )
         cells = load_cells(small, 0)
         return cells, Answers(
             Study.begin("sweep", options), [cell.key(here()["sources"]) for cell in cells]
@@ -311,8 +316,8 @@ def test_a_deadline_that_is_too_near_is_said(tmp_path: Path) -> None:
 
 
 def test_the_example_is_the_default_and_in_order() -> None:
-    assert (ROOT / "examples" / "sweep.yaml").read_bytes() == sweep.EXAMPLE.read_bytes()
-    assert len(load_cells(sweep.EXAMPLE, 0)) == 19
+    assert (ROOT / "examples" / "sweep.yaml").read_bytes() == SWEEP_EXAMPLE.read_bytes()
+    assert len(load_cells(SWEEP_EXAMPLE, 0)) == 19
 
 
 def test_a_cluster_that_does_not_answer_is_refused_at_once() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from experiments import sweep
+from experiments.cli.command import parser_for
+from experiments.commands import COMMANDS
 from experiments.frame.study import Study
 from experiments.frame.tables import csv_of, untimed
 from experiments.sweeping.cell import Cell, solved
@@ -58,7 +59,9 @@ def test_two_hundred_problems_on_four_workers_one_of_them_killed(
     killing = killed_once.KilledOnce(tmp_path / "killed", cells[100], solved)
     tables = []
     for name, jobs, cluster, call in (("four", 4, "ray", killing), ("one", None, None, solved)):
-        options = sweep._parser().parse_args([str(path), "--out", str(tmp_path / name)])
+        options = parser_for(COMMANDS["sweep"], "sweep").parse_args(
+            [str(path), "--out", str(tmp_path / name)]
+        )
         answers = Answers(Study.begin("sweep", options), [cell.key("") for cell in cells])
         with workers(jobs, cluster) as those:
             assert not answers.fill(cells, those, call)

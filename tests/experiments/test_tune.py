@@ -17,10 +17,10 @@ from experiments.comparing import tuning
 from experiments.comparing.explain import StageLimit
 from experiments.comparing.stages_alike import limits_in_words
 from experiments.comparing.tuning import budget_for
-from experiments.frame.plan_words import plan_words
 from mistlab.values.dimensions import change_words
 from mistlab.values.job import load_job
 from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.plan_words import plan_words
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
 from searchers.registry import SEARCHERS

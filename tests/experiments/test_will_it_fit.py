@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from experiments import will_it_fit
+from experiments.cli.command import EXAMPLE
 from experiments.cli.commandline import run
 from experiments.costing import fitting_words
 from experiments.costing.changes import single, together
 from mistlab.values.job import load_job
 from simulators.symbolic import SymbolicPredictor
 
-FITS = Path(will_it_fit.__file__).parent / "plans" / "gpt3-2.7b-4xl4.yaml"
+FITS = EXAMPLE.resolve()
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:

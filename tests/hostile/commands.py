@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from unittest.mock import patch
 
-from experiments.cli.listing import GROUPS
+from experiments import commands
 
-COMMANDS: Sequence[str] = tuple(name for names in GROUPS.values() for name in names)
+COMMANDS: Sequence[str] = tuple(commands.COMMANDS)
 
 PROBLEM = (
     *("--model", "gpt3-125m", "--gpus-per-node", "2"),

@@ -8,9 +8,10 @@ from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.precision import Precision
 from mistlab.values.stages import StageBatch, StageFigures
 from mistlab.values.units import GIB_BYTES
-from mistlab.values.workload import Precision, Workload
+from mistlab.values.workload import Workload
 from tests.workloads import workload_of
 
 WORK = workload_of("llama-1.3b", 1024, 32, "bf16")

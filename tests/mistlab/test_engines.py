@@ -7,6 +7,7 @@ import pytest
 
 from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
 from mistlab.schedule.slot_table import PHASES, Phase
+from mistlab.values.dimensions import OFFLOADS, engine_problem
 from mistlab.values.errors import InputError
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.space import space_of
@@ -69,10 +70,12 @@ def test_a_row_refuses_levels_offloading_and_precisions_in_words() -> None:
         memory={"fp16": ENGINES["deepspeed"].memory["fp16"]},
         step_moved={"fp16": 62},
     )
-    assert row.zero_problem(3, in_pipeline=False) == ""
-    assert row.zero_problem(2, in_pipeline=True).endswith("alone in a pipeline: give 0 or 1")
-    assert row.offload_problem(offloads=False) == ""
-    assert "keeps everything on the GPU" in row.offload_problem(offloads=True)
+    assert engine_problem("zero", 3, row, in_pipeline=False) == ""
+    above = engine_problem("zero", 2, row, in_pipeline=True)
+    assert above.endswith("alone in a pipeline: give 0 or 1")
+    for name in OFFLOADS:
+        assert engine_problem(name, 0.0, row, in_pipeline=True) == ""
+        assert "keeps everything on the GPU" in engine_problem(name, 0.5, row, in_pipeline=True)
     with pytest.raises(InputError, match="bf16, but engine deepspeed does not train in it"):
         row.memory_in("bf16")
 

@@ -1,6 +1,5 @@
 """Plans in other frameworks' words: every plan comes back, or what was lost is said."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,10 +10,12 @@ import pytest
 from mistlab.export.back import read_back
 from mistlab.export.nearest import Nearest, canonical, nearest
 from mistlab.export.table import TARGETS
-from mistlab.values.dimensions import DIMENSIONS, Dimension
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, job_from_mapping, job_to_mapping
+from tests import added_rows
 from tests.mistlab.drawn_plans import drawn_jobs
+from tests.with_row import run_with_row
 
 # The last one has nothing that any target could not say.
 PLAIN = job_from_mapping(
@@ -102,24 +103,8 @@ def test_what_is_saved_on_a_stage_is_not_kept_without_a_word(name: str) -> None:
                 assert (DIMENSIONS[row].path or row) in told
 
 
-@pytest.fixture
-def shuffled() -> Iterator[str]:
-    DIMENSIONS["shuffled"] = Dimension(part="savings", symbol="qq", maximum=1, default=0)
-    yield "shuffled"
-    del DIMENSIONS["shuffled"]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_dimension_without_a_row_is_lost(
-    name: str, shuffled: str, plan_file: dict[str, Any]
-) -> None:
-    for stage in plan_file["plan"]["stages"]:
-        stage[shuffled] = 1
-    found = nearest(job_from_mapping(plan_file), TARGETS[name])
-    (lost,) = [remark for remark in found.remarks if remark.choice == shuffled]
-    assert lost.kind == "lost"
-    assert "has no row for it" in lost.text
-    assert all(stage.value(shuffled) == 0 for stage in found.job.plan.stages)
+def test_a_dimension_without_a_row_is_lost() -> None:
+    run_with_row(added_rows.SHUFFLED, added_rows.shuffled_is_lost)
 
 
 def text_for(name: str, plan_file: dict[str, Any], **values: Any) -> str:

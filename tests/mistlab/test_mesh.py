@@ -1,7 +1,6 @@
 """The mesh of a stage: shapes of groups on nodes against their ranks one by one, and the tables."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from itertools import product
 
@@ -9,11 +8,9 @@ import numpy as np
 import pytest
 
 from mistlab.cost.groups_on_nodes import shape_on_nodes
-from mistlab.values.dimensions import BUILT_IN, DIMENSIONS, Dimension
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.mesh import (
-    AXES,
     GROUPS,
-    Axis,
     groups_of,
     num_gpus,
     position_of,
@@ -24,23 +21,6 @@ from mistlab.values.plan import Offload, StagePlan
 from mistlab.values.stages import StageBatch
 
 
-@pytest.fixture
-def context(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An axis between tensor and data, along which gradients are reduced too."""
-    row = Dimension(part="mesh", symbol="cp", minimum=1, default=1)
-    monkeypatch.setitem(DIMENSIONS, "context_parallel", row)
-    monkeypatch.setitem(GROUPS, "reduce", ("context", "data"))
-    # The order of axes matters, and monkeypatch does not keep it.
-    before = dict(AXES)
-    axis = Axis(dimension="context_parallel", words="context")
-    AXES.clear()
-    AXES.update({"tensor": before["tensor"], "context": axis, "data": before["data"]})
-    yield
-    AXES.clear()
-    AXES.update(before)
-
-
-@pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("group", [*GROUPS])
 @pytest.mark.parametrize("gpus", [1, 4, 8])
 def test_shapes_are_those_of_ranks_one_by_one(group: str, gpus: int) -> None:
@@ -75,7 +55,6 @@ def test_shapes_are_those_of_ranks_one_by_one(group: str, gpus: int) -> None:
         assert (inside[row], nodes[row]) == (max(of_node.values()), len(of_node)), (t, c, d, begin)
 
 
-@pytest.mark.usefixtures("context")
 def test_ranks_have_positions_along_all_axes() -> None:
     values = {"layers": 1, "micro_batch": 1, "tensor_parallel": 2, "data_parallel": 3}
     stage = StagePlan.of_values({**values, "context_parallel": 5})
@@ -88,6 +67,6 @@ def test_ranks_have_positions_along_all_axes() -> None:
 def test_the_table_and_the_fields_of_stages_agree() -> None:
     own = {entry.name: entry for entry in fields(StagePlan)}
     offload = {f"offload_{entry.name}": entry for entry in fields(Offload)}
-    for name in BUILT_IN:
+    for name in DIMENSIONS:
         default = {**own, **offload}[name].default
         assert DIMENSIONS[name].default == (None if default is MISSING else default), name

@@ -9,8 +9,8 @@ from mistlab.export.table import TARGETS
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
-from mistlab.values.optimizers import MOMENTS_BYTES, Optimizer
 from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.precision import MOMENTS_BYTES, Optimizer
 from mistlab.values.prediction import Prediction
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator

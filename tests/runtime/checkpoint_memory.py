@@ -16,11 +16,11 @@ from torch import distributed
 
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
-from runtime import boxes, checkpoint
+from runtime.checkpoints import boxes, checkpoint
 from runtime.comm.processes import World, maker
 from runtime.comm.topology import connected
 from runtime.engine.executor import Executor
-from runtime.engine.streams.simulated import SimulatedStreams
+from runtime.engine.streams.device_streams import SimulatedStreams
 from tests.runtime.worlds import TRAINING, begun, ratios, run_step, stage, workload
 
 # 15 million parameters: 180 MB of masters and moments, the largest tensor of 6 MB.

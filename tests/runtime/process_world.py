@@ -13,7 +13,7 @@ from mistlab.values.workload import Workload
 from runtime.comm.group import GroupMaker
 from runtime.comm.processes import World, maker
 from runtime.comm.topology import connected
-from runtime.engine.streams.simulated import SimulatedStreams
+from runtime.engine.streams.device_streams import SimulatedStreams
 from runtime.engine.training import Training
 from tests.runtime import split_models
 from tests.runtime.worlds import (

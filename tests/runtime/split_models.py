@@ -7,9 +7,8 @@ from torch import Tensor, distributed, nn
 
 from runtime.models.config import ModelConfig
 from runtime.models.families import GPT, Falcon, Llama
-from runtime.models.parallel import shared_parameters
+from runtime.models.parallel import shard_of, shared_parameters
 from runtime.models.ranks import GroupRanks
-from runtime.models.shard import shard_of
 
 SIZES: dict[str, Any] = {
     "hidden": 32,

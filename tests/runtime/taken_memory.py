@@ -3,7 +3,7 @@
 from mistlab.values.plan import Offload, Plan
 from mistlab.values.workload import Workload
 from runtime.comm.topology import Connections
-from runtime.engine.streams.simulated import SimulatedStreams
+from runtime.engine.streams.device_streams import SimulatedStreams
 from tests.runtime.allocations import Allocations
 from tests.runtime.worlds import TRAINING, begun, run_step
 

@@ -11,7 +11,7 @@ from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from runtime.baselines import accepted
 from runtime.baselines.accepted import check_accepted
-from runtime.baselines.installed import check_installed
+from runtime.baselines.builds import check_installed
 from tests.mistlab.drawn_plans import drawn_jobs
 from tests.mistlab.plans_of_today import jobs_of_today
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 from torch.distributed import HashStore, Store
 
-from runtime.comm.attempt import attempt_name
+from runtime.comm.processes import attempt_name
 
 SIZE = 4
 

@@ -13,8 +13,12 @@ import torch
 
 from mistlab.export.table import TARGETS
 from mistlab.values.job import Job, dump_job, job_from_mapping
-from runtime.baselines.run import BaselineSettings, sequences_of
-from runtime.baselines.weights import FirstWeights, megatron_weights
+from runtime.baselines.baseline import (
+    BaselineSettings,
+    FirstWeights,
+    megatron_weights,
+    sequences_of,
+)
 from runtime.data import batches_of
 from runtime.models.families import model_of
 from tests.runtime.test_accepted_exports import needs

@@ -18,10 +18,10 @@ from mistlab.symbolic.library import Variant, shipped  # noqa: E402
 from runtime.models.config import ModelConfig  # noqa: E402
 from runtime.models.experts import Experts  # noqa: E402
 from runtime.models.ranks import OneRank  # noqa: E402
-from runtime.models.state_space_operators import chunk_scan, delta_rule  # noqa: E402
+from runtime.models.state_space import chunk_scan, delta_rule  # noqa: E402
 from runtime.models.transformer import Block, RotaryTables  # noqa: E402
 from runtime.models.wide_attention import WideAttention  # noqa: E402
-from runtime.tracing.families import structure_with  # noqa: E402
+from runtime.tracing.traced_families import structure_with  # noqa: E402
 
 SIZES: Mapping[str, int] = dict(
     *({"b": 2, "s": 6, "h": 32, "n": 4, "k": 2, "d": 8, "r": 4, "f": 40, "V": 64, "tp": 1},),

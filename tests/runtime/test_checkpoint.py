@@ -21,14 +21,16 @@ from mistlab.values.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.values.errors import InputError  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
 from mistlab.values.workload import Workload  # noqa: E402
-from runtime import boxes, checkpoint  # noqa: E402
-from runtime.checkpoint_folder import latest  # noqa: E402
-from runtime.comm.group import RankLostError  # noqa: E402
-from runtime.comm.shortage import refusals  # noqa: E402
+from runtime.checkpoints import boxes, checkpoint  # noqa: E402
+from runtime.checkpoints.checkpoint import latest  # noqa: E402
+from runtime.checkpoints.exported_weights import export  # noqa: E402
+from runtime.comm.group import (  # noqa: E402
+    RankLostError,
+    refusals,
+)
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
-from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
-from runtime.export import export  # noqa: E402
+from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,

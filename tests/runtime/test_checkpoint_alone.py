@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from mistlab.values.plan import Plan
-from runtime import checkpoint
-from runtime.box_files import Reader, Writer
+from runtime.checkpoints import checkpoint
+from runtime.checkpoints.boxes import Reader, Writer
 from tests.runtime.worlds import alone, stage, workload
 
 PLAN = Plan(micro_batches=4, stages=(stage(micro_batch=2),))

@@ -19,16 +19,15 @@ from mistlab.schedule.stage_shape import StageShape
 from mistlab.schedule.turning import zb_v_text
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
-from runtime import checkpoint
+from runtime.checkpoints import checkpoint
 from runtime.checks.collectives.findings import collective_findings, few_batches
-from runtime.checks.fake.device import device_findings
+from runtime.checks.fake.fake_device import device_findings
 from runtime.checks.races.judge import Judge
-from runtime.checks.races.one_rank import trace_of
-from runtime.checks.unlike import unlike_ranks
-from runtime.comm.isolated import isolated
-from runtime.comm.topology import connected
+from runtime.checks.races.recorded_rank import trace_of
+from runtime.checks.sanitizer import unlike_ranks
+from runtime.comm.topology import connected, isolated
 from runtime.engine.storage.boundary import Boundary
-from runtime.engine.streams.simulated import SimulatedStreams
+from runtime.engine.streams.device_streams import SimulatedStreams
 from runtime.engine.work import optimizer
 from tests.pipeline_orders import drawn, whole_backwards
 from tests.runtime.chunk_plans import PLACEMENTS, any_plan, ordered

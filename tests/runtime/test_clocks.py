@@ -20,7 +20,7 @@ from mistlab.values.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.values.measurement import Clocks, Measurement  # noqa: E402
 from mistlab.values.value import from_mapping, to_mapping  # noqa: E402
 from runtime import session  # noqa: E402
-from runtime.profiling.clocks import clocks_of  # noqa: E402
+from runtime.profiling.environment import clocks_of  # noqa: E402
 from runtime.profiling.timing import HostClock  # noqa: E402
 from tests.experiments.test_machine import noted  # noqa: E402
 from tests.experiments.tiny_plans import plan_file  # noqa: E402

@@ -17,8 +17,8 @@ from mistlab.symbolic.layer import expressions_of  # noqa: E402
 from mistlab.symbolic.library import Variant, shipped  # noqa: E402
 from mistlab.symbolic.treatments import core_recomputed  # noqa: E402
 from runtime.models import attention  # noqa: E402
-from runtime.tracing.families import trace_variant  # noqa: E402
-from runtime.tracing.recorder import Recorder  # noqa: E402
+from runtime.tracing.recorder import OperatorRecorder  # noqa: E402
+from runtime.tracing.traced_families import trace_variant  # noqa: E402
 
 VARIANTS = [
     Variant(family="gpt", attention="math", precision="half", dropout=True),
@@ -37,15 +37,15 @@ def traced(variant: Variant) -> LayerGraph:
     again = partial(
         checkpoint, attention._attend_to_parts, use_reentrant=True, preserve_rng_state=False
     )
-    keep = Recorder._keep
+    keep = OperatorRecorder._keep
 
-    def keep_forward(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
+    def keep_forward(recorder: OperatorRecorder, tensor: torch.Tensor) -> torch.Tensor:
         # What runs again keeps tensors as well, within the backward pass.
         return tensor if recorder.phase == "backward" else keep(recorder, tensor)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "_attend_to_parts", again)
-        patch.setattr(Recorder, "_keep", keep_forward)
+        patch.setattr(OperatorRecorder, "_keep", keep_forward)
         return trace_variant(variant).block
 
 

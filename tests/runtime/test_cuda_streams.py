@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime.engine.streams.cuda import CudaStreams  # noqa: E402
+from runtime.engine.streams.device_streams import CudaStreams  # noqa: E402
 
 DEVICE = torch.device("cpu")
 

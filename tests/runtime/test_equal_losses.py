@@ -21,7 +21,7 @@ from mistlab.values.plan import Plan  # noqa: E402
 from runtime.comm.group import Alone  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
-from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.models import attention  # noqa: E402
 from tests.runtime.worlds import CPU, SEED, run_step, stage, workload  # noqa: E402

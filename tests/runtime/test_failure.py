@@ -16,12 +16,14 @@ from mistlab.values.job import Job  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
 from runtime import failure  # noqa: E402
 from runtime.comm import processes  # noqa: E402
-from runtime.comm.shortage import ShortageError  # noqa: E402
+from runtime.comm.group import ShortageError  # noqa: E402
 from runtime.devices.cuda import CudaDriver  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
 from runtime.engine.storage import arena  # noqa: E402
-from runtime.engine.streams.host_lane import HostLane  # noqa: E402
-from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.device_streams import (  # noqa: E402
+    HostLane,
+    SimulatedStreams,
+)
 from runtime.failure import let_go  # noqa: E402
 from runtime.session import Session, Settings  # noqa: E402
 from tests.runtime.worlds import CPU, MIXED, TRAINING, stage, workload  # noqa: E402

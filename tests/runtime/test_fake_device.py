@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from mistlab.values.plan import Offload, Plan  # noqa: E402
 from mistlab.values.workload import Workload  # noqa: E402
-from runtime.checks.fake.device import device_findings, fake_device  # noqa: E402
+from runtime.checks.fake.fake_device import device_findings, fake_device  # noqa: E402
 from runtime.checks.fake.watch import WaitFinding  # noqa: E402
-from runtime.devices.table import DRIVERS  # noqa: E402
+from runtime.devices.cuda import DRIVERS  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from tests.runtime.worlds import MIXED, random_plan, ratios, stage, workload  # noqa: E402
 from tests.sweep import sweep  # noqa: E402
@@ -147,7 +147,7 @@ def test_backward_passes_run_in_a_thread_of_the_device(warm_python: str) -> None
 import os
 import threading
 import torch
-from runtime.checks.fake.device import fake_device
+from runtime.checks.fake.fake_device import fake_device
 threads = []
 class Told(torch.autograd.Function):
     @staticmethod

@@ -15,28 +15,31 @@ from mistlab.machine.cluster import Cluster  # noqa: E402
 from mistlab.schedule.lanes import LANES  # noqa: E402
 from mistlab.values.job import Job  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
-from runtime.checks.fake.device import fake_device  # noqa: E402
-from runtime.checks.fake.driver import MEMORY_BYTES  # noqa: E402
-from runtime.checks.fake.sham import SHAM  # noqa: E402
+from runtime.checks.fake.fake_device import (  # noqa: E402
+    SHAM,
+    fake_device,
+)
+from runtime.checks.fake.fake_driver import MEMORY_BYTES  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
-from runtime.profiling import tiny_blocks  # noqa: E402
-from runtime.profiling.device import Devices  # noqa: E402
+from runtime.profiling import launches as tiny_blocks  # noqa: E402
 from runtime.profiling.environment import (  # noqa: E402
+    Devices,
     device_memory_bytes,
     environment_of,
 )
 from runtime.profiling.launches import launches  # noqa: E402
 from runtime.profiling.links import CopyCase  # noqa: E402
-from runtime.profiling.operators import (  # noqa: E402
+from runtime.profiling.operator_times import (  # noqa: E402
     AttentionSizes,
     BlockSizes,
     block_operator,
     fused_attention,
+    memory_bytes_per_s,
     places_of,
+    product_flop_per_s,
 )
-from runtime.profiling.peaks import memory_bytes_per_s, product_flop_per_s  # noqa: E402
-from runtime.profiling.rank import Rank  # noqa: E402
 from runtime.profiling.side_by_side import Lengths, OverlapCase, StreamLoads  # noqa: E402
+from runtime.profiling.timing import Rank  # noqa: E402
 from runtime.session import Session, Settings  # noqa: E402
 from tests.runtime.worlds import MIXED, stage, workload  # noqa: E402
 

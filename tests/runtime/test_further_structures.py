@@ -12,7 +12,7 @@ from mistlab.symbolic.library import Variant, graph_of  # noqa: E402
 from mistlab.values.model import ModelSpec  # noqa: E402
 from mistlab.values.model_parts import Window  # noqa: E402
 from mistlab.values.workload import Workload  # noqa: E402
-from runtime.tracing.families import trace_variant  # noqa: E402
+from runtime.tracing.traced_families import trace_variant  # noqa: E402
 from tests.runtime.test_blocks_of_today import SIZES, block_of, variant  # noqa: E402
 
 SIZED = {"hidden": 256, "layers": 4, "heads": 4}

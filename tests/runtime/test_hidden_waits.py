@@ -7,16 +7,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab.values.plan import Plan  # noqa: E402
-from runtime.checks.fake.device import device_findings  # noqa: E402
+from runtime.checks.fake.fake_device import device_findings  # noqa: E402
 from runtime.checks.fake.watch import WaitFinding  # noqa: E402
+from runtime.engine.storage.arena import HostPool  # noqa: E402
 from runtime.engine.storage.boundary import Boundary  # noqa: E402
-from runtime.engine.storage.host_pool import HostPool  # noqa: E402
 from runtime.engine.storage.state import Split  # noqa: E402
-from runtime.engine.streams.cuda import CudaStreams  # noqa: E402
+from runtime.engine.streams.device_streams import CudaStreams  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work.layer_passes import Passes  # noqa: E402
-from runtime.engine.work.norm import Squares  # noqa: E402
 from runtime.engine.work.optimizer import Scaling, Stepper  # noqa: E402
+from runtime.engine.work.parameters import Squares  # noqa: E402
 from runtime.models.parallel import VocabularyCrossEntropy  # noqa: E402
 from tests.runtime.planted import Fault, plant  # noqa: E402
 from tests.runtime.worlds import MIXED, stage, workload  # noqa: E402
@@ -236,8 +236,8 @@ def test_the_host_lane_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_finding_says_what_to_do_where(planted: tuple[WaitFinding, ...]) -> None:
     (one,) = (str(one) for one in planted if one.kind == "scalar copied")
     assert re.fullmatch(
-        r"runtime/engine/work/norm\.py:\d+ \(Squares\._note\): Tensor\.__setitem__ in 1R\.4m1 "
-        r"\(last backward\), lane reduce_scatter, \d+ times: scalar copied: the host waits until "
-        r"one number is copied: use zero_ or fill_",
+        r"runtime/engine/work/parameters\.py:\d+ \(Squares\._note\): Tensor\.__setitem__ in "
+        r"1R\.4m1 \(last backward\), lane reduce_scatter, \d+ times: scalar copied: the host waits "
+        r"until one number is copied: use zero_ or fill_",
         one,
     )

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from runtime.engine.streams.host_lane import HostLane
+from runtime.engine.streams.device_streams import HostLane
 
 
 class DeviceEvent:

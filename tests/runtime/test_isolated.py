@@ -8,10 +8,9 @@ torch = pytest.importorskip("torch")
 
 from mistlab.values.plan import Plan  # noqa: E402
 from mistlab.values.workload import Workload  # noqa: E402
-from runtime.comm.isolated import STD, isolated  # noqa: E402
-from runtime.comm.topology import Connections, Topology, connected  # noqa: E402
+from runtime.comm.topology import STD, Connections, Topology, connected, isolated  # noqa: E402  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
-from runtime.engine.streams.simulated import Progress, SimulatedStreams  # noqa: E402
+from runtime.engine.streams.device_streams import Progress, SimulatedStreams  # noqa: E402
 from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     CPU,

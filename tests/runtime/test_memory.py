@@ -15,7 +15,7 @@ from mistlab.values.stages import StageBatch  # noqa: E402
 from mistlab.values.workload import Workload  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.storage.state import LayerState, Split, StageState  # noqa: E402
-from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     TRAINING,

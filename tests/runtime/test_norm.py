@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime.engine.work.norm import ROW, Squares  # noqa: E402
+from runtime.engine.work.parameters import ROW, Squares  # noqa: E402
 from tests.runtime.allocations import Allocations  # noqa: E402
 from tests.runtime.worlds import CPU  # noqa: E402
 

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime.tracing.operators import Call, flop_of, kind_of  # noqa: E402
+from runtime.tracing.traced_operators import TracedCall, flop_of, kind_of  # noqa: E402
 
 GROUPED = torch.ops.aten._grouped_mm.default
 
@@ -24,7 +24,7 @@ def test_a_grouped_product_counts_each_row_once(
     left: tuple[int, ...], right: tuple[int, ...], flop: int
 ) -> None:
     tensors = (torch.empty(left, device="meta"), torch.empty(right, device="meta"))
-    call = Call(GROUPED, tensors, {}, torch.empty(1, device="meta"))
+    call = TracedCall(GROUPED, tensors, {}, torch.empty(1, device="meta"))
     assert kind_of(call) == "matmul"
     assert flop_of(call) == flop
 
@@ -32,7 +32,7 @@ def test_a_grouped_product_counts_each_row_once(
 def test_what_pytorch_has_a_formula_for_is_a_product() -> None:
     x, w = torch.empty(1, 8, 10, device="meta"), torch.empty(4, 8, 3, device="meta")
     options = (None, [1], [0], [1], False, [0], 1)
-    call = Call(
+    call = TracedCall(
         torch.ops.aten.convolution.default,
         (x, w, *options),
         {},
@@ -44,6 +44,6 @@ def test_what_pytorch_has_a_formula_for_is_a_product() -> None:
 
 def test_an_operator_that_no_table_knows_counts_its_elements() -> None:
     x = torch.empty(7, 3, device="meta")
-    call = Call(torch.ops.aten.sort.default, (x,), {}, (x, x))
+    call = TracedCall(torch.ops.aten.sort.default, (x,), {}, (x, x))
     assert kind_of(call) == "other"
     assert flop_of(call) == 21

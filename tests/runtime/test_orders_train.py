@@ -15,8 +15,8 @@ from mistlab.schedule.stage_shape import RING, StageShape
 from mistlab.values.plan import Plan
 from runtime.checks.collectives.findings import collective_findings
 from runtime.checks.races.judge import Judge
-from runtime.checks.races.one_rank import trace_of
-from runtime.checks.unlike import unlike_ranks
+from runtime.checks.races.recorded_rank import trace_of
+from runtime.checks.sanitizer import unlike_ranks
 from tests.pipeline_orders import all_forwards_first, drawn
 from tests.runtime.worlds import (
     MIXED,

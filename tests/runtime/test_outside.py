@@ -21,13 +21,15 @@ from mistlab.values.errors import InputError  # noqa: E402
 from mistlab.values.job import load_job  # noqa: E402
 from mistlab.values.units import GIB_BYTES  # noqa: E402
 from runtime import session  # noqa: E402
-from runtime.comm.shortage import Shortage  # noqa: E402
+from runtime.comm.group import Shortage  # noqa: E402
 from runtime.devices import outside  # noqa: E402
+from runtime.devices.cuda import DRIVERS  # noqa: E402
 from runtime.devices.outside import Cap, outside_bytes  # noqa: E402
-from runtime.devices.table import DRIVERS  # noqa: E402
-from runtime.profiling.device import Devices  # noqa: E402
-from runtime.profiling.environment import device_memory_bytes  # noqa: E402
-from runtime.profiling.world import World  # noqa: E402
+from runtime.profiling.environment import (  # noqa: E402
+    Devices,
+    device_memory_bytes,
+)
+from runtime.profiling.world import ProfiledWorld  # noqa: E402
 from tests.experiments.tiny_plans import plan_file  # noqa: E402
 from tests.runtime.test_profiling import LENGTHS  # noqa: E402
 
@@ -142,7 +144,9 @@ def test_a_shortage_names_what_is_outside(gpu: Gpu, tmp_path: Path) -> None:
 
 def test_a_profile_asks_processes_that_have_connected() -> None:
     """On CPUs a process's own memory: with torch loaded some 100 MB, and messages of 1 MB."""
-    world = World(devices=Devices(kind="cpu", count=2, threads=1), repetitions=1, lengths=LENGTHS)
+    world = ProfiledWorld(
+        devices=Devices(kind="cpu", count=2, threads=1), repetitions=1, lengths=LENGTHS
+    )
     assert 2**26 < world.outside_bytes(2**20) < 2**32
 
 

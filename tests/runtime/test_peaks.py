@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from mistlab.symbolic.stage_model import StageModel  # noqa: E402
 from mistlab.values.plan import Offload, Plan  # noqa: E402
 from mistlab.values.stages import StageBatch  # noqa: E402
-from runtime.comm.isolated import isolated  # noqa: E402
+from runtime.comm.topology import isolated  # noqa: E402
 from runtime.engine.work import optimizer  # noqa: E402
 from tests.runtime.taken_memory import SIZES, assert_predicted, taken_bytes  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402

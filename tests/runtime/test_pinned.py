@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from experiments import run_plan  # noqa: E402
 from experiments.cli.commandline import DONE, run  # noqa: E402
 from experiments.running import plan_worker  # noqa: E402
-from runtime.checks.races.one_rank import standing_in  # noqa: E402
-from runtime.devices.pinned import PAGE_BYTES, kept, lend  # noqa: E402
+from runtime.checks.races.recorded_rank import standing_in  # noqa: E402
+from runtime.devices.driver import PAGE_BYTES, kept, lend  # noqa: E402
 from tests.experiments.tiny_plans import plan_file  # noqa: E402
 from tests.runtime.inline_driver import InlineDriver  # noqa: E402
 

@@ -15,10 +15,10 @@ from mistlab.values.errors import InputError  # noqa: E402
 from mistlab.values.job import Job  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
 from mistlab.values.workload import Workload  # noqa: E402
-from runtime.engine.streams.ranks import StreamedRanks  # noqa: E402
-from runtime.engine.streams.simulated import Progress  # noqa: E402
+from runtime.engine.streams.device_streams import Progress  # noqa: E402
+from runtime.engine.streams.lanes import StreamedRanks  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
-from runtime.engine.work.modules import initial_tensor  # noqa: E402
+from runtime.engine.work.stage_modules import initial_tensor  # noqa: E402
 from runtime.runnable import check_runnable  # noqa: E402
 from tests.runtime import worlds  # noqa: E402
 from tests.runtime.program_races import without_wait  # noqa: E402

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from mistlab.values.plan import Plan  # noqa: E402
 from runtime.comm.group import Pending  # noqa: E402
-from runtime.engine.streams.ranks import StreamedRanks  # noqa: E402
-from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.lanes import StreamedRanks  # noqa: E402
 from runtime.engine.work.products import add_up_inside, adding_up  # noqa: E402
 from runtime.models.config import ModelConfig, config_of, structure_of  # noqa: E402
 from runtime.models.transformer import Block  # noqa: E402

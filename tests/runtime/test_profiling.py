@@ -20,25 +20,24 @@ from mistlab.symbolic.sizes import size_columns  # noqa: E402
 from mistlab.values.errors import InputError  # noqa: E402
 from mistlab.values.model import ModelSpec  # noqa: E402
 from mistlab.values.workload import Workload  # noqa: E402
-from runtime.profiling.device import Devices, devices_of  # noqa: E402
-from runtime.profiling.lanes import ThreadLanes  # noqa: E402
+from runtime.profiling.environment import Devices, devices_of  # noqa: E402
 from runtime.profiling.launches import launches  # noqa: E402
 from runtime.profiling.links import CollectiveCase, CopyCase, SendCase  # noqa: E402
-from runtime.profiling.operators import (  # noqa: E402
-    BlockSizes,
-    block_operator,
-    optimizer_step,
-    places_of,
-)
-from runtime.profiling.rank import group_sizes  # noqa: E402
+from runtime.profiling.operator_times import BlockSizes, block_operator, optimizer_step, places_of  # noqa: E402
 from runtime.profiling.side_by_side import (  # noqa: E402
     Lengths,
     OverlapCase,
     OverlapTiming,
+    ThreadLanes,
     overlap_cases,
 )
-from runtime.profiling.timing import WARM_UPS, HostClock, Timing  # noqa: E402
-from runtime.profiling.world import World  # noqa: E402
+from runtime.profiling.timing import (  # noqa: E402
+    WARM_UPS,
+    HostClock,
+    Timing,
+    group_sizes,
+)
+from runtime.profiling.world import ProfiledWorld  # noqa: E402
 from tests.runtime.ran import Ran  # noqa: E402
 
 BLOCK = BlockSizes(hidden=32, ffn=96, heads=4, sequence_length=16, vocab=64, micro_batch=3)
@@ -153,7 +152,9 @@ FAILING = CollectiveCase(kind="all_gather", gpus=3, size_bytes=65536)
 @pytest.fixture(scope="module")
 def world() -> tuple[list[tuple[Any, Any]], str]:
     """What two processes measured until one of them failed, and the words for that."""
-    measured = World(devices=CPU, repetitions=2, lengths=LENGTHS).measured([*CASES, FAILING])
+    measured = ProfiledWorld(devices=CPU, repetitions=2, lengths=LENGTHS).measured(
+        [*CASES, FAILING]
+    )
     found = [next(measured) for _ in CASES]
     with pytest.raises(InputError) as failed:
         next(measured)

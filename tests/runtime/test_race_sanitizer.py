@@ -13,14 +13,19 @@ from mistlab.schedule import buffers, stage_program
 from mistlab.schedule.stage_program import Op
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
-from runtime.checks.races import one_rank
-from runtime.checks.races.clocked import ClockedDriver, ClockedEvent, ClockedStream
+from runtime.checks.races import recorded_rank as one_rank
+from runtime.checks.races.accesses import (
+    HOST,
+    ClockedDriver,
+    ClockedEvent,
+    ClockedStream,
+    Memory,
+    Trace,
+    Wait,
+)
 from runtime.checks.races.judge import Judge, RaceFinding
-from runtime.checks.races.memory import Memory
-from runtime.checks.races.one_rank import DEVICE, trace_of
-from runtime.checks.races.recorder import Recorder
-from runtime.checks.races.trace import HOST, Trace, Wait
-from runtime.checks.unlike import unlike_ranks
+from runtime.checks.races.recorded_rank import DEVICE, Recorder, trace_of
+from runtime.checks.sanitizer import unlike_ranks
 from runtime.engine.executor import Executor
 from runtime.engine.training import Training
 from tests.runtime.worlds import (

@@ -20,7 +20,7 @@ from runtime.checks.collectives.calls import (  # noqa: E402
 )
 from runtime.comm.group import Group, Pending  # noqa: E402
 from runtime.comm.topology import Topology, connected  # noqa: E402
-from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,

@@ -11,7 +11,7 @@ from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
 from mistlab.values.plan import StagePlan
 from mistlab.values.workload import Workload
-from runtime.baselines.weights import FirstWeights
+from runtime.baselines.baseline import FirstWeights
 from runtime.engine.work.layer_passes import layer_treatments
 from runtime.runnable import check_model
 

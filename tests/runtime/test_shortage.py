@@ -5,9 +5,14 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.distributed import DistBackendError  # noqa: E402
 
-from runtime.comm.group import RankLostError  # noqa: E402
+from runtime.comm.group import (  # noqa: E402
+    RankLostError,
+    Shortage,
+    ShortageError,
+    refusal_in,
+    refusals,
+)
 from runtime.comm.processes import heard_from  # noqa: E402
-from runtime.comm.shortage import Shortage, ShortageError, refusal_in, refusals  # noqa: E402
 
 NCCL = "NCCL error in: NCCLUtils.cpp:94, {}, NCCL version 2.28.9\n{}\nLast error:\n{}"
 UNHANDLED = (

@@ -15,8 +15,7 @@ from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.job import Job
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
-from runtime.checks.small import MOST_BLOCKS, SmallPlan, small
-from runtime.checks.unlike import unlike_ranks
+from runtime.checks.sanitizer import MOST_BLOCKS, SmallPlan, small, unlike_ranks
 from runtime.comm.topology import Topology
 from tests.runtime.worlds import random_plan
 from tests.sweep import sweep

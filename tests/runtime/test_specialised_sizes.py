@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime.sizes import TraceError, symbols  # noqa: E402
-from runtime.tracing.run import run_symbolically, tokens  # noqa: E402
+from runtime.tracing.symbolic_sizes import TraceError, symbols  # noqa: E402
+from runtime.tracing.traced_run import run_symbolically, tokens  # noqa: E402
 
 
 class Fixes(torch.nn.Module):

@@ -21,13 +21,12 @@ from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Offload, Plan
 from runtime.checks.collectives.calls import THEIR_GRADIENTS, calls_of
 from runtime.checks.collectives.findings import collective_findings
-from runtime.checks.fake.device import device_findings
+from runtime.checks.fake.fake_device import device_findings
 from runtime.checks.races.judge import Judge
-from runtime.checks.races.one_rank import trace_of
-from runtime.checks.unlike import unlike_ranks
-from runtime.comm.isolated import isolated
-from runtime.comm.topology import connected
-from runtime.engine.streams.ranks import StreamedRanks
+from runtime.checks.races.recorded_rank import trace_of
+from runtime.checks.sanitizer import unlike_ranks
+from runtime.comm.topology import connected, isolated
+from runtime.engine.streams.lanes import StreamedRanks
 from runtime.engine.work import optimizer
 from runtime.engine.work.layer_passes import Passes
 from tests.pipeline_orders import drawn

@@ -7,10 +7,10 @@ torch = pytest.importorskip("torch")
 from mistlab.engines.table import ENGINES  # noqa: E402
 from mistlab.schedule.stage_program import Op  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
-from mistlab.values.workload import Precision  # noqa: E402
+from mistlab.values.precision import Precision  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work.optimizer import Stepper  # noqa: E402
-from runtime.profiling.counting import WorkCounter  # noqa: E402
+from runtime.profiling.operator_times import WorkCounter  # noqa: E402
 from tests.runtime.worlds import alone, run_step, stage, workload  # noqa: E402
 
 # As runs are set by default: losses are scaled under fp16 alone.

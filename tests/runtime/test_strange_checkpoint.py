@@ -9,10 +9,9 @@ import pytest
 pytest.importorskip("torch")
 
 from mistlab.values.plan import Plan
-from runtime import checkpoint
-from runtime.box_files import METADATA, Reader
-from runtime.boxes import UnreadableError
-from runtime.checkpoint import DamagedError
+from runtime.checkpoints import checkpoint
+from runtime.checkpoints.boxes import METADATA, Reader, UnreadableError
+from runtime.checkpoints.checkpoint import DamagedError
 from tests.runtime.worlds import alone, stage, workload
 
 PLAN = Plan(micro_batches=4, stages=(stage(micro_batch=2),))

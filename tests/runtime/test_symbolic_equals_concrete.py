@@ -12,8 +12,8 @@ from mistlab.symbolic.graph import ModelGraph  # noqa: E402
 from mistlab.symbolic.graphfile import to_mapping  # noqa: E402
 from mistlab.symbolic.layer import expressions_of  # noqa: E402
 from mistlab.symbolic.library import Variant, shipped, variants  # noqa: E402
-from runtime.sizes import SizeSpace  # noqa: E402
-from runtime.tracing.families import Sizes, trace_sizes, trace_variant  # noqa: E402
+from runtime.tracing.symbolic_sizes import SizeSpace  # noqa: E402
+from runtime.tracing.traced_families import Sizes, trace_sizes, trace_variant  # noqa: E402
 from tests.sweep import sweep  # noqa: E402
 
 PLAIN = [variant for variant in variants() if not variant.parts]

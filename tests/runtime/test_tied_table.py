@@ -10,7 +10,7 @@ from mistlab.schedule import stage_program
 from mistlab.schedule.stage_program import Op
 from mistlab.values.plan import Plan
 from runtime.checks.races.judge import Judge
-from runtime.checks.races.one_rank import trace_of
+from runtime.checks.races.recorded_rank import trace_of
 from runtime.engine import executor
 from tests.runtime.worlds import TRAINING, stage, workload
 

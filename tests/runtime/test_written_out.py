@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab.values.plan import Plan  # noqa: E402
-from runtime.engine.work.written_out import _InPlace  # noqa: E402
+from runtime.engine.work.stage_modules import _InPlace  # noqa: E402
 from runtime.models.attention import written_out  # noqa: E402
 from tests.runtime.ran import Ran  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402

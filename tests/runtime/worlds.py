@@ -16,9 +16,9 @@ from mistlab.values.workload import Workload
 from runtime.comm.group import Alone, GroupMaker, own_groups
 from runtime.comm.topology import Connections, connected
 from runtime.engine.executor import Executor, Report
-from runtime.engine.streams.simulated import Progress, SimulatedStreams
+from runtime.engine.streams.device_streams import Progress, SimulatedStreams
 from runtime.engine.training import Training
-from runtime.engine.work.modules import INITIAL_STD, TABLE, TIED, initial_tensor
+from runtime.engine.work.stage_modules import INITIAL_STD, TABLE, TIED, initial_tensor
 from runtime.models.families import model_of
 from tests.runtime.thread_ranks import Meeting, ThreadGroup, run_threads
 

@@ -24,7 +24,7 @@ from searchers.joining.partials import Partials
 from searchers.joining.prices import Columns, Prices
 from searchers.joining.relaxed import Relaxed, Values
 from searchers.ledger import Ledger
-from searchers.membership import mesh_of
+from searchers.meshes import mesh_of
 from searchers.strategies.exhaustive import all_plans
 from tests.searchers.drawn import drawn_problem
 from tests.searchers.test_every_plan import ENOUGH, predictor_of

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 PRELOADED = (
     "experiments.running.training",
-    "runtime.checkpoint",
+    "runtime.checkpoints.checkpoint",
     "runtime.session",
     "torch.distributed.checkpoint",
     "tests.runtime.checkpoint_memory",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from runtime.checks.races.trace import Access, Deed, Kind, Need, Stretch, Trace, Wait
+from runtime.checks.races.accesses import Access, Deed, Kind, Need, Stretch, Trace, Wait
 
 Waits = frozenset[Wait]
 NONE: Waits = frozenset()

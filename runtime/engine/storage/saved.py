@@ -45,7 +45,7 @@ class _View:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Storage:
+class _SavedStorage:
     """A storage that a layer keeps, with all its views."""
 
     size_bytes: int
@@ -67,7 +67,7 @@ class Saved:
     _home: int = field(init=False)
     _moved: int = 0
     # Keys are storages' numbers; no new storage gets the number of one that has views here.
-    _storages: dict[int, _Storage] = field(default_factory=dict)
+    _storages: dict[int, _SavedStorage] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._home = storage_of(self.weights)
@@ -115,7 +115,7 @@ class Saved:
         storage.is_here = True
         self.size_bytes += storage.size_bytes
 
-    def _storage(self, place: int) -> _Storage:
+    def _storage(self, place: int) -> _SavedStorage:
         return list(self._storages.values())[place]
 
     def _pack(self, tensor: Tensor) -> "_View | Tensor":
@@ -130,7 +130,7 @@ class Saved:
             size_bytes = storage.nbytes()
             if size_bytes == 0:
                 return tensor
-            found = self._storages[number] = _Storage(size_bytes=size_bytes)
+            found = self._storages[number] = _SavedStorage(size_bytes=size_bytes)
             self.size_bytes += size_bytes
         view = _View(tensor)
         found.views.append(view)

@@ -1,22 +1,63 @@
-"""A rank's weights, gradients and optimizer state of each layer, and the rings of buffers.
+"""Room on the device for offloaded optimizer state, while layers take their optimizer steps.
 
-A vector that is partly offloaded is ``Split``: its beginning stays on the device, and its tail is
-on the host. Weights and gradients are whole only in an entry of a ring, which layers use in turn.
-The optimizer's vectors are never whole: their two pieces are stepped separately.
+Each step allocates the room anew and frees it, since other tensors need the memory in between.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mistlab.schedule.stage_shape import RING, StageShape
-from runtime.devices.table import driver_of
+from runtime.devices.cuda import driver_of
 from runtime.engine.storage.arena import Arena, Rehearsal, Room
 from runtime.engine.storage.layout import Layout, kept_elements
-from runtime.engine.storage.staging import Staging
+from runtime.engine.streams.lanes import Streams
+
+
+class Staging:
+    """Entries of a ring; each has ``kinds`` vectors (masters and moments) of ``numel`` elements."""
+
+    def __init__(
+        self, entries: Iterable[int], kinds: int, numel: int, device: torch.device
+    ) -> None:
+        self._entries = sorted(set(entries)) if numel else []
+        self._kinds, self._numel, self._device = kinds, numel, device
+        self._slots: dict[int, tuple[Tensor, ...]] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes taken now."""
+        return sum(slot.nbytes for slots in self._slots.values() for slot in slots)
+
+    def open(self) -> None:
+        """Allocate the room."""
+        for entry in self._entries:
+            self._slots[entry] = tuple(
+                torch.empty(self._numel, dtype=torch.float32, device=self._device)
+                for _ in range(self._kinds)
+            )
+
+    def close(self, streams: Streams) -> None:
+        """Free the room."""
+        for slots in self._slots.values():
+            for slot in slots:
+                streams.spoil(slot)
+        self._slots.clear()
+
+    def of(self, entry: int, numel: int) -> list[Tensor]:
+        """The first ``numel`` elements of each vector of an entry."""
+        return [slot[:numel] for slot in self._slots[entry]]
+
+
+# A rank's weights, gradients and optimizer state of each layer, and the rings of buffers.
+#
+# A vector that is partly offloaded is ``Split``: its beginning stays on the device, and its tail
+# is on the host. Weights and gradients are whole only in an entry of a ring, which layers use in
+# turn. The optimizer's vectors are never whole: their two pieces are stepped separately.
+
 
 # Master weights and two moments.
 OPTIMIZER_VECTORS = 3
@@ -225,3 +266,115 @@ def _layer(
 def _ring(sizes: list[int], dtype: torch.dtype, device: Room) -> tuple[Tensor, ...]:
     size = max(sizes, default=0)
     return tuple(device.take(size, dtype) for _ in range(RING))
+
+
+# Points a layer's parameters to their weights and gradients, which are views of flat vectors.
+#
+# Weights and gradients that are gathered or fetched are whole only in an entry of a ring of two.
+# They change from one entry to the other, and the parameters follow them.
+#
+# Gradients of matrices are added to their sums while a layer runs backward. Gradients of vectors
+# are many and small, and adding each would take a kernel. So autograd leaves them with their
+# parameters, and one kernel adds them all.
+
+
+# The embedding's name for the table that the head may borrow.
+OWN_TABLE = "tokens.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _FlatVector:
+    """A flat vector and a layer's parameters in it; ``vectors`` have one dimension."""
+
+    whole: Tensor
+    views: tuple[Tensor, ...]
+    vectors: list[Tensor]
+
+    @classmethod
+    def of(cls, layout: Layout, whole: Tensor) -> Self:
+        """Find a layer's parameters in the flat vector ``whole``."""
+        views = tuple(layout.views(whole).values())
+        return cls(whole=whole, views=views, vectors=[one for one in views if one.dim() == 1])
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Layer:
+    """A layer's own parameters, their places by entry of the rings, and their places now."""
+
+    parameters: tuple[nn.Parameter, ...]
+    vectors: list[nn.Parameter]
+    weights: list[_FlatVector]
+    gradients: list[_FlatVector]
+    weights_now: _FlatVector
+    gradients_now: _FlatVector | None = None
+
+
+class ParameterPlaces:
+    """Points the parameters of a stage's layers to their places."""
+
+    def __init__(self, state: StageState, modules: dict[int, nn.Module]) -> None:
+        self._layers = {layer: _adopt(state, layer, module) for layer, module in modules.items()}
+        shape = state.shape
+        if shape.shares_table:
+            modules[shape.last_layer].get_submodule("projection").weight = modules[
+                shape.first_layer
+            ].get_parameter(OWN_TABLE)
+            # The head's backward pass is the first to add to the table's gradients.
+            self.take_gradients(shape.first_layer, 0)
+
+    def take_weights(self, layer: int, entry: int) -> Tensor:
+        """Point a layer's parameters to its whole weights of an entry; return the flat vector."""
+        one = self._layers[layer]
+        place = one.weights[entry]
+        if place is not one.weights_now:
+            for parameter, view in zip(one.parameters, place.views, strict=True):
+                parameter.data = view
+            one.weights_now = place
+        return place.whole
+
+    def take_gradients(self, layer: int, entry: int) -> Tensor:
+        """Point a layer's gradients to their sums of an entry; return the flat vector."""
+        one = self._layers[layer]
+        place = one.gradients[entry]
+        if place is not one.gradients_now:
+            for parameter, view in zip(one.parameters, place.views, strict=True):
+                parameter.grad = view if view.dim() > 1 else None
+            one.gradients_now = place
+        return place.whole
+
+    def take_vectors(self, layer: int) -> list[Tensor]:
+        """Take the gradients that a backward pass has left with a layer's vectors."""
+        one = self._layers[layer]
+        gradients = [vector.grad for vector in one.vectors if vector.grad is not None]
+        for vector in one.vectors:
+            vector.grad = None
+        return gradients
+
+    def add_vectors(self, layer: int, gradients: list[Tensor]) -> None:
+        """Add gradients of a layer's vectors to their sums."""
+        one = self._layers[layer]
+        if one.vectors:
+            assert one.gradients_now is not None
+            torch._foreach_add_(one.gradients_now.vectors, gradients)
+
+
+def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
+    """Give a module without storage real parameters."""
+    layout, shape = state.layers[layer].layout, state.shape
+    weights = [_FlatVector.of(layout, state.whole_weights(layer, entry)) for entry in range(RING)]
+    gradients = [
+        _FlatVector.of(layout, state.whole_gradients(layer, entry)) for entry in range(RING)
+    ]
+    parameters = []
+    for entry, view in zip(layout.entries, weights[0].views, strict=True):
+        path, _, leaf = entry.name.rpartition(".")
+        parameters.append(nn.Parameter(view.data))
+        setattr(module.get_submodule(path), leaf, parameters[-1])
+    # Weights and gradients that use no ring have one place for every entry.
+    return _Layer(
+        parameters=tuple(parameters),
+        vectors=[one for one in parameters if one.dim() == 1],
+        weights=weights if shape.rings_weights(layer) else weights[:1] * RING,
+        gradients=gradients if shape.rings_gradients(layer) else gradients[:1] * RING,
+        weights_now=weights[0],
+    )

@@ -1,11 +1,387 @@
-"""Chooses the streams for a device."""
+"""The host's lane beside a GPU: a thread for the arithmetic that the host's processors do."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal
 
 import torch
+from torch import Tensor
 
-from runtime.devices.table import driver_of
-from runtime.engine.streams.cuda import CudaStreams
-from runtime.engine.streams.lanes import Streams
-from runtime.engine.streams.simulated import SimulatedStreams
+from mistlab.schedule.lanes import LANES, Lane
+from runtime.comm.group import Pending
+from runtime.devices.cuda import driver_of
+from runtime.devices.driver import Driver, Stream
+from runtime.devices.driver import Event as DeviceEvent
+from runtime.engine.streams.lanes import Event, LaneWork, Streams
+
+Span = tuple[float, float]
+HostEvent = Future[Span]
+
+
+class HostLane:
+    """Runs work of the host in order; its events are futures of start and end in seconds.
+
+    ``thread`` runs one piece of work at a time. Within ``aside`` the work issues its own copies, on
+    a stream that no other lane uses: other lanes' streams have later work queued already.
+    """
+
+    def __init__(
+        self,
+        thread: Executor,
+        aside: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._thread = thread
+        self._aside = aside
+
+    def submit(self, work: LaneWork, waits: Sequence[Event]) -> HostEvent:
+        """Queue work after the lane's other work, and after events of the device."""
+        return self._thread.submit(self._run, work, tuple(waits))
+
+    def close(self) -> None:
+        """Let the thread end after its current work; queued work is dropped."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, work: LaneWork, waits: Sequence[Event]) -> Span:
+        for event in waits:
+            event.synchronize()
+        start = perf_counter()
+        with torch.no_grad(), self._aside():
+            work()
+        return start, perf_counter()
+
+
+# The lanes of a GPU: a stream for each lane; compute uses the current stream.
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _StreamWork:
+    """Work on a stream: the events of its start and its end.
+
+    They are None once the host has waited for them.
+    """
+
+    start: DeviceEvent | None
+    end: DeviceEvent | None
+
+
+class CudaStreams:
+    """Lanes of a GPU; with ``serialises`` all work runs in the order of its submission.
+
+    The thread that issues waits only in ``synchronize`` and ``spans``, and for unfinished work of
+    the host's lane that new work needs. Events that ``spans`` has read are used again: their work
+    has ended, so nobody waits for them any more.
+    """
+
+    def __init__(self, device: torch.device, driver: Driver, *, serialises: bool = False) -> None:
+        self._device, self._driver = device, driver
+        self._serialises = serialises
+        compute = driver.current_stream(device)
+        # Ready transfers go before ready computing, because later computing waits for them.
+        self._streams: dict[Lane, Stream] = {
+            lane: compute if lane == "compute" else driver.stream(device, urgent=True)
+            for lane in LANES
+        }
+        self._host = HostLane(driver.threads("host lane"), self._on_host_stream)
+        self._last: Event | None = None
+        self._log: list[_StreamWork | HostEvent] = []
+        self._free: list[DeviceEvent] = []
+        # Events of ``beside``: the collective waits for the first, compute for the second.
+        self._made, self._reduced = driver.event(), driver.event()
+        self._born_s = perf_counter()
+        self._began = driver.event()
+        self._anchor()
+
+    def stream(self, lane: Lane) -> Stream:
+        """The stream of a lane."""
+        return self._streams[lane]
+
+    def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
+        """Issue work on a lane."""
+        if self._serialises and self._last is not None:
+            waits = (*waits, self._last)
+        if lane == "host":
+            ends = [event.end for event in waits if isinstance(event, _StreamWork)]
+            self._last = self._host.submit(work, [end for end in ends if end is not None])
+        else:
+            self._last = self._launch(lane, work, waits)
+        self._log.append(self._last)
+        return self._last
+
+    def _launch(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> _StreamWork:
+        stream = self._streams[lane]
+        for event in waits:
+            if isinstance(event, Future):
+                event.result()
+            elif event.end is not None:
+                stream.wait_event(event.end)
+        start = self._recorded(stream)
+        if lane == "compute":
+            self.settle(work())
+        else:
+            with self._driver.using(stream), torch.no_grad():
+                self.settle(work())
+        return _StreamWork(start=start, end=self._recorded(stream))
+
+    def settle(self, pending: Pending | None) -> None:
+        """Do nothing: a collective runs in the order of its stream."""
+        assert pending is None
+
+    def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
+        """Run a collective on its lane after compute's work so far, and ``work`` on compute.
+
+        Two events serve all of these collectives: a stream that is told to wait for an event waits
+        for the event's last recording before that.
+        """
+        if self._serialises:
+            self.settle(collective())
+            work()
+            return
+        compute, lane = self._streams["compute"], self._streams["tensor_parallel"]
+        self._made.record(compute)
+        lane.wait_event(self._made)
+        with self._driver.using(lane):
+            self.settle(collective())
+        self._reduced.record(lane)
+        work()
+        compute.wait_event(self._reduced)
+
+    def synchronize(self) -> None:
+        """Wait, in the calling thread, for all work."""
+        for event in self._log:
+            if isinstance(event, Future):
+                event.result()
+        self._driver.synchronize(self._device)
+
+    def spoil(self, tensor: Tensor) -> None:
+        """Do nothing: a GPU's streams check nothing."""
+
+    def spans(self) -> list[Span]:
+        """Start and end of each work in order of submission, in seconds since the lanes began."""
+        self.synchronize()
+        spans = [self._span(ran) for ran in self._log]
+        self._log.clear()
+        self._anchor()
+        return spans
+
+    def close(self) -> None:
+        """Let the host lane's thread end; the device still runs the work that was issued."""
+        self._host.close()
+
+    def _anchor(self) -> None:
+        """Note one moment by the device's clock and by the host's clock.
+
+        The time between two events is a 32-bit number of milliseconds, which over hours would lose
+        its resolution.
+        """
+        self._began.record(self._streams["compute"])
+        self._began.synchronize()
+        self._began_s = perf_counter() - self._born_s
+
+    def _span(self, ran: _StreamWork | HostEvent) -> Span:
+        if isinstance(ran, Future):
+            start_s, end_s = ran.result()
+            return start_s - self._born_s, end_s - self._born_s
+        assert ran.start is not None
+        assert ran.end is not None
+        events = (ran.start, ran.end)
+        ran.start = ran.end = None
+        self._free += events
+        start_s, end_s = (self._began.elapsed_time(event) / 1e3 for event in events)
+        return self._began_s + start_s, self._began_s + end_s
+
+    def _recorded(self, stream: Stream) -> DeviceEvent:
+        event = self._free.pop() if self._free else self._driver.event()
+        event.record(stream)
+        return event
+
+    @contextmanager
+    def _on_host_stream(self) -> Iterator[None]:
+        self._driver.choose(self._device)
+        with self._driver.using(self._streams["host"]):
+            yield
+
+
+# Simulated streams on a CPU, which can vary how far each lane has come, to uncover races.
+#
+# Compute runs its work at once. Other lanes may hold work back: ``eager`` runs all work that can
+# run, ``lazy`` runs nothing before somebody waits for it, ``random`` mixes both, by seed. A
+# correct program gives the same results with each. Memory that may no longer be read is
+# overwritten with NaN.
+
+
+Progress = Literal["eager", "lazy", "random"]
+
+
+def _done() -> None:
+    """Stands in place of work that has run."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Item:
+    lane: Lane
+    work: LaneWork
+    waits: Sequence["_Item"]
+    pending: Pending | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.ended_s is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedStreams:
+    """Lanes as queues of calls; an event is the queued item itself."""
+
+    progress: Progress = "eager"
+    seed: int = 0
+    spoils: bool = True
+    _queues: dict[Lane, deque[_Item]] = field(
+        default_factory=lambda: {lane: deque() for lane in LANES}, init=False
+    )
+    _draw: random.Random = field(init=False)
+    _log: list[_Item] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._draw = random.Random(self.seed)
+
+    def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
+        """Queue work; work on compute waits and runs now."""
+        item = _Item(lane=lane, work=work, waits=waits)
+        self._log.append(item)
+        self._queues[lane].append(item)
+        if lane == "compute":
+            for event in waits:
+                self._run_up_to(event)
+            self._advance_some()
+            self._run_up_to(item)
+        else:
+            self._advance_some()
+        return item
+
+    def settle(self, pending: Pending | None) -> None:
+        """Wait for a collective; the other lanes go on meanwhile, as on a device."""
+        if pending is None:
+            return
+        while not pending.is_ready():
+            if not self._advance_all():
+                pending.wait_a_moment()
+        pending.finish()
+
+    def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
+        """Start a collective, do ``work``, then wait for the collective."""
+        pending = collective()
+        work()
+        self.settle(pending)
+
+    def synchronize(self) -> None:
+        """Run all work."""
+        for queue in self._queues.values():
+            while queue:
+                self._run_up_to(queue[-1])
+
+    def spoil(self, tensor: Tensor) -> None:
+        """Fill a tensor with bytes that are NaN in every floating-point type."""
+        if self.spoils:
+            tensor.view(torch.uint8).fill_(255)
+
+    def spans(self) -> list[tuple[float, float]]:
+        """Start and end of each work, in order of submission."""
+        self.synchronize()
+        spans = []
+        for item in self._log:
+            assert item.started_s is not None
+            assert item.ended_s is not None
+            spans.append((item.started_s, item.ended_s))
+        self._log.clear()
+        return spans
+
+    def close(self) -> None:
+        """Drop all queued work, and the tensors that it holds."""
+        for queue in self._queues.values():
+            queue.clear()
+        self._log.clear()
+
+    def _advance_some(self) -> None:
+        if self.progress == "eager":
+            while self._advance_all():
+                pass
+        elif self.progress == "random":
+            for lane in self._draw.sample(LANES, len(LANES)):
+                while self._draw.random() < 0.5 and self._advance(lane):
+                    pass
+
+    def _advance_all(self) -> bool:
+        """Take each lane one step further if possible; return whether any lane could go."""
+        advanced = [self._advance(lane) for lane, queue in self._queues.items() if queue]
+        return any(advanced)
+
+    def _advance(self, lane: Lane) -> bool:
+        queue = self._queues[lane]
+        if not queue or lane == "compute":
+            return False
+        item = queue[0]
+        started = False
+        if item.started_s is None:
+            if not all(event.is_done for event in item.waits):
+                return False
+            self._start(item)
+            started = True
+        if item.pending is not None:
+            if not item.pending.is_ready():
+                return started
+            item.pending.finish()
+        self._end(item)
+        return True
+
+    def _run_up_to(self, event: _Item) -> None:
+        """Run a lane up to an event, and all work that it waits for."""
+        queue = self._queues[event.lane]
+        while not event.is_done:
+            item = queue[0]
+            if item.started_s is None:
+                for before in item.waits:
+                    self._run_up_to(before)
+            # While another collective was waited for, this lane may have gone on.
+            if item.is_done:
+                continue
+            if item.started_s is None:
+                self._start(item)
+            if item.pending is not None:
+                self._await(item)
+            if not item.is_done:
+                self._end(item)
+
+    def _await(self, item: _Item) -> None:
+        assert item.pending is not None
+        while not item.is_done and not item.pending.is_ready():
+            if not self._advance_all():
+                item.pending.wait_a_moment()
+        if not item.is_done:
+            item.pending.finish()
+
+    def _start(self, item: _Item) -> None:
+        item.started_s = perf_counter()
+        # Work holds tensors and the log holds items, so work that has run is dropped.
+        work, item.work = item.work, _done
+        with torch.no_grad() if item.lane != "compute" else torch.enable_grad():
+            item.pending = work()
+
+    def _end(self, item: _Item) -> None:
+        head = self._queues[item.lane].popleft()
+        assert head is item
+        item.ended_s = perf_counter()
+        # Later work keeps items to wait for; tensors of messages and earlier items go at once.
+        item.pending, item.waits = None, ()
+
+
+# Chooses the streams for a device.
 
 
 def streams_of(device: torch.device, *, serialises: bool = False) -> Streams:

@@ -5,13 +5,15 @@ told to wait for events, which are the ends of other work; apart from these wait
 side. The thread that issues work runs ahead of all lanes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from mistlab.schedule.lanes import Lane
-from runtime.comm.group import Pending
+from runtime.comm.group import Group, Pending
 
 LaneWork = Callable[[], Pending | None]
 Event = Any
@@ -43,3 +45,99 @@ class Streams(Protocol):
 
     def close(self) -> None:
         """Begin no more work: the run is over, or has failed."""
+
+
+# Tensor-parallel ranks of a model that the executor runs: collectives inside a layer.
+
+
+class StreamedRanks:
+    """A group whose collectives run inside a layer, while other lanes go on.
+
+    In the backward pass some products give results that the layer itself does not need. They are
+    put off, and done beside the layer's next reduction, that of its input's gradient; or they are
+    kept for a pass of their own.
+    """
+
+    def __init__(self, group: Group, streams: Streams, *, splits_tokens: bool = False) -> None:
+        self._group, self._streams = group, streams
+        self.size, self.rank = group.size, group.rank
+        self.splits_tokens = splits_tokens and group.size > 1
+        self._put_off: list[Callable[[], object]] = []
+        self._kept: list[Callable[[], object]] | None = None
+
+    @contextmanager
+    def keeping(self) -> Iterator[list[Callable[[], object]]]:
+        """Within the ``with`` block keep products in the list that it gives, and do none."""
+        kept: list[Callable[[], object]] = []
+        self._kept = kept
+        try:
+            yield kept
+        finally:
+            self._kept = None
+
+    @property
+    def keeps_products(self) -> bool:
+        """Whether products are kept for a pass of their own."""
+        return self._kept is not None
+
+    def put_off(self, product: Callable[[], object]) -> None:
+        """Do a product beside the next reduction; do it now if there is only one rank."""
+        if self.size > 1 and self._kept is None:
+            self._put_off.append(product)
+        else:
+            self.do(product)
+
+    def do(self, product: Callable[[], object]) -> None:
+        """Do a product now, unless products are kept."""
+        if self._kept is None:
+            product()
+        else:
+            self._kept.append(product)
+
+    def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Reduce over the group, in place, beside the products that were put off."""
+        if self._put_off:
+            self._streams.beside(lambda: self._group.all_reduce(tensor, operation), self._catch_up)
+        elif self.size > 1:
+            self._streams.settle(self._group.all_reduce(tensor, operation))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Concatenate the group's tensors along the last dimension."""
+        if self.size == 1:
+            return tensor
+        parts = tensor.new_empty(self.size * tensor.numel())
+        self._streams.settle(self._group.all_gather(parts, tensor.contiguous().flatten()))
+        return torch.cat(parts.view(self.size, *tensor.shape).unbind(), -1)
+
+    def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
+        """Concatenate the group's parts of sequences (batch, tokens, ..)."""
+        del again
+        parts = tensor.new_empty(self.size * tensor.numel())
+        self._streams.settle(self._group.all_gather(parts, tensor.contiguous().flatten()))
+        batch, tokens, width = tensor.shape
+        if batch == 1:
+            return parts.view(1, self.size * tokens, width)
+        return torch.cat(parts.view(self.size, *tensor.shape).unbind(), 1)
+
+    def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
+        """Sum whole sequences over the group, beside the products that were put off, and keep this
+        rank's part; the sequences are overwritten."""
+        del of_input
+        batch, tokens, width = tensor.shape
+        if batch == 1:
+            parts = tensor.contiguous().view(self.size, 1, tokens // self.size, width)
+        else:
+            parts = torch.stack(tensor.chunk(self.size, 1))
+        flat = parts.flatten()
+        if self._put_off:
+            self._streams.beside(lambda: self._group.reduce_scatter(flat), self._catch_up)
+        else:
+            self._streams.settle(self._group.reduce_scatter(flat))
+        # A view of it would keep the whole of it alive.
+        return parts[self.rank].clone()
+
+    def _catch_up(self) -> None:
+        products, self._put_off = self._put_off, []
+        while products:
+            # A product's tensors are freed as soon as it is done.
+            products.pop(0)()

@@ -19,13 +19,11 @@ from mistlab.schedule.stage_shape import EMBEDDING
 from mistlab.symbolic.treatments import PLAIN, TREATMENTS, treatments_of
 from mistlab.values.errors import refuse
 from mistlab.values.plan import StagePlan
-from runtime.devices.table import driver_of
-from runtime.engine.storage.host_pool import HostPool
-from runtime.engine.storage.places import ParameterPlaces
+from runtime.devices.cuda import driver_of
+from runtime.engine.storage.arena import HostPool
 from runtime.engine.storage.saved import Saved, storage_of
-from runtime.engine.storage.state import StageState
-from runtime.engine.streams.lanes import LaneWork, Streams
-from runtime.engine.streams.ranks import StreamedRanks
+from runtime.engine.storage.state import ParameterPlaces, StageState
+from runtime.engine.streams.lanes import LaneWork, StreamedRanks, Streams
 
 
 class _Boundary(torch.autograd.Function):

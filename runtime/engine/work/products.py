@@ -2,7 +2,7 @@
 
 Autograd would make the gradient as a new tensor and then add it to the sum, with three more passes
 over the weight's bytes. Here the product that makes the gradient adds it to the sum, which is in
-place before the backward pass begins (``runtime.engine.storage.places``). If the gradient of a
+place before the backward pass begins (``runtime.engine.storage.state``). If the gradient of a
 layer's input is summed over tensor-parallel ranks, products for weights' gradients are put off, to
 run while this sum is under way. A stage whose gradients of weights have passes of their own keeps
 the products for these passes; by then the sum of gradients may be elsewhere. If ranks split tokens,
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.engine.streams.ranks import StreamedRanks
+from runtime.engine.streams.lanes import StreamedRanks
 from runtime.models.parallel import ColumnLinear, MultiplyGathered, RowLinear, shared_parameters
 
 # Takes work, and does it now or later in the same backward pass of the layer.

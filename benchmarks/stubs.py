@@ -1,0 +1,51 @@
+"""Writes the stub of classes that are made from tables, for type checkers: ``make stubs``."""
+
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from mistlab.values import dimension_fields
+
+STUB = Path(dimension_fields.__file__).with_suffix(".pyi")
+
+
+def stub() -> str:
+    """The text of the stub."""
+    kinds = (
+        dimension_fields.Offload,
+        dimension_fields.StageFields,
+        dimension_fields.OffloadRatios,
+        dimension_fields.SpaceFields,
+    )
+    return stub_of("Written by ``make stubs`` from the table of dimensions.", kinds)
+
+
+def stub_of(doc: str, kinds: Iterable[type]) -> str:
+    """The text of a stub for made classes, as type checkers read it."""
+    lines = [f'"""{doc}"""', "", "from dataclasses import dataclass", "from typing import Literal"]
+    for kind in kinds:
+        lines += ["", "@dataclass(frozen=True, slots=True, kw_only=True)"]
+        lines += [f"class {kind.__name__}:"]
+        for entry in fields(kind):
+            is_required = entry.default is MISSING and entry.default_factory is MISSING
+            default = "" if is_required else " = ..."
+            lines.append(f"    {entry.name}: {_type_words(entry.type)}{default}")
+    return "\n".join(lines) + "\n"
+
+
+def _type_words(kind: Any) -> str:
+    """A type as it is written in source."""
+    if get_origin(kind) is Literal:
+        return f"Literal[{', '.join(map(repr, get_args(kind)))}]".replace("'", '"')
+    if get_origin(kind) is tuple:
+        return f"tuple[{_type_words(get_args(kind)[0])}, ...]"
+    parts = get_args(kind)
+    if NoneType in parts:
+        return f"{_type_words(parts[0])} | None"
+    return str(kind.__name__)
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub(), encoding="utf-8")

@@ -1,0 +1,175 @@
+"""A command is a row: the function that runs it, by its path, and its options.
+
+The function's docstring is what ``--help`` says. Neither the row nor its parser imports the
+function's module, which a command does once its options are read.
+"""
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from experiments.cli.commandline import OF_CLUSTER, PLANS, PROBLEM, parser_of, run
+from mistlab.engines.table import names_for_plans
+from mistlab.values.on_use import imported
+from simulators.registry import PREDICTORS
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = PLANS / "gpt3-2.7b-4xl4.yaml"
+TINY = PLANS / "tiny-gpt.yaml"
+DEVICES = ("cpu", "cuda")
+# Kernels of fused attention.
+KERNELS = ("flash", "cudnn", "flash-attn")
+UNLIMITED = 1 << 20
+
+Option = tuple[str, Mapping[str, Any]]
+# How the process of a command ends: as any other; at once after a failure, whatever its threads
+# wait for; or always at once.
+Ending = Literal["usual", "at once after a failure", "at once"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: the path of its function, the common options that it has with their defaults,
+    and options of its own.
+
+    With ``searches`` it has those of searches, too. ``arguments`` are the names of arguments
+    without an option's name, for the command line that a run's page shows. The function gets the
+    parsed options; with ``takes_line`` also the command line, and with ``takes_rest`` the options'
+    ``arguments`` are what stands after ``--``.
+    """
+
+    function: str
+    common: Mapping[str, Any]
+    options: Sequence[Option] = ()
+    searches: bool = False
+    arguments: Sequence[str] = ()
+    takes_line: bool = False
+    takes_rest: bool = False
+    ends: Ending = "usual"
+
+    @property
+    def description(self) -> str:
+        """The docstring of the command's function, whose module is not imported."""
+        module, _, name = self.function.partition(":")
+        text = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        _, _, after = text.partition(f"\ndef {name}(")
+        return inspect.cleandoc(after.split('"""')[1])
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the description."""
+        return " ".join(self.description.partition("\n\n")[0].split())
+
+
+Group = Mapping[str, Command]
+
+
+def option(name: str, about: str = "", default: Any = None, **settings: Any) -> Option:
+    """An option; its type is that of its default, which its help tells."""
+    if default is not None:
+        settings["default"] = default
+        if isinstance(default, int | float | Path):
+            settings.setdefault("type", type(default))
+        if "default" not in about and name.startswith("--") and default != []:
+            about = f"{about} (default: %(default)s)" if about else "default: %(default)s"
+    return name, {**settings, "help": about or None}
+
+
+def flag(name: str, about: str) -> Option:
+    """An option without a value."""
+    return name, {"action": "store_true", "help": about}
+
+
+def path(metavar: str) -> dict[str, Any]:
+    """Settings of an option that names a file or a folder."""
+    return {"type": Path, "metavar": metavar}
+
+
+def experiment(name: str) -> dict[str, Any]:
+    """The common options of experiments, which keep their results in a folder."""
+    return {"seed": 0, "out": Path("runs") / name, "page": None, "json": False, "quick": False}
+
+
+_SEARCH = (
+    option(
+        "--space",
+        "which plans may be chosen: 3d, mist, wide, ..., or a file (default: mist, or moe for "
+        "models with experts)",
+    ),
+    option(
+        "--engine",
+        "engines that may run the plans, in place of the space's own: each has the choices of the "
+        f"space that it can run; of {', '.join(names_for_plans())}",
+        metavar="ENGINE[,ENGINE...]",
+    ),
+    option(
+        "--predictor",
+        "the predictor that searchers ask; events plays whole plans, and cannot be asked for costs "
+        "of single stages",
+        "symbolic",
+        choices=tuple(PREDICTORS),
+    ),
+    option(
+        "--view",
+        "what searches' predictor knows: all (full), no overlap of streams (serial), no slowdown "
+        "of streams (ideal), first and last micro-batches spread (average) or not at all (blind)",
+        "full",
+    ),
+    option("--budget-seconds", "seconds that a searcher may take", type=float),
+    option(
+        "--budget-evaluations",
+        "plans that a searcher may ask about, 1,000 stage candidates as one",
+        type=int,
+    ),
+)
+
+
+def parser_for(command: Command, program: str) -> argparse.ArgumentParser:
+    """The parser of a command, called as a program of this name."""
+    common = dict(command.common)
+    if command.searches:
+        common = {**PROBLEM, **dict.fromkeys(OF_CLUSTER), "seed": 0, **common}
+    parser = parser_of(program, command.description, **common)
+    for flags, settings in (*(_SEARCH if command.searches else ()), *command.options):
+        parser.add_argument(flags, **settings)
+    if command.arguments:
+        parser.set_defaults(arguments=[*command.arguments])
+    return parser
+
+
+def main_of(name: str, command: Command, *, program: str = "") -> Callable[[Sequence[str]], int]:
+    """The function that runs a command with a command line, and returns its exit status."""
+
+    def main(line: Sequence[str]) -> int:
+        own, rest = _split(line) if command.takes_rest else (line, None)
+        parser = parser_for(command, program or f"python -m experiments.{name}")
+        options = parser.parse_args(own)
+        if command.takes_rest:
+            options.arguments = rest
+        status: int = imported(command.function)()(options, *([line] if command.takes_line else []))
+        return status
+
+    return main
+
+
+def execute(name: str, command: Command, line: Sequence[str], *, program: str = "") -> NoReturn:
+    """Run a command, and end the process with its exit status."""
+    main = main_of(name, command, program=program)
+    if command.ends == "usual":
+        sys.exit(run(main, line))
+    imported("experiments.running.run_process:run_as_process")()(
+        main, line, at_once=command.ends == "at once"
+    )
+    raise AssertionError
+
+
+def _split(line: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
+    """The command's own arguments, and those after ``--``; None without it."""
+    if "--" not in line:
+        return line, None
+    end = list(line).index("--")
+    return line[:end], line[end + 1 :]

@@ -1,0 +1,166 @@
+"""Commands about given plans."""
+
+from experiments.cli.command import EXAMPLE, Command, Group, experiment, flag, option, path
+from experiments.cli.commandline import OF_CLUSTER, PLANS, PROBLEM
+from mistlab.engines.table import names_for_plans
+from simulators.registry import PREDICTORS
+
+PLAN_COMMANDS: dict[str, Group] = {
+    "Plans": {
+        "predict": Command(
+            "experiments.reports.predictions:predict",
+            {**dict.fromkeys(OF_CLUSTER), "json": False},
+            (
+                option("plans", **path("PLAN.yaml"), default=[EXAMPLE], nargs="*"),
+                option(
+                    "--simulator",
+                    "closed form, or task by task",
+                    "symbolic",
+                    choices=tuple(PREDICTORS),
+                ),
+                flag(
+                    "--breakdown",
+                    "where the GPUs' time goes: arithmetic at the peak rate, what kernels lose to"
+                    " it, exposed communication by kind, waiting in the pipeline; parts add up to"
+                    " the iteration",
+                ),
+                option(
+                    "--timeline",
+                    "with --simulator events: a trace for Perfetto and a picture of each plan",
+                    **path("DIR"),
+                ),
+                option(
+                    "--variability",
+                    "with --simulator events: what iterations take with jitter, a slow_stage by "
+                    "its slow_stage_factor, a slow_links_factor or a clock_factor; samples (100; "
+                    "of long iterations fewer, 20 at least) and seed say how many are played, and"
+                    " which. Such as jitter=0.1,slow_stage=0,slow_stage_factor=1.2",
+                    metavar="NAME=NUMBER,...",
+                ),
+            ),
+        ),
+        "analyse": Command(
+            "experiments.reports.analysis:analyse",
+            {"json": False},
+            (option("plans", **path("PLAN.yaml"), default=[EXAMPLE], nargs="*"),),
+        ),
+        "survey": Command(
+            "experiments.reports.survey:surveyed",
+            {**PROBLEM, **experiment("survey")},
+        ),
+        "export": Command(
+            "experiments.exporting.exporting:export",
+            {"json": False},
+            (
+                option("plan", **path("PLAN.yaml"), default=EXAMPLE, nargs="?"),
+                option(
+                    "--to",
+                    "(default: that of the plan's engine, or megatron)",
+                    choices=(
+                        "megatron",
+                        "deepspeed",
+                        "torchtitan",
+                        "torchtitan-toml",
+                        "accelerate",
+                    ),
+                ),
+                flag("--strict", "exit status 1 if the plan is not said exactly"),
+                flag("--check", "build the framework's own configuration from the text"),
+            ),
+        ),
+        "import_plan": Command(
+            "experiments.exporting.importing:import_plan",
+            {
+                "model": None,
+                "hardware": "l4-24gb",
+                "nodes": None,
+                "gpus_per_node": None,
+                "sequence_length": None,
+                "global_batch": None,
+                "attention": None,
+                "precision": None,
+                "json": False,
+            },
+            (
+                option("file", default=PLANS / "pretrain-gpt3-2.7b.sh", metavar="FILE", nargs="?"),
+                option(
+                    "--set",
+                    "a variable of a launch script, in place of the script's own value; may be "
+                    "repeated",
+                    [],
+                    action="append",
+                    metavar="NAME=VALUE",
+                ),
+                option(
+                    "--line", "line of the command to read, where a script starts several", type=int
+                ),
+                flag("--strict", "exit status 1 if anything was assumed or ignored"),
+                option("--micro-batch", "sequences of a replica in a micro-batch", type=int),
+                option("--vocab-size", "tokens of a tokenizer that is not known", type=int),
+                option(
+                    "--engine",
+                    "engine that stands for the framework in predictions, such as megatron-core "
+                    "(default: megatron, deepspeed or fsdp)",
+                    choices=names_for_plans(),
+                    metavar="ENGINE",
+                ),
+                option(
+                    "--format",
+                    "whose file it is (default: by its keys)",
+                    choices=(
+                        "megatron",
+                        "megatron-test",
+                        "megatron-yaml",
+                        "megatron-bridge",
+                        "nemo",
+                        "primus",
+                        "flagscale",
+                        "deepspeed",
+                        "accelerate",
+                        "hf-trainer",
+                        "torchtitan",
+                        "nanotron",
+                        "gpt-neox",
+                        "llm-foundry",
+                        "llama-factory",
+                        "axolotl",
+                    ),
+                    metavar="FORMAT",
+                ),
+            ),
+            takes_rest=True,
+        ),
+        "check_exports": Command(
+            "experiments.exporting.export_check:check_exports",
+            {**experiment("check_exports")},
+            (
+                option(
+                    "--python",
+                    "the Python in which a target's framework is installed (default: this one)",
+                    metavar="TARGET=PATH",
+                    nargs="+",
+                ),
+                option(
+                    "--megatron-lm",
+                    "a checkout of Megatron-LM at core 0.16.1, whose parser takes launch lines",
+                    **path("DIR"),
+                ),
+            ),
+        ),
+        "check_imports": Command(
+            "experiments.exporting.check_imports:check_imports",
+            {**experiment("check_imports"), "hardware": "a100-80gb"},
+            (
+                option("folder", **path("FOLDER")),
+                option(
+                    "--list", "files to import (default: the package's own list)", **path("CSV")
+                ),
+                option("--facts", "facts of files (default: the package's own)", **path("YAML")),
+                option(
+                    "--answers", "arguments of scripts (default: the package's)", **path("YAML")
+                ),
+            ),
+            arguments=["folder"],
+        ),
+    },
+}

@@ -1,0 +1,119 @@
+"""Commands that search for plans, and the figures of the published evaluation."""
+
+from pathlib import Path
+
+from experiments.cli.command import Command, Group, experiment, option, path
+from experiments.cli.commandline import PLANS, PROBLEM
+
+SWEEP_EXAMPLE = PLANS.parent / "sweeping" / "small.yaml"
+
+SEARCH_COMMANDS: dict[str, Group] = {
+    "Searches": {
+        "tune": Command(
+            "experiments.comparing.tuning:tune",
+            {"json": False, "quick": False},
+            (
+                option(
+                    "--searcher",
+                    "by name (default: mist, or aceso for models that mist refuses, such as "
+                    "deepseek-v3)",
+                ),
+                option("--out", "the plan file", Path("runs/tune/plan.yaml"), metavar="PLAN.yaml"),
+                option(
+                    "--from",
+                    "tell the few changes of this plan that gain most, instead of searching; "
+                    "model, cluster and batch are the plan's own",
+                    **path("PLAN.yaml"),
+                    dest="start",
+                ),
+            ),
+            searches=True,
+        ),
+        "sweep": Command(
+            "experiments.sweeping.sweeping:sweep",
+            {**experiment("sweep")},
+            (
+                option(
+                    "sweep",
+                    "the file that lists the problems",
+                    SWEEP_EXAMPLE,
+                    metavar="SWEEP.yaml",
+                    nargs="?",
+                ),
+                option("--jobs", "cells at once (default: 1; with --cluster, its CPUs)", type=int),
+                option(
+                    "--cluster",
+                    "solve cells on a Ray cluster: one that is started here, or the one at an "
+                    "address",
+                    metavar="ray[:ADDRESS]",
+                ),
+            ),
+            arguments=["sweep"],
+        ),
+        "compare_searchers": Command(
+            "experiments.comparing.conclusion:compare",
+            {"out": Path("runs/compare_searchers"), "page": None, "json": False, "quick": False},
+            (
+                option(
+                    "--searchers",
+                    "the searchers to compare (default: all that can ask the predictor, once each)",
+                    metavar="A,B,...",
+                ),
+            ),
+            searches=True,
+        ),
+        "speedups": Command(
+            "experiments.comparing.speedups:speedups",
+            {**experiment("speedups"), "hardware": None},
+        ),
+        "search_growth": Command(
+            "experiments.questions.search_growth:grown",
+            {**PROBLEM, **experiment("search_growth"), "global_batch": 32, "space": "mist"},
+            (
+                option(
+                    "--seconds",
+                    "time limit of a search, which then leaves a gap (default: 8, --quick 1)",
+                    type=float,
+                ),
+            ),
+        ),
+    },
+    "Figures of the evaluation": {
+        "end_to_end": Command(
+            "experiments.bars.end_to_end:evaluated",
+            {**experiment("end_to_end"), "hardware": None},
+        ),
+        "speedup_breakdown": Command(
+            "experiments.bars.breakdown:broken_down",
+            {**experiment("speedup_breakdown"), "hardware": None},
+            (
+                option(
+                    "--view",
+                    "what searches see until they know about first and last micro-batches: blind "
+                    "or average",
+                    "blind",
+                ),
+            ),
+        ),
+        "overlap": Command(
+            "experiments.bars.overlap:overlapped",
+            {**experiment("overlap"), "hardware": None},
+            (option("--plans", "random plans to order", 1000),),
+        ),
+        "tuning_time": Command(
+            "experiments.bars.tuning_time:timed",
+            {**experiment("tuning_time"), "hardware": "l4-24gb"},
+            (
+                option(
+                    "--plans",
+                    "plans after which a search is ended, 1,000 stage candidates as one",
+                    3000,
+                ),
+            ),
+        ),
+        "motivation": Command(
+            "experiments.bars.motivation:motivated",
+            {**experiment("motivation"), "hardware": "l4-24gb"},
+        ),
+    },
+}

@@ -1,0 +1,112 @@
+"""The published evaluation as cases: which model on which machine, and what was published of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from mistlab import catalog
+from mistlab.machine.cluster import Cluster
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.errors import InputError, near_matches
+from mistlab.values.search import Problem
+from mistlab.values.workload import Attention, Workload
+
+FAMILIES = ("gpt3", "llama", "falcon")
+ATTENTIONS: tuple[Attention, ...] = ("flash", "math")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One cell of the evaluation's grid."""
+
+    hardware: str
+    model: str
+    attention: Attention
+    nodes: int
+    gpus_per_node: int
+    sequence_length: int
+    global_batch: int
+
+    @property
+    def name(self) -> str:
+        """The case in a few words."""
+        written = "" if self.attention == "flash" else ", written out"
+        return f"{self.hardware.partition('-')[0].upper()} {self.model}{written}"
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the case."""
+        return self.nodes * self.gpus_per_node
+
+    def problem(self) -> Problem:
+        """The case as a problem for searches."""
+        return Problem(
+            workload=Workload(
+                model=catalog.model(self.model),
+                sequence_length=self.sequence_length,
+                global_batch=self.global_batch,
+                attention=self.attention,
+                precision="fp16",
+            ),
+            cluster=Cluster(
+                hardware=catalog.hardware(self.hardware),
+                nodes=self.nodes,
+                gpus_per_node=self.gpus_per_node,
+            ),
+        )
+
+
+@cache
+def evaluation() -> Mapping[str, Any]:
+    """The grid of the evaluation, and figures that were published of it."""
+    name = "speedups.yaml"
+    text = files("experiments.comparing").joinpath(name).read_text(encoding="utf-8")
+    content = parse_yaml(text, name)
+    assert isinstance(content, Mapping)
+    return content
+
+
+def clusters(hardware: str | None = None) -> list[Mapping[str, Any]]:
+    """The clusters of the evaluation, or the one of a hardware; refuses others."""
+    every = evaluation()["clusters"]
+    names = [cluster["hardware"] for cluster in every]
+    if hardware is not None and hardware not in names:
+        message = (
+            f"--hardware {hardware}: the evaluation was not published for it"
+            f"{near_matches(hardware, names)}: give one of {', '.join(names)}"
+        )
+        raise InputError(message)
+    return [cluster for cluster in every if hardware in (None, cluster["hardware"])]
+
+
+def case_of(cluster: Mapping[str, Any], family: str, size: str, attention: Attention) -> Case:
+    """A family's model of a size on a cluster of the evaluation."""
+    (place,) = (place for place in evaluation()["grid"] if place["size"] == size)
+    return Case(
+        hardware=cluster["hardware"],
+        model=f"{family}-{size}",
+        attention=attention,
+        nodes=place["nodes"],
+        gpus_per_node=place["gpus_per_node"],
+        sequence_length=cluster["sequence_length"],
+        global_batch=place["global_batch"],
+    )
+
+
+def sizes() -> Sequence[str]:
+    """The sizes of the evaluation, smallest first."""
+    return [place["size"] for place in evaluation()["grid"]]
+
+
+def measured(case: Case) -> Mapping[str, float]:
+    """Measured speedups that were published of a case, by baseline; of most cases none."""
+    for row in evaluation()["measured"]:
+        if (row["hardware"], row["model"], row["attention"]) == (
+            case.hardware,
+            case.model,
+            case.attention,
+        ):
+            return {name: row[f"over_{name}"] for name in ("megatron", "deepspeed")}
+    return {}

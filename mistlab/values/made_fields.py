@@ -1,0 +1,124 @@
+"""The fields of stages and of spaces: one for each dimension, made from the table's rows.
+
+``mistlab.values.dimension_fields`` has the classes; type checkers read its stub, which
+``python -m benchmarks.stubs`` writes from them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mistlab.engines.table import names_for_plans
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.values.dimension import Dimension
+from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.errors import refuse
+from mistlab.values.value import bounded, check_fields, name_in
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+DEFAULT_ENGINE = "mistlab"
+# Which numbers of its blocks a stage may recompute: all of them, none or all, or any number.
+Recomputation = Literal["all", "none_or_all", "any"]
+# A field of a made class: its name, its type, and ``dataclasses.field`` with its default.
+MadeField = tuple[str, Any, Any]
+
+
+def made(
+    module: str,
+    name: str,
+    doc: str,
+    entries: Iterable[MadeField],
+    check: Callable[[Any], None] = check_fields,
+    *,
+    is_base: bool = False,
+) -> Any:
+    """A frozen value of a module with these fields, which checks them.
+
+    The base of a class that has methods of its own gets none: a dataclass writes them again.
+    """
+    namespace = {"__doc__": doc, "__post_init__": check}
+    kind = make_dataclass(
+        name,
+        entries,
+        frozen=True,
+        slots=True,
+        kw_only=True,
+        init=not is_base,
+        repr=not is_base,
+        eq=not is_base,
+        namespace=namespace,
+    )
+    kind.__module__ = module
+    return kind
+
+
+def check_lists(value: "DataclassInstance") -> None:
+    """Check the fields of a space, or of a part of one; lists must have a choice at least."""
+    check_fields(value)
+    for entry in fields(value):
+        if getattr(value, entry.name) == () and entry.default != ():
+            refuse(entry.name, "is empty: give at least one choice")
+
+
+def held_fields(holder: str) -> Iterator[MadeField]:
+    """Fields of the part of a stage that holds several of its choices, such as ``offload``."""
+    return (_chosen(row.label, row) for row in DIMENSIONS.values() if row.holder == holder)
+
+
+def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
+    """Fields of a stage, in the order of rows: first those that every stage must give."""
+    own = [(name, row) for name, row in DIMENSIONS.items() if not row.holder]
+    for name, row in sorted(own, key=lambda entry: entry[1].default is not None):
+        yield _chosen(name, row)
+    for name, kind in holders.items():
+        yield name, kind, field(default=kind())
+
+
+def listed_held_fields(holder: str) -> Iterator[MadeField]:
+    """Fields of the lists of a space for choices that a part of a stage holds."""
+    return (_listed(row.label, row) for row in DIMENSIONS.values() if row.holder == holder)
+
+
+def space_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
+    """Fields of a space: lists of dimensions, and choices about whole plans between them."""
+    listed = {name: row for name, row in DIMENSIONS.items() if row.is_listed and not row.holder}
+    mesh = {name: row for name, row in listed.items() if row.part == "mesh"}
+    free = [name for name, row in mesh.items() if row.default is None]
+    *degrees, micro_batch = free
+    counts = bounded(minimum=1)
+    yield "name", str, field()
+    yield "engine", str, field(default=DEFAULT_ENGINE, metadata=name_in(names_for_plans))
+    yield from (_listed(name, mesh[name]) for name in degrees)
+    yield "tensor_parallel_in_node", bool, field(default=True)
+    for name in ("pipeline", "micro_batches"):
+        yield name, tuple[int, ...] | None, field(default=None, metadata=counts)
+    yield _listed(micro_batch, mesh[micro_batch])
+    yield from (_listed(name, row) for name, row in mesh.items() if name not in free)
+    yield from (_listed(name, row) for name, row in listed.items() if row.part == "savings")
+    for name, kind in holders.items():
+        yield name, kind, field(default_factory=kind)
+    yield "orders", tuple[str, ...], field(default=(DEFAULT_ORDER,))
+    yield "recomputation", Recomputation, field(default="none_or_all")
+    yield from (_listed(name, row) for name, row in listed.items() if row.part == "layers")
+    yield "unequal_stages", bool, field(default=False)
+    yield "layers_off_balance", int | None, field(default=0, metadata=bounded(minimum=0))
+    yield "unequal_meshes", bool, field(default=False)
+    yield "other_engines", tuple[str, ...], field(default=())
+
+
+def _chosen(name: str, row: Dimension) -> MadeField:
+    """The field of a stage for its value of a dimension."""
+    default = MISSING if row.default is None else row.default
+    content: Any = field(default=default, metadata=row.numbers)
+    return name, float if row.is_ratio else int, content
+
+
+def _listed(name: str, row: Dimension) -> MadeField:
+    """The field of a space that lists a dimension's values; None allows every value of a count of
+    blocks, and of what has no default."""
+    items: Any = tuple[float, ...] if row.is_ratio else tuple[int, ...]
+    is_free = row.default is None or row.part == "layers"
+    default = None if row.default is None else (row.default,)
+    return name, items | None if is_free else items, field(default=default, metadata=row.numbers)

@@ -1,0 +1,396 @@
+"""Parts of a model's tensors, called boxes, which a checkpoint writes from and reads into memory.
+
+A box is a view of the flat vectors that a rank's optimizer steps, so a checkpoint needs no second
+copy of them. A box on the host is written from where it is. Boxes on a device pass one after
+another through one buffer on the host. A box is read straight into its place.
+
+``Saver`` and ``Loader`` describe boxes to ``torch.distributed.checkpoint``. DTensor and
+ShardedTensor could not: they describe rectangles, and a range of a flat vector need not be one.
+"""
+
+import io
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import (
+    create_default_global_load_plan,
+    create_default_global_save_plan,
+)
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from runtime.comm.group import refusal_in
+from runtime.engine.executor import Executor
+from runtime.engine.storage.pieces import Piece
+
+KINDS = ("master", "moment1", "moment2")
+# Larger boxes are cut into boxes of this size, which also limits the size of the host's buffer.
+MOST_BYTES = 64 * 2**20
+
+
+class UnlikeError(ValueError):
+    """A checkpoint has no tensor of the wanted name and shape."""
+
+
+class UnreadableError(ValueError):
+    """The files of a checkpoint are damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Box:
+    """A rectangular part of the tensor ``name``, and the memory in which this rank holds it.
+
+    ``whole`` is the shape of the whole tensor; the box begins at ``offsets`` in it.
+    """
+
+    name: str
+    whole: tuple[int, ...]
+    offsets: tuple[int, ...]
+    values: Tensor
+
+    @property
+    def index(self) -> MetadataIndex:
+        """The box's key in torch.distributed.checkpoint."""
+        return MetadataIndex(self.name, torch.Size(self.offsets))
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        """Offsets and shape of the box in the whole tensor."""
+        return ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=self.values.shape)
+
+
+def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
+    """All boxes of a rank; with ``written``, only the boxes that this rank writes."""
+    parameters = executor.parameters
+    for layer, module in executor.layers.items():
+        for piece in parameters.pieces(layer):
+            if written and not parameters.writes(piece):
+                continue
+            for part in _cut(piece):
+                for number, kind in enumerate(KINDS):
+                    yield Box(
+                        name=f"{kind}.{part.name}",
+                        whole=module.whole_shape(part.name),
+                        offsets=part.offsets,
+                        values=parameters.values(layer, number, part),
+                    )
+
+
+def _cut(piece: Piece) -> Iterator[Piece]:
+    """Cut a piece into runs of rows (or of elements) of at most ``MOST_BYTES`` each."""
+    first, *rest = piece.sizes
+    width = prod(rest)
+    most = max(1, MOST_BYTES // (width * torch.float32.itemsize))
+    for begin in range(0, first, most):
+        yield replace(
+            piece,
+            begin=piece.begin + begin * width,
+            offsets=(piece.offsets[0] + begin, *piece.offsets[1:]),
+            sizes=(min(most, first - begin), *rest),
+        )
+
+
+def is_away(tensor: Tensor) -> bool:
+    """Whether a tensor lies on a device, so that the host must copy it to read it."""
+    return not tensor.is_cpu
+
+
+class Saver(SavePlanner):
+    """Tells torch.distributed.checkpoint which boxes to write, and gives it one box at a time.
+
+    Boxes of a device take turns in one buffer. So the writer must have written a box before it asks
+    for the next: it must have one thread and copy nothing ahead.
+    """
+
+    def __init__(self, boxes: Sequence[Box]) -> None:
+        self._boxes = {box.index: box for box in boxes}
+        away = [box.values.numel() for box in boxes if is_away(box.values)]
+        self._buffer = torch.empty(max(away, default=0))
+
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
+        """Ignore the state dict: the boxes are known already."""
+
+    def create_local_plan(self) -> SavePlan:
+        """List this rank's boxes."""
+        return SavePlan(
+            [
+                WriteItem(
+                    index=index,
+                    type=WriteItemType.SHARD,
+                    tensor_data=TensorWriteData(
+                        chunk=box.chunk,
+                        properties=TensorProperties(dtype=box.values.dtype),
+                        size=torch.Size(box.whole),
+                    ),
+                )
+                for index, box in self._boxes.items()
+            ]
+        )
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Join the lists of all ranks."""
+        return create_default_global_save_plan(all_plans)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """The plan as it is."""
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
+        """The values of a box, on the host."""
+        values = self._boxes[write_item.index].values
+        if is_away(values):
+            values = self._buffer[: values.numel()].view(values.shape).copy_(values)
+        # Through NumPy the tensor's storage is the box alone; of a larger storage the writer would
+        # make a copy.
+        return torch.from_numpy(values.numpy())
+
+
+class Loader(LoadPlanner):
+    """Tells torch.distributed.checkpoint what to read, and into which memory.
+
+    ``is_placing`` is true while a box is being filled.
+    """
+
+    def __init__(self, boxes: Sequence[Box], stored_name: Callable[[str], str]) -> None:
+        self._boxes = {box.index: box for box in boxes}
+        self._stored_name = stored_name
+        self.is_placing = False
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Note the list of the checkpoint's tensors."""
+        assert metadata is not None
+        self._metadata = metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        """List the parts of the checkpoint that fill this rank's boxes."""
+        return LoadPlan([item for box in self._boxes.values() for item in self._items(box)])
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Join the lists of all ranks."""
+        return create_default_global_load_plan(global_plan)
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Never called: a checkpoint holds tensors only."""
+        raise AssertionError
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """The memory of the part of a box that is to be filled next."""
+        target = self._boxes[read_item.dest_index].values
+        lengths = zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        for axis, (begin, length) in enumerate(lengths):
+            target = target.narrow(axis, begin, length)
+        self.is_placing = True
+        return target
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Note that the part is filled."""
+        self.is_placing = False
+
+    def _items(self, box: Box) -> list[ReadItem]:
+        name = self._stored_name(box.name)
+        stored = self._metadata.state_dict_metadata.get(name)
+        if not isinstance(stored, TensorStorageMetadata) or stored.size != torch.Size(box.whole):
+            message = f"it has no {box.name} of {box.whole}"
+            raise UnlikeError(message)
+        items = [
+            replace(item, storage_index=replace(item.storage_index, fqn=name))
+            for item in create_read_items_for_chunk_list(box.name, stored, [box.chunk])
+        ]
+        is_said = all(item.storage_index in self._metadata.storage_data for item in items)
+        if not is_said or sum(prod(item.lengths) for item in items) != box.values.numel():
+            message = f"it has {name} in part only"
+            raise UnreadableError(message)
+        return items
+
+
+# Reads the list of a checkpoint's tensors, and runs nothing that the file names.
+#
+# torch.distributed.checkpoint pickles this list, and a pickle may call any function on the machine
+# that reads it. Here the classes of such a list are made, and nothing else. The tensors themselves
+# are read by ``torch.load(weights_only=True)``, which has a list of its own.
+
+
+_OF_TORCH = "torch.distributed.checkpoint"
+# What the list of a checkpoint is made of, by module.
+_KNOWN: Mapping[str, frozenset[str]] = {
+    f"{_OF_TORCH}.metadata": frozenset(
+        (
+            *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
+            *("BytesStorageMetadata", "ChunkStorageMetadata", "TensorStorageMetadata"),
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    f"{_OF_TORCH}.filesystem": frozenset(("_StorageInfo",)),
+    "torch": frozenset(("Size", "device")),
+    "torch.serialization": frozenset(("_get_layout",)),
+    # Its place since Python 3.13 is another.
+    "pathlib": frozenset(("PosixPath", "WindowsPath")),
+    "pathlib._local": frozenset(("PosixPath", "WindowsPath")),
+}
+
+
+class _ListUnpickler(pickle.Unpickler):
+    """Makes the classes of a checkpoint's list; refuses any other name."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """A class or a type of numbers by its name."""
+        is_number = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_number or name in _KNOWN.get(module, ()):
+            return super().find_class(module, name)
+        message = f".metadata names {module}.{name}, which no list of tensors needs: not loaded"
+        raise UnreadableError(message)
+
+
+def tensors_listed(file: IO[bytes]) -> Any:
+    """What a checkpoint's ``.metadata`` holds; raises ``UnreadableError`` where it would do more
+    than hold a list of tensors."""
+    return _ListUnpickler(file).load()
+
+
+# Writes and reads the files of a checkpoint, by torch.distributed.checkpoint.
+#
+# A file that cannot be written raises ``OSError``. A file that cannot be read raises
+# ``UnreadableError``. Errors of a device, and errors for want of memory, are passed on unchanged.
+
+
+# What reading raises if a file does not hold the bytes that were written.
+SENSELESS = (
+    OSError,
+    EOFError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+)
+
+
+METADATA = ".metadata"
+
+
+class Writer(FileSystemWriter):
+    """Writes one file a rank in one thread, and asks for a box only when the last one is written.
+
+    Copying ahead would need many boxes at once, but ``Saver`` gives one at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, single_file_per_rank=True, thread_count=1, per_thread_copy_ahead=0)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the boxes of this rank."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            # torch's writer of archives reports its position, not the file system's error.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+
+class Reader(FileSystemReader):
+    """Reads the files of a checkpoint, which another plan may have written."""
+
+    def metadata(self) -> Metadata:
+        """The list of the checkpoint's tensors; raises ``UnreadableError`` if it is damaged."""
+        try:
+            metadata = self.read_metadata()
+        except UnreadableError:
+            raise
+        except SENSELESS as error:
+            raise UnreadableError(_reason(error)) from error
+        if not isinstance(metadata, Metadata):
+            message = f".metadata holds a {type(metadata).__name__}"
+            raise UnreadableError(message)
+        return metadata
+
+    def read_metadata(self, *_: object, **__: object) -> Metadata:
+        """The list of the checkpoint's tensors, as torch reads it, but for names of anything else
+        in the file: a checkpoint may be a stranger's."""
+        with (Path(self.path) / METADATA).open("rb") as file:
+            found = tensors_listed(file)
+        if getattr(found, "storage_meta", None) is None:
+            found.storage_meta = StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return cast("Metadata", found)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill the boxes of this rank."""
+        loader = cast("Loader", planner)
+        try:
+            return super().read_data(plan, loader)
+        except SENSELESS as error:
+            is_of_file = not loader.is_placing or isinstance(error, AssertionError)
+            if not is_of_file or refusal_in(error) is not None:
+                raise
+            raise UnreadableError(_reason(error)) from error
+
+
+def read_alone(reader: Reader, loader: Loader) -> None:
+    """Fill the boxes of the only process, step by step as torch does it.
+
+    ``torch.distributed.checkpoint.load`` warns a process that is alone, and warnings can only be
+    hidden from all threads of the process together.
+    """
+    reader.reset()
+    metadata = reader.metadata()
+    loader.set_up_planner({}, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    own = reader.prepare_local_plan(loader.create_local_plan())
+    (plan,) = reader.prepare_global_plan(loader.create_global_plan([own]))
+    reader.read_data(loader.finish_plan(plan), loader).wait()
+
+
+def write_alone(writer: Writer, saver: Saver) -> None:
+    """Write the boxes of the only process, step by step as torch does it."""
+    writer.reset()
+    saver.set_up_planner({}, writer.storage_meta(), is_coordinator=True)
+    writer.set_up_storage_writer(is_coordinator=True)
+    own = writer.prepare_local_plan(saver.create_local_plan())
+    plans, metadata = saver.create_global_plan([own])
+    (plan,) = writer.prepare_global_plan(plans)
+    written = writer.write_data(saver.finish_plan(plan), saver).wait()
+    writer.finish(metadata, [written])
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error's message, or the error's class if it has none."""
+    said = str(error).strip().partition("\n")[0]
+    return said if said and isinstance(error, OSError | RuntimeError) else type(error).__name__

@@ -1,0 +1,243 @@
+"""Finds the checkpoints in a folder; a complete checkpoint is a folder called ``step-N``."""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from torch import distributed
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+
+from mistlab.values.datafile import read_yaml, write_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.model import ModelSpec
+from mistlab.values.value import to_mapping
+from runtime.checkpoints.boxes import (
+    Box,
+    Loader,
+    Reader,
+    Saver,
+    UnlikeError,
+    UnreadableError,
+    Writer,
+    boxes_of,
+    read_alone,
+    write_alone,
+)
+from runtime.comm.group import RankLostError
+from runtime.comm.processes import gathered, heard_from, is_distributed, meet
+from runtime.engine.executor import Executor
+from runtime.engine.work.stage_modules import TABLE, TIED
+
+_NAME = re.compile(r"step-(\d+)")
+
+
+def checkpoint_path(folder: Path, steps: int) -> Path:
+    """The path of the checkpoint after ``steps`` steps."""
+    return folder / f"step-{steps}"
+
+
+def complete(folder: Path) -> list[Path]:
+    """The paths of all complete checkpoints, the newest first."""
+    steps = [
+        (int(match[1]), path)
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _NAME.fullmatch(path.name))
+    ]
+    return [path for _, path in sorted(steps, reverse=True)]
+
+
+def latest(folder: Path) -> Path | None:
+    """The path of the newest complete checkpoint, if there is one."""
+    return next(iter(complete(folder)), None)
+
+
+# Writes checkpoints of a training run, and resumes one under the same or another plan.
+#
+# A checkpoint holds tensors of the whole model, in the format of torch.distributed.checkpoint, and
+# the model's description in YAML. Each rank writes the parts of master weights and moments that
+# its optimizer steps, and reads the parts that it needs, whichever ranks wrote them. A checkpoint
+# is written into a folder ``.part``, which is renamed when every rank is done. So a folder with a
+# checkpoint's name is complete.
+
+
+MODEL = "model.yaml"
+# The tensor of all numbers besides the model's tensors, such as the number of steps.
+_COUNTS = "counts"
+Kinds = type[Exception] | tuple[type[Exception], ...]
+
+
+class UnsavedError(RuntimeError):
+    """A checkpoint cannot be written."""
+
+
+class DamagedError(InputError):
+    """The files of a checkpoint are damaged."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return (
+            f"--resume {self.path}: cannot be read ({self.problem}): it is damaged: "
+            "give another checkpoint"
+        )
+
+
+def save(executor: Executor, folder: Path) -> Path:
+    """Finish the work that is under way, and write the checkpoint ``folder/step-N``."""
+    executor.flush()
+    path = checkpoint_path(folder, executor.steps)
+    try:
+        _write(executor, path)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        message = f"{path}: cannot be written ({reason}): free space, or give another --out"
+        raise UnsavedError(message) from error
+    return path
+
+
+def load(executor: Executor, path: Path) -> None:
+    """Load a checkpoint into the executor; all ranks raise the same error about its files.
+
+    A damaged checkpoint may have been read in part. Then the state is unusable until another
+    checkpoint is loaded.
+    """
+    problem = next((one for one in gathered(_problem_of(executor, path)) if one is not None), None)
+    if problem is not None:
+        raise problem
+    counts = _counts_of(executor)
+    loader = Loader(
+        [*boxes_of(executor, written=False), counts], lambda name: _stored_name(executor, name)
+    )
+    try:
+        with _hearing_all_errors((UnlikeError, UnreadableError)):
+            if is_distributed():
+                load_state({}, storage_reader=Reader(path), planner=loader)
+            else:
+                read_alone(Reader(path), loader)
+    except UnreadableError as error:
+        raise DamagedError(path, str(error)) from error
+    except UnlikeError as error:
+        message = f"--resume {path}: {error}: it is of another sequence_length: give another"
+        raise InputError(message) from error
+    executor.set_counts(counts.values)
+
+
+def load_latest(executor: Executor, folder: Path, tell: Callable[[str], None]) -> Path | None:
+    """Load the newest checkpoint of a folder that can be read; None if the folder has none.
+
+    Only the first rank lists the folder: on a shared disk other ranks may see a file later.
+    """
+    paths = gathered(complete(folder))[0]
+    for path in paths:
+        try:
+            load(executor, path)
+        except DamagedError as error:
+            tell(f"{path}: cannot be read ({error.problem}): it is damaged, and left out")
+        else:
+            return path
+    if paths:
+        message = f"{folder}: none of its checkpoints can be read: move it away to begin anew"
+        raise InputError(message)
+    return None
+
+
+def _write(executor: Executor, path: Path) -> None:
+    unfinished = path.with_suffix(".part")
+    is_first = executor.connections.rank == 0
+    if is_first:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        write_yaml(to_mapping(executor.model), unfinished / MODEL)
+    meet()
+    saver = Saver(
+        [*boxes_of(executor, written=True), *([_counts_of(executor)] if is_first else [])]
+    )
+    with _hearing_all_errors(OSError):
+        if is_distributed():
+            save_state({}, storage_writer=Writer(unfinished), planner=saver)
+        else:
+            write_alone(Writer(unfinished), saver)
+    meet()
+    if is_first:
+        shutil.rmtree(path, ignore_errors=True)
+        unfinished.rename(path)
+    meet()
+
+
+def _problem_of(executor: Executor, path: Path) -> InputError | None:
+    """Why a checkpoint cannot be resumed, from its small files; None if nothing is wrong."""
+    if not (path / MODEL).is_file():
+        if path in complete(path.parent):
+            return DamagedError(path, f"it has no {MODEL}")
+        return InputError(
+            f"--resume {path}: there is no checkpoint: give a folder step-N, or the one it is in"
+        )
+    try:
+        # A field that the file does not have could not be chosen when the file was written.
+        stored = ModelSpec.from_mapping(read_yaml(path / MODEL))
+        Reader(path).metadata()
+    except (InputError, UnreadableError) as error:
+        return DamagedError(path, str(error))
+    return _model_difference(to_mapping(stored), to_mapping(executor.model), path)
+
+
+def _model_difference(
+    stored: Mapping[str, object], own: Mapping[str, object], path: Path
+) -> InputError | None:
+    """An error if the stored model is another, even if its tensors have the same shapes."""
+    for name, value in own.items():
+        if name != "name" and stored.get(name) != value:
+            return InputError(
+                f"--resume {path}: its model has {name} {stored.get(name)}, the plan's {value}: "
+                "give a checkpoint of the plan's model"
+            )
+    return None
+
+
+def _counts_of(executor: Executor) -> Box:
+    counts = executor.counts()
+    return Box(name=_COUNTS, whole=tuple(counts.shape), offsets=(0,), values=counts)
+
+
+def _stored_name(executor: Executor, name: str) -> str:
+    """The tensor's name in the files: of two tied tables only the embedding's is written."""
+    return name.replace(TIED, TABLE) if executor.parameters.tied else name
+
+
+@contextmanager
+def _hearing_all_errors(of_files: Kinds) -> Iterator[None]:
+    """A context for a call that all ranks make; every rank hears of the others' errors.
+
+    An error ``of_files`` is raised on all ranks. Any other error is raised on its own rank, and the
+    other ranks raise ``RankLostError``.
+    """
+    ranks = range(distributed.get_world_size()) if is_distributed() else None
+    try:
+        with nullcontext() if ranks is None else heard_from(ranks):
+            yield
+    except CheckpointException as error:
+        failures = {rank: failure for rank, (failure, _) in sorted(error.failures.items())}
+        own = distributed.get_rank() if is_distributed() else 0
+        raise failure_of(own, failures, of_files) from error
+
+
+def failure_of(own: int, failures: Mapping[int, BaseException], of_files: Kinds) -> BaseException:
+    """The error that rank ``own`` raises, given the errors of all ranks.
+
+    If all errors are ``of_files``, every rank raises the first of them. Otherwise a rank with
+    another error raises its own, and the other ranks say that this rank is lost.
+    """
+    others = {rank: one for rank, one in failures.items() if not isinstance(one, of_files)}
+    if not others:
+        return next(iter(failures.values()))
+    if own in others:
+        return others[own]
+    rank, failure = next(iter(others.items()))
+    said = str(failure).strip().partition("\n")[0] or type(failure).__name__
+    return RankLostError(f"rank {own}: rank {rank} failed at a checkpoint ({said})")

@@ -1,0 +1,213 @@
+"""Registers a kind of device with torch, "sham", that exists in name only; needs no compiler.
+
+A process cannot forget a kind of device. So the device says that it is not available, and code that
+looks for an accelerator, such as torch's checkpoints, does not use it. Still, torch pins memory
+by it from then on. So a process that trains on GPUs should not register it.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import final
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import backend_registration
+
+from mistlab.values.errors import InputError
+from mistlab.values.plan import Plan
+from mistlab.values.workload import Workload
+from runtime.checks.fake.fake_driver import FakeDriver
+from runtime.checks.fake.hidden_waits import CudaWays, HiddenWaits
+from runtime.checks.fake.watch import WaitFinding, Watch
+from runtime.comm.group import GroupMaker, own_groups
+from runtime.comm.topology import connected
+from runtime.devices.cuda import DRIVERS
+from runtime.engine.executor import Batches, Executor
+from runtime.engine.streams.device_streams import streams_of
+from runtime.engine.training import Training
+
+SHAM = "sham"
+
+
+@cache
+def register() -> None:
+    """Register the kind of device with torch, once in a process."""
+    setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+    if setup is None:
+        message = (
+            f"torch {torch.__version__} cannot be told of a device without a compiler: install "
+            "torch 2.11 to 2.13 for this check"
+        )
+        raise InputError(message)
+
+    class Module(backend_registration._DummyBackendModule):
+        def is_available(self) -> bool:
+            return False
+
+    class Hook(torch._C._acc.PrivateUse1Hooks):
+        def is_available(self) -> bool:
+            return False
+
+        def has_primary_context(self, device_index: int) -> bool:
+            return False
+
+        def is_built(self) -> bool:
+            return True
+
+    try:
+        setup(SHAM, backend_module=Module(), hook=Hook())
+    except RuntimeError as error:
+        message = (
+            f"torch knows another maker's device already ({error}): run this check in a process "
+            "that does not import its package"
+        )
+        raise InputError(message) from error
+
+
+@cache
+def has_own_thread() -> bool:
+    """Whether autograd has a thread for the device.
+
+    Autograd starts its threads at a process's first backward pass, for the devices known then.
+    """
+    with FakeTensorMode():
+        x = torch.zeros((), device=SHAM, requires_grad=True)
+        try:
+            x.neg().backward()
+        except RuntimeError:
+            return False
+    return True
+
+
+# Groups with only one real rank, which check tensors as NCCL does.
+#
+# A collective is in the order of the current stream, so nobody waits for it. It leaves tensors as
+# they are, because tensors without memory have no values.
+
+
+@final
+class FakeGroup:
+    """A group of ``size`` ranks; only ``rank`` exists."""
+
+    def __init__(self, size: int, rank: int, watch: Watch) -> None:
+        self.size, self.rank = size, rank
+        self._watch = watch
+
+    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Only check the tensor."""
+        self._check("all_reduce", tensor)
+
+    def all_gather(self, whole: Tensor, own: Tensor) -> None:
+        """Only check the tensors and their sizes."""
+        self._check("all_gather", whole, own)
+        self._check_parts("all_gather", whole, own.numel())
+
+    def reduce_scatter(self, whole: Tensor) -> None:
+        """Only check the tensor and its size."""
+        self._check("reduce_scatter", whole)
+        self._check_parts("reduce_scatter", whole, whole.numel() // self.size)
+
+    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+        """Only check the tensors and the ranks."""
+        for tensor, peer in (*sends, *receives):
+            self._check("exchange", tensor)
+            if not 0 <= peer < self.size or peer == self.rank:
+                self._watch.note("collective", "exchange", f"there is no other rank {peer}")
+
+    def _check(self, name: str, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            if tensor.device.type == "cpu":
+                self._watch.note("collective", name, "a tensor is on the CPU")
+            if not tensor.is_contiguous():
+                self._watch.note("collective", name, "a tensor is not in one piece")
+
+    def _check_parts(self, name: str, whole: Tensor, part: int) -> None:
+        if whole.numel() != self.size * part:
+            said = f"{whole.numel()} elements are not {self.size} ranks' {part}"
+            self._watch.note("collective", name, said)
+
+
+def fake_maker(rank: int, watch: Watch) -> GroupMaker:
+    """A function that makes the groups of one rank."""
+    return own_groups(rank, lambda _, ranks: FakeGroup(len(ranks), ranks.index(rank), watch))
+
+
+# A stand-in for a GPU without memory, which shows where the host would wait for a GPU.
+#
+# Its tensors are fake: they have a size and a device, but no values, and whole iterations take no
+# time. Operators on tensors of two devices fail as on a GPU, and backward passes run in the
+# device's own thread. The runtime uses a device only through a ``Driver``, so one more driver is
+# enough.
+
+
+# The first iteration makes memory that lasts. The second takes the optimizer step of the first.
+ITERATIONS = 2
+
+
+@contextmanager
+def fake_device() -> Iterator[Watch]:
+    """Within the ``with`` block there is a device called "sham"; the ``Watch`` gathers findings.
+
+    All tensors made in the block are fake, those on the CPU too. Afterwards the process should end
+    by ``os._exit``, as ``experiments.sanitize`` does: at the end of the interpreter autograd's
+    thread for the device aborts some processes.
+    """
+    register()
+    watch = Watch()
+    driver = FakeDriver(watch)
+    threads = torch.get_num_threads()
+    with ExitStack() as stack:
+        stack.callback(DRIVERS.pop, SHAM)
+        DRIVERS[SHAM] = driver
+        # Fake tensors work in one thread only, so torch must report one thread.
+        stack.callback(torch.set_num_threads, threads)
+        torch.set_num_threads(1)
+        stack.enter_context(torch.autograd.set_multithreading_enabled(has_own_thread()))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        ways = CudaWays(watch)
+        stack.enter_context(HiddenWaits(driver, watch, ways))
+        stack.enter_context(ways)
+        yield watch
+
+
+def device_findings(
+    workload: Workload, plan: Plan, rank: int, training: Training, *, serialises: bool = False
+) -> tuple[WaitFinding, ...]:
+    """Places where one rank's host would wait for its GPU, or would fail; the rank runs alone.
+
+    Nothing is computed and nothing takes memory, so a plan of any size can be checked.
+    """
+    with fake_device() as watch:
+        device = torch.device(SHAM, 0)
+        try:
+            connections = connected(
+                plan,
+                rank,
+                fake_maker(rank, watch),
+                tied=workload.model.tied_embeddings,
+                device=device,
+            )
+            streams = streams_of(device, serialises=serialises)
+            executor = Executor(
+                workload, plan, connections, streams, training, device=device, seed=None
+            )
+            _train(executor, workload, plan)
+        except Exception as error:
+            if watch.stopped_by is not error:
+                raise
+    return watch.findings
+
+
+def _train(executor: Executor, workload: Workload, plan: Plan) -> None:
+    own = plan.stages[executor.connections.place.stage]
+    shape = (own.micro_batch, workload.sequence_length)
+    tokens, targets = (torch.zeros(shape, dtype=torch.int64, device=executor.device),) * 2
+    batches: Batches = [(tokens, targets)] * plan.micro_batches
+    for _ in range(ITERATIONS):
+        executor.iterate(batches)
+        executor.report()
+        executor.streams.spans()
+    executor.flush()
+    executor.release()

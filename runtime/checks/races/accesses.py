@@ -1,0 +1,509 @@
+"""A graph of one rank's work: stretches of work, their order, and the memory that they touch.
+
+An actor is a stream of the device, the host's thread that issues, or the host's lane. A stretch is
+an actor's work between two points at which the actor waits for others, or others wait for it.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from runtime.devices.driver import DevicePeaks
+
+# Names of the thread that issues and of the host's lane (``mistlab.schedule.lanes.LANES``).
+HOST, HOST_LANE = "issuing thread", "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Wait:
+    """A wait of ``task`` on ``lane`` for the end of another task."""
+
+    task: str
+    lane: str
+    for_task: str
+    for_lane: str
+
+    def __str__(self) -> str:
+        return f"{self.task} on {self.lane} waits for {self.for_task} on {self.for_lane}"
+
+
+class Source(NamedTuple):
+    """A stretch that must come before another, and the wait that orders the two, if one does."""
+
+    stretch: int
+    wait: Wait | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stretch:
+    """Work of one actor, after all its ``sources``, which have lower numbers."""
+
+    actor: str
+    task: str
+    sources: list[Source]
+
+
+class Access(NamedTuple):
+    """An operator's use of bytes ``begin`` to ``end`` of a storage."""
+
+    stretch: int
+    storage: int
+    begin: int
+    end: int
+    writes: bool
+    operator: str
+    task: str
+
+
+Kind = Literal["race", "used before allocated", "freed while used"]
+
+
+class Deed(NamedTuple):
+    """An action of a task on an actor, in words."""
+
+    task: str
+    actor: str
+    does: str
+
+    def __str__(self) -> str:
+        return f"{self.task} on {self.actor} {self.does}"
+
+
+class Need(NamedTuple):
+    """Two stretches that must be in order: the rule, and the two uses of memory behind it."""
+
+    earlier: int
+    later: int
+    kind: Kind
+    first: Access | Deed
+    second: Access | Deed
+    memory: Access
+
+
+@dataclass(slots=True, eq=False)
+class Trace:
+    """The graph, in the order in which the host issued the work."""
+
+    stretches: list[Stretch] = field(default_factory=list)
+    accesses: list[Access] = field(default_factory=list)
+    needs: list[Need] = field(default_factory=list)
+    # The name of each storage, and names of byte ranges in some storages.
+    storages: list[str] = field(default_factory=list)
+    parts: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
+    # Gives the name of the task that is being issued.
+    issuing: Callable[[], str] = "start".__str__
+    _last: dict[str, int] = field(default_factory=dict)
+    # Actors whose last stretch can take more work, and actors whose last stretch has some.
+    _open: set[str] = field(default_factory=set)
+    _busy: set[str] = field(default_factory=set)
+    # By pair of actor and host actor: the host's last stretch that the actor comes after.
+    _heard: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        """The task that is being issued."""
+        return self.issuing()
+
+    def called(self, access: Access) -> str:
+        """The name of the memory that an access touches."""
+        names = [
+            name
+            for begin, end, name in self.parts.get(access.storage, ())
+            if begin < access.end and access.begin < end
+        ]
+        return " and ".join(names) or self.storages[access.storage]
+
+    def deed(self, access: Access | Deed) -> Deed:
+        """An access as a deed, in words."""
+        if isinstance(access, Deed):
+            return access
+        does = "writes" if access.writes else "reads"
+        return Deed(
+            task=access.task,
+            actor=self.stretches[access.stretch].actor,
+            does=f"{does} bytes {access.begin:,} to {access.end:,} ({access.operator})",
+        )
+
+    def reached(self, actor: str) -> int | None:
+        """End the actor's last stretch and return its number; None if the actor has none."""
+        self._open.discard(actor)
+        return self._last.get(actor)
+
+    def follow(self, actor: str, source: int | None, wait: Wait | None = None) -> None:
+        """Let the actor's work from now on come after a stretch."""
+        if source is not None:
+            is_new = actor in self._open and actor not in self._busy
+            # Sources have lower numbers, so that one pass over the stretches finds their order.
+            if not is_new or self._last[actor] < source:
+                self._begin(actor)
+            self.stretches[self._last[actor]].sources.append(Source(source, wait))
+
+    def work(self, actor: str, host: str) -> int:
+        """The stretch of the work that the host's actor ``host`` gives to ``actor`` now."""
+        if actor != host:
+            heard = self.reached(host)
+            if heard is not None and self._heard.get((actor, host)) != heard:
+                self._heard[actor, host] = heard
+                self.follow(actor, heard)
+        if actor not in self._open:
+            self._begin(actor)
+        self._busy.add(actor)
+        return self._last[actor]
+
+    def moment(self, actor: str, host: str) -> int:
+        """A new stretch without work, after all work of ``actor`` and ``host`` so far."""
+        sources = [self.reached(one) for one in {actor, host}]
+        found = [Source(one) for one in sources if one is not None]
+        self.stretches.append(Stretch(actor=actor, task=self.task, sources=found))
+        return len(self.stretches) - 1
+
+    def _begin(self, actor: str) -> None:
+        before = self._last.get(actor)
+        self._last[actor] = len(self.stretches)
+        sources = [] if before is None else [Source(before)]
+        self.stretches.append(Stretch(actor=actor, task=self.task, sources=sources))
+        self._open.add(actor)
+        self._busy.discard(actor)
+
+
+# Follows the memory that operators touch, from its allocation to its end.
+#
+# CUDA's caching allocator hands memory out to one stream. It has two rules for memory that several
+# streams use. Another stream may use the memory only after the point of the allocating stream at
+# which it was allocated. The memory may be freed only when the allocating stream has waited for
+# every user.
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Storage:
+    """Live memory; ``owner`` is the stream that allocated it, or the host.
+
+    It is None for memory from before the trace, to which the allocator's rules are not applied.
+    """
+
+    number: int
+    owner: str | None
+    made_at: int | None = None
+    made: str = ""
+    is_host: bool = False
+    # The last use of each actor.
+    users: dict[str, Access] = field(default_factory=dict)
+    watch: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class Memory:
+    """Notes in a trace which bytes are touched; finds storages by their identity."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._live: dict[int, _Storage] = {}
+        self._noted: set[tuple[int, int, int, int, bool]] = set()
+
+    def known(self, tensor: Tensor) -> bool:
+        """Whether a tensor's memory is known already."""
+        return tensor.untyped_storage()._cdata in self._live
+
+    def is_host(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in host memory that the device copies from or to."""
+        storage = self._live.get(tensor.untyped_storage()._cdata)
+        return storage is not None and storage.is_host
+
+    def name(self, tensor: Tensor, name: str) -> None:
+        """Give a name to the bytes of a tensor."""
+        begin, end = _bytes_of(tensor)
+        if end > begin:
+            part = (begin, end, name)
+            self.trace.parts.setdefault(self._storage_of(tensor).number, []).append(part)
+
+    def made_on_host(self, memory: Tensor) -> None:
+        """Note new host memory that the device copies from or to."""
+        number = self._number(f"host memory of {memory.nbytes:,} bytes")
+        self._follow(memory, _Storage(number=number, owner=HOST, is_host=True))
+
+    def allocated(self, tensor: Tensor, actor: str) -> None:
+        """Note new memory for a stream, allocated after all work that the stream has by now."""
+        trace = self.trace
+        shape = "x".join(map(str, tensor.shape)) or "1"
+        made = f"{shape} {str(tensor.dtype).removeprefix('torch.')} made by {trace.task}"
+        storage = _Storage(
+            number=self._number(made),
+            owner=actor,
+            made_at=trace.reached(actor),
+            made=trace.task,
+            is_host=actor == HOST,
+        )
+        self._follow(tensor, storage)
+
+    def touched(self, tensor: Tensor, stretch: int, *, writes: bool, operator: str) -> None:
+        """Note that an operator of a stretch reads or writes a tensor."""
+        begin, end = _bytes_of(tensor)
+        storage = self._storage_of(tensor)
+        key = (stretch, storage.number, begin, end, writes)
+        if key in self._noted or begin == end:
+            return
+        self._noted.add(key)
+        trace = self.trace
+        access = Access(stretch, storage.number, begin, end, writes, operator, trace.task)
+        trace.accesses.append(access)
+        self._check_allocation(storage, access)
+        storage.users[trace.stretches[stretch].actor] = access
+
+    def _storage_of(self, tensor: Tensor) -> _Storage:
+        """A tensor's storage; a storage from before the trace has no owner."""
+        storage = self._live.get(tensor.untyped_storage()._cdata)
+        if storage is None:
+            storage = _Storage(number=self._number("memory of before"), owner=None)
+            self._follow(tensor, storage)
+        return storage
+
+    def _check_allocation(self, storage: _Storage, access: Access) -> None:
+        actor = self.trace.stretches[access.stretch].actor
+        is_first = actor != storage.owner and actor not in storage.users
+        if is_first and not storage.is_host and storage.made_at is not None:
+            self.trace.needs.append(
+                Need(
+                    earlier=storage.made_at,
+                    later=access.stretch,
+                    kind="used before allocated",
+                    first=Deed(storage.made, str(storage.owner), "allocates it"),
+                    second=access,
+                    memory=access,
+                )
+            )
+
+    def _follow(self, tensor: Tensor, storage: _Storage) -> None:
+        memory = tensor.untyped_storage()
+        key = memory._cdata
+
+        def ended(_: object) -> None:
+            if self._live.get(key) is storage:
+                del self._live[key]
+                self._check_end(storage)
+
+        storage.watch = weakref.ref(memory, ended)
+        self._live[key] = storage
+
+    def _check_end(self, storage: _Storage) -> None:
+        trace, owner = self.trace, storage.owner
+        others = [access for actor, access in storage.users.items() if actor != owner]
+        if owner is None or not others:
+            return
+        end = trace.moment(owner, HOST)
+        for access in others:
+            trace.needs.append(
+                Need(
+                    earlier=access.stretch,
+                    later=end,
+                    kind="freed while used",
+                    first=access,
+                    second=Deed(trace.task, owner, "may use it again: the last tensor is gone"),
+                    memory=access,
+                )
+            )
+
+    def _number(self, name: str) -> int:
+        self.trace.storages.append(name)
+        return len(self.trace.storages) - 1
+
+
+def _bytes_of(tensor: Tensor) -> tuple[int, int]:
+    """The bytes in its storage at which a tensor begins and ends."""
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    if tensor.numel() == 0:
+        return begin, begin
+    if tensor.is_contiguous():
+        return begin, begin + int(tensor.nbytes)
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+# A driver that runs on the CPU and notes the order of its streams and events in a trace.
+#
+# Work on a stream runs at once, on CPU tensors. The trace knows which earlier work it would have
+# waited for on a GPU.
+
+
+Result = TypeVar("Result")
+
+
+class ClockedStream:
+    """A stream; in the trace it is an actor with the name of its lane."""
+
+    def __init__(self, driver: "ClockedDriver", name: str) -> None:
+        self.driver, self.name = driver, name
+
+    def wait_event(self, event: "ClockedEvent") -> None:
+        """Let work from now on come after the event."""
+        self.driver.wait(self.name, event)
+
+
+class ClockedEvent:
+    """A point in the work of an actor, once it is recorded."""
+
+    def __init__(self, driver: "ClockedDriver") -> None:
+        self.driver = driver
+        self.stretch: int | None = None
+        self.task = self.lane = ""
+
+    def record(self, stream: ClockedStream) -> None:
+        """Be the end of all work that the stream has been given."""
+        self.note(stream.name)
+
+    def note(self, actor: str) -> None:
+        """Be the end of all work that an actor has done."""
+        trace = self.driver.trace
+        if actor != self.driver.host:
+            trace.work(actor, self.driver.host)
+        self.stretch, self.task, self.lane = trace.reached(actor), trace.task, actor
+
+    def synchronize(self) -> None:
+        """Let the calling thread's work come after the event."""
+        self.driver.wait(self.driver.host, self)
+
+    def elapsed_time(self, _end_event: "ClockedEvent") -> float:
+        """Nothing takes time."""
+        return 0.0
+
+
+class _HostFuture(Future[Result]):
+    """The result of a call on the host's lane; whoever asks for it comes after the call."""
+
+    end: ClockedEvent
+
+    def result(self, timeout: float | None = None) -> Result:
+        """The outcome."""
+        self.end.synchronize()
+        return super().result(timeout)
+
+
+class _HostThread(Executor):
+    """The host's lane: an actor of its own, whose calls run in the thread that submits them."""
+
+    def __init__(self, driver: "ClockedDriver") -> None:
+        self.driver = driver
+
+    def submit(self, call: Callable[..., Result], /, *args: Any, **named: Any) -> Future[Result]:
+        """Run a call as the host's lane."""
+        driver, future = self.driver, _HostFuture[Result]()
+        issuer = driver.host
+        driver.trace.follow(HOST_LANE, driver.trace.reached(issuer))
+        driver.host = HOST_LANE
+        try:
+            future.set_result(call(*args, **named))
+        finally:
+            future.end = ClockedEvent(driver)
+            future.end.note(HOST_LANE)
+            driver.host = issuer
+        return future
+
+
+class ClockedDriver:
+    """A driver that notes streams and events in a trace."""
+
+    backend = "none"
+    version = ""
+
+    def __init__(self, trace: Trace, memory: Memory) -> None:
+        self.trace, self.memory = trace, memory
+        # The host's actor that runs now, and the current stream.
+        self.host = HOST
+        self.compute = self.current = ClockedStream(self, "compute")
+
+    def wait(self, actor: str, event: ClockedEvent) -> None:
+        """Let an actor come after an event."""
+        trace = self.trace
+        wait = Wait(task=trace.task, lane=actor, for_task=event.task, for_lane=event.lane)
+        if actor != self.host:
+            trace.follow(actor, trace.reached(self.host))
+        trace.follow(actor, event.stretch, wait)
+
+    def count(self) -> int:
+        """One device."""
+        return 1
+
+    def choose(self, device: torch.device) -> None:
+        """Do nothing: there is one device."""
+
+    def name(self, device: torch.device) -> str:
+        """An invented name."""
+        return "stand-in"
+
+    def has_bf16(self) -> bool:
+        """Yes: the values of numbers do not matter."""
+        return True
+
+    def current_stream(self, device: torch.device) -> ClockedStream:
+        """The stream that operators run on now."""
+        return self.current
+
+    def stream(self, device: torch.device, *, urgent: bool = False) -> ClockedStream:
+        """A new stream; the caller gives it a name."""
+        return ClockedStream(self, "stream")
+
+    @contextmanager
+    def using(self, stream: ClockedStream) -> Iterator[None]:
+        """Make a stream the current stream within the ``with`` block."""
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def event(self) -> ClockedEvent:
+        """A new event."""
+        return ClockedEvent(self)
+
+    def synchronize(self, device: torch.device) -> None:
+        """Let the host come after all streams."""
+        for actor in {stretch.actor for stretch in self.trace.stretches} - {HOST, HOST_LANE}:
+            self.trace.follow(self.host, self.trace.reached(actor))
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """A generator of the CPU."""
+        return torch.Generator()
+
+    def idle(self, cycles: int) -> None:
+        """Do nothing: nothing takes time."""
+
+    def threads(self, name: str) -> Executor:
+        """The host's lane."""
+        return _HostThread(self)
+
+    def host_zeros(self, size_bytes: int) -> Tensor:
+        """Zeros in host memory, which the trace notes."""
+        with _disable_current_modes():
+            zeros = torch.zeros(size_bytes, dtype=torch.uint8)
+        self.memory.made_on_host(zeros)
+        return zeros
+
+    def pin(self, memory: Tensor) -> int:
+        """Do nothing."""
+        return 0
+
+    def unpin(self, memory: Tensor) -> None:
+        """Do nothing."""
+
+    def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
+        """Nothing is measured."""
+        return 0, 0
+
+    def reserved_bytes(self, device: torch.device) -> int:
+        """Nothing is measured."""
+        return 0
+
+    def cap(self, device: torch.device, share: float) -> None:
+        """Do nothing: nothing is measured."""
+
+    def count_anew(self, device: torch.device) -> None:
+        """Do nothing: nothing is measured."""
+
+    def peaks(self, device: torch.device) -> DevicePeaks:
+        """Nothing is measured."""
+        return DevicePeaks(allocated_bytes=0, reserved_bytes=0, retries=0)

@@ -1,0 +1,238 @@
+"""Notes in a trace which bytes every running operator reads and writes, and on which stream."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mistlab.schedule.lanes import LANES
+from mistlab.values.plan import Plan
+from mistlab.values.workload import Workload
+from runtime.checks.races.accesses import HOST_LANE, ClockedDriver, ClockedStream, Memory, Trace
+from runtime.comm.group import GroupMaker, own_groups, own_part
+from runtime.comm.topology import Connections, connected
+from runtime.devices.cuda import DRIVERS
+from runtime.devices.driver import Driver
+from runtime.engine.executor import Batches, Executor
+from runtime.engine.streams.device_streams import CudaStreams
+from runtime.engine.training import Training
+
+# Operators that touch no bytes: they allocate, or make a view.
+_UNTOUCHING = frozenset(
+    f"aten::{name}"
+    for name in (
+        "set_",
+        "empty",
+        "empty_like",
+        "new_empty",
+        "empty_strided",
+        "detach",
+        "_unsafe_view",
+        "lift_fresh",
+    )
+)
+# Operators that give the host a value, so that the host comes after the current stream's work.
+_ASKING = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::nonzero"})
+
+
+class Recorder(TorchDispatchMode):
+    """A mode that notes every operator in the trace."""
+
+    def __init__(self, trace: Trace, memory: Memory, driver: ClockedDriver) -> None:
+        super().__init__()
+        self.trace, self.memory, self.driver = trace, memory, driver
+
+    def __torch_dispatch__(
+        self,
+        operator: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Note the operator's uses of memory, run it, then note the memory that it has made."""
+        kwargs = kwargs or {}
+        name = operator._schema.name
+        touches = not (operator.is_view or name in _UNTOUCHING)
+        given = list(_given(operator, args, kwargs))
+        actor = self._actor([tensor for tensor, _ in given], kwargs)
+        stretch = self.trace.work(actor, self.driver.host) if touches else -1
+        if touches:
+            for tensor, writes in given:
+                self.memory.touched(tensor, stretch, writes=writes, operator=name)
+        result = operator(*args, **kwargs)
+        for tensor in _tensors(result):
+            if tensor.nbytes and not self.memory.known(tensor):
+                self._note_made(tensor, actor, name, touches=touches)
+        if name in _ASKING:
+            self.trace.follow(self.driver.host, self.trace.reached(actor))
+        return result
+
+    def _note_made(self, tensor: Tensor, actor: str, operator: str, *, touches: bool) -> None:
+        self.memory.allocated(tensor, actor)
+        if touches:
+            stretch = self.trace.work(actor, self.driver.host)
+            self.memory.touched(tensor, stretch, writes=True, operator=operator)
+
+    def _actor(self, tensors: list[Tensor], kwargs: Mapping[str, Any]) -> str:
+        """The actor that runs an operator: the host's lane, the host or the current stream.
+
+        The host runs an operator if all its tensors are in host memory.
+        """
+        if self.driver.host == HOST_LANE:
+            return HOST_LANE
+        is_host = bool(tensors) and all(self.memory.is_host(tensor) for tensor in tensors)
+        # A factory that names a device works there, wherever the tensor is whose shape it copies.
+        if is_host and kwargs.get("device") is None:
+            return self.driver.host
+        return self.driver.current.name
+
+
+def _given(
+    operator: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[Tensor, bool]]:
+    """The tensors among an operator's arguments, and whether it writes to each."""
+    arguments = operator._schema.arguments
+    values = [*zip(args, arguments, strict=False)]
+    if kwargs:
+        values += [(kwargs[one.name], one) for one in arguments if one.name in kwargs]
+    for value, argument in values:
+        for tensor in _tensors(value):
+            if tensor.untyped_storage().nbytes():
+                yield tensor, argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in an argument or result, which is a tensor or a list of tensors."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        yield from (one for one in value if isinstance(one, Tensor))
+
+
+# Groups with only one real rank, whose collectives compute with this rank's values alone.
+#
+# As with NCCL, a collective is in the order of the current stream, so nobody waits for it.
+
+
+class LoopGroup:
+    """A group of ``size`` ranks; the others have the same values as this rank."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        self.size, self.rank = size, rank
+
+    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Reduce over equal values, in place."""
+        tensor.mul_(self.size if operation == "sum" else 1)
+
+    def all_gather(self, whole: Tensor, own: Tensor) -> None:
+        """Fill ``whole`` with copies of ``own``, which may be a part of ``whole``."""
+        size = own.numel()
+        whole[: self.rank * size].view(-1, size).copy_(own)
+        whole[(self.rank + 1) * size :].view(-1, size).copy_(own)
+        mine = own_part(whole, self)
+        # A part that lies in its place already is only read.
+        if mine.data_ptr() == own.data_ptr():
+            own.sum()
+        else:
+            mine.copy_(own)
+
+    def reduce_scatter(self, whole: Tensor) -> None:
+        """Sum equal values in this rank's part; read all of ``whole``."""
+        own_part(whole, self).copy_(whole.view(self.size, -1).sum(0))
+
+    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+        """Read all tensors to send, and fill all tensors to receive with random values."""
+        for tensor, _ in sends:
+            tensor.sum()
+        for tensor, _ in receives:
+            tensor.normal_(std=0.02)
+
+
+def loops(rank: int) -> GroupMaker:
+    """A function that makes the groups of one rank."""
+    return own_groups(rank, lambda _, ranks: LoopGroup(len(ranks), ranks.index(rank)))
+
+
+# Runs one rank of a plan alone on CPU tensors, and traces the work of its streams.
+
+
+DEVICE = torch.device("cpu")
+# The first iteration differs from the others; a third shows work that two like ones share.
+ITERATIONS = 3
+
+
+def trace_of(
+    workload: Workload, plan: Plan, rank: int, training: Training, *, serialises: bool = False
+) -> Trace:
+    """Train a rank for some iterations without waiting for their ends, then take the last step.
+
+    A real run reads the loss after each iteration, and so waits for all work. Here nothing waits
+    between iterations, so the program itself must order the work of one with the work of the next.
+    """
+    trace = Trace()
+    memory = Memory(trace)
+    driver = ClockedDriver(trace, memory)
+    with standing_in(driver):
+        connections = connected(plan, rank, loops(rank))
+        streams = CudaStreams(DEVICE, driver, serialises=serialises)
+        for lane in LANES:
+            stream = streams.stream(lane)
+            assert isinstance(stream, ClockedStream)
+            stream.name = lane
+        executor = Executor(workload, plan, connections, streams, training, device=DEVICE, seed=0)
+        _name(executor, memory)
+        trace.issuing = lambda: executor.issuing
+        batches = _batches(workload, connections)
+        with Recorder(trace, memory, driver):
+            for _ in range(ITERATIONS):
+                executor.iterate(batches)
+            executor.report()
+            executor.flush()
+            executor.report()
+    return trace
+
+
+@contextmanager
+def standing_in(driver: Driver) -> Iterator[None]:
+    """Within the ``with`` block, let a driver drive the CPU as if it were a GPU."""
+    DRIVERS[DEVICE.type] = driver
+    try:
+        yield
+    finally:
+        del DRIVERS[DEVICE.type]
+
+
+def _batches(workload: Workload, connections: Connections) -> Batches:
+    plan = connections.topology.plan
+    shape = (plan.stages[connections.place.stage].micro_batch, workload.sequence_length)
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens() -> Tensor:
+        return torch.randint(workload.model.vocab, shape, generator=generator)
+
+    return [(tokens(), tokens()) for _ in range(plan.micro_batches)]
+
+
+def _name(executor: Executor, memory: Memory) -> None:
+    """Name the parts of a rank's memory."""
+    state = executor.state
+    for layer, own in state.layers.items():
+        kinds = zip(("masters", "moment 1", "moment 2"), own.optimizer, strict=True)
+        vectors = {"weights": own.weights, "gradients": own.gradients, **dict(kinds)}
+        for name, split in vectors.items():
+            memory.name(split.resident, f"{name} of layer {layer}")
+            memory.name(split.tail, f"{name} of layer {layer} on the host")
+        memory.name(own.exchange, f"what the host exchanges of layer {layer}")
+        memory.name(own.step, f"steps of layer {layer}")
+    rings = {
+        "weight": state.weight_slots,
+        "gradient": state.gradient_slots,
+        "sum": state.sum_slots,
+    }
+    for name, slots in rings.items():
+        for entry, slot in enumerate(slots):
+            memory.name(slot, f"{name} slot {entry}")

@@ -1,0 +1,222 @@
+"""Written-out attention without copies: its products read and write heads where they lie.
+
+A batched product needs its matrices at a constant stride. In the tensor of queries, keys and
+values, and in the layer's output, the heads of one sequence lie at a constant stride, but the heads
+of several sequences do not. So there is one product for each sequence, and operands, results and
+gradients need no copies. This works only if each head has keys and values of its own.
+
+Axes: B batch, S sequence, H the rank's heads, D channels a head.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from mistlab.schedule.stage_shape import StageShape
+from mistlab.values.workload import Workload
+from runtime.comm.group import Group
+from runtime.devices.cuda import generator_of
+from runtime.engine.storage.layout import shapes_of
+from runtime.models.attention import Attention, RotaryTables
+from runtime.models.config import ModelConfig, config_of, structure_of
+from runtime.models.operators import causal_softmax, causal_softmax_backward
+from runtime.models.parallel import shard_of
+from runtime.models.ranks import OneRank, TensorParallel
+from runtime.models.transformer import Block, Embedding, Head
+from runtime.runnable import check_model
+
+
+class _InPlace(torch.autograd.Function):
+    """Attention (B, S, H, D) of queries, keys and values (B, S, 3 H, D).
+
+    Keeps its input and the shares (B, H, S, S).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor) -> Tensor:
+        query, key, value = _by_head(qkv).chunk(3, dim=1)
+        scores = _product(query, key.mT, _factor(qkv))
+        size = scores.shape[-1]
+        shares = causal_softmax(scores.view(-1, size, size), size).view_as(scores)
+        ctx.save_for_backward(qkv, shares)
+        mixed = torch.empty_like(qkv[:, :, : query.shape[1]], memory_format=torch.contiguous_format)
+        _product(shares, value, out=_by_head(mixed))
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        qkv, shares = ctx.saved_tensors
+        query, key, value = _by_head(qkv).chunk(3, dim=1)
+        of_qkv = torch.empty_like(qkv)
+        of_query, of_key, of_value = _by_head(of_qkv).chunk(3, dim=1)
+        of_mixed = _by_head(gradient)
+        _product(shares.mT, of_mixed, out=of_value)
+        of_scores = causal_softmax_backward(_product(of_mixed, value.mT), shares)
+        _product(of_scores, key, _factor(qkv), out=of_query)
+        _product(of_scores.mT, query, _factor(qkv), out=of_key)
+        return of_qkv
+
+
+def attend_in_place(qkv: Tensor, of: Attention) -> Tensor:
+    """Written-out attention without dropout, with as many heads of keys as of queries."""
+    mixed: Tensor = _InPlace.apply(qkv)
+    return mixed
+
+
+def let_attend_in_place(module: nn.Module) -> None:
+    """Let a module's written-out attention work without copies, if its heads share no keys."""
+    for one in module.modules():
+        if isinstance(one, Attention) and _is_written_out(one.config):
+            one.attend = attend_in_place
+
+
+def _is_written_out(config: ModelConfig) -> bool:
+    is_plain = config.heads == config.kv_heads and not config.dropout
+    return config.attention == "math" and is_plain
+
+
+def _by_head(x: Tensor) -> Tensor:
+    return x.transpose(1, 2)
+
+
+def _factor(qkv: Tensor) -> float:
+    return 1 / math.sqrt(qkv.shape[-1])
+
+
+def _product(left: Tensor, right: Tensor, factor: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """``factor * left @ right`` of tensors of four dimensions, one sequence after another."""
+    if out is None:
+        out = left.new_empty(*left.shape[:-1], right.shape[-1])
+    for one, other, result in zip(left, right, out, strict=True):
+        result.baddbmm_(one, other, beta=0.0, alpha=factor)
+    return out
+
+
+# Builds a stage's layers as modules without storage, and draws their first weights by seed.
+
+
+INITIAL_STD = 0.02
+HOST = torch.device("cpu")
+# Names of the table of token vectors, and of the head's weight, which may be tied to it.
+TABLE, TIED = "embedding.tokens.weight", "head.projection.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerModule:
+    """A layer on one tensor-parallel rank; its parameters' full names begin with ``prefix``."""
+
+    prefix: str
+    module: nn.Module
+    whole_shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the rank's parts of the layer's own parameters, without a borrowed table."""
+        shapes = shapes_of(self.module)
+        return {name: shape for name, shape in shapes.items() if name in self.whole_shapes}
+
+    def whole_shape(self, name: str) -> tuple[int, ...]:
+        """The unsplit shape of a parameter, by the parameter's full name."""
+        return self.whole_shapes[name.removeprefix(self.prefix)]
+
+    def part_of(self, tensors: Mapping[str, Tensor], ranks: Group) -> dict[str, Tensor]:
+        """The rank's part of the layer's unsplit tensors; padding of the vocabulary is zeros."""
+        padded = {
+            name: _padded(tensor, ranks.size * self.module.get_parameter(name).shape[0])
+            if self.prefix + name in (TABLE, TIED)
+            else tensor
+            for name, tensor in tensors.items()
+        }
+        return shard_of(self.module, padded, rank=ranks.rank, ranks=ranks.size)
+
+    def initial(self, seed: int, *, tied: bool, device: torch.device = HOST) -> dict[str, Tensor]:
+        """The layer's unsplit first weights."""
+        return {
+            name: initial_tensor(self.prefix + name, shape, seed, tied=tied, device=device)
+            for name, shape in self.whole_shapes.items()
+        }
+
+
+def initial_tensor(
+    name: str, shape: tuple[int, ...], seed: int, *, tied: bool, device: torch.device = HOST
+) -> Tensor:
+    """First weights of a parameter, drawn on a device.
+
+    They depend on the seed and the parameter's name, so they are the same for every plan. Kinds of
+    devices draw different values.
+    """
+    if tied and name == TIED:
+        name = TABLE
+    if len(shape) == 1:
+        fill = 1.0 if name.endswith("weight") else 0.0
+        return torch.full(shape, fill, device=device)
+    generator = generator_of(device).manual_seed(crc32(name.encode()) + (seed << 32))
+    return torch.empty(shape, device=device).normal_(std=INITIAL_STD, generator=generator)
+
+
+def layer_modules(
+    workload: Workload, shape: StageShape, ranks: TensorParallel, device: torch.device
+) -> dict[int, LayerModule]:
+    """A stage's layers, by number in the whole model."""
+    check_model(workload)
+    config = config_of(workload, tensor_parallel=ranks.size)
+    build = _Builder(workload, config, ranks, _rotary(config, workload, device))
+    unsplit = _Builder(workload, config_of(workload), OneRank(), build.rotary)
+    return {
+        layer: LayerModule(
+            prefix=_prefix(layer, workload.model.layers),
+            module=build.layer(layer),
+            whole_shapes=_own_shapes(unsplit.layer(layer), borrows=shape.borrows_table(layer)),
+        )
+        for layer in shape.layers
+    }
+
+
+def _own_shapes(module: nn.Module, *, borrows: bool) -> dict[str, tuple[int, ...]]:
+    shapes = shapes_of(module)
+    if borrows:
+        del shapes[TIED.removeprefix("head.")]
+    return shapes
+
+
+class _Builder:
+    def __init__(
+        self,
+        workload: Workload,
+        config: ModelConfig,
+        ranks: TensorParallel,
+        rotary: RotaryTables | None,
+    ) -> None:
+        self.structure = structure_of(workload.model)
+        self.blocks = workload.model.layers
+        self.config, self.ranks, self.rotary = config, ranks, rotary
+
+    def layer(self, layer: int) -> nn.Module:
+        with torch.device("meta"):
+            if layer == 0:
+                return Embedding(self.config, self.structure, self.ranks)
+            if layer <= self.blocks:
+                return Block(self.config, self.structure, self.ranks, self.rotary)
+            return Head(self.config, self.structure, self.ranks)
+
+
+def _rotary(config: ModelConfig, workload: Workload, device: torch.device) -> RotaryTables | None:
+    if structure_of(workload.model).position != "rotary":
+        return None
+    with torch.device(device):
+        return RotaryTables(config)
+
+
+def _padded(tensor: Tensor, rows: int) -> Tensor:
+    return nn.functional.pad(tensor, (0, 0, 0, rows - tensor.shape[0]))
+
+
+def _prefix(layer: int, blocks: int) -> str:
+    if layer == 0:
+        return "embedding."
+    return f"blocks.{layer - 1}." if layer <= blocks else "head."

@@ -1,0 +1,232 @@
+"""Symbols with names for the sizes of a model, in a form that PyTorch can compute with.
+
+A ``SizeSpace`` is PyTorch's shape environment, with names for its symbols and a fake-tensor mode. A
+model built with these sizes has parameters of symbolic shape, without storage.
+"""
+
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Mod, PythonMod
+
+from mistlab.symbolic.symbols import size_symbol
+from mistlab.values.errors import InputError
+from runtime.models.ranks import Size, value_of
+
+
+class TraceError(InputError):
+    """A model cannot be traced; the message names the operator or size, the place and a remedy."""
+
+
+class SizeSpace(ShapeEnv):
+    """Named sizes of one trace; each has a value that decides the branches of traced code."""
+
+    def __init__(self) -> None:
+        # An operator whose result depends on values is refused, by name, where it is called.
+        super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        self.fake_mode = FakeTensorMode(shape_env=self, allow_non_fake_inputs=False)
+        self.names: dict[sympy.Symbol, sympy.Expr] = {}
+        self.conditions: list[tuple[sympy.Expr, sympy.Expr]] = []
+
+    def size(self, name: str, value: int) -> Size:
+        """A new symbol ``name``; ``value`` stands for it where code needs a number."""
+        return self._symbol(size_symbol(name), value)
+
+    def multiple(self, name: str, value: int, of: Size) -> Size:
+        """A multiple of another size: a new symbol for the quotient, times the other size.
+
+        Expressions in the size stay polynomials. With a plain symbol they would contain whole
+        divisions and remainders.
+        """
+        divisor = expression_of(of)
+        self.conditions.append((size_symbol(name), divisor))
+        return of * self._symbol(size_symbol(name) / divisor, value // value_of(of))
+
+    def beyond(self, name: str, value: int, other: Size) -> Size:
+        """A size above another: a new symbol for the difference, plus the other size."""
+        difference = size_symbol(name) - expression_of(other)
+        return other + self._symbol(difference, value - value_of(other))
+
+    def _symbol(self, name: sympy.Expr, value: int) -> Size:
+        # With symbols, finding out that an operator ran before takes longer than running it again.
+        self.fake_mode.cache_enabled = False
+        source = ConstantSource(str(name))
+        symbol = self.create_symbol(
+            value,
+            source=source,
+            dynamic_dim=DimDynamic.DYNAMIC,
+            constraint_dim=None,
+            do_not_specialize_zero_one=True,
+        )
+        self.names[symbol] = name
+        size: Any = self.create_symintnode(symbol, hint=value, source=source)
+        return size  # type: ignore[no-any-return]
+
+    def named(self, expression: sympy.Expr) -> sympy.Expr:
+        """An expression in PyTorch's symbols, rewritten in this space's names.
+
+        Whole divisions become plain divisions: the trace's conditions say that there is no
+        remainder. Every size is taken to be at least one.
+        """
+        plain = expression.replace(FloorDiv, lambda base, divisor: base / divisor)
+        plain = plain.replace(CleanDiv, lambda base, divisor: base / divisor)
+        plain = plain.replace(Max, _larger)
+        return sympy.expand(plain.xreplace(self.names))
+
+    def refuse_fixed(self, culprit: str, place: str = "") -> None:
+        """Raise if traced code has fixed a symbol to a number, or to another symbol."""
+        for symbol, name in self.names.items():
+            if symbol not in self.replacements:
+                continue
+            places = [str(guard.sloc) for guard in self.guards if symbol in guard.expr.free_symbols]
+            seen = place or (f" {places[-1]}" if places else "")
+            message = (
+                f"size {name} was fixed to {self.replacements[symbol]} by {culprit}{seen}: "
+                "compute with the size itself, not with int(), range() or a comparison on it"
+            )
+            raise TraceError(message)
+
+
+def symbols(names: str, values: Sequence[int]) -> tuple[Size, ...]:
+    """Named sizes in a new space: ``b, s = symbols("b s", (4, 128))``."""
+    space = SizeSpace()
+    return tuple(space.size(name, value) for name, value in zip(names.split(), values, strict=True))
+
+
+def expression_of(size: Size) -> sympy.Expr:
+    """A size as a SymPy expression in the names of its space."""
+    if isinstance(size, int):
+        return sympy.Integer(size)
+    space = size.node.shape_env
+    assert isinstance(space, SizeSpace)
+    return space.named(size.node.expr)
+
+
+def _larger(*terms: sympy.Expr) -> sympy.Expr:
+    others = [term for term in terms if term != 1]
+    return others[0] if len(others) == 1 else sympy.Max(*others)
+
+
+# Errors of a trace that cannot go on: they name the operator and the line of the user's code.
+
+
+_OURS = Path(__file__).resolve().parents[1]
+_TORCH = Path(torch.__file__).resolve().parent
+
+
+def refusal(operator: str, module: str, error: Exception) -> TraceError:
+    """The error for an operator that failed inside ``module``."""
+    inside = f" in module {module!r}" if module else ""
+    reason = _reason(error)
+    return TraceError(f"operator {operator}{inside} cannot be traced: {reason}{running_place()}")
+
+
+def running_place() -> str:
+    """The innermost running line of the user's code."""
+    return _place(traceback.extract_stack())
+
+
+def failure(error: Exception) -> TraceError:
+    """The error for a model whose own code raised ``error``."""
+    place = _place(traceback.extract_tb(error.__traceback__))
+    return TraceError(f"the model cannot be traced: {_reason(error)}{place}")
+
+
+def _reason(error: Exception) -> str:
+    kind = type(error).__name__
+    if "DataDependent" in kind or "DynamicOutputShape" in kind:
+        return (
+            "its result depends on the values of a tensor, and a trace has only sizes: "
+            "compute without .item(), a mask as an index, or an if on a tensor"
+        )
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{kind}: {first}" if first else kind
+
+
+def _place(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The innermost frame that is in neither torch's code nor the tracer's."""
+    for frame in reversed(list(frames)):
+        path = Path(frame.filename).resolve()
+        if not path.is_relative_to(_TORCH) and not path.is_relative_to(_OURS / "tracing"):
+            return f", at {frame.filename}:{frame.lineno} ({frame.line})"
+    return ""
+
+
+# Finds the comparisons of sizes on which traced code branched, and the divisions it relied on.
+#
+# PyTorch notes a guard for each comparison. Most guards hold for all sizes (a product of sizes is
+# not less than one of them) and are dropped. The others say for which sizes the graph is valid,
+# and are kept with the graph.
+
+
+def assumptions_of(space: SizeSpace) -> list[str]:
+    """The guards that do not hold for all sizes of at least two, in named symbols."""
+    guards = {guard.expr for guard in space.guards if not always(guard.expr, at_least=2)}
+    named = {space.named(guard) for guard in guards} - {sympy.true}
+    return sorted(set(map(str, named)) - _stated(space))
+
+
+def conditions_of(space: SizeSpace) -> list[tuple[sympy.Expr, sympy.Expr]]:
+    """The divisions that must have no remainder: pairs of a size and its divisor."""
+    found = list(space.conditions)
+    for guard in space.guards:
+        if isinstance(guard.expr, sympy.Eq) and isinstance(guard.expr.lhs, Mod | PythonMod):
+            size, divisor = map(space.named, guard.expr.lhs.args)
+            if not _divides(size, divisor):
+                found.append((size, divisor))
+    return list(dict.fromkeys(found))
+
+
+def _stated(space: SizeSpace) -> set[str]:
+    return {f"Eq(Mod({size}, {divisor}), 0)" for size, divisor in conditions_of(space)}
+
+
+def always(guard: sympy.Basic, *, at_least: int) -> bool:
+    """Whether a comparison is known to hold for all sizes from ``at_least`` on."""
+    if not isinstance(guard, sympy.core.relational.Relational):
+        return bool(guard == sympy.true)
+    left, right = (_without_remainders(side) for side in (guard.lhs, guard.rhs))
+    above = {symbol: symbol + at_least for symbol in guard.free_symbols}
+    difference = sympy.expand((left - right).xreplace(above))
+    if difference == 0:
+        return isinstance(guard, sympy.Eq | sympy.Ge | sympy.Le)
+    signs = {sympy.sign(c) for c in difference.as_coefficients_dict().values()}
+    # All terms have one sign, and one term has no symbol: the difference is never zero.
+    apart = len(signs) == 1 and difference.subs(dict.fromkeys(difference.free_symbols, 0)) != 0
+    if isinstance(guard, sympy.Ne):
+        return apart
+    if isinstance(guard, sympy.Gt | sympy.Ge):
+        return signs == {1} and (apart or isinstance(guard, sympy.Ge))
+    if isinstance(guard, sympy.Lt | sympy.Le):
+        return signs == {-1} and (apart or isinstance(guard, sympy.Le))
+    return False
+
+
+def _without_remainders(expression: sympy.Expr) -> sympy.Expr:
+    return expression.replace(lambda e: isinstance(e, Mod | PythonMod), _remainder)
+
+
+def _remainder(mod: sympy.Expr) -> sympy.Expr:
+    size, divisor = mod.args
+    if _divides(size, divisor):
+        return sympy.Integer(0)
+    above = {symbol: symbol + 2 for symbol in mod.free_symbols}
+    excess = sympy.expand((divisor - size).xreplace(above))
+    smaller = all(c > 0 for c in excess.as_coefficients_dict().values())
+    return size if smaller else mod
+
+
+def _divides(size: sympy.Expr, divisor: sympy.Expr) -> bool:
+    """Whether ``size / divisor`` is a polynomial with whole coefficients."""
+    quotient = sympy.cancel(size / divisor)
+    if not quotient.is_polynomial(*quotient.free_symbols):
+        return False
+    coefficients = sympy.expand(quotient).as_coefficients_dict().values()
+    return all(coefficient.is_Integer for coefficient in coefficients)
