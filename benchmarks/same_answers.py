@@ -6,7 +6,9 @@
 
 Answers come from command lines alone, so that a revision whose modules lie elsewhere answers too:
 predictions of all plans by the closed form and of some by the event simulator, the plans and proofs
-of searches, the texts of exports, and what imports of these texts say.
+of searches, the texts of exports, and what imports of these texts say. The first record of a folder
+keeps the exported texts there, so that later ones import the same. A quick record compares with
+quick ones only: plans that are predicted together may round a sum in another last digit.
 """
 
 import argparse
@@ -16,17 +18,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import yaml
 
 ROOT = Path(__file__).parents[1]
 # Plans in plain order and in today's, and how many of each kind are played or exported.
 PLANS, PLAYED, EXPORTED = 1000, 75, 30
-FEW = {"plans": 60, "played": 10, "exported": 6, "searches": 8}
+# Plans that follow one another are of one problem, whose expressions take seconds to compile.
+FEW_OF_A_BLOCK = 12
 TARGETS = ("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate")
+# The folder of exported texts, beside those of plans.
+TEXTS = "texts"
 # Differ from run to run.
-OF_THE_CLOCK = ("timing", "out", "seconds")
+OF_THE_CLOCK = ("timing", "out", "seconds", "wall_s")
 
 SMALL = "--model gpt3-1.3b --hardware l4-24gb --gpus-per-node 4 --global-batch 16"
 LLAMA = "--model llama3-8b --hardware h100-80gb --gpus-per-node 8 --global-batch 64"
@@ -56,11 +62,34 @@ SEARCHES = (
     f"{LLAMA} --precision bf16 --space megatron-today --searcher mist",
     f"{LLAMA} --precision bf16 --space mist --engine mistlab,megatron",
     f"{LLAMA} --precision bf16 --sequence-length 32768 --space everything",
-    *(f"{EXPERTS} --space {name}" for name in ("moe", "fsdp", "everything")),
+    *(f"{EXPERTS} --space {name}" for name in ("moe", "fsdp")),
+    # Unbounded, its clock stops it.
+    f"{EXPERTS} --space everything --budget-evaluations 5000",
     *(f"{UNLIKE} --space {name}" for name in ("mist", "3d")),
     f"{HYBRID} --space megatron-core",
     f"{SMALL} --space everything:orders --budget-evaluations 300",
 )
+QUICK_SEARCHES = (SEARCHES[0], SEARCHES[6], SEARCHES[8], SEARCHES[16], SEARCHES[19])
+# Runs commands in one process: each line of standard input is a list of a name and its arguments.
+_SERVE = """
+import contextlib, io, json, os, runpy, sys, traceback
+answers = os.fdopen(os.dup(1), "w")
+for line in sys.stdin:
+    name, *arguments = json.loads(line)
+    sys.argv = [name, *arguments]
+    texts = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
+    code = 0
+    with contextlib.redirect_stdout(texts[0]), contextlib.redirect_stderr(texts[1]):
+        try:
+            runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except Exception:
+            traceback.print_exc()
+            code = 1
+    said = [text.buffer.getvalue().decode() for text in texts]
+    print(json.dumps([code, *said]), file=answers, flush=True)
+"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -80,9 +109,10 @@ def main(arguments: Sequence[str]) -> int:
             for key, answer in answers(options.of, first.resolve(), is_quick=options.quick):
                 file.write(json.dumps([key, without_clock(answer)], sort_keys=True) + "\n")
         return 0
-    differences = [*differing(*map(recorded, options.paths))]
-    told = [*differences[:20], f"{len(differences)} figures differ"]
-    sys.stdout.write("\n".join(told) + "\n")
+    records = [*map(recorded, options.paths)]
+    differences = [*differing(*records)]
+    count = f"{len(differences)} figures differ in {len(records[1])} answers"
+    sys.stdout.write("\n".join([*differences[:20], count]) + "\n")
     return 1 if differences else 0
 
 
@@ -101,51 +131,95 @@ def draw(folder: Path) -> None:
 
 def answers(checkout: Path, folder: Path, *, is_quick: bool) -> Iterator[tuple[str, Any]]:
     """The answers of a checkout to all questions, each with its key."""
-    few = FEW if is_quick else {}
-    for kind in sorted(path.name for path in folder.iterdir() if path.is_dir()):
-        files = sorted((folder / kind).glob("*.yaml"))
-        step = max(1, len(files) // few.get("plans", len(files)))
-        yield from _lines(f"{kind} predicted", checkout, files[::step], "predict", "--json")
-        step = max(1, len(files) // few.get("played", PLAYED))
-        played, by_events = files[::step], ("--json", "--simulator", "events")
-        yield from _lines(f"{kind} played", checkout, played, "predict", *by_events)
-        step = max(1, len(files) // few.get("exported", EXPORTED))
-        for file in files[::step]:
-            for target in TARGETS:
-                yield from _exported(f"{kind}/{file.stem} to {target}", checkout, file, target)
-    searches = SEARCHES[:: len(SEARCHES) // few.get("searches", len(SEARCHES))]
-    for search in searches:
-        done = _run(checkout, "tune", *search.split(), "--json", "--out", os.devnull)
-        yield f"search {search}", [done.returncode, _objects(done.stdout), _errors(done.stderr)]
+    with Commands(checkout) as commands:
+        for kind in sorted(path.name for path in folder.iterdir() if path.is_dir()):
+            if kind == TEXTS:
+                continue
+            files = sorted((folder / kind).glob("*.yaml"))
+            played, exported = (files[:: max(1, len(files) // n)] for n in (PLAYED, EXPORTED))
+            if is_quick:
+                blocks = (
+                    files[start : start + FEW_OF_A_BLOCK] for start in range(0, len(files), 208)
+                )
+                files = [file for block in blocks for file in block]
+                played, exported = played[::16], exported[::10]
+            yield from _lines(f"{kind} predicted", commands, files, "--json")
+            yield from _lines(f"{kind} played", commands, played, "--json", "--simulator", "events")
+            for file in exported:
+                for target in TARGETS:
+                    yield from _exported(commands, folder, file, target)
+        for search in QUICK_SEARCHES if is_quick else SEARCHES:
+            code, output, errors = commands.run(
+                "tune", *search.split(), "--json", "--out", os.devnull
+            )
+            yield f"search {search}", [code, _objects(output), _errors(errors)]
 
 
-def _exported(key: str, checkout: Path, file: Path, target: str) -> Iterator[tuple[str, Any]]:
-    done = _run(checkout, "export", str(file), "--to", target)
-    digest = hashlib.sha256(done.stdout.encode()).hexdigest()
-    yield f"export {key}", [done.returncode, digest, done.stderr]
+class Commands:
+    """The commands of a checkout, run in one process after another question."""
+
+    def __init__(self, checkout: Path) -> None:
+        # An installed package must not answer in the checkout's place.
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore::RuntimeWarning:runpy", "-c", _SERVE],
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def run(self, name: str, *arguments: str) -> tuple[int, str, str]:
+        """Exit status, standard output and standard error of one command."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self._process.stdin.flush()
+        code, output, errors = json.loads(self._process.stdout.readline())
+        return code, output, errors
+
+
+def _exported(
+    commands: Commands, folder: Path, file: Path, target: str
+) -> Iterator[tuple[str, Any]]:
+    """The export of a plan, and the import of the text that the first record exported."""
+    key = f"{file.parent.name}/{file.stem} to {target}"
+    code, text, errors = commands.run("export", str(file), "--to", target)
+    yield f"export {key}", [code, hashlib.sha256(text.encode()).hexdigest(), errors]
+    kept = folder / TEXTS / target / f"{file.parent.name}-{file.stem}"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(text, encoding="utf-8")
+    if not kept.stat().st_size:
+        return
+    workload, cluster = (
+        yaml.safe_load(file.read_text(encoding="utf-8"))[part] for part in ("workload", "cluster")
+    )
+    given = {name: workload[name] for name in ("model", "sequence_length", "global_batch")}
+    given |= {name: cluster[name] for name in ("hardware", "nodes", "gpus_per_node")}
+    options = (f"--{name.replace('_', '-')}={value}" for name, value in given.items())
+    # Where the text contradicts these options, the refusal is the answer.
+    yield f"import {key}", [*commands.run("import_plan", str(kept), *options)]
 
 
 def _lines(
-    kind: str, checkout: Path, files: Sequence[Path], *command: str
+    kind: str, commands: Commands, files: Sequence[Path], *options: str
 ) -> Iterator[tuple[str, Any]]:
-    """A command's line of JSON for each plan file."""
-    paths = iter(files)
-    while some := [*islice(paths, 200)]:
-        done = _run(checkout, command[0], *map(str, some), *command[1:])
-        lines = _objects(done.stdout)
-        if len(lines) != len(some):
-            yield f"{kind} {some[0].stem}", [done.returncode, done.stderr]
-        for file, line in zip(some, lines, strict=False):
+    """A prediction's line of JSON for each plan file."""
+    for start in range(0, len(files), 200):
+        few = files[start : start + 200]
+        code, output, errors = commands.run("predict", *map(str, few), *options)
+        lines = _objects(output)
+        if len(lines) != len(few):
+            yield f"{kind} {few[0].stem}", [code, errors]
+        for file, line in zip(few, lines, strict=False):
             yield f"{kind} {file.stem}", line
-
-
-def _run(checkout: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"experiments.{name}", *arguments]
-    # An installed package must not answer in the checkout's place.
-    where = {**os.environ, "PYTHONPATH": str(checkout)}
-    return subprocess.run(
-        command, cwd=checkout, env=where, capture_output=True, text=True, check=False
-    )
 
 
 def _objects(text: str) -> list[Any]:
@@ -171,12 +245,12 @@ def recorded(file: Path) -> dict[str, Any]:
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each figure of the second answers that is not that of the first."""
-    for key in second:
-        if key not in first:
-            yield f"{key}: only in the second"
-        else:
+    """A line for each figure of one record that is not that of the other."""
+    for key in {**first, **second}:
+        if key in first and key in second:
             yield from _unequal(key, first[key], second[key])
+        else:
+            yield f"{key}: only in the {'first' if key in first else 'second'}"
 
 
 def _unequal(where: str, first: Any, second: Any) -> Iterator[str]:

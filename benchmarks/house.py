@@ -1,0 +1,160 @@
+"""Prints the figures of the house: code lines by room, files, names, equal bodies and walks.
+
+    python -m benchmarks.house [--no-walks]
+
+Code lines are those without blanks, comments and docstrings.
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.walk import PACKAGES, ROOT
+
+MOST_LINES, MOST_FILES, LEAST_STATEMENTS = 600, 20, 3
+WALKS = {
+    "predict": ("predict", "examples/plans/gpt3-2.7b-4xl4.yaml"),
+    "tune": ("tune", "--json", "--out", "/dev/null"),
+}
+_NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
+    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+Tree = Mapping[str, str]
+
+
+def tree_of(root: Path = ROOT) -> dict[str, str]:
+    """The texts of the packages' modules, by path."""
+    files = (file for name in PACKAGES for file in (root / name).rglob("*.py"))
+    return {
+        file.relative_to(root).as_posix(): file.read_text(encoding="utf-8")
+        for file in sorted(files)
+    }
+
+
+def code_lines(text: str) -> int:
+    """Lines with code: no blanks, comments, docstrings."""
+    documented: set[int] = set()
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
+            documented |= _lines_of(node.body[0])
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            lines |= {*range(token.start[0], token.end[0] + 1)}
+    return len(lines - documented)
+
+
+def _lines_of(node: ast.stmt) -> set[int]:
+    return {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+
+
+def large_folders(tree: Tree) -> dict[str, int]:
+    """Folders with too many files, and how many they have."""
+    counts = Counter(path.rpartition("/")[0] for path in tree)
+    return {folder: count for folder, count in counts.items() if count > MOST_FILES}
+
+
+def long_files(tree: Tree) -> dict[str, int]:
+    """Files with too many lines, and how many they have."""
+    counts = {path: text.count("\n") for path, text in tree.items()}
+    return {path: count for path, count in counts.items() if count > MOST_LINES}
+
+
+def repeated_files(tree: Tree) -> dict[str, int]:
+    """Basenames that several files of a top folder have, and how many."""
+    names = (_within_top(path, path.rpartition("/")[2]) for path in tree)
+    plain = (name for name in names if "__" not in name)
+    return _several(Counter(plain))
+
+
+def repeated_classes(tree: Tree) -> dict[str, int]:
+    """Class names that several classes of a top folder have, and how many."""
+    return _several(
+        Counter(
+            _within_top(path, node.name)
+            for path, text in tree.items()
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.ClassDef)
+        )
+    )
+
+
+def _within_top(path: str, name: str) -> str:
+    return f"{path.partition('/')[0]}: {name}"
+
+
+def _several(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if count > 1}
+
+
+def equal_bodies(tree: Tree) -> list[list[str]]:
+    """Functions of at least three statements whose bodies are equal, docstrings aside."""
+    bodies: dict[str, list[str]] = defaultdict(list)
+    for path, text in tree.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[ast.get_docstring(node) is not None :]
+                if sum(isinstance(part, ast.stmt) for one in body for part in ast.walk(one)) >= (
+                    LEAST_STATEMENTS
+                ):
+                    key = ast.dump(ast.Module(body, []))
+                    bodies[key].append(f"{path}:{node.name}")
+    return [names for names in bodies.values() if len(names) > 1]
+
+
+def walk_counts(name: str) -> tuple[int, int]:
+    """Files and functions that a walk enters, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.walk", *WALKS[name]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = re.search(r"(\d+) files, (\d+) functions\n$", done.stdout)
+    assert found is not None
+    return int(found[1]), int(found[2])
+
+
+def figures(tree: Tree) -> Iterator[str]:
+    """A line for each room, and one for each other figure."""
+    lines, files = Counter[str](), Counter[str]()
+    for path, text in tree.items():
+        top, *rest = path.split("/")
+        rooms = [top, f"{top}/{rest[0]}"] if len(rest) > 1 else [top]
+        for room in ("all", *rooms):
+            lines[room] += code_lines(text)
+            files[room] += 1
+    for room in sorted(lines):
+        yield f"{room:32} {lines[room]:6} code lines {files[room]:4} files"
+    yield f"folders with more than {MOST_FILES} files: {large_folders(tree)}"
+    yield f"files above {MOST_LINES} lines: {long_files(tree)}"
+    repeated = repeated_files(tree)
+    yield f"basenames that repeat: {len(repeated)}, of {sum(repeated.values())} files"
+    repeated = repeated_classes(tree)
+    yield f"class names that repeat: {len(repeated)}, of {sum(repeated.values())} classes"
+    equal = equal_bodies(tree)
+    yield f"equal bodies: {len(equal)}"
+    yield from (f"  {' = '.join(names)}" for names in equal)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print all figures."""
+    for line in figures(tree_of()):
+        sys.stdout.write(f"{line}\n")
+    for name in () if "--no-walks" in arguments else WALKS:
+        files, functions = walk_counts(name)
+        sys.stdout.write(f"{name} enters {files} files, {functions} functions\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,295 @@
+"""Rules of the house, and the offenders that they still have: ``house.yaml`` may only shrink.
+
+    python -m tests.house [--write] [--grow]
+
+Each rule maps texts of files to offenders, each with a count. ``--write`` writes today's offenders,
+and refuses any that is new or larger; with ``--grow`` it takes them, as after files have moved.
+"""
+
+import ast
+import importlib.util
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from benchmarks.house import (
+    ROOT,
+    WALKS,
+    Tree,
+    large_folders,
+    long_files,
+    repeated_classes,
+    repeated_files,
+    tree_of,
+    walk_counts,
+)
+from benchmarks.walk import PACKAGES
+from mistlab.engines.table import ENGINES
+from mistlab.values import dimensions, space
+
+LISTS = Path(__file__).with_suffix(".yaml")
+Offenders = Mapping[str, int]
+Rule = Callable[[Tree], Offenders]
+# Where files are rows of a table, named after the row.
+ROWS = (
+    "mistlab/engines/",
+    "mistlab/formats/",
+    "mistlab/huggingface/types/",
+    "searchers/strategies/",
+)
+# Rooms with numbers about machines and engines.
+OF_NUMBERS = ("mistlab/cost/", "mistlab/engines/", "mistlab/machine/", "simulators/")
+# The files that declare dimensions. Models have ``layers``, too, so that name tells nothing.
+DECLARES = Path(dimensions.__file__).relative_to(ROOT).as_posix()
+DIMENSION_NAMES = frozenset(dimensions.DIMENSIONS) - {"layers"}
+_NAMED = re.compile(r"(?:^|[._])(?:engine|hardware|machine)(?:\.name)?$")
+_PART_TESTS = {"startswith", "endswith", "removeprefix", "removesuffix"}
+_SOURCE = re.compile(r"fitted|measured|https?:|docs/|datasheet|median|paper|table", re.IGNORECASE)
+_DOTTED = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+")
+_PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)}|tests|benchmarks)/[\w/.*-]*[\w*]")
+# In commands and plan files; and words in code that begin like an engine's name of several words.
+_FAMILIES = "|".join(sorted({name.partition("-")[0] for name in ENGINES if "-" in name}))
+_ENGINE = re.compile(
+    rf"(?:--engine[ =]|^ *engine: |`engine: |`(?=(?:{_FAMILIES})-[a-z-]+`))([a-z][a-z0-9-]*)",
+    re.MULTILINE,
+)
+# Formats of files, and a source of measurements.
+_NO_ENGINES = ("megatron-test", "megatron-yaml", "megatron-lm")
+# What stands for names, and pages of the folder of a page.
+_PLACEHOLDER = re.compile(r"NAME|FILE|REVISION|\*|\.md$")
+
+
+def modules(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Paths and texts of the packages' modules."""
+    return (
+        (path, text)
+        for path, text in tree.items()
+        if path.endswith(".py") and path.startswith(tuple(f"{name}/" for name in PACKAGES))
+    )
+
+
+def only_modules(tree: Tree) -> dict[str, str]:
+    """The packages' modules of a tree that has pages, too."""
+    return dict(modules(tree))
+
+
+def contracts(tree: Tree) -> Offenders:
+    """Modules that contracts of imports name, rather than folders."""
+    contracts = tomllib.loads(tree["pyproject.toml"])["tool"]["importlinter"]["contracts"]
+    named = {
+        name.strip()
+        for contract in contracts
+        for key in ("layers", "source_modules", "forbidden_modules", "ancestors", "modules")
+        for names in contract.get(key, ())
+        for name in names.split("|")
+    }
+    return {name: 1 for name in named if f"{name.replace('.', '/')}.py" in tree}
+
+
+def basenames(tree: Tree) -> Offenders:
+    """Basenames that several files of a top folder have, rows' own modules aside."""
+    return repeated_files({path: text for path, text in modules(tree) if not path.startswith(ROWS)})
+
+
+def classes(tree: Tree) -> Offenders:
+    """Class names that several classes of a top folder have."""
+    return repeated_classes(only_modules(tree))
+
+
+def folders(tree: Tree) -> Offenders:
+    """Folders with more than 20 modules."""
+    return large_folders(only_modules(tree))
+
+
+def lengths(tree: Tree) -> Offenders:
+    """Modules above 600 lines."""
+    return dict.fromkeys(long_files(only_modules(tree)), 1)
+
+
+def name_tests(tree: Tree) -> Offenders:
+    """Tests of a part of the name of an engine or a machine, by module.
+
+    A test is ``startswith`` and the like, or a constant ``in``, of an expression that ends with
+    ``engine``, ``hardware`` or ``machine``, perhaps with ``.name`` behind it.
+    """
+    counts: Counter[str] = Counter()
+    for path, text in modules(tree):
+        counts[path] += sum(map(_tests_a_name, ast.walk(ast.parse(text))))
+    return +counts
+
+
+def _tests_a_name(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        is_test = node.func.attr in _PART_TESTS
+        return is_test and bool(_NAMED.search(ast.unparse(node.func.value)))
+    return (
+        isinstance(node, ast.Compare)
+        and isinstance(node.ops[0], ast.In | ast.NotIn)
+        and isinstance(node.left, ast.Constant)
+        and isinstance(node.left.value, str)
+        and bool(_NAMED.search(ast.unparse(node.comparators[0])))
+    )
+
+
+def fitted(tree: Tree) -> Offenders:
+    """Fractions of no sixteenths without a source beside them, by module.
+
+    The source is a comment on the line or right above its statement, that has a word of those.
+    """
+    counts: Counter[str] = Counter()
+    for path, text in modules(tree):
+        if path.startswith(OF_NUMBERS):
+            counts[path] += sum(
+                not _has_source(text.splitlines(), line) for line in set(_fractions(text))
+            )
+    return +counts
+
+
+def _fractions(text: str) -> Iterator[int]:
+    for statement in ast.parse(text).body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Constant) and isinstance(node.value, float):
+                value = abs(node.value)
+                if 0.01 < value < 1e3 and value * 16 % 1:
+                    yield node.lineno
+
+
+def _has_source(lines: Sequence[str], line: int) -> bool:
+    comments = [lines[line - 1].partition("#")[2]]
+    above = line - 2
+    while above >= 0 and lines[above].strip() and not lines[above].lstrip().startswith("#"):
+        above -= 1
+    while above >= 0 and lines[above].lstrip().startswith("#"):
+        comments.append(lines[above])
+        above -= 1
+    return bool(_SOURCE.search(" ".join(comments)))
+
+
+def dimension_files(tree: Tree) -> Offenders:
+    """How many dimensions a module names, outside of the one that declares them."""
+    counts = {
+        path: len(DIMENSION_NAMES.intersection(_names(text)))
+        for path, text in modules(tree)
+        if path != DECLARES
+    }
+    return {path: count for path, count in counts.items() if count}
+
+
+def _names(text: str) -> Iterator[str]:
+    """All identifiers, attributes, arguments and whole strings."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
+                yield name
+            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.keyword(arg=str(name)) | ast.Constant(value=str(name)):
+                yield name
+
+
+def dotted_names(tree: Tree) -> Offenders:
+    """Dotted names of pages that no module has."""
+    return _not_there(tree, _DOTTED, lambda name: _is_defined(tree, name.split(".")))
+
+
+def _is_defined(tree: Tree, parts: Sequence[str]) -> bool:
+    for count in range(len(parts), 0, -1):
+        path = "/".join(parts[:count])
+        text = tree.get(f"{path}.py", tree.get(f"{path}/__init__.py"))
+        if text is not None:
+            rest = parts[count:]
+            if count == 1 and len(parts) == 2 and parts[0] == "experiments":
+                return importlib.util.find_spec(".".join(parts)) is not None
+            return all(re.search(rf"\b{name}\b", text) for name in rest)
+    return False
+
+
+def paths(tree: Tree) -> Offenders:
+    """Paths of pages that are no files or folders."""
+    folders = {path[: found.start()] for path in tree for found in re.finditer("/", path)}
+    return _not_there(tree, _PATH, lambda path: path in tree or path in folders)
+
+
+def engines(tree: Tree) -> Offenders:
+    """Engines of pages that the table lacks; spaces have such names, too."""
+    known = {*ENGINES, *space.SPACES, *_NO_ENGINES}
+    return _not_there(tree, _ENGINE, lambda name: name in known)
+
+
+def _not_there(tree: Tree, pattern: re.Pattern[str], is_there: Callable[[str], bool]) -> Offenders:
+    return {
+        f"{path}: {name}": 1
+        for path, text in tree.items()
+        if path.endswith(".md") and path != "CHANGELOG.md"
+        for name in {*pattern.findall(text)}
+        if not _PLACEHOLDER.search(name) and not is_there(name)
+    }
+
+
+RULES: Mapping[str, Rule] = {
+    "contracts name modules": contracts,
+    "basenames repeat": basenames,
+    "class names repeat": classes,
+    "folders of more than 20 files": folders,
+    "files above 600 lines": lengths,
+    "tests of parts of names": name_tests,
+    "fractions without a source": fitted,
+    "files that name dimensions": dimension_files,
+    "dotted names of pages": dotted_names,
+    "paths of pages": paths,
+    "engines of pages": engines,
+}
+WALK = "files entered"
+
+
+def whole_tree(root: Path = ROOT) -> dict[str, str]:
+    """The packages' modules, the pages and the contracts, and the paths of all other files."""
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]
+    named = [
+        file for room in (*PACKAGES, "tests", "benchmarks") for file in (root / room).rglob("*")
+    ]
+    texts = {file.relative_to(root).as_posix(): "" for file in named if file.is_file()}
+    texts |= {page.relative_to(root).as_posix(): page.read_text("utf-8") for page in pages}
+    texts["pyproject.toml"] = (root / "pyproject.toml").read_text("utf-8")
+    return {**texts, **tree_of(root)}
+
+
+def listed() -> dict[str, dict[str, int]]:
+    """The offenders of each rule that are known, and the walks' budgets."""
+    lists: dict[str, dict[str, int]] = yaml.safe_load(LISTS.read_text(encoding="utf-8"))
+    return lists
+
+
+def grown(known: Offenders, today: Offenders) -> list[str]:
+    """Offenders that are new, or larger than they were."""
+    return [f"{name}: {count}" for name, count in today.items() if count > known.get(name, 0)]
+
+
+def stale(known: Offenders, today: Offenders) -> list[str]:
+    """Known offenders that are none any more, or smaller."""
+    return [f"{name}: {count}" for name, count in known.items() if count > today.get(name, 0)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what has grown, and write the lists if they are to be written."""
+    tree = whole_tree()
+    today = {name: dict(sorted(rule(tree).items())) for name, rule in RULES.items()}
+    today[WALK] = {name: walk_counts(name)[0] for name in WALKS}
+    known = listed() if LISTS.exists() else {}
+    larger = [
+        f"{rule}: {line}" for rule, now in today.items() for line in grown(known.get(rule, {}), now)
+    ]
+    sys.stdout.write("".join(f"{line}\n" for line in larger))
+    if "--write" not in arguments or (larger and "--grow" not in arguments):
+        return bool(larger)
+    LISTS.write_text(yaml.safe_dump(today, sort_keys=False, width=100), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""The rules of the house (``tests/house.py``) hold, but for a list that may only shrink."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.house import WALKS, code_lines, equal_bodies, walk_counts
+from benchmarks.walk import Walk
+from tests.house import DECLARES, RULES, WALK, grown, listed, stale, whole_tree
+
+TREE = whole_tree()
+LISTED = listed()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_has_no_further_offender(name: str) -> None:
+    """Who has mended one: ``python -m tests.house --write``."""
+    today = RULES[name](TREE)
+    assert grown(LISTED[name], today) == []
+    assert stale(LISTED[name], today) == []
+
+
+def test_lists_are_of_rules() -> None:
+    assert set(LISTED) == {*RULES, WALK}
+    assert DECLARES in TREE
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_command_enters_no_more_files(name: str) -> None:
+    assert walk_counts(name)[0] <= LISTED[WALK][name]
+
+
+CONTRACT = '[[tool.importlinter.contracts]]\nlayers = ["mistlab.a | mistlab.b"]\n'
+# A tree in which a rule has one offender.
+PLANTED = {
+    "contracts name modules": {
+        "pyproject.toml": CONTRACT,
+        "mistlab/a.py": "",
+        "mistlab/b/__init__.py": "",
+    },
+    "basenames repeat": {"runtime/a/x.py": "", "runtime/b/x.py": "", "searchers/x.py": ""},
+    "class names repeat": {
+        "runtime/a.py": "class X: ...",
+        "runtime/b.py": "class X: ...",
+        "searchers/x.py": "class X: ...",
+    },
+    "folders of more than 20 files": {f"mistlab/cost/{number}.py": "" for number in range(21)},
+    "files above 600 lines": {"mistlab/a.py": "\n" * 601, "mistlab/b.py": "\n" * 600},
+    "tests of parts of names": {
+        "mistlab/a.py": 'run.engine.startswith("fsdp")',
+        "mistlab/b.py": 'engine == "fsdp" or name.startswith("fsdp")',
+    },
+    "fractions without a source": {
+        "mistlab/cost/a.py": "# A share.\nSHARE = 0.13\n",
+        "mistlab/cost/b.py": "# Fitted to runs.\nSHARE = 0.13\nHALF = 0.5\n",
+    },
+    "files that name dimensions": {
+        "mistlab/a.py": "stage.context_exchange",
+        "mistlab/b.py": "stage.layers",
+        DECLARES: "context_exchange = 1",
+    },
+    "dotted names of pages": {
+        "README.md": "`mistlab.a.there` and `mistlab.a.gone`",
+        "mistlab/__init__.py": "",
+        "mistlab/a.py": "there = 1",
+    },
+    "paths of pages": {"README.md": "`mistlab/a.py`, `mistlab/b.py`", "mistlab/a.py": ""},
+    "engines of pages": {"README.md": "`--engine megatron`, `fsdp-eager`, `fsdp-gone`"},
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_planted_fault_is_an_offender(name: str) -> None:
+    today = RULES[name](PLANTED[name])
+    assert len(today) == 1
+    assert grown({}, today)
+    assert stale(today, {})
+    assert not grown(today, today)
+
+
+def test_constants_in_names_are_tests_of_parts() -> None:
+    tree = {"mistlab/a.py": '"megatron" in run.engine\n"x" in remarks\nkey in hardware.name'}
+    assert RULES["tests of parts of names"](tree) == {"mistlab/a.py": 1}
+
+
+def test_code_lines_are_without_blanks_comments_and_docstrings() -> None:
+    text = '"""Module."""\n\n# A comment.\ndef f():\n    """Doc."""\n    return (1,\n 2)\n'
+    assert code_lines(text) == 3
+
+
+def test_equal_bodies_are_found() -> None:
+    body = "    a = 1\n    b = 2\n    return a + b\n"
+    tree = {"mistlab/a.py": f"def f():\n{body}", "mistlab/b.py": f'def g():\n    """G."""\n{body}'}
+    assert equal_bodies(tree) == [["mistlab/a.py:f", "mistlab/b.py:g"]]
+
+
+def test_a_walk_counts_functions_that_main_enters(tmp_path: Path) -> None:
+    """Not those before it, of class bodies or of code compiled from text."""
+    text = """
+def before(): ...
+def called(): exec(compile("def f(): ...\\nf()", "text", "exec"), {})
+def main():
+    class Body: ...
+    called()
+before()
+main()
+"""
+    walk = Walk(tmp_path)
+    code = compile(text, str(tmp_path / "mistlab" / "a.py"), "exec")
+    sys.setprofile(walk)
+    try:
+        exec(code, {})
+    finally:
+        sys.setprofile(None)
+    assert walk.functions == {"mistlab/a.py": {"main", "called"}}
