@@ -158,7 +158,7 @@ def build_graph(
     """The tasks of one iteration of a pipeline whose stages run these passes."""
     graph = _empty_graph(parts, passes)
     built = [
-        _Stage(graph, parts, stage, template).build(of_stage)
+        _StageTasks(graph, parts, stage, template).build(of_stage)
         for stage, of_stage in enumerate(passes)
     ]
     for (sender, above), (receiver, below) in pairwise(passes[0].placement.places):
@@ -183,7 +183,7 @@ def build_stage(
 ) -> TaskGraph:
     """The tasks of one stage alone, which waits for no other stage."""
     graph = _empty_graph(parts, passes)
-    _Stage(graph, parts, stage, template).build(passes[stage])
+    _StageTasks(graph, parts, stage, template).build(passes[stage])
     return graph
 
 
@@ -199,7 +199,7 @@ def _empty_graph(parts: Sequence[StageTasks], passes: Sequence[StagePasses]) -> 
     )
 
 
-class _Stage:
+class _StageTasks:
     """Adds the passes of one stage to a graph, one after another."""
 
     def __init__(
@@ -226,7 +226,7 @@ class _Stage:
         self.reduced = -1
         self.tied: int | None = None
 
-    def build(self, passes: StagePasses) -> "_Stage":
+    def build(self, passes: StagePasses) -> "_StageTasks":
         self.splits = passes.splits_backward
         places = passes.placement.places
         self.send_s = {place: one.send_s for place, one in zip(places, self.parts, strict=True)}
@@ -351,4 +351,4 @@ class _Stage:
 
 
 # A stage and one of its chunks.
-_End = tuple[_Stage, int]
+_End = tuple[_StageTasks, int]

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mistlab.economy.failures import Reliability, Shares
+from mistlab.economy.failures import Reliability, TimeShares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
     """Where the time of one played run went, and how many failures there were."""
 
-    shares: Shares
+    shares: TimeShares
     failures: int
 
 
@@ -44,7 +44,7 @@ def played(
         if fails:
             now_s, place = _recovered(spent, reliability, failures, place, seconds)
     whole = {name: getattr(spent, name) / seconds for name in _Spent.__slots__}
-    return Played(shares=Shares(**whole), failures=len(failures))
+    return Played(shares=TimeShares(**whole), failures=len(failures))
 
 
 def _failures(reliability: Reliability, seconds: float, draw: np.random.Generator) -> list[float]:

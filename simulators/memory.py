@@ -141,7 +141,7 @@ def _stages(
     model: StageModel,
     figures: StageFigures,
     sums: Mapping[str, NDArray[np.float64]],
-) -> list["_Stage"]:
+) -> list["_StageMemory"]:
     passes = passes_of_plan(plan)
     whole = whole_types(plan, model)
     placement = passes[0].placement
@@ -152,7 +152,7 @@ def _stages(
     for stage, one in enumerate(passes):
         splits = one.splits_backward
         own = {name: float(of_stages[stage]) for name, of_stages in left.items() if splits}
-        stages.append(_Stage(plan, stage, model, figures, sums, own, chunks))
+        stages.append(_StageMemory(plan, stage, model, figures, sums, own, chunks))
     types = model.types.of_stages(batch_of_parts([plan], placement).value)
     for number, (part, places) in enumerate(
         zip(parts_of_plan(plan, placement), types, strict=True)
@@ -167,7 +167,7 @@ def _stages(
     return stages
 
 
-class _Stage:
+class _StageMemory:
     """The classes and bytes of memory that each task of a stage changes."""
 
     def __init__(

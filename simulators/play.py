@@ -321,7 +321,7 @@ class PassTimes:
 
 def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
     """The passes of each stage."""
-    stages = [_Stage() for _ in range(graph.stages)]
+    stages = [_StagePasses() for _ in range(graph.stages)]
     for task, (kind, _, _) in enumerate(graph.labels):
         stage = stages[graph.stage(task)]
         of = kind, graph.chunk(task) if kind in _COMPUTING else 0, graph.micro_batches[task]
@@ -341,7 +341,7 @@ def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
 
 
 @dataclass(slots=True)
-class _Stage:
+class _StagePasses:
     """Collects from one stage's tasks when its passes computed, when their micro-batches came, when
     it stepped, and when its last task except sends ended."""
 

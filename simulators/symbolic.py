@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.core.values import refuse
+from mistlab.cost.confidence import PredictionBounds, bounds_of, iteration_figures, slowest_cluster
 from mistlab.cost.kernels import model_flop, stage_flop
 from mistlab.cost.links import in_one_group, mean_peak_flop_per_s
 from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
@@ -18,7 +19,6 @@ from mistlab.cost.order_memory import figures_in_order, peaks_in_order
 from mistlab.cost.order_times import StagesOnGroups, engine_of, ordered_iterations_s, task_models
 from mistlab.cost.pipeline import iteration_s
 from mistlab.cost.slot_work import FEW_ROWS
-from mistlab.cost.sureness import PredictionBounds, bounds_of, iteration_figures, slowest_cluster
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.engines.mistlab import MISTLAB

@@ -14,7 +14,7 @@ from experiments.pages.tables import table, table_of
 from mistlab.core.values import InputError
 from mistlab.economy.failures import (
     Reliability,
-    Shares,
+    TimeShares,
     best_interval_s,
     failures_in,
     intervals_in,
@@ -140,7 +140,7 @@ def _played(
     }
 
 
-def _mapping(shares: Shares) -> Row:
+def _mapping(shares: TimeShares) -> Row:
     return {name: getattr(shares, name) for name in WORDS}
 
 

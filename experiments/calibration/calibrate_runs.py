@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from experiments.cli.commandline import DONE, about, as_options, print_json, progress, writable
 from mistlab import catalog
-from mistlab.calibration.run_constants import CONSTANTS, Setting, fitted, values_of, with_values
+from mistlab.calibration.run_constants import (
+    CONSTANTS,
+    ConstantSetting,
+    fitted,
+    values_of,
+    with_values,
+)
 from mistlab.core.files import write_yaml
 from mistlab.core.values import InputError, near_matches, to_mapping
 from mistlab.engines.engine import ENGINES, Engine
@@ -47,7 +53,7 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     hardware = catalog.hardware(options.hardware)
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
-    setting = Setting(hardware=hardware, engine=_engine(options.engine), profile=profile)
+    setting = ConstantSetting(hardware=hardware, engine=_engine(options.engine), profile=profile)
     given = dict(map(_pair, options.set))
     _known([*given, *options.fit], setting)
     setting = with_values(setting, given)
@@ -90,7 +96,7 @@ def _pair(text: str) -> tuple[str, float]:
         raise InputError(message) from None
 
 
-def _known(names: Sequence[str], setting: Setting) -> None:
+def _known(names: Sequence[str], setting: ConstantSetting) -> None:
     """Refuse names of constants that there are not, or that the setting has not."""
     has = values_of(setting)
     for name in names:
@@ -146,7 +152,9 @@ def _folds(
             yield value, inside, outside
 
 
-def _fit(setting: Setting, runs: Sequence[MeasuredRun], options: argparse.Namespace) -> Setting:
+def _fit(
+    setting: ConstantSetting, runs: Sequence[MeasuredRun], options: argparse.Namespace
+) -> ConstantSetting:
     if not options.fit:
         return setting
     progress(f"fitting {len(options.fit)} constants to {len(runs)} runs")
@@ -161,7 +169,7 @@ def _fit(setting: Setting, runs: Sequence[MeasuredRun], options: argparse.Namesp
     return with_values(setting, found)
 
 
-def _predicted(setting: Setting, runs: Sequence[MeasuredRun]) -> Values:
+def _predicted(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Values:
     """Seconds of an iteration of each run."""
     found = np.empty(len(runs))
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -176,7 +184,7 @@ def _predicted(setting: Setting, runs: Sequence[MeasuredRun]) -> Values:
     return found
 
 
-def _errors(setting: Setting, runs: Sequence[MeasuredRun]) -> Values:
+def _errors(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Values:
     measured_s = np.array([run.seconds for run in runs])
     errors: Values = _predicted(setting, runs) / measured_s - 1
     return errors

@@ -13,8 +13,8 @@ from experiments.calibration.published import PublishedRun
 from experiments.cli.commandline import progress
 from mistlab.calibration.fitted_memory import beyond_tensors, errors_of, fitted_allocator
 from mistlab.calibration.fitted_sureness import half_width_of, misses, trimmed_mean
+from mistlab.cost.confidence import half_width_at
 from mistlab.cost.memory import reserved_bytes, room_bytes
-from mistlab.cost.sureness import half_width_at
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.stage_model import StageModel
 from mistlab.machine.hardware import Allocator, EngineCalibration, Hardware, MeasuredAt, Source

@@ -88,7 +88,7 @@ Winners = Mapping[tuple[str, str], Row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class OverlapQuestion:
     """A case, and how many random plans of it to order."""
 
     case: Case
@@ -113,7 +113,7 @@ def overlapped(options: argparse.Namespace) -> int:
     cases = [case_of(place, "gpt3", size, "flash") for size in chosen for place in places]
     count = min(options.plans, QUICK_PLANS) if options.quick else options.plans
     asked = [
-        Asked(case=case, plans=max(1, share), seed=options.seed)
+        OverlapQuestion(case=case, plans=max(1, share), seed=options.seed)
         for case, share in zip(cases, spread_shares(count, len(cases)), strict=True)
     ]
     study = Study.begin("overlap", options)
@@ -121,7 +121,7 @@ def overlapped(options: argparse.Namespace) -> int:
     return study.end(report(study.rows), DONE if _holds(study.rows) else NO_ANSWER)
 
 
-def compared(asked: Asked) -> list[dict[str, Any]]:
+def compared(asked: OverlapQuestion) -> list[dict[str, Any]]:
     """The rows of a case: the order of random plans, each view's winner, each search's winner."""
     bench = Bench.of(asked.case.problem())
     return [
@@ -131,7 +131,7 @@ def compared(asked: Asked) -> list[dict[str, Any]]:
     ]
 
 
-def _winner(bench: Bench, asked: Asked, view: str) -> dict[str, Any]:
+def _winner(bench: Bench, asked: OverlapQuestion, view: str) -> dict[str, Any]:
     found = bench.found("mist", space_of("mist"), view=view, seed=asked.seed)
     row = {"chapter": "winners", "case": asked.case.name, "view": view}
     if found is None:
@@ -146,7 +146,7 @@ def _winner(bench: Bench, asked: Asked, view: str) -> dict[str, Any]:
     }
 
 
-def _published(bench: Bench, asked: Asked, name: str) -> dict[str, Any]:
+def _published(bench: Bench, asked: OverlapQuestion, name: str) -> dict[str, Any]:
     found = bench.found(published(**VARIANTS[name]), space_of("mist"), seed=asked.seed)
     row = {"chapter": "published search", "case": asked.case.name, "search": name}
     if found is None:

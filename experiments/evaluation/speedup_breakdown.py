@@ -59,7 +59,7 @@ def difference_in_parts(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class BreakdownStep:
     """A space to search, and the view in which it is searched."""
 
     name: str
@@ -67,28 +67,30 @@ class Step:
     view: str
 
 
-def steps(unaware: str) -> list[Step]:
+def steps(unaware: str) -> list[BreakdownStep]:
     """The steps, each with a component more than the one before; all but the last are searched in
     the view ``unaware``."""
     all_recomputed = replace(space_of("3d"), name="3d, all recomputed", recomputation="all")
     sharded = replace(space_of("+zero"), name="+zero, all recomputed", recomputation="all")
     return [
-        Step(name="3D parallelism", space=all_recomputed, view=unaware),
-        Step(name="+ ZeRO-2 and 3", space=sharded, view=unaware),
-        Step(name="+ flexible checkpointing", space=space_of("+checkpointing"), view=unaware),
-        Step(name="+ offloading", space=space_of("+offload"), view=unaware),
-        Step(name="+ uneven blocks", space=space_of("mist"), view=unaware),
-        Step(name="+ imbalance-aware", space=space_of("mist"), view=FULL),
+        BreakdownStep(name="3D parallelism", space=all_recomputed, view=unaware),
+        BreakdownStep(name="+ ZeRO-2 and 3", space=sharded, view=unaware),
+        BreakdownStep(
+            name="+ flexible checkpointing", space=space_of("+checkpointing"), view=unaware
+        ),
+        BreakdownStep(name="+ offloading", space=space_of("+offload"), view=unaware),
+        BreakdownStep(name="+ uneven blocks", space=space_of("mist"), view=unaware),
+        BreakdownStep(name="+ imbalance-aware", space=space_of("mist"), view=FULL),
     ]
 
 
-def left_out(unaware: str) -> list[Step]:
+def left_out(unaware: str) -> list[BreakdownStep]:
     """The whole with one component missing."""
     mist = space_of("mist")
 
-    def without(name: str, **changes: object) -> Step:
+    def without(name: str, **changes: object) -> BreakdownStep:
         space = replace(mist, name=f"mist without {name}", **changes)  # type: ignore[arg-type]
-        return Step(name=name, space=space, view=FULL)
+        return BreakdownStep(name=name, space=space, view=FULL)
 
     return [
         without("ZeRO-2 and 3", zero=(1,)),
@@ -96,7 +98,7 @@ def left_out(unaware: str) -> list[Step]:
         without("offloading", offload=OffloadRatios()),
         without("uneven blocks", layers_off_balance=0),
         without("a choice for each stage", unequal_stages=False),
-        Step(name="imbalance awareness", space=mist, view=unaware),
+        BreakdownStep(name="imbalance awareness", space=mist, view=unaware),
     ]
 
 
@@ -152,7 +154,7 @@ def searched(case: Case, *, view: str, seed: int) -> list[dict[str, Any]]:
 
 def _row(
     case: Case,
-    step: Step,
+    step: BreakdownStep,
     chapter: str,
     found: Found | None,
     kept: Found | None,

@@ -48,7 +48,7 @@ def spaces() -> dict[str, SearchSpace]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TuningTimeQuestion:
     """A search: who, in which space, for how many plans."""
 
     case: Case
@@ -76,7 +76,7 @@ def timed(options: argparse.Namespace) -> int:
     steps = spaces()
     chosen = {name: steps[name] for name in ("+CKPT", "+WO")} if options.quick else steps
     asked = [
-        Asked(
+        TuningTimeQuestion(
             case=case,
             searcher=searcher,
             step=step,
@@ -98,7 +98,7 @@ def timed(options: argparse.Namespace) -> int:
     return study.end(report(study.rows, case), status)
 
 
-def searched(asked: Asked) -> dict[str, Any]:
+def searched(asked: TuningTimeQuestion) -> dict[str, Any]:
     """The row of a search. Only the processor's time counts, without the compiling of
     expressions."""
     bench = Bench.of(asked.case.problem())

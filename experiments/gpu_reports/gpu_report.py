@@ -95,7 +95,7 @@ Profiler = Callable[[Path, float], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReportFolder:
     """A folder, what fills it, and until when: ``profiler`` says whether the tables are whole.
 
     A plan is not begun where it is ``expected`` to take longer than what is left of a call, unless
@@ -248,7 +248,7 @@ def profiled_in_process(device: str, *, quick: bool) -> Profiler:
 def _work(folder: Path, options: argparse.Namespace) -> bool:
     """Run and measure for some minutes; whatever ends that, what there is is packed."""
     runner = WorkerRunner(options.device)
-    report = Report(
+    report = ReportFolder(
         folder=folder,
         plans=PLANS,
         runner=runner,

@@ -26,7 +26,7 @@ FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class SingleChange:
     """A single change: the choice that it makes otherwise, in words, and the job that has it."""
 
     choice: str
@@ -34,16 +34,16 @@ class Change:
     job: Job
 
 
-def single_changes(job: Job) -> list[Change]:
+def single_changes(job: Job) -> list[SingleChange]:
     """All single changes of a job that make a valid job."""
-    found: dict[Plan, Change] = {}
+    found: dict[Plan, SingleChange] = {}
     for choice, words, plan in _plans(job):
         try:
             changed = canonical(replace(job, plan=plan))
         except InputError:
             continue
         if changed.plan != job.plan:
-            found.setdefault(changed.plan, Change(choice=choice, words=words, job=changed))
+            found.setdefault(changed.plan, SingleChange(choice=choice, words=words, job=changed))
     return list(found.values())
 
 

@@ -29,9 +29,9 @@ from experiments.pages.groups import grouped
 from experiments.pages.study import Report, Study, beside
 from experiments.prediction import plots
 from mistlab import catalog
+from mistlab.cost.confidence import bounds_of
 from mistlab.cost.kernels import model_flop
 from mistlab.cost.memory import reserved_bytes
-from mistlab.cost.sureness import bounds_of
 from mistlab.engines.engine import ENGINES
 from mistlab.plan.dimensions import num_gpus
 from mistlab.plan.plan import Plan

@@ -9,7 +9,7 @@ from experiments.cli.commandline import progress, writable
 from experiments.pages.tables import narrow
 from mistlab.core.files import write_yaml
 from mistlab.core.values import to_mapping
-from mistlab.cost.sureness import Shares
+from mistlab.cost.confidence import Shares
 from mistlab.runs.judged import Judged
 from mistlab.runs.sureness import Held, Miss, left_out, sureness_of
 from mistlab.runs.table import TableRow

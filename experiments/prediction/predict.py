@@ -90,7 +90,7 @@ def sentence(breakdown: Breakdown) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PlanAnswer:
     """A plan file's prediction, or what is wrong with it; the iteration if it is to be drawn, what
     disturbs it where something does, and where its time goes if that is asked."""
 
@@ -169,7 +169,9 @@ def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | N
     return variability_of(options.variability)
 
 
-def _disturbed(answers: Sequence[Answer], by: "Variability", samples: int | None) -> list[Answer]:
+def _disturbed(
+    answers: Sequence[PlanAnswer], by: "Variability", samples: int | None
+) -> list[PlanAnswer]:
     """The answers, with what plans take while something disturbs them."""
     from experiments.prediction.disturbed import Disturbed  # noqa: PLC0415 (needs SimPy)
 
@@ -185,7 +187,7 @@ def _disturbed(answers: Sequence[Answer], by: "Variability", samples: int | None
     return found
 
 
-def _broken_down(answer: Answer) -> Answer:
+def _broken_down(answer: PlanAnswer) -> PlanAnswer:
     """An answer with where its time goes, if it has a prediction."""
     if answer.job is None or answer.prediction is None:
         return answer
@@ -198,19 +200,19 @@ def predicted(
     *,
     drawn: bool = False,
     numbers: Mapping[str, float] = MappingProxyType({}),
-) -> list[Answer]:
+) -> list[PlanAnswer]:
     """The answers to plan files, in order; plans of one workload and cluster go through together.
 
     Those that are to be ``drawn`` come with the iteration that was played. Clusters have other
     ``numbers``, where they are given.
     """
-    answers: dict[int, Answer] = {}
+    answers: dict[int, PlanAnswer] = {}
     together: dict[tuple[Workload, Cluster], list[tuple[int, Job]]] = defaultdict(list)
     for place, path in enumerate(paths):
         try:
             job = on_cluster_with(load_job(path), numbers)
         except InputError as error:
-            answers[place] = Answer(path=path, job=None, prediction=None, error=str(error))
+            answers[place] = PlanAnswer(path=path, job=None, prediction=None, error=str(error))
         else:
             together[job.workload, job.cluster].append((place, job))
     for (workload, cluster), jobs in together.items():
@@ -222,17 +224,17 @@ def predicted(
     return [answers[place] for place in range(len(paths))]
 
 
-def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[Answer]:
+def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[PlanAnswer]:
     """The answers to jobs, all at once where none is refused."""
     answers = predicted_each(predictor, [job.plan for _, job in jobs])
     for (path, job), answer in zip(jobs, answers, strict=True):
         if isinstance(answer, InputError):
             yield _refused(path, job, answer)
         else:
-            yield Answer(path=path, job=job, prediction=answer)
+            yield PlanAnswer(path=path, job=job, prediction=answer)
 
 
-def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[Answer]:
+def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[PlanAnswer]:
     """The answers to jobs with their iterations."""
     from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
 
@@ -244,14 +246,14 @@ def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[
         except InputError as error:
             yield _refused(path, job, error)
         else:
-            yield Answer(path=path, job=job, prediction=prediction, simulation=simulation)
+            yield PlanAnswer(path=path, job=job, prediction=prediction, simulation=simulation)
 
 
-def _refused(path: Path, job: Job, error: InputError) -> Answer:
-    return Answer(path=path, job=job, prediction=None, error=f"{path}: {error}")
+def _refused(path: Path, job: Job, error: InputError) -> PlanAnswer:
+    return PlanAnswer(path=path, job=job, prediction=None, error=f"{path}: {error}")
 
 
-def _mapping(answer: Answer) -> Mapping[str, Any]:
+def _mapping(answer: PlanAnswer) -> Mapping[str, Any]:
     if answer.prediction is None:
         return {"plan": str(answer.path), "error": answer.error}
     assert answer.job is not None
@@ -262,7 +264,7 @@ def _mapping(answer: Answer) -> Mapping[str, Any]:
     return {"plan": str(answer.path), **own, **to_mapping(answer.prediction), **goes, **disturbed}
 
 
-def _table(answer: Answer) -> str:
+def _table(answer: PlanAnswer) -> str:
     job, prediction = answer.job, answer.prediction
     assert job is not None
     assert prediction is not None
@@ -292,7 +294,7 @@ def _table(answer: Answer) -> str:
     return "\n".join([summary, *aligned(rows, left=()), *fullest, *goes, *notes])
 
 
-def _comparisons(answers: Sequence[Answer]) -> Iterator[str]:
+def _comparisons(answers: Sequence[PlanAnswer]) -> Iterator[str]:
     """The fastest of the plans that fit, of each workload, beside the others."""
     by_workload: dict[Workload, list[tuple[Path, Prediction]]] = defaultdict(list)
     for answer in answers:

@@ -15,7 +15,7 @@ from experiments.pages.study import Study
 from experiments.pages.tables import TIMING, Row
 from experiments.speedup.contenders import OURS, TARGET, Contender, contenders
 from experiments.speedup.nodes import Nodes
-from experiments.speedup.speedup_report import Case, report_of
+from experiments.speedup.speedup_report import SpeedupCase, report_of
 from experiments.speedup.trial import run_trial, take_part
 from mistlab.core.values import InputError, near_matches
 from mistlab.export.found import checked_whole
@@ -57,7 +57,7 @@ def measure(options: argparse.Namespace) -> int:
 def _measured(options: argparse.Namespace, nodes: Nodes) -> int:
     systems = chosen_systems(options.systems)
     cases = [
-        Case(model=model, cap_gib=cap, batch=batch)
+        SpeedupCase(model=model, cap_gib=cap, batch=batch)
         for model, cap, batch in product(
             _listed(options.models), _numbers(options.cap_gib, "--cap-gib"), _batches(options)
         )
@@ -149,7 +149,7 @@ class _UnderWay:
     ends_s: float
     nodes: Nodes
 
-    def rows(self, case: Case) -> Iterator[Row | None]:
+    def rows(self, case: SpeedupCase) -> Iterator[Row | None]:
         """The rows of a case, measured before or now; None once the time is over."""
         options, best = self.options, dict[str, tuple[Contender, float]]()
         tried = {system: _contenders(case, system, options) for system in self.systems}
@@ -172,7 +172,7 @@ class _UnderWay:
                 return
 
     def _row(
-        self, case: Case, system: str, contender: Contender, run: tuple[str, int]
+        self, case: SpeedupCase, system: str, contender: Contender, run: tuple[str, int]
     ) -> Row | None:
         prediction, options = contender.prediction, self.options
         row: dict[str, Any] = {
@@ -207,7 +207,7 @@ class _UnderWay:
         return {**row, **told}
 
 
-def _contenders(case: Case, system: str, options: argparse.Namespace) -> list[Contender]:
+def _contenders(case: SpeedupCase, system: str, options: argparse.Namespace) -> list[Contender]:
     with as_options():
         model = model_from(case.model, Path())
         workload = workload_of(options, model=model, global_batch=case.batch)

@@ -15,7 +15,7 @@ HEAD = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SpeedupCase:
     """A model, a memory cap and a batch; each is measured by itself."""
 
     model: str
@@ -29,7 +29,7 @@ class Case:
 
 
 def report_of(
-    cases: Sequence[Case], rows: Sequence[Row], systems: Sequence[str], left: int
+    cases: Sequence[SpeedupCase], rows: Sequence[Row], systems: Sequence[str], left: int
 ) -> Report:
     """The table of all cases; ``left`` of them are not finished."""
     lines: list[Sequence[object]] = []
@@ -62,7 +62,7 @@ def report_of(
     )
 
 
-def _tried(rows: Sequence[Row], case: Case, system: str) -> str:
+def _tried(rows: Sequence[Row], case: SpeedupCase, system: str) -> str:
     """The outcomes of the trials of a system of which none ran."""
     outcomes = dict.fromkeys(
         row["outcome"] for row in _rows_of(rows, case, system) if row["phase"] == "trial"
@@ -70,7 +70,7 @@ def _tried(rows: Sequence[Row], case: Case, system: str) -> str:
     return "; ".join(outcomes) or "-"
 
 
-def _rows_of(rows: Sequence[Row], case: Case, system: str) -> list[Row]:
+def _rows_of(rows: Sequence[Row], case: SpeedupCase, system: str) -> list[Row]:
     of = (case.model, case.cap_gib, case.batch, system)
     return [
         row for row in rows if (row["model"], row["cap_gib"], row["batch"], row["system"]) == of
@@ -78,7 +78,7 @@ def _rows_of(rows: Sequence[Row], case: Case, system: str) -> list[Row]:
 
 
 def _best_s(
-    rows: Sequence[Row], case: Case, system: str
+    rows: Sequence[Row], case: SpeedupCase, system: str
 ) -> tuple[float, float, float | None] | None:
     """The median of the repeats of a system's best plan, their spread, and its prediction."""
     own = [row for row in _rows_of(rows, case, system) if TIMING in row]

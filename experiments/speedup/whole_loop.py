@@ -39,7 +39,7 @@ QUICK = {"plans": 3, "trials": 1, "repeats": 1, "steps": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LoopEntry:
     """One thing that runs: a plan of this package or a baseline's, on as many ranks as it takes.
 
     ``is_trial`` says that the system tries the plan to be fast; other plans are drawn at random.
@@ -72,7 +72,9 @@ def whole_loop(options: argparse.Namespace) -> int:
         if system != OURS:
             tried = contenders(system, workload, cluster, options.trials, options.seed)
             entries += [
-                Entry(name=f"{system} {number}", system=system, is_trial=True, contender=contender)
+                LoopEntry(
+                    name=f"{system} {number}", system=system, is_trial=True, contender=contender
+                )
                 for number, contender in enumerate(tried, start=1)
             ]
     earlier = {_key(row): row for row in study.earlier}
@@ -114,7 +116,9 @@ def _hardware(options: argparse.Namespace, folder: Path) -> Hardware:
     return hardware_from(str(path), Path())
 
 
-def _own(workload: Workload, hardware: Hardware, options: argparse.Namespace) -> Iterator[Entry]:
+def _own(
+    workload: Workload, hardware: Hardware, options: argparse.Namespace
+) -> Iterator[LoopEntry]:
     """The best plans of a search on all devices, then plans drawn at random on one and on all."""
     devices = hardware.node.gpus
     clusters = [Cluster(hardware=hardware, nodes=1, gpus_per_node=n) for n in sorted({1, devices})]
@@ -126,7 +130,7 @@ def _own(workload: Workload, hardware: Hardware, options: argparse.Namespace) ->
             break
         found.setdefault(contender.job.plan, contender)
     for number, contender in enumerate(found.values(), start=1):
-        yield Entry(
+        yield LoopEntry(
             name=f"{number:02d}", system=OURS, is_trial=number <= searched, contender=contender
         )
 
@@ -156,7 +160,7 @@ def _has_priority() -> bool:
     return os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
 
 
-def _described(entry: Entry, number: int) -> dict[str, Any]:
+def _described(entry: LoopEntry, number: int) -> dict[str, Any]:
     job, prediction = entry.contender.job, entry.contender.prediction
     return {
         "name": entry.name,

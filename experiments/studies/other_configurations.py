@@ -29,7 +29,7 @@ CHUNKED, PLAYED = 4, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class TriedConfiguration:
     """A configuration, its job, and what is predicted of it."""
 
     run: Configuration
@@ -50,8 +50,8 @@ class Search:
     are fastest, each with its played seconds. The ``roomy`` ones leave a tenth of the memory."""
 
     predicted: int
-    played: Sequence[tuple[Tried, float]]
-    roomy: Sequence[tuple[Tried, float]]
+    played: Sequence[tuple[TriedConfiguration, float]]
+    roomy: Sequence[tuple[TriedConfiguration, float]]
 
 
 def search(run: Configuration) -> Search:
@@ -77,7 +77,7 @@ def search(run: Configuration) -> Search:
     )
 
 
-def tried(runs: Iterable[Configuration]) -> list[Tried]:
+def tried(runs: Iterable[Configuration]) -> list[TriedConfiguration]:
     """Predictions of those configurations that plans can say; equal plans are predicted once."""
     jobs: dict[Job, Configuration] = {}
     for run in runs:
@@ -91,7 +91,7 @@ def tried(runs: Iterable[Configuration]) -> list[Tried]:
     predictor = SymbolicPredictor(workload=first.workload, cluster=first.cluster)
     predictions = predictor.predict_many([job.plan for job in jobs])
     return [
-        Tried(run=run, job=job, prediction=prediction)
+        TriedConfiguration(run=run, job=job, prediction=prediction)
         for (job, run), prediction in zip(jobs.items(), predictions, strict=True)
     ]
 
@@ -102,7 +102,7 @@ def played_s(job: Job) -> float:
     return simulator.simulate(job.plan).iteration_s
 
 
-def _fastest(every: Sequence[Tried]) -> list[Tried]:
+def _fastest(every: Sequence[TriedConfiguration]) -> list[TriedConfiguration]:
     fitting = [one for one in every if one.prediction.fits]
     return sorted(fitting, key=lambda one: one.prediction.iteration_s)
 

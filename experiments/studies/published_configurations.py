@@ -10,7 +10,7 @@ from experiments.cli.commandline import DONE
 from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, table, table_of
-from experiments.studies.other_configurations import Tried, played_s, search, tried
+from experiments.studies.other_configurations import TriedConfiguration, played_s, search, tried
 from mistlab.core.files import parse_yaml
 from mistlab.core.units import GIB_BYTES
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, dimension_words
@@ -72,12 +72,14 @@ def _row(cells: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _fastest(played: Sequence[tuple[Tried, float]]) -> tuple[Tried, float]:
+def _fastest(
+    played: Sequence[tuple[TriedConfiguration, float]],
+) -> tuple[TriedConfiguration, float]:
     """The fastest as played; of two that are as fast the last, which is the published one."""
     return min(reversed(played), key=lambda one: one[1])
 
 
-def _figures(one: Tried, seconds: float) -> dict[str, Any]:
+def _figures(one: TriedConfiguration, seconds: float) -> dict[str, Any]:
     return {
         "words": words_of(one.run, one),
         "predicted_s": one.prediction.iteration_s,
@@ -88,7 +90,7 @@ def _figures(one: Tried, seconds: float) -> dict[str, Any]:
     }
 
 
-def words_of(run: Configuration, one: Tried) -> str:
+def words_of(run: Configuration, one: TriedConfiguration) -> str:
     """A configuration in a few words."""
     stage, plan = one.job.plan.stages[0], one.job.plan
     words = [f"tp {stage.tensor_parallel}, pp {plan.num_stages}, dp {stage.data_parallel}"]

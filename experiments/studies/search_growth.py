@@ -115,7 +115,7 @@ AXES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GrowthQuestion:
     """A search: what grows in it, its value, and the problem."""
 
     axis: str
@@ -168,24 +168,26 @@ def _words(problem: Problem) -> str:
     )
 
 
-def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterator[Asked]:
+def _asked(problem: Problem, space: SearchSpace, *, count: int | None) -> Iterator[GrowthQuestion]:
     """The searches of each axis; of each at most so many."""
     work, cluster = problem.workload, problem.cluster
     for layers in LAYERS[:count]:
         model = replace(work.model, name="", layers=layers)
         deeper = replace(problem, workload=replace(work, model=model))
-        yield Asked(axis="blocks", value=layers, problem=deeper, space=space)
+        yield GrowthQuestion(axis="blocks", value=layers, problem=deeper, space=space)
     for gpus in GPUS[-count:] if count else GPUS:
         nodes, in_node = max(1, gpus // GPUS_A_NODE), min(gpus, GPUS_A_NODE)
         larger = replace(problem, cluster=replace(cluster, nodes=nodes, gpus_per_node=in_node))
-        yield Asked(axis="GPUs", value=gpus, problem=larger, space=space)
+        yield GrowthQuestion(axis="GPUs", value=gpus, problem=larger, space=space)
     for batch in BATCHES[:count]:
         longer = replace(problem, workload=replace(work, global_batch=batch))
-        yield Asked(axis="batch", value=batch, problem=longer, space=space)
+        yield GrowthQuestion(axis="batch", value=batch, problem=longer, space=space)
     for name in SPACES[:count]:
-        yield Asked(axis="space", value=name, problem=problem, space=space_of(name))
+        yield GrowthQuestion(axis="space", value=name, problem=problem, space=space_of(name))
     for parts in PARTS[:count]:
-        yield Asked(axis="fineness", value=parts, problem=problem, space=in_parts(space, parts))
+        yield GrowthQuestion(
+            axis="fineness", value=parts, problem=problem, space=in_parts(space, parts)
+        )
 
 
 def in_parts(space: SearchSpace, parts: int) -> SearchSpace:

@@ -52,7 +52,7 @@ MISSED = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class ChangedProblem:
     """A problem with one number changed."""
 
     aspect: str
@@ -87,7 +87,7 @@ def sensitivity(options: argparse.Namespace) -> int:
     return study.end(_report(study.rows, f"{where}, space {space.name}"), DONE)
 
 
-def cases(base: Problem) -> Iterator[Case]:
+def cases(base: Problem) -> Iterator[ChangedProblem]:
     """Every problem: the base with one number changed, aspect by aspect."""
     work, cluster = base.workload, base.cluster
     node = cluster.hardware.node
@@ -117,25 +117,25 @@ def cases(base: Problem) -> Iterator[Case]:
         },
     }
     for aspect, clusters in better.items():
-        yield Case(aspect=aspect, value=UNCHANGED, problem=base)
+        yield ChangedProblem(aspect=aspect, value=UNCHANGED, problem=base)
         for factor, changed in clusters.items():
             problem = replace(base, cluster=changed)
-            yield Case(aspect=aspect, value=f"{factor:g} times", problem=problem)
-    yield Case(aspect="interference", value=UNCHANGED, problem=base)
+            yield ChangedProblem(aspect=aspect, value=f"{factor:g} times", problem=problem)
+    yield ChangedProblem(aspect="interference", value=UNCHANGED, problem=base)
     calm = replace(cluster.hardware, interference=NO_INTERFERENCE)
     problem = replace(base, cluster=replace(cluster, hardware=calm))
-    yield Case(aspect="interference", value="off", problem=problem)
+    yield ChangedProblem(aspect="interference", value="off", problem=problem)
 
 
 def _case(
     base: Problem, aspect: str, number: int, changed: Callable[[int], Workload]
-) -> Iterator[Case]:
+) -> Iterator[ChangedProblem]:
     with as_options():
         problem = replace(base, workload=changed(number))
-    yield Case(aspect=aspect, value=str(number), problem=problem)
+    yield ChangedProblem(aspect=aspect, value=str(number), problem=problem)
 
 
-def _ends(every: Sequence[Case]) -> Iterator[Case]:
+def _ends(every: Sequence[ChangedProblem]) -> Iterator[ChangedProblem]:
     """The first and the last case of each aspect."""
     for aspect in dict.fromkeys(case.aspect for case in every):
         first, *_, last = (case for case in every if case.aspect == aspect)

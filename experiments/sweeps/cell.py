@@ -80,14 +80,14 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CellAnswer:
     """A cell's row, and the content of its plan file where a plan fits."""
 
     row: Row
     job: Mapping[str, Any] | None = None
 
 
-def solved(cell: Cell) -> Answer:
+def solved(cell: Cell) -> CellAnswer:
     """Search, play, and say what came out; a problem that cannot be asked is a row as well."""
     began_s, began_cpu_s = perf_counter(), process_time()
     try:
@@ -97,7 +97,7 @@ def solved(cell: Cell) -> Answer:
     except InputError as error:
         row, job = {**cell.asked(), "status": "REFUSED", "reason": str(error)}, None
     timing = {"wall_s": perf_counter() - began_s, "cpu_s": process_time() - began_cpu_s}
-    return Answer(row={**row, TIMING: timing}, job=job)
+    return CellAnswer(row={**row, TIMING: timing}, job=job)
 
 
 def _searched(cell: Cell) -> tuple[dict[str, Any], Mapping[str, Any] | None]:

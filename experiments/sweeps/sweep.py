@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, Countdown, progress
 from experiments.pages.study import Study
-from experiments.sweeps.cell import Answer, Cell, solved
+from experiments.sweeps.cell import Cell, CellAnswer, solved
 from experiments.sweeps.sweep_file import load_cells
 from experiments.sweeps.sweep_page import report
 from experiments.sweeps.workers import Workers, here, workers
@@ -68,7 +68,7 @@ class Answers:
         self._answers = {place: answer for place, answer in known if answer is not None}
 
     def fill(
-        self, cells: Sequence[Cell], pool: Workers, call: Callable[[Cell], Answer] = solved
+        self, cells: Sequence[Cell], pool: Workers, call: Callable[[Cell], CellAnswer] = solved
     ) -> bool:
         """Solve the cells that have no answer; whether that was interrupted."""
         missing = [place for place in range(len(cells)) if place not in self._answers]
@@ -87,7 +87,7 @@ class Answers:
             return True
         return False
 
-    def in_order(self) -> Iterator[Answer]:
+    def in_order(self) -> Iterator[CellAnswer]:
         """All answers, in the order of the cells."""
         for place in sorted(self._answers):
             yield self._answers[place]
@@ -101,20 +101,20 @@ class Answers:
             if answer.job is not None:
                 self._study.keep_text(f"{PLANS}/{number:04d}.yaml", format_yaml(answer.job))
 
-    def _keep(self, place: int, answer: Answer) -> None:
+    def _keep(self, place: int, answer: CellAnswer) -> None:
         self._answers[place] = answer
         text = json.dumps({"row": answer.row, "job": answer.job}, allow_nan=False)
         self._study.keep_text(f"{CELLS}/{self._keys[place]}.json", f"{text}\n")
 
 
-def _kept(path: Path) -> Answer | None:
+def _kept(path: Path) -> CellAnswer | None:
     """The answer in a file; none where there is no file, a damaged one, or one that was refused:
     what was missing, such as a file on a worker's machine, may be there by now."""
     if not path.is_file():
         return None
     try:
         content: Mapping[str, Any] = read_json(path)
-        answer = Answer(row=content["row"], job=content["job"])
+        answer = CellAnswer(row=content["row"], job=content["job"])
         return None if answer.row["status"] == "REFUSED" else answer
     except (InputError, KeyError) as error:
         progress(f"warning: {path}: {error}: this cell is done again")

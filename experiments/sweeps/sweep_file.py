@@ -48,7 +48,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SweepCase:
     """One tuning problem; what it leaves out is the only item of the list above it."""
 
     model: ModelSpec
@@ -87,7 +87,7 @@ class SweepFile:
     searchers: tuple[str, ...] = ("mist",)
     budget: Budget = BUDGET
     play: bool = True
-    cases: tuple[Case, ...] | None = None
+    cases: tuple[SweepCase, ...] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -229,7 +229,7 @@ def _case(plain: Any, folder: Path) -> Any:
         if key in resolved:
             with _at(key):
                 resolved[key] = value_of(resolved[key])
-    return from_mapping(Case, resolved)
+    return from_mapping(SweepCase, resolved)
 
 
 def _only(name: str, own: Item | None, listed: Sequence[Item]) -> Item:

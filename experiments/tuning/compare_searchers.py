@@ -21,7 +21,7 @@ from experiments.cli.live import Live
 from experiments.cli.rundir import RunDirectory, earlier_rows
 from experiments.pages.tables import csv_of
 from experiments.prediction.lanes import draw
-from experiments.tuning.comparison_page import Answer, Report
+from experiments.tuning.comparison_page import BestPlan, ComparisonPage
 from experiments.tuning.explain import Why, best_of, explain
 from experiments.tuning.search_rows import entry_of, rows_of
 from experiments.tuning.search_words import (
@@ -296,7 +296,7 @@ def _write_page(
     if best is not None and best.answer is not None and why is not None:
         plan, prediction = best.answer
         draw(bench.job(plan), bench.simulator.simulate(plan), "best", folder)
-        answer = Answer(
+        answer = BestPlan(
             row=rows[comparison.entries.index(best)],
             prediction=prediction,
             plan=[*free_words(bench.problem.cluster), *plan_words(plan)],
@@ -304,7 +304,7 @@ def _write_page(
             breakdown=why.breakdown,
             timeline=(folder / "best.svg").read_text(encoding="utf-8"),
         )
-    report = Report(
+    report = ComparisonPage(
         title=f"{options.model} on {bench.problem.cluster.num_gpus} {options.hardware}",
         subtitle=(
             f"Sequences of {options.sequence_length} tokens, {options.global_batch} a step, "

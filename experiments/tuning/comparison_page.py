@@ -22,7 +22,7 @@ from mistlab.job.prediction import Breakdown, Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class BestPlan:
     """The best plan: who found it, in words, why, where its time goes if the closed form predicts
     it, and an iteration of it as SVG."""
 
@@ -35,13 +35,13 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ComparisonPage:
     """What the page tells; ``no_answer`` has the reasons where there is no plan."""
 
     title: str
     subtitle: str
     rows: Sequence[Mapping[str, Any]]
-    answer: Answer | None
+    answer: BestPlan | None
     no_answer: Sequence[str]
     limit_bytes: int
     outside_bytes: float
@@ -66,7 +66,7 @@ class Report:
             config=escape(json.dumps(self.config, indent=2)),
         )
 
-    def _answer(self, answer: Answer) -> str:
+    def _answer(self, answer: BestPlan) -> str:
         bars = search_plots.memory(answer.prediction, self.outside_bytes, self.limit_bytes)
         parts = [
             "<h2>The best plan</h2>",
@@ -111,7 +111,7 @@ def _time(breakdown: Breakdown | None) -> list[str]:
     return ["<h2>Where the time goes</h2>", _figure(bar(breakdown), caption)]
 
 
-def _facts(answer: Answer) -> str:
+def _facts(answer: BestPlan) -> str:
     row, prediction = answer.row, answer.prediction
     facts = {
         "found by": row["searcher"],

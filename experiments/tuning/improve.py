@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.bench.problem import order_of, predicted_each
 from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress
 from experiments.cli.rundir import file_at
-from experiments.interchange.single_changes import Change, single_changes
+from experiments.interchange.single_changes import SingleChange, single_changes
 from experiments.pages.tables import brief_words
 from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.prediction import Prediction, compared
@@ -22,10 +22,10 @@ LEAST_GAIN = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Improved:
     """A change, and the prediction of the job that has it."""
 
-    change: Change
+    change: SingleChange
     prediction: Prediction
 
 
@@ -52,29 +52,31 @@ def improve(options: argparse.Namespace) -> int:
     return DONE
 
 
-def ranked(job: Job, before: Prediction, predictor: SymbolicPredictor) -> list[Step]:
+def ranked(job: Job, before: Prediction, predictor: SymbolicPredictor) -> list[Improved]:
     """The single changes of a job that make it better, the best first."""
     changes = single_changes(job)
     answers = predicted_each(predictor, [change.job.plan for change in changes])
     steps = [
-        Step(change=change, prediction=answer)
+        Improved(change=change, prediction=answer)
         for change, answer in zip(changes, answers, strict=True)
         if isinstance(answer, Prediction) and order_of(answer) < order_of(before)
     ]
     return sorted(steps, key=lambda step: (order_of(step.prediction), step.change.words))
 
 
-def best_of_choices(steps: Sequence[Step]) -> list[Step]:
+def best_of_choices(steps: Sequence[Improved]) -> list[Improved]:
     """The best step for each choice, in order, at most a few."""
-    best: dict[str, Step] = {}
+    best: dict[str, Improved] = {}
     for step in steps:
         best.setdefault(step.change.choice, step)
     return list(best.values())[:ALONE]
 
 
-def walked(before: Prediction, predictor: SymbolicPredictor, first: Sequence[Step]) -> list[Step]:
+def walked(
+    before: Prediction, predictor: SymbolicPredictor, first: Sequence[Improved]
+) -> list[Improved]:
     """The best change, then the best one after it, until none gains enough."""
-    steps: list[Step] = []
+    steps: list[Improved] = []
     choices = list(first)
     now = before
     while choices and len(steps) < STEPS:
@@ -89,7 +91,9 @@ def walked(before: Prediction, predictor: SymbolicPredictor, first: Sequence[Ste
     return steps
 
 
-def _page(before: Prediction, alone: Sequence[Step], steps: Sequence[Step]) -> Iterator[str]:
+def _page(
+    before: Prediction, alone: Sequence[Improved], steps: Sequence[Improved]
+) -> Iterator[str]:
     yield f"as it is: {brief_words(before)}"
     if not alone:
         yield "no single change makes it better"
@@ -120,11 +124,11 @@ def _sure_words(before: Prediction, after: Prediction) -> str:
 def _mapping(
     start: Path,
     before: Prediction,
-    alone: Sequence[Step],
-    steps: Sequence[Step],
+    alone: Sequence[Improved],
+    steps: Sequence[Improved],
     out: Path,
 ) -> dict[str, object]:
-    def row(step: Step) -> dict[str, object]:
+    def row(step: Improved) -> dict[str, object]:
         prediction = step.prediction
         return {
             "change": step.change.words,

@@ -30,7 +30,7 @@ ACROSS = {"pair": (1, 2), "two": (8, 2), "four": (8, 4)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ConstantSetting:
     """The values to fit: a hardware, an engine, and the profile of the cluster if it has one."""
 
     hardware: Hardware
@@ -39,7 +39,7 @@ class Setting:
 
 
 # Seconds of runs under a setting.
-Predicted = Callable[[Setting], Values]
+Predicted = Callable[[ConstantSetting], Values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ CONSTANTS: Mapping[str, Constant] = {
 OF_PROFILE = ("block_ms", "block_power", "send_ms")
 
 
-def values_of(setting: Setting) -> dict[str, float]:
+def values_of(setting: ConstantSetting) -> dict[str, float]:
     """The value of each constant that a setting has."""
     hardware, engine = setting.hardware, setting.engine
     compute, transfers, host = hardware.compute, hardware.transfers, engine.host
@@ -122,7 +122,7 @@ def _of_exchange(exchange: ExpertExchange) -> dict[str, float]:
     return {name: value for name, value in found.items() if value}
 
 
-def with_values(setting: Setting, values: Mapping[str, float]) -> Setting:
+def with_values(setting: ConstantSetting, values: Mapping[str, float]) -> ConstantSetting:
     """A setting with other values of some constants."""
     every = {**values_of(setting), **values}
     hardware, engine, profile = setting.hardware, setting.engine, setting.profile
@@ -144,7 +144,7 @@ def with_values(setting: Setting, values: Mapping[str, float]) -> Setting:
             step_s=every["step_ms"] * 1e-3,
             sharded_step_s=every["sharded_step_ms"] * 1e-3,
         )
-    return Setting(
+    return ConstantSetting(
         hardware=replace(hardware, compute=compute, transfers=transfers),
         engine=replace(
             engine,
@@ -221,7 +221,7 @@ def _group(
 
 
 def fitted(
-    setting: Setting,
+    setting: ConstantSetting,
     names: Sequence[str],
     predicted: Predicted,
     measured_s: Values,

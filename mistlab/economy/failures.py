@@ -51,7 +51,7 @@ class Reliability:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class TimeShares:
     """Where time goes, as shares of all of it; they add up to one."""
 
     work: float
@@ -80,7 +80,7 @@ def best_interval_s(reliability: Reliability) -> float:
     return x / rate
 
 
-def shares_of(reliability: Reliability, interval_s: float) -> Shares | None:
+def shares_of(reliability: Reliability, interval_s: float) -> TimeShares | None:
     """Where time goes with an interval between checkpoints; None where failures come so fast that
     practically no interval ends."""
     rate, start_s = reliability.failures_per_s, reliability.start_s
@@ -95,7 +95,7 @@ def shares_of(reliability: Reliability, interval_s: float) -> Shares | None:
     starting_s = failures * math.expm1(rate * start_s) / rate
     running_s = failures / rate
     all_s = running_s + detection_s + starting_s
-    return Shares(
+    return TimeShares(
         work=interval_s / all_s,
         checkpoints=written_s / all_s,
         work_done_again=(running_s - interval_s - written_s) / all_s,
@@ -111,7 +111,7 @@ def intervals_in(reliability: Reliability, interval_s: float, seconds: float) ->
     return 0.0 if shares is None else shares.work * seconds / interval_s
 
 
-def lost_gpu_hours(reliability: Reliability, shares: Shares, seconds: float) -> float:
+def lost_gpu_hours(reliability: Reliability, shares: TimeShares, seconds: float) -> float:
     """GPU hours of so many seconds that were no work that stays."""
     return shares.lost * gpu_hours_of(reliability.gpus, seconds)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mistlab.cost.sureness import slowest_cluster
+from mistlab.cost.confidence import slowest_cluster
 from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.runs.configuration import Configuration

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mistlab.core.units import GIB_BYTES
+from mistlab.cost.confidence import RunKind, bounds_of, known_sureness
 from mistlab.cost.memory import room_bytes
-from mistlab.cost.sureness import RunKind, bounds_of, known_sureness
 from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction, StagePrediction
 from mistlab.runs.jobs import RunJob

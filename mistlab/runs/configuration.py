@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mistlab.core.values import refuse, shown
-from mistlab.cost.sureness import BITS, Blocks, RunKind
+from mistlab.cost.confidence import BITS, Blocks, RunKind
 from mistlab.engines.engine import ENGINES, Precision
 from mistlab.plan.workload import Attention
 from mistlab.runs.cells import count_of, flag_of, text_of

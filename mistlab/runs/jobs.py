@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from mistlab import catalog
-from mistlab.cost.sureness import RunKind
+from mistlab.cost.confidence import RunKind
 from mistlab.engines.engine import ENGINES, Precision
 from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster, Profile

@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from mistlab.cost.sureness import ANY, ENGINE, TAIL, KnownKind, RunKind, Shares, Sureness
+from mistlab.cost.confidence import ANY, ENGINE, TAIL, KnownKind, RunKind, Shares, Sureness
 from mistlab.job.prediction import Prediction
 
 # A kind of more runs is told by as many shares, each of which stands for as many runs.

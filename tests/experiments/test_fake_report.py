@@ -17,7 +17,7 @@ from experiments.cli.command import main_of, option
 from experiments.cli.commandline import DONE, run
 from experiments.commands import COMMANDS
 from experiments.gpu_reports import report_rows
-from experiments.gpu_reports.gpu_report import Report
+from experiments.gpu_reports.gpu_report import ReportFolder
 from experiments.gpu_reports.report_figures import figures_of
 from experiments.gpu_reports.report_plans import PLANS, ReportPlan
 from experiments.training.plan_runs import PlanRun, RunRows
@@ -65,7 +65,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 
 def test_the_report_runs_through(watch: Watch, tmp_path: Path) -> None:
-    report = Report(folder=tmp_path, plans=FEW, runner=runs_here, profiler=profiler, seconds=1000.0)
+    report = ReportFolder(
+        folder=tmp_path, plans=FEW, runner=runs_here, profiler=profiler, seconds=1000.0
+    )
     assert report.work()
     assert watch.findings == ()
     said = RunRows(path=tmp_path / "runs.jsonl").said

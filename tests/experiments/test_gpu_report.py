@@ -11,7 +11,7 @@ import pytest
 from experiments import gpu_report
 from experiments.cli.commandline import DONE, run
 from experiments.commands.machine_commands import MINUTES
-from experiments.gpu_reports.gpu_report import Report
+from experiments.gpu_reports.gpu_report import ReportFolder
 from experiments.gpu_reports.report_figures import figures_of
 from experiments.gpu_reports.report_plans import CAPS_GIB, PLANS, ReportPlan
 from experiments.gpu_reports.report_rows import CHECKED, TIMED, WARM_UPS
@@ -86,8 +86,10 @@ class Runner:
         }
 
 
-def report(folder: Path, runner: Runner, plans: tuple[ReportPlan, ...] = FEW) -> Report:
-    return Report(folder=folder, plans=plans, runner=runner, profiler=profiler, seconds=1000.0)
+def report(folder: Path, runner: Runner, plans: tuple[ReportPlan, ...] = FEW) -> ReportFolder:
+    return ReportFolder(
+        folder=folder, plans=plans, runner=runner, profiler=profiler, seconds=1000.0
+    )
 
 
 def reported(
@@ -324,7 +326,7 @@ def test_a_report_comes_from_real_runs(tmp_path: Path) -> None:
         TinyPlan(row=(*plain[:5], 3, plain[6]), num_stages=4, stage=1),
     )
     runner = WorkerRunner("cpu")
-    whole = Report(
+    whole = ReportFolder(
         folder=tmp_path,
         plans=plans,
         runner=runner,

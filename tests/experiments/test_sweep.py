@@ -21,7 +21,7 @@ from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
 from experiments.commands.search_commands import SWEEP_EXAMPLE
 from experiments.pages.study import Study
-from experiments.sweeps.cell import Answer, Cell, solved
+from experiments.sweeps.cell import Cell, CellAnswer, solved
 from experiments.sweeps.sweep import Answers
 from experiments.sweeps.sweep_file import cells_of, load_cells, sweep_from_mapping
 from experiments.sweeps.sweep_page import report
@@ -59,12 +59,14 @@ class Counted:
     calls: int = 0
     status: str = "BUDGET"
 
-    def __call__(self, cell: Cell) -> Answer:
+    def __call__(self, cell: Cell) -> CellAnswer:
         self.calls += 1
         if self.calls in self.errors:
             raise self.errors[self.calls]
         timing = {"wall_s": 0.0, "cpu_s": 0.0}
-        return Answer(row={**cell.asked(), "status": self.status, "reason": "", "timing": timing})
+        return CellAnswer(
+            row={**cell.asked(), "status": self.status, "reason": "", "timing": timing}
+        )
 
 
 @pytest.fixture

@@ -18,7 +18,13 @@ from mistlab.economy.bill import (
     training_s,
     utilisation_of,
 )
-from mistlab.economy.failures import Reliability, Shares, best_interval_s, failures_in, shares_of
+from mistlab.economy.failures import (
+    Reliability,
+    TimeShares,
+    best_interval_s,
+    failures_in,
+    shares_of,
+)
 from simulators.failures import played
 from tests.workloads import workload_of
 
@@ -109,7 +115,7 @@ reliabilities = st.builds(
 def test_shares_add_up_and_none_is_negative(reliability: Reliability, interval_s: float) -> None:
     shares = shares_of(reliability, interval_s)
     assert shares is not None
-    values = [getattr(shares, entry.name) for entry in fields(Shares)]
+    values = [getattr(shares, entry.name) for entry in fields(TimeShares)]
     assert sum(values) == pytest.approx(1.0)
     assert min(values) >= -1e-12
     assert shares.lost == pytest.approx(1 - shares.work)
@@ -163,7 +169,7 @@ def test_where_no_interval_ends_there_are_no_shares() -> None:
 @given(reliabilities, st.integers(0, 2**31))
 def test_a_played_run_spends_all_of_its_time(reliability: Reliability, seed: int) -> None:
     one = played(reliability, 1800.0, 5 * DAY_S, np.random.default_rng(seed))
-    values = [getattr(one.shares, entry.name) for entry in fields(Shares)]
+    values = [getattr(one.shares, entry.name) for entry in fields(TimeShares)]
     assert sum(values) == pytest.approx(1.0)
     assert min(values) >= 0
 
@@ -184,7 +190,7 @@ def test_the_closed_form_is_what_play_comes_to(reliability: Reliability) -> None
     assert closed is not None
     draw = np.random.default_rng(1)
     runs = [played(reliability, interval_s, 60 * DAY_S, draw) for _ in range(150)]
-    for name in (entry.name for entry in fields(Shares)):
+    for name in (entry.name for entry in fields(TimeShares)):
         mean = float(np.mean([getattr(run.shares, name) for run in runs]))
         assert getattr(closed, name) == pytest.approx(mean, rel=0.02, abs=2e-4), name
     failures = float(np.mean([run.failures for run in runs]))

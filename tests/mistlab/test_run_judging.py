@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.calibration.run_constants import Setting, fitted, values_of, with_values
+from mistlab.calibration.run_constants import ConstantSetting, fitted, values_of, with_values
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
-from mistlab.cost.sureness import bounds_of
+from mistlab.cost.confidence import bounds_of
 from mistlab.engines.engine import ENGINES
 from mistlab.engines.nanotron import NANOTRON
 from mistlab.job.job import dump_job, load_job
@@ -255,7 +255,7 @@ def test_a_profile_makes_sends_late_beside_whole_gradients_on_many_ranks_or_gpus
 
 
 def test_a_profile_s_constants_can_be_fitted() -> None:
-    setting = Setting(hardware=H100, engine=NANOTRON)
+    setting = ConstantSetting(hardware=H100, engine=NANOTRON)
     assert "send_ms" not in values_of(setting)
     setting = replace(setting, profile=catalog.profile("ultrascale"))
     changed = with_values(setting, {"send_ms": 7.0})
@@ -264,7 +264,7 @@ def test_a_profile_s_constants_can_be_fitted() -> None:
 
 
 def test_constants_are_read_and_written() -> None:
-    setting = Setting(hardware=H100, engine=NANOTRON)
+    setting = ConstantSetting(hardware=H100, engine=NANOTRON)
     values = values_of(setting)
     changed = with_values(setting, {"sustained": 0.5, "host_ms": 9.0, "node_gbytes_per_s": 100.0})
     assert changed.hardware.compute is not None
@@ -276,13 +276,13 @@ def test_constants_are_read_and_written() -> None:
 
 
 def test_constants_of_experts_and_of_8_bits_can_be_fitted() -> None:
-    setting = Setting(hardware=H100, engine=ENGINES["megatron-bridge-alltoall"])
+    setting = ConstantSetting(hardware=H100, engine=ENGINES["megatron-bridge-alltoall"])
     assert values_of(setting)["expert_us"] == pytest.approx(14)
     changed = with_values(setting, {"eight_bit_share": 0.9, "expert_us": 20, "exchange_ms": 1})
     assert changed.engine.eight_bit_on[H100.name] == 0.9
     assert changed.engine.expert_exchange.expert_s == pytest.approx(20e-6)
     assert changed.engine.expert_exchange.wait_s == pytest.approx(1e-3)
-    assert "expert_us" not in values_of(Setting(hardware=H100, engine=NANOTRON))
+    assert "expert_us" not in values_of(ConstantSetting(hardware=H100, engine=NANOTRON))
 
 
 def test_a_fit_sees_runs_with_their_own_order_and_overlap() -> None:
@@ -296,9 +296,9 @@ def test_a_fit_sees_runs_with_their_own_order_and_overlap() -> None:
 
 
 def test_a_fit_finds_the_constants_behind_times() -> None:
-    setting = Setting(hardware=H100, engine=NANOTRON)
+    setting = ConstantSetting(hardware=H100, engine=NANOTRON)
 
-    def seconds(tried: Setting) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def seconds(tried: ConstantSetting) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         assert tried.hardware.compute is not None
         return np.array([1.0, 2.0, 3.0]) / tried.hardware.compute.sustained
 

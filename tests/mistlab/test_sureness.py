@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mistlab.cost.sureness import (
+from mistlab.cost.confidence import (
     ANY,
     GROUPS_OF_WIDER,
     LEAST_SHARE,

@@ -7,7 +7,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.cost.sureness import GROUPS_OF_WIDER, PredictionBounds, bounds_of, known_sureness
+from mistlab.cost.confidence import GROUPS_OF_WIDER, PredictionBounds, bounds_of, known_sureness
 from mistlab.graph.stage_model import StageModel
 from mistlab.job.prediction import Prediction, compared
 from mistlab.machine.cluster import Cluster

@@ -214,7 +214,7 @@ def known_sureness() -> Sureness:
 # doubling beyond adds half as much again.
 #
 # Where a hardware file has no calibration of an engine, bounds are those of measured runs of the
-# same kind: of the engine, or of any engine, on any hardware (``mistlab.cost.sureness``). A note
+# same kind: of the engine, or of any engine, on any hardware (``mistlab.cost.confidence``). A note
 # says of which.
 #
 # What is slow on some clusters is in none of this. On a cluster without a profile, a run may take
