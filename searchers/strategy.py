@@ -14,8 +14,8 @@ from time import perf_counter
 from typing import Self, TypeVar, cast, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools
 from mistlab.graph.library import graph_of
 from mistlab.job.prediction import Prediction, Predictor
 from mistlab.job.search import (
@@ -275,7 +275,7 @@ class Ledger:
         *,
         engine: str,
         of_others: bool = False,
-    ) -> NDArray[np.bool_]:
+    ) -> Bools:
         """Whether each candidate fits on its GPUs; in some orders, whether one may fit that has
         smaller ratios or recomputes fewer blocks. Raises ``BudgetSpentError``."""
         model = cast("StageBoundModel", self.predictor)

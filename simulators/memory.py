@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats
 from mistlab.cost.order_memory import left_bytes, sums_of_layers, whole_types
 from mistlab.graph.layer_types import EMBEDDING, sum_name
 from mistlab.graph.stage_model import StageModel
@@ -52,12 +52,12 @@ class MemoryOverTime:
     """
 
     stage: int
-    times_s: NDArray[np.float64]
-    by_class: NDArray[np.float64]
+    times_s: Floats
+    by_class: Floats
     room_bytes: float
 
     @property
-    def total_bytes(self) -> NDArray[np.float64]:
+    def total_bytes(self) -> Floats:
         """Bytes of all classes (N)."""
         return np.asarray(self.by_class.sum(axis=1))
 
@@ -97,7 +97,7 @@ class MemoryOverTime:
 
 
 def memory_of(
-    simulation: "Simulation", plan: Plan, model: StageModel, room_bytes: NDArray[np.float64]
+    simulation: "Simulation", plan: Plan, model: StageModel, room_bytes: Floats
 ) -> list[MemoryOverTime]:
     """The memory of each stage of a plan over its simulation; ``room_bytes`` of each stage."""
     batch = StageBatch.of_plan(plan)
@@ -140,7 +140,7 @@ def _stages(
     plan: Plan,
     model: StageModel,
     figures: StageFigures,
-    sums: Mapping[str, NDArray[np.float64]],
+    sums: Mapping[str, Floats],
 ) -> list["_StageMemory"]:
     passes = passes_of_plan(plan)
     whole = whole_types(plan, model)
@@ -176,7 +176,7 @@ class _StageMemory:
         stage: int,
         model: StageModel,
         figures: StageFigures,
-        sums: Mapping[str, NDArray[np.float64]],
+        sums: Mapping[str, Floats],
         left: Mapping[str, float],
         chunks: int,
     ) -> None:
@@ -298,7 +298,7 @@ _SUMS = (
 
 def _over_time(
     stage: int,
-    static: NDArray[np.float64],
+    static: Floats,
     changes: list[Change],
     room_bytes: float,
 ) -> MemoryOverTime:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.core.values import refuse
 from mistlab.cost.confidence import PredictionBounds, bounds_of, iteration_figures, slowest_cluster
 from mistlab.cost.kernels import model_flop, stage_flop
@@ -64,7 +64,7 @@ class KnownStage:
 
 
 def known_stages(
-    costs: StageCosts, figures: StageFigures, num_gpus: NDArray[np.int64], gpus_per_node: int
+    costs: StageCosts, figures: StageFigures, num_gpus: Ints, gpus_per_node: int
 ) -> Iterator[KnownStage]:
     """Every candidate as a known stage, with so many GPUs on nodes of so many."""
     pipeline_s = _rows(*(getattr(costs.seconds, name) for name in TIMES))
@@ -79,7 +79,7 @@ def known_stages(
 
 
 def _predictions(
-    costs: StageCosts, figures: StageFigures, gpus_in_node: NDArray[np.int64]
+    costs: StageCosts, figures: StageFigures, gpus_in_node: Ints
 ) -> list[StagePrediction]:
     seconds = costs.seconds
     times = _rows(
@@ -137,12 +137,12 @@ def _stage_prediction(times: list[float], sizes: list[int]) -> StagePrediction:
     )
 
 
-def _rows(*columns: NDArray[np.float64]) -> list[list[float]]:
+def _rows(*columns: Floats) -> list[list[float]]:
     rows: list[list[float]] = np.stack(columns, axis=1).tolist()
     return rows
 
 
-def _whole_rows(*columns: NDArray[np.float64]) -> list[list[int]]:
+def _whole_rows(*columns: Floats) -> list[list[int]]:
     """Bytes as whole numbers; refuses those that 64 bits do not hold, of sizes beyond all sense."""
     table = np.stack(columns, axis=1).round()
     if not (np.abs(table) < MOST_BYTES).all():
@@ -283,7 +283,7 @@ class SymbolicPredictor:
         *,
         engine: str = "mistlab",
         of_others: bool = False,
-    ) -> NDArray[np.bool_]:
+    ) -> Bools:
         """Whether each candidate fits on its GPUs; in some orders, whether one may fit that has
         smaller ratios or recomputes fewer blocks."""
         model = self._stages(engine)
@@ -297,11 +297,11 @@ class SymbolicPredictor:
     def iterations(
         self,
         batch: StageBatch,
-        micro_batches: NDArray[np.int64],
+        micro_batches: Ints,
         *,
         engine: Engine = MISTLAB,
         overlap_communication: bool = True,
-    ) -> NDArray[np.float64]:
+    ) -> Floats:
         """Seconds of an iteration of each pipeline.
 
         ``micro_batches`` has a number for each pipeline. ``batch`` has the stages of the first
@@ -454,9 +454,7 @@ class SymbolicPredictor:
             host_bytes=figures.host_bytes,
         )
 
-    def _has_room(
-        self, reserved: NDArray[np.float64], batch: StageBatch
-    ) -> NDArray[np.bool_] | bool:
+    def _has_room(self, reserved: Floats, batch: StageBatch) -> Bools | bool:
         """Whether the GPUs of each candidate have room for so many bytes, and are alike."""
         room = room_at(self.cluster, batch.first_rank)
         return (reserved <= room) & in_one_group(self.cluster, batch)

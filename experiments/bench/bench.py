@@ -7,8 +7,8 @@ from time import perf_counter
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats
 from mistlab.cost.memory import allocator_of, room_of_plan
 from mistlab.cost.pipeline import Terms
 from mistlab.cost.views import FULL, view_of
@@ -197,7 +197,7 @@ class Bench:
         """Bytes of a GPU that are not torch's."""
         return allocator_of(self.problem.cluster).outside_bytes
 
-    def room_bytes(self, plan: Plan) -> NDArray[np.float64]:
+    def room_bytes(self, plan: Plan) -> Floats:
         """Bytes that torch's allocator may hold on a GPU of each stage."""
         return room_of_plan(self.problem.cluster, plan)
 

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from experiments.pages.study import Study
+from mistlab.core.arrays import Bools
 from mistlab.job.prediction import Prediction
 from mistlab.plan.plan import Plan
 from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
@@ -90,7 +88,7 @@ class Remembered:
         *,
         engine: str = "mistlab",
         of_others: bool = False,
-    ) -> NDArray[np.bool_]:
+    ) -> Bools:
         """Whether each candidate fits on its GPUs."""
         batches = (batch,) if in_order is None else (batch, in_order)
         return self._answer(self.predictor.stage_fits, *batches, engine=engine, of_others=of_others)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from experiments.cli.commandline import DONE, about, as_options, print_json, progress, writable
 from mistlab import catalog
@@ -19,6 +18,7 @@ from mistlab.calibration.run_constants import (
     values_of,
     with_values,
 )
+from mistlab.core.arrays import Floats
 from mistlab.core.files import write_yaml
 from mistlab.core.values import InputError, near_matches, to_mapping
 from mistlab.engines.engine import ENGINES, Engine
@@ -29,8 +29,6 @@ from mistlab.runs.configuration import configuration_of
 from mistlab.runs.jobs import job_of
 from mistlab.runs.table import TableRow, rows_of_table
 from simulators.symbolic import SymbolicPredictor
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +167,7 @@ def _fit(
     return with_values(setting, found)
 
 
-def _predicted(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Values:
+def _predicted(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Floats:
     """Seconds of an iteration of each run."""
     found = np.empty(len(runs))
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -184,13 +182,13 @@ def _predicted(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Values:
     return found
 
 
-def _errors(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Values:
+def _errors(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Floats:
     measured_s = np.array([run.seconds for run in runs])
-    errors: Values = _predicted(setting, runs) / measured_s - 1
+    errors: Floats = _predicted(setting, runs) / measured_s - 1
     return errors
 
 
-def _told(name: str, errors: Values, options: argparse.Namespace) -> Mapping[str, Any]:
+def _told(name: str, errors: Floats, options: argparse.Namespace) -> Mapping[str, Any]:
     """The errors of a group of runs as plain data; without --json they are printed at once."""
     sizes = np.abs(errors)
     row: dict[str, Any] = {

@@ -6,13 +6,13 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from experiments.calibration.published import PublishedRun
 from experiments.cli.commandline import progress
 from mistlab.calibration.fitted_memory import beyond_tensors, errors_of, fitted_allocator
 from mistlab.calibration.fitted_sureness import half_width_of, misses, trimmed_mean
+from mistlab.core.arrays import Bools, Floats
 from mistlab.cost.confidence import half_width_at
 from mistlab.cost.memory import reserved_bytes, room_bytes
 from mistlab.engines.engine import ENGINES
@@ -21,8 +21,6 @@ from mistlab.machine.hardware import Allocator, EngineCalibration, Hardware, Mea
 from mistlab.plan.dimensions import num_gpus
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 from simulators.symbolic import SymbolicPredictor
-
-Values = NDArray[np.float64]
 
 # Shares of the rates by themselves among which the sustained one is looked for.
 SUSTAINED = np.linspace(0.75, 1.0, 11)
@@ -42,8 +40,8 @@ class FittedRuns:
 
     hardware: Hardware
     runs: tuple[PublishedRun, ...]
-    left_out: Values
-    width_left_out: Values
+    left_out: Floats
+    width_left_out: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,8 +50,8 @@ class LeftOutWidth:
     nearest others lie from each."""
 
     hidden: int
-    errors: Values
-    doublings: Values
+    errors: Floats
+    doublings: Floats
 
 
 def predicted_s(run: PublishedRun, hardware: Hardware) -> float:
@@ -61,7 +59,7 @@ def predicted_s(run: PublishedRun, hardware: Hardware) -> float:
     return float(all_predicted_s([run], hardware)[0])
 
 
-def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Values:
+def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Floats:
     """Seconds of an iteration of each run; those that differ in stages alone go together."""
     together: dict[Hashable, list[int]] = defaultdict(list)
     for place, run in enumerate(runs):
@@ -95,7 +93,7 @@ def fit_sustained(runs: Sequence[PublishedRun], hardware: Hardware) -> FittedRun
     )
     errors = fine / measured - 1
 
-    def by_the_others(labels: Values) -> Values:
+    def by_the_others(labels: Floats) -> Floats:
         found = np.full(len(runs), np.nan)
         for label in np.unique(labels):
             out = labels == label
@@ -122,7 +120,7 @@ def fit_launch_and_sustained(
     seen = np.array([run.fold in folds for run in runs])
     widths = _widths(runs)
 
-    def errors_by(fitted_on: NDArray[np.bool_], of: NDArray[np.bool_]) -> tuple[Hardware, Values]:
+    def errors_by(fitted_on: Bools, of: Bools) -> tuple[Hardware, Floats]:
         fitted = _launching(
             hardware, [run for run, its in zip(runs, fitted_on, strict=True) if its]
         )
@@ -155,7 +153,7 @@ def _launching(hardware: Hardware, runs: Sequence[PublishedRun]) -> Hardware:
     assert hardware.compute is not None
     compute = hardware.compute
 
-    def with_(point: Values) -> Hardware:
+    def with_(point: Floats) -> Hardware:
         return replace(
             hardware,
             compute=replace(
@@ -165,7 +163,7 @@ def _launching(hardware: Hardware, runs: Sequence[PublishedRun]) -> Hardware:
             ),
         )
 
-    def loss(point: Values) -> float:
+    def loss(point: Floats) -> float:
         errors = np.abs(all_predicted_s(runs, with_(point)) / measured - 1)
         return float(
             np.mean([trimmed_mean(errors[clusters == one]) for one in np.unique(clusters)])
@@ -176,7 +174,7 @@ def _launching(hardware: Hardware, runs: Sequence[PublishedRun]) -> Hardware:
     return with_(minimize(loss, start[0], method="Nelder-Mead", options=options).x)
 
 
-def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Values]:
+def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Floats]:
     """The allocator of runs with known peaks, and the relative errors of reserved bytes when each
     run is left out."""
     with_peaks = [run for run in runs if run.reserved_bytes and run.plan is not None]
@@ -209,7 +207,7 @@ def _sustaining(hardware: Hardware, sustained: float) -> Hardware:
     return replace(hardware, compute=replace(hardware.compute, sustained=round(sustained, 4)))
 
 
-def _best(errors: Values) -> int:
+def _best(errors: Floats) -> int:
     return int(np.argmin(np.abs(errors).mean(axis=1)))
 
 
@@ -290,11 +288,11 @@ def _left_out_widths(found: FittedRuns, places: Sequence[int]) -> list[LeftOutWi
     return left_out
 
 
-def _known(errors: Values) -> Values:
+def _known(errors: Floats) -> Floats:
     return errors[~np.isnan(errors)]
 
 
-def _widths(runs: Sequence[PublishedRun]) -> Values:
+def _widths(runs: Sequence[PublishedRun]) -> Floats:
     return np.array([float(run.workload.model.hidden) for run in runs])
 
 

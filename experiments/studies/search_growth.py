@@ -13,7 +13,6 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from experiments.bench.problem import problem_of
 from experiments.bench.search_options import space_called
@@ -22,6 +21,7 @@ from experiments.pages.charts import Lines
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table_of
 from mistlab import catalog
+from mistlab.core.arrays import Floats, Rows
 from mistlab.core.values import InputError
 from mistlab.job.search import Budget, Problem
 from mistlab.plan.named_spaces import space_of
@@ -41,7 +41,7 @@ def _nothing(*_: object, **__: object) -> None:
     return None
 
 
-def _all_rows(columns: Sequence[NDArray[np.float64]]) -> NDArray[np.intp]:
+def _all_rows(columns: Sequence[Floats]) -> Rows:
     """Every candidate, whether another is at least as good or not."""
     return np.arange(len(columns[0]))
 

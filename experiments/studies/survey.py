@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from experiments.bench.problem import problem_of
 from experiments.cli.commandline import DONE, NO_ANSWER, progress
@@ -21,6 +20,7 @@ from experiments.pages.charts import Drawn
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import table_of
 from experiments.prediction import plots
+from mistlab.core.arrays import Floats
 from mistlab.core.units import GIB_BYTES
 from mistlab.cost.memory import reserved_bytes, room_bytes
 from mistlab.engines.engine import ENGINES
@@ -111,9 +111,7 @@ def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[flo
     )
 
 
-def _first_node_bytes(
-    mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]
-) -> NDArray[np.float64]:
+def _first_node_bytes(mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]) -> Floats:
     """Bytes on the host of the first node, which is the fullest.
 
     Its stages have most micro-batches in flight. A stage's bytes lie between those of the first and
@@ -130,7 +128,7 @@ def _first_node_bytes(
     return np.asarray(len(ranks) * last + sum(shares) * (first - last))
 
 
-def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> NDArray[np.float64]:
+def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> Floats:
     """Rows of a ZeRO level, a number of checkpointed blocks and four ratios."""
     levels = (1, 2, 3) if mesh.data_parallel > 1 else (0,)
     checkpointed = np.arange(model.layers // mesh.stages + 1)
@@ -138,7 +136,7 @@ def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> NDAr
     return np.stack([axis.ravel() for axis in axes], axis=1)
 
 
-def rows_of_mesh(mesh: Mesh, layers: int, grid: NDArray[np.float64], *, first: bool) -> StageBatch:
+def rows_of_mesh(mesh: Mesh, layers: int, grid: Floats, *, first: bool) -> StageBatch:
     """The first or the last stage of a mesh, for each row of ``candidates_of``."""
     rows = len(grid)
     place = 0 if first else mesh.stages - 1
@@ -158,7 +156,7 @@ def rows_of_mesh(mesh: Mesh, layers: int, grid: NDArray[np.float64], *, first: b
 
 
 def _frontier(
-    host: NDArray[np.float64], recomputed: NDArray[np.float64], peak: NDArray[np.float64]
+    host: Floats, recomputed: Floats, peak: Floats
 ) -> tuple[tuple[float, float, float], ...]:
     order = np.lexsort((peak, recomputed, host))
     rows = np.stack([host, recomputed, peak], axis=1)[order]

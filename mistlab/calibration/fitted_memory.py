@@ -7,34 +7,33 @@ and bytes that a stage with the head takes besides.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from mistlab.core.arrays import Floats
 from mistlab.core.units import MIB_BYTES
 from mistlab.machine.hardware import Allocator
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 
-Values = NDArray[np.float64]
 # Of a run's stages: the two terms, what is reserved beyond tensors, and all that is reserved.
-Beyond = tuple[Values, Values, Values]
+Beyond = tuple[Floats, Floats, Floats]
 
 DEFAULT_OUTSIDE_MIB = 300.0
 
 
-def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Values) -> Beyond:
+def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Floats) -> Beyond:
     """The bytes that stages held beyond their predicted tensors, and terms that explain them."""
     shard = np.where(stages.zero >= 1, stages.data_parallel, 1)
     terms = np.stack([figures.largest_parameters / shard, stages.has_head * MIB_BYTES], axis=1)
     return terms, reserved - figures.peak_bytes, reserved
 
 
-def errors_of(run: Beyond, others: Sequence[Beyond]) -> Values:
+def errors_of(run: Beyond, others: Sequence[Beyond]) -> Floats:
     """Relative errors of a run's reserved bytes, by the terms that the others show."""
     terms, beyond, reserved = run
     return np.asarray((terms @ _solved(others) - beyond) / reserved)
 
 
-def fitted_allocator(rows: Sequence[Beyond], heads: Values) -> Allocator:
+def fitted_allocator(rows: Sequence[Beyond], heads: Floats) -> Allocator:
     """The allocator of all runs. A head that is smaller than all of ``heads`` that were measured
     takes in proportion."""
     step, head = _solved(rows)
@@ -47,7 +46,7 @@ def fitted_allocator(rows: Sequence[Beyond], heads: Values) -> Allocator:
     )
 
 
-def _solved(rows: Sequence[Beyond]) -> Values:
+def _solved(rows: Sequence[Beyond]) -> Floats:
     terms, beyond, reserved = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     found, _ = nnls(terms / reserved[:, None], beyond / reserved)
     return np.asarray(found)

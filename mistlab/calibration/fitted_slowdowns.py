@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import combinations, product
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from mistlab.core.arrays import Bools, Floats
 from mistlab.core.columns import ColumnSet
-from mistlab.cost.side_by_side import BITS, Factors, factors_of, overlapped, slowdowns_of_group
+from mistlab.cost.side_by_side import BITS, factors_of, overlapped, slowdowns_of_group
 from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
 
 COMPUTE = STREAMS.index("compute")
@@ -37,21 +37,19 @@ SMOOTH = 1e-3
 # does not slow them.
 PRIOR = 1e-3
 
-Values = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OverlapRows(ColumnSet):
     """Seconds of each stream's work alone (C, 4), and of all four side by side (C)."""
 
-    alone: NDArray[np.float64]
-    together: NDArray[np.float64]
+    alone: Floats
+    together: Floats
 
     def __len__(self) -> int:
         return len(self.together)
 
     @property
-    def shared(self) -> NDArray[np.bool_]:
+    def shared(self) -> Bools:
         """A mask of rows with more than one busy stream."""
         return np.asarray((self.alone > 0).sum(axis=1) > 1)
 
@@ -76,7 +74,7 @@ def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
     return GroupSlowdowns(gpus_in_node=gpus_in_node, nodes=nodes, slowdowns=tuple(slowdowns))
 
 
-def errors(rows: OverlapRows, group: GroupSlowdowns) -> NDArray[np.float64]:
+def errors(rows: OverlapRows, group: GroupSlowdowns) -> Floats:
     """Signed relative errors (C): predicted over measured, less one."""
     return np.asarray(overlapped(rows.alone, factors_of(group)) / rows.together - 1)
 
@@ -113,12 +111,10 @@ def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
     return slowdowns_of_group(without, gpus_in_node=group.gpus_in_node, nodes=group.nodes)
 
 
-def _with_fitted_factors(
-    rows: OverlapRows, factors: Factors, transfers: tuple[int, ...]
-) -> Factors:
+def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[int, ...]) -> Floats:
     """The table with fitted factors for these transfers, with and without compute beside them."""
 
-    def loss(parameters: Values) -> float:
+    def loss(parameters: Floats) -> float:
         error = (
             overlapped(rows.alone, _with_factors(factors, transfers, parameters)) / rows.together
             - 1
@@ -139,7 +135,7 @@ def _with_fitted_factors(
     return _in_turn_at_worst(_with_factors(factors, transfers, best.x), transfers)
 
 
-def _in_turn_at_worst(factors: Factors, transfers: tuple[int, ...]) -> Factors:
+def _in_turn_at_worst(factors: Floats, transfers: tuple[int, ...]) -> Floats:
     """The table; streams whose fit got far slower than in turn have the factors of turns."""
     table = factors.copy()
     index = int(BITS[list(transfers)].sum())
@@ -160,7 +156,7 @@ def _starting_points(transfers: int) -> list[tuple[float, ...]]:
     ]
 
 
-def _with_factors(factors: Factors, transfers: tuple[int, ...], parameters: Values) -> Factors:
+def _with_factors(factors: Floats, transfers: tuple[int, ...], parameters: Floats) -> Floats:
     """The table with the factors of some transfers computed from parameters.
 
     The first parameter is compute's factor, less one. The second is the logarithm of the transfers'

@@ -6,9 +6,9 @@ Axes: C rows.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from mistlab.core.arrays import Floats
 from mistlab.core.units import GBYTES, MIB_BYTES, MICROSECONDS
 from mistlab.core.values import InputError
 from mistlab.cost.links import transfer_s
@@ -19,8 +19,8 @@ from mistlab.machine.hardware import Line
 class TransferRows:
     """Sizes of transfers (C), and the seconds (C) that they took."""
 
-    size_bytes: NDArray[np.float64]
-    seconds: NDArray[np.float64]
+    size_bytes: Floats
+    seconds: Floats
 
     def __len__(self) -> int:
         return len(self.seconds)

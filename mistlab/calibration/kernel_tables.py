@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from mistlab.calibration.table_rows import Origin, Row, read_rows
+from mistlab.core.arrays import Floats
 from mistlab.core.units import GBYTES, MICROSECONDS, TFLOP
 from mistlab.core.values import InputError
 from mistlab.machine.hardware import OperatorClass, Rate
@@ -33,9 +33,9 @@ HEADS = 16
 class KernelRows:
     """Products of one class: operations, bytes and seconds (C each)."""
 
-    flop: NDArray[np.float64]
-    moved_bytes: NDArray[np.float64]
-    seconds: NDArray[np.float64]
+    flop: Floats
+    moved_bytes: Floats
+    seconds: Floats
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -85,7 +85,7 @@ def _products(rows: Sequence[Row]) -> KernelRows:
     )
 
 
-def _numbers(rows: Sequence[Row], name: str) -> NDArray[np.float64]:
+def _numbers(rows: Sequence[Row], name: str) -> Floats:
     return np.array([float(row.get(name) or 1) for row in rows])
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mistlab.calibration.table_rows import HARDWARE, Origin, positive, read_rows
+from mistlab.core.arrays import Floats
 from mistlab.core.units import MICROSECONDS
 
 NEEDED = (HARDWARE, "kernels", "time_us")
@@ -17,8 +17,8 @@ class LaunchRows:
     """Numbers of kernels (C), and the seconds (C) that the host took to launch them."""
 
     origin: Origin
-    kernels: NDArray[np.float64]
-    seconds: NDArray[np.float64]
+    kernels: Floats
+    seconds: Floats
 
     def __len__(self) -> int:
         return len(self.seconds)

@@ -10,7 +10,6 @@ from statistics import median
 from typing import NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from mistlab.calibration.table_rows import (
@@ -23,6 +22,7 @@ from mistlab.calibration.table_rows import (
     refuse_row,
     spread_of,
 )
+from mistlab.core.arrays import Floats
 from mistlab.core.columns import ColumnSet
 from mistlab.core.units import GBYTES, MICROSECONDS, MILLISECONDS, TFLOP
 from mistlab.cost.kernels import slowdown_of
@@ -158,10 +158,10 @@ class ClassRows(ColumnSet):
     An operation in another precision than 16 bits counts by how many times slower it is.
     """
 
-    flop: NDArray[np.float64]
-    moved_bytes: NDArray[np.float64]
-    seconds: NDArray[np.float64]
-    hidden: NDArray[np.float64]
+    flop: Floats
+    moved_bytes: Floats
+    seconds: Floats
+    hidden: Floats
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -245,7 +245,7 @@ def rounded(rate: float) -> float:
     return round(rate, max(2, 3 - math.floor(math.log10(rate))))
 
 
-def errors(rows: ClassRows, rate: Rate) -> NDArray[np.float64]:
+def errors(rows: ClassRows, rate: Rate) -> Floats:
     """Signed relative errors (C): predicted over measured, less one."""
     seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
     return np.asarray(seconds / rows.seconds - 1)

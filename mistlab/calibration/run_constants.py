@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats
 from mistlab.engines.engine import Engine, ExpertExchange
 from mistlab.machine.cluster import Profile
 from mistlab.machine.hardware import Compute, GroupTransfers, Hardware, Line, Rate, Transfers
-
-Values = NDArray[np.float64]
 
 # Backward passes of fused attention keep up this share of the forward pass's rate.
 BACKWARD_SHARE = 0.8
@@ -39,7 +37,7 @@ class ConstantSetting:
 
 
 # Seconds of runs under a setting.
-Predicted = Callable[[ConstantSetting], Values]
+Predicted = Callable[[ConstantSetting], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +222,7 @@ def fitted(
     setting: ConstantSetting,
     names: Sequence[str],
     predicted: Predicted,
-    measured_s: Values,
+    measured_s: Floats,
     *,
     evaluations: int,
 ) -> dict[str, float]:
@@ -236,7 +234,7 @@ def fitted(
         np.log([getattr(CONSTANTS[name], end) for name in names]) for end in ("low", "high")
     )
 
-    def errors(logs: Values) -> Values:
+    def errors(logs: Floats) -> Floats:
         new = with_values(setting, dict(zip(names, np.exp(logs).tolist(), strict=True)))
         return np.log(predicted(new) / measured_s)
 

@@ -10,6 +10,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Ints
+
 Table = TypeVar("Table")
 
 # Up to so many rows are compared one by one.
@@ -24,7 +26,7 @@ class Distinct:
     """Distinct rows as columns (S each), and for each row (C) the number of its distinct row."""
 
     columns: tuple[NDArray[Any], ...]
-    index: NDArray[np.int64]
+    index: Ints
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +42,7 @@ class Known(Generic[Table]):
 
     def __call__(
         self, columns: Sequence[NDArray[Any]], work: Callable[[Sequence[NDArray[Any]]], Table]
-    ) -> tuple[Table, NDArray[np.int64]]:
+    ) -> tuple[Table, Ints]:
         """The table that ``work`` makes of all known rows, and each given row's number in it."""
         found = distinct_rows(columns)
         keys = list(zip(*(column.tolist() for column in found.columns), strict=True))
@@ -77,7 +79,7 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
     )
 
 
-def first_of_each(table: NDArray[np.float64]) -> NDArray[np.int64]:
+def first_of_each(table: Floats) -> Ints:
     """The number of the first of each set of equal rows of a table, in order."""
     return np.sort(_sorted_distinct(table.T)[0])
 
@@ -100,8 +102,8 @@ def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
 
 
 def _sorted_distinct(
-    columns: Sequence[NDArray[Any]] | NDArray[np.float64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    columns: Sequence[NDArray[Any]] | Floats,
+) -> tuple[Ints, Ints]:
     """The places of distinct rows among columns, and for each row the number of its distinct
     row."""
     rows = len(columns[0])

@@ -12,15 +12,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, Streams, endless
+from mistlab.core.arrays import Floats, Rows
+from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, endless
 from mistlab.cost.slot_work import in_slots
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slots import Phase
-
-Values = NDArray[np.float64]
 
 # What runs beside sends: steady passes, and turns before a forward pass and before a backward pass,
 # in which a send begins.
@@ -51,20 +49,20 @@ class BesideSend:
     longer. In no pass of the box more than ``most_sent_s`` are over; None for a single candidate.
     """
 
-    usual_s: Values
-    computing_longer_s: Values
-    computing_sent_s: Values
-    longer_s: Values
-    sent_s: Values
-    late_s: Values
-    most_sent_s: Values | None = None
+    usual_s: Floats
+    computing_longer_s: Floats
+    computing_sent_s: Floats
+    longer_s: Floats
+    sent_s: Floats
+    late_s: Floats
+    most_sent_s: Floats | None = None
 
-    def chosen(self, rows: NDArray[np.intp] | slice) -> Self:
+    def chosen(self, rows: Rows | slice) -> Self:
         """The passes of the candidates in these rows."""
         assert self.most_sent_s is None, "rows of boxes are chosen before their ends are joined"
         return type(self)(*(getattr(self, entry.name)[rows] for entry in fields(self)[:-1]))
 
-    def lost_s(self, send_s: Values) -> Values:
+    def lost_s(self, send_s: Floats) -> Floats:
         """Seconds (C) by which sends of ``send_s`` make passes longer."""
         computing_s = self.computing_longer_s * _share(send_s, self.computing_sent_s)
         lost_s = self.longer_s * _share(send_s, self.sent_s)
@@ -75,17 +73,17 @@ class BesideSend:
             lost_s = np.minimum(lost_s, longest_s * _share(send_s, self.most_sent_s))
         return np.asarray(np.maximum(computing_s, lost_s))
 
-    def left_s(self, send_s: Values) -> Values:
+    def left_s(self, send_s: Floats) -> Floats:
         """Seconds (C) of sends of ``send_s`` that are left when the pass is over."""
         most_s = self.sent_s if self.most_sent_s is None else self.most_sent_s
         return np.asarray(np.maximum(send_s - most_s, 0.0))
 
-    def later_s(self, send_s: Values) -> Values:
+    def later_s(self, send_s: Floats) -> Floats:
         """Seconds (C) by which sends of ``send_s`` take longer beside passes."""
         most_s = self.sent_s if self.most_sent_s is None else self.most_sent_s
         return self.late_s * _share(send_s, most_s)
 
-    def first_late_s(self, send_s: Values, slowed: Values) -> Values:
+    def first_late_s(self, send_s: Floats, slowed: Floats) -> Floats:
         """Seconds (C) by which the first send takes longer, which surely runs beside the next
         pass; arithmetic alone makes sends take ``slowed`` (C) times as long."""
         beside_s = (slowed - 1) * np.minimum(send_s, self.computing_sent_s)
@@ -96,7 +94,7 @@ class BesideSend:
         """Whether these are the least times of a box of ratios."""
         return self.most_sent_s is not None
 
-    def if_usually_longer(self, longer_s: Values) -> Self:
+    def if_usually_longer(self, longer_s: Floats) -> Self:
         """The least times if passes usually take so much longer."""
         assert self.most_sent_s is not None, "only of boxes"
         hidden_s = np.minimum(longer_s, self.longer_s)
@@ -112,11 +110,11 @@ class BesideSend:
     @classmethod
     def of_sums(
         cls,
-        usual_s: Values,
-        computing_longer_s: Values,
-        computing_sent_s: Values,
-        busy: Values,
-        *copying: Values,
+        usual_s: Floats,
+        computing_longer_s: Floats,
+        computing_sent_s: Floats,
+        busy: Floats,
+        *copying: Floats,
     ) -> Self:
         """A pass of slots (C) of which ``busy`` have copies or collectives. If none has, all that
         is known is what the send does to arithmetic: often a stage waits meanwhile."""
@@ -124,7 +122,7 @@ class BesideSend:
         return cls(usual_s, computing_longer_s, computing_sent_s, *beside)
 
     @classmethod
-    def of_box(cls, ends: Sequence[Self], longest_s: Values | float) -> Self:
+    def of_box(cls, ends: Sequence[Self], longest_s: Floats | float) -> Self:
         """Lower bounds over a box, from the passes at both ends of its recomputed blocks with the
         least ratios. No pass of the box with copies takes more than ``longest_s``
         beside a send that goes on all through it."""
@@ -149,17 +147,17 @@ class BesideSend:
         )
 
 
-def _share(send_s: Values, sent_s: Values) -> Values:
+def _share(send_s: Floats, sent_s: Floats) -> Floats:
     """How much of a pass (C) a send goes on for, at most all of it."""
     return np.asarray(np.minimum(send_s / np.where(sent_s > 0, sent_s, np.inf), 1.0))
 
 
 def slots_beside_sends(
     seconds: TaskSeconds,
-    alone: Streams,
-    usual_s: Values,
+    alone: Floats,
+    usual_s: Floats,
     kept: Kept,
-) -> Values:
+) -> Floats:
     """What ``BesideSend.of_sums`` is made of beside usual times (6, N, S), for slots (N, S) that
     usually take ``usual_s``; ``alone`` (4, N, S) are their tasks."""
     computing, sending = _beside_arithmetic(seconds)
@@ -177,7 +175,7 @@ def slots_beside_sends(
     return found
 
 
-def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Values, Values]:
+def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
     """How many times as long (S) sends take while their stage computes; and what share (S) of a
     send that is left when a pass begins both together lose, at most all of it."""
     computing, sending = _beside_arithmetic(seconds)
@@ -185,13 +183,13 @@ def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Values, Values]:
     return sending, np.minimum(lost, 1.0)
 
 
-def longest_slots(seconds: TaskSeconds, alone: Streams) -> Values:
+def longest_slots(seconds: TaskSeconds, alone: Floats) -> Floats:
     """Seconds of slots (..., S) beside an endless send, which no lesser work of ``alone`` (4, ...,
     S) exceeds."""
     return _beside_endless(seconds, alone, "most")[0]
 
 
-def _beside_endless(seconds: TaskSeconds, alone: Streams, kept: Kept) -> tuple[Values, Values]:
+def _beside_endless(seconds: TaskSeconds, alone: Floats, kept: Kept) -> tuple[Floats, Floats]:
     """Seconds (..., S) of slots beside an endless send, and those of the send that are over."""
     collective_s = alone[LINK]
     if seconds.model.template.depth == 0:
@@ -209,7 +207,7 @@ def _beside_endless(seconds: TaskSeconds, alone: Streams, kept: Kept) -> tuple[V
     return elapsed_s, np.maximum(done_s, 2 * collective_s) - collective_s
 
 
-def _beside_arithmetic(seconds: TaskSeconds) -> tuple[Values, Values]:
+def _beside_arithmetic(seconds: TaskSeconds) -> tuple[Floats, Floats]:
     """The factors (S) of arithmetic and of the link where nothing else runs."""
     slowed = _slowed_by(seconds)
     computing, sending = slowed.table[[COMPUTE, LINK]][:, slowed.first + _BOTH]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats
 from mistlab.cost.exposed import share_of_link
 from mistlab.cost.kernels import stage_flop
 from mistlab.cost.layers import CLASSES, OF_ATTENTION, of_classes
@@ -27,8 +27,6 @@ from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageTimes, batch_of_parts
 
-Values = NDArray[np.float64]
-
 # Classes whose operators do no arithmetic that counts.
 OF_MEMORY = ("memory", "scan")
 # What may be left of a difference of equal sums, as a share of them.
@@ -44,13 +42,13 @@ class KernelParts:
     those that do arithmetic. By ``launched_s`` passes take longer than their kernels, because a
     host launches them. For ``again_s`` a part of the forward pass runs a second time."""
 
-    products_s: Values
-    attention_s: Values
-    memory_bound_s: Values
-    launched_s: Values
-    again_s: Values
-    products_flop: Values
-    attention_flop: Values
+    products_s: Floats
+    attention_s: Floats
+    memory_bound_s: Floats
+    launched_s: Floats
+    again_s: Floats
+    products_flop: Floats
+    attention_flop: Floats
 
 
 def kernel_parts(seconds: TaskSeconds) -> KernelParts:
@@ -85,7 +83,7 @@ def kernel_parts(seconds: TaskSeconds) -> KernelParts:
     )
 
 
-def rest_of(whole_s: Values, parts_s: Values) -> Values:
+def rest_of(whole_s: Floats, parts_s: Floats) -> Floats:
     """The seconds that are no part of a whole's parts; none if only rounding is left."""
     rest_s = whole_s - parts_s
     return np.where(rest_s > ROUNDING * whole_s, rest_s, 0.0)
@@ -111,7 +109,7 @@ NAMES = (
 )
 
 
-def stage_parts(model: StageTimeModel, batch: StageBatch) -> Values:
+def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
     """The ``NAMES`` of each candidate (names, C), over a whole iteration.
 
     Nothing sends and no host waits in the model, so a stage works for the sum of all seconds.
@@ -120,7 +118,7 @@ def stage_parts(model: StageTimeModel, batch: StageBatch) -> Values:
     counts = model.tasks.types.counts(batch.columns)
     kernels = kernel_parts(seconds)
 
-    def in_passes(of_types: Values) -> Values:
+    def in_passes(of_types: Floats) -> Floats:
         return np.asarray(batch.micro_batches * (counts * of_types).sum(axis=0))
 
     found = {
@@ -148,7 +146,7 @@ def stage_parts(model: StageTimeModel, batch: StageBatch) -> Values:
     return np.stack([found[name] for name in NAMES])
 
 
-def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Values], Values]:
+def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Floats], Floats]:
     """Seconds (T, S) that one forward and one backward pass of layers waits for exchanges, by
     their part, and those for which it waits for anything else."""
     overlaps = seconds.model.template.overlaps_tensor_backward
@@ -169,7 +167,7 @@ def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Values], Values]:
     return found, rest_of(waited_s, np.sum([*found.values()], axis=0))
 
 
-def split_parts(model: StageTimeModel, batch: StageBatch) -> Values:
+def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
     """Seconds by which the ``NAMES`` of each candidate (names, C) grow if gradients of weights are
     passes of their own: they no longer hide exchanges, and reductions run beside them alone."""
     seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.stages.stage_batch import TIMES, times_of
 
 
@@ -30,7 +30,6 @@ class Duration(Protocol):
 
 
 Length = TypeVar("Length", bound=Duration)
-Column = NDArray[np.float64]
 
 
 class Algebra(Protocol[Length]):
@@ -62,7 +61,7 @@ class ColumnAlgebra:
     def __init__(self, candidates: int) -> None:
         self.nothing = np.zeros(candidates)
 
-    def longest(self, _name: str, *ways: Column) -> Column:
+    def longest(self, _name: str, *ways: Floats) -> Floats:
         """The largest value of each candidate."""
         # One after another: a table of all takes longer to put together than to go through.
         return reduce(np.maximum, ways)
@@ -71,9 +70,6 @@ class ColumnAlgebra:
 # Chains of passes that begin with a stage's host, in any algebra.
 #
 # A host issues the passes of its stage one after another, from the beginning of the iteration on.
-
-
-Whole = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,7 +87,7 @@ class IssuedChains(Generic[Length]):
 
     @classmethod
     def of(
-        cls, issued: Sequence[Length | None], in_flight: int | Whole, alternating: int | Whole
+        cls, issued: Sequence[Length | None], in_flight: int | Ints, alternating: int | Ints
     ) -> Self:
         """The chains of a stage that runs ``in_flight`` forwards ahead, and ``alternating`` ones
         after its first backward; ``issued`` are its times of ``ISSUED``."""
@@ -166,7 +162,7 @@ class IssuedChains(Generic[Length]):
 # Axes: C candidates.
 
 # Of all candidates, of none, or of some.
-Condition = bool | NDArray[np.bool_]
+Condition = bool | Bools
 
 
 # The times of a host; None where no host issues the passes, or it keeps none waiting.
@@ -260,17 +256,17 @@ class Counts:
     forwards.
     """
 
-    in_flight: int | Whole
-    alternating: int | Whole
-    near: int | Whole
-    far: int | Whole
-    nested: int | Whole
+    in_flight: int | Ints
+    alternating: int | Ints
+    near: int | Ints
+    far: int | Ints
+    nested: int | Ints
     is_short: Condition
     alternates: Condition
     is_last: Condition
 
     @classmethod
-    def of(cls, micro_batches: int | Whole, stages: int) -> "Counts":
+    def of(cls, micro_batches: int | Ints, stages: int) -> "Counts":
         """The counts of the foremost of ``stages`` stages."""
         if isinstance(micro_batches, int):
             return _counts_alike(micro_batches, stages)

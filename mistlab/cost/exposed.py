@@ -8,10 +8,10 @@ Axes: C candidates, S distinct strategies, K kinds of slots, P phases; the four 
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mistlab.cost.side_by_side import LINK, Streams, until
-from mistlab.cost.slot_work import COMPUTE, SlotWork, Values, slot_ends
+from mistlab.core.arrays import Floats, Ints
+from mistlab.cost.side_by_side import LINK, until
+from mistlab.cost.slot_work import COMPUTE, SlotWork, slot_ends
 from mistlab.cost.stage import StageSlots
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slots import PHASES
@@ -19,7 +19,7 @@ from mistlab.schedule.slots import PHASES
 _COPIES = [place for place in range(len(STREAMS)) if place not in (COMPUTE, LINK)]
 
 
-def share_of_link(slots: StageSlots, micro_batches: NDArray[np.int64]) -> Values:
+def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
     """The share (C) of what is exposed in stages' slots that belongs to collectives between GPUs;
     the rest belongs to copies. The stages run so many micro-batches (C)."""
     alone = SlotWork(slots.seconds, slots.kinds).alone()
@@ -30,7 +30,7 @@ def share_of_link(slots: StageSlots, micro_batches: NDArray[np.int64]) -> Values
     return np.where(both_s > 0, link_s / np.where(both_s > 0, both_s, 1.0), 1.0)
 
 
-def _over_all(slots: StageSlots, one: Values, micro_batches: NDArray[np.int64]) -> Values:
+def _over_all(slots: StageSlots, one: Floats, micro_batches: Ints) -> Floats:
     """Seconds (2, C) of an iteration, from those of slots (2, P, K, S)."""
     every, found = np.ones(len(slots.kinds), dtype=np.bool_), np.zeros((2, len(slots.batch)))
     for number, phase in enumerate(PHASES):
@@ -40,7 +40,7 @@ def _over_all(slots: StageSlots, one: Values, micro_batches: NDArray[np.int64]) 
     return found
 
 
-def _divided(alone: Streams, ends: Streams) -> Values:
+def _divided(alone: Floats, ends: Floats) -> Floats:
     """Seconds (2, P, K, S) for which slots with these tasks (4, P, K, S) are longer than their
     arithmetic, of collectives and of copies."""
     arithmetic_s = alone[COMPUTE]

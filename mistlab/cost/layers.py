@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Ints
 from mistlab.core.distinct import Known
 from mistlab.cost.kernels import class_of, kernels_of_join, rule_of
 from mistlab.engines.engine import KernelRule
@@ -55,7 +56,6 @@ OF_ATTENTION: tuple[OperatorClass, ...] = (
 # The power of the norm that joins the GPU's time and the host's time to launch kernels.
 JOIN = 6.0
 
-Values = NDArray[np.float64]
 KernelRules = tuple[KernelRule, ...]
 
 
@@ -67,11 +67,11 @@ class Pass:
     ``EXCHANGES``. ``beside_s`` of ``compute_s`` can run while messages of each kind are under way.
     """
 
-    compute_s: Values
-    beside_s: Mapping[Beside, Values]
-    exchanged: Mapping[str, tuple[Values, Values]]
+    compute_s: Floats
+    beside_s: Mapping[Beside, Floats]
+    exchanged: Mapping[str, tuple[Floats, Floats]]
 
-    def taken(self, rows: NDArray[np.int64]) -> Self:
+    def taken(self, rows: Ints) -> Self:
         """The pass of the candidates in these rows."""
         return type(self)(
             compute_s=self.compute_s[rows],
@@ -93,10 +93,10 @@ class LayerFigures:
 
     passes: Mapping[Phase, Pass]
     again: Pass | None
-    parameters: Values
-    experts: Values
-    saved_bytes: Values
-    output_bytes: Values
+    parameters: Floats
+    experts: Floats
+    saved_bytes: Floats
+    output_bytes: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class LayerWork:
             split=split,
         )
 
-    def __call__(self, columns: Mapping[str, Values]) -> Mapping[str, Values]:
+    def __call__(self, columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
         """The value of each expression for columns of all sizes and choices of graphs."""
         values = by_graph(self.compiled, self._other, columns)
         return dict(zip(self.compiled.names, values, strict=True))
@@ -223,7 +223,7 @@ class LayerModel:
     slowdown: float
     of_8_bits: float = 1.0
 
-    def __call__(self, columns: Mapping[str, Values]) -> Mapping[str, LayerFigures]:
+    def __call__(self, columns: Mapping[str, Floats]) -> Mapping[str, LayerFigures]:
         """The figures of each type of layer for columns of all sizes and choices of graphs."""
         values, rates = self.work(columns), self.rates()
         passes = {name: self._pass(name, values, rates) for name in self.work.passes}
@@ -260,7 +260,7 @@ class LayerModel:
         return {**rates, **dict.fromkeys(BESIDES.values(), of_products)}
 
     def _pass(
-        self, name: str, values: Mapping[str, Values], rates: Mapping[str, tuple[float, float]]
+        self, name: str, values: Mapping[str, Floats], rates: Mapping[str, tuple[float, float]]
     ) -> Pass:
         _, every = of_classes(name, values, rates)
         seconds = dict(zip(rates, every, strict=True))
@@ -278,7 +278,7 @@ class LayerModel:
             exchanged={kind: one for kind, one in exchanged.items() if one[0].any()},
         )
 
-    def _launched(self, gpu_s: Values, launches_s: Values) -> Values:
+    def _launched(self, gpu_s: Floats, launches_s: Floats) -> Floats:
         """The time of kernels with that to launch them, one after the other on one processor."""
         if self.compute.host_computes:
             return gpu_s + launches_s
@@ -291,8 +291,8 @@ class LayerModel:
 
 
 def of_classes(
-    name: str, values: Mapping[str, Values], rates: Mapping[str, tuple[float, float]]
-) -> tuple[Values, Values]:
+    name: str, values: Mapping[str, Floats], rates: Mapping[str, tuple[float, float]]
+) -> tuple[Floats, Floats]:
     """The operations and the seconds (one for each rate, C) of a pass's kernels by their class."""
     flop = np.array([values[f"{name} {one} flop"] for one in rates])
     moved = np.array([values[f"{name} {one} bytes"] for one in rates])
@@ -392,7 +392,7 @@ def _number(factor: float) -> Sum:
     return Sum.of(Fraction(str(factor)))
 
 
-def _joined(gpu_s: Values, launches_s: Values) -> Values:
+def _joined(gpu_s: Floats, launches_s: Floats) -> Floats:
     """The GPU's time joined with the host's time to launch: close to the longer of the two."""
     longer = np.maximum(gpu_s, launches_s)
     shares = (gpu_s / longer) ** JOIN + (launches_s / longer) ** JOIN
@@ -404,9 +404,9 @@ def _joined(gpu_s: Values, launches_s: Values) -> Values:
 # Axes: S strategies.
 
 # Seconds (S) of a collective over a group by its name, for its bytes and its messages (S each).
-Over = Callable[[str, Collective, Values, Values], Values]
+Over = Callable[[str, Collective, Floats, Floats], Floats]
 # Seconds (S) of exchanges between ranks with different experts, for their bytes and messages.
-ToExperts = Callable[[Values, Values], Values]
+ToExperts = Callable[[Floats, Floats], Floats]
 
 
 class LayerExchanges:
@@ -418,7 +418,7 @@ class LayerExchanges:
         self._over = over
         self._to_experts = to_experts
         self._of_several = of_several
-        self._found: dict[int, Mapping[Beside | None, Values]] = {}
+        self._found: dict[int, Mapping[Beside | None, Floats]] = {}
 
     def any_in(self, passes: Sequence[Pass]) -> bool:
         """Whether ranks exchange anything in some passes."""
@@ -433,7 +433,7 @@ class LayerExchanges:
 
         return LayerExchanges(self._over, self._to_experts, of_several)
 
-    def unhidden_s(self, layer: LayerFigures, phase: Phase, *, overlaps_products: bool) -> Values:
+    def unhidden_s(self, layer: LayerFigures, phase: Phase, *, overlaps_products: bool) -> Floats:
         """Seconds (S) of the collectives in one pass of a layer that nothing hides, with those of
         what runs again before a backward pass."""
         one = layer.passes[phase]
@@ -445,7 +445,7 @@ class LayerExchanges:
                 seconds = seconds + self.waited_s(layer.again)
         return seconds
 
-    def waited_s(self, one: Pass) -> Values:
+    def waited_s(self, one: Pass) -> Floats:
         """Seconds (S) of all collectives of a pass, but for those that attention hides."""
         exchanges = self._by_product(one)
         if not exchanges:
@@ -455,17 +455,17 @@ class LayerExchanges:
             seconds = seconds - self.hidden_s(one, "attention")
         return np.asarray(seconds)
 
-    def hidden_s(self, one: Pass, beside: Beside) -> Values:
+    def hidden_s(self, one: Pass, beside: Beside) -> Floats:
         """Seconds (S) of the collectives of a pass that run beside some of its products."""
         exchanged_s = self._by_product(one).get(beside)
         if exchanged_s is None:
             return np.zeros_like(one.compute_s)
         return np.asarray(np.minimum(exchanged_s, one.beside_s[beside]))
 
-    def _by_product(self, one: Pass) -> Mapping[Beside | None, Values]:
+    def _by_product(self, one: Pass) -> Mapping[Beside | None, Floats]:
         """Seconds (S) of the collectives of a pass, by the products beside which they can run."""
         if id(one) not in self._found:
-            found: dict[Beside | None, Values] = {}
+            found: dict[Beside | None, Floats] = {}
             for name, (messages, size_bytes) in one.exchanged.items():
                 row = EXCHANGES[name]
                 if not self._of_several(row.group):
@@ -531,8 +531,8 @@ def waits_for_hosts_s(
     operator_s: float,
     layers: Sequence[LayerFigures],
     phase: Phase,
-    exchanged_s: Values,
-) -> Values:
+    exchanged_s: Floats,
+) -> Floats:
     """Seconds (T, S) of a pass of each type in which the GPU has nothing to do; its host issues an
     operator in ``operator_s``, and its collectives take ``exchanged_s`` (T, S)."""
     waits_s = np.zeros_like(exchanged_s)

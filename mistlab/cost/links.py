@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.distinct import Known
 from mistlab.core.units import MICROSECONDS
 from mistlab.core.values import UncalibratedError
@@ -33,7 +34,6 @@ from mistlab.plan.workload import ModelSpec
 from mistlab.stages.stage_batch import StageBatch
 
 Copy = Literal["host_to_device", "device_to_host"]
-Values = NDArray[np.float64]
 
 # The latency of one hop of a collective, by the figures with which NCCL chooses between rings and
 # trees (NVIDIA/nccl, src/graph/tuning.cc: hwLat, simple protocol). Measured all-reduces inside
@@ -58,7 +58,7 @@ class LinkTime:
     s_per_byte: float
     instead: "LinkTime | None" = None
 
-    def __call__(self, size_bytes: Values, messages: int | Values = 1) -> Values:
+    def __call__(self, size_bytes: Floats, messages: int | Floats = 1) -> Floats:
         """Seconds (C) of ``messages`` (C) with ``size_bytes`` (C) in all; no bytes take no time."""
         seconds = messages * self.latency_s + size_bytes * self.s_per_byte
         if self.instead is not None:
@@ -320,7 +320,7 @@ def all_reduce_latency(links: LinkTimes, size_bytes: float) -> AllReduceLatency:
 # The time of transfers, by a fitted latency and bandwidth. Axes: C transfers.
 
 
-def transfer_s(size_bytes: NDArray[np.float64], line: Line) -> NDArray[np.float64]:
+def transfer_s(size_bytes: Floats, line: Line) -> Floats:
     """Seconds (C) of transfers of ``size_bytes`` (C); a transfer of no bytes takes no time."""
     seconds = line.latency_s + size_bytes / line.bytes_per_s
     return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
@@ -331,9 +331,8 @@ def transfer_s(size_bytes: NDArray[np.float64], line: Line) -> NDArray[np.float6
 # Axes: C candidates for stages, S strategies.
 
 
-Whole = NDArray[np.int64]
 # A mask of the strategies (S) whose groups have a shape, with its ranks in a node and its nodes.
-OfShape = tuple[NDArray[np.bool_], int, int]
+OfShape = tuple[Bools, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -344,11 +343,11 @@ class Shapes:
     Neighbouring stages are taken to be as large as the stage itself.
     """
 
-    groups: Mapping[str, tuple[Whole, Whole]]
-    ranks: Mapping[str, Whole]
-    crosses_to_next: NDArray[np.bool_]
-    crosses_from_previous: NDArray[np.bool_]
-    senders_of_node: Whole
+    groups: Mapping[str, tuple[Ints, Ints]]
+    ranks: Mapping[str, Ints]
+    crosses_to_next: Bools
+    crosses_from_previous: Bools
+    senders_of_node: Ints
     _several: dict[str, Sequence[OfShape]] = field(default_factory=dict, init=False, repr=False)
 
     def of_several(self, group: str) -> Sequence[OfShape]:
@@ -364,7 +363,7 @@ class Shapes:
         for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
             yield (in_node == gpus) & (nodes == spanned), gpus, spanned
 
-    def chosen(self, rows: NDArray[np.intp]) -> Self:
+    def chosen(self, rows: Rows) -> Self:
         """The shapes of the strategies in these rows."""
         groups = self.groups.items()
         return type(self)(
@@ -377,8 +376,8 @@ class Shapes:
 
 
 def shape_on_nodes(
-    group: str, value: Callable[[str], NDArray[Any]], first_rank: Whole, gpus_per_node: int
-) -> tuple[Whole, Whole]:
+    group: str, value: Callable[[str], NDArray[Any]], first_rank: Ints, gpus_per_node: int
+) -> tuple[Ints, Ints]:
     """The most ranks of a group in a node, and the number of its nodes.
 
     The stage begins at ``first_rank``, and ranks fill nodes in order.
@@ -416,7 +415,7 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
     value = columns.__getitem__
     first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
 
-    def crosses(before: Whole) -> NDArray[np.bool_]:
+    def crosses(before: Ints) -> Bools:
         """Whether a rank from ``before`` on and its peer in the next stage are in two nodes."""
         apart = (before + 2 * ranks - 1) // gpus != before // gpus
         return np.asarray((cluster.nodes > 1) & ((ranks >= gpus) | apart))
@@ -435,9 +434,7 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
 # Axes: S strategies.
 
 
-def late_s(
-    value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch: int
-) -> NDArray[np.float64]:
+def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch: int) -> Floats:
     """Seconds (S) that sends take longer by a cluster's profile."""
     ranks = np.asarray(ranks_of("tensor", value)).astype(np.int64)
     profile, gpus = cluster.profile, cluster.num_gpus
@@ -455,15 +452,15 @@ def late_s(
 # Axes: C candidates for stages.
 
 
-def groups_of(cluster: Cluster, ranks: NDArray[np.int64]) -> NDArray[np.intp]:
+def groups_of(cluster: Cluster, ranks: Ints) -> Rows:
     """The number of the group of each rank (C); ranks beyond the cluster are in the last."""
     ends = [one.stop for one in cluster.ranks_of_groups[:-1]]
     return np.searchsorted(ends, ranks, side="right")
 
 
 def figure_at(
-    cluster: Cluster, first_rank: NDArray[np.int64], figure: Callable[[Cluster], float]
-) -> Values | float:
+    cluster: Cluster, first_rank: Ints, figure: Callable[[Cluster], float]
+) -> Floats | float:
     """A figure of the group of nodes at each stage's first rank (C); one number where all nodes are
     equal."""
     if not cluster.others:
@@ -472,7 +469,7 @@ def figure_at(
     return np.asarray(of_groups[groups_of(cluster, first_rank)])
 
 
-def in_one_group(cluster: Cluster, batch: StageBatch) -> NDArray[np.bool_] | bool:
+def in_one_group(cluster: Cluster, batch: StageBatch) -> Bools | bool:
     """Whether the GPUs of each stage (C) are in one group of nodes."""
     if not cluster.others:
         return True
@@ -511,8 +508,8 @@ def exchanged_s(
     links: LinkTimes,
     exchange: ExpertExchange,
     model: ModelSpec,
-    shape: tuple[Whole, Whole],
-) -> Callable[[Values, Values], Values]:
+    shape: tuple[Ints, Ints],
+) -> Callable[[Floats, Floats], Floats]:
     """Seconds (S) of a pass's exchanges, for their bytes in all and their number (S each).
 
     ``shape`` says how many ranks of each group are in a node, and how many nodes it has.
@@ -522,7 +519,7 @@ def exchanged_s(
     width = (experts.hidden if experts is not None else 0) or model.hidden
     of_all = exchange.weights_of_all and experts is not None
 
-    def seconds_of(size_bytes: Values, messages: Values) -> Values:
+    def seconds_of(size_bytes: Floats, messages: Floats) -> Floats:
         seconds = np.zeros_like(size_bytes)
         in_node, nodes = shape
         for gpus, spanned in {*zip(in_node.tolist(), nodes.tolist(), strict=True)}:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Column, Floats, Ints
 from mistlab.core.values import UncalibratedError
 from mistlab.cost.links import figure_at
 from mistlab.engines.engine import Engine
@@ -27,11 +27,10 @@ from mistlab.machine.hardware import Allocator
 from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan
 from mistlab.stages.held_moments import HeldMoments, PassMoments
-from mistlab.stages.stage_batch import Column, StageBatch, StageFigures, StagePeaks
+from mistlab.stages.stage_batch import StageBatch, StageFigures, StagePeaks
 
-Values = NDArray[np.float64]
 # How long each run is (R, C), and the place of its type (R, C or R, 1).
-Runs = tuple[Values, NDArray[np.int64]]
+Runs = tuple[Floats, Ints]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,14 +42,14 @@ class WalkedLayers:
     ``in_w`` (T, 1), W runs it whole.
     """
 
-    keeps: Values
-    moving: Values
-    left: Values
-    forward_peak: Values
-    backward_peak: Values
-    in_w: NDArray[np.bool_]
+    keeps: Floats
+    moving: Floats
+    left: Floats
+    forward_peak: Floats
+    backward_peak: Floats
+    in_w: Bools
 
-    def of_types(self, types: NDArray[np.int64]) -> Self:
+    def of_types(self, types: Ints) -> Self:
         """The bytes of layers of such types, one for each candidate (C) or for all of them (1)."""
         if len(types) == 1:
             return type(self)(
@@ -67,12 +66,12 @@ class _Run:
     """Layers of one type, ``count`` of them (C): ``before`` are the bytes that are on their way
     while the first of them runs, those of the layer before it."""
 
-    count: Values
+    count: Floats
     own: WalkedLayers
-    before: Values
+    before: Floats
 
     @property
-    def is_there(self) -> NDArray[np.bool_]:
+    def is_there(self) -> Bools:
         """Whether there is a layer."""
         return self.count > 0
 
@@ -90,16 +89,16 @@ class _Chunk:
     """A chunk's bytes (C) for one micro-batch: between passes, and at the most during each pass
     beyond the bytes at its begin. ``begins`` are those of its first layer's forward pass."""
 
-    keeps: Values
-    left: Values
-    leaving: Values
-    begins: Values
-    forward: Values
-    backward: Values
-    of_weights: Values
+    keeps: Floats
+    left: Floats
+    leaving: Floats
+    begins: Floats
+    forward: Floats
+    backward: Floats
+    of_weights: Floats
 
     @classmethod
-    def of(cls, layers: WalkedLayers, runs: Runs, sent: Values) -> Self:
+    def of(cls, layers: WalkedLayers, runs: Runs, sent: Floats) -> Self:
         """A chunk of these layers, which holds what it has ``sent`` until its backward pass."""
         nothing = np.zeros(len(sent))
         every = [*_runs(layers, runs)]
@@ -138,7 +137,7 @@ class _Chunk:
         )
 
 
-def _fuller(bytes_: Values, others: Values, are_there: NDArray[np.bool_]) -> Values:
+def _fuller(bytes_: Floats, others: Floats, are_there: Bools) -> Floats:
     return np.where(are_there, np.maximum(bytes_, others), bytes_)
 
 
@@ -146,8 +145,8 @@ def _fuller(bytes_: Values, others: Values, are_there: NDArray[np.bool_]) -> Val
 class WalkedPasses:
     """The most bytes (C) during forward passes, and during the other passes."""
 
-    forward: Values
-    backward: Values
+    forward: Floats
+    backward: Floats
 
     @classmethod
     def of(
@@ -156,8 +155,8 @@ class WalkedPasses:
         layers: WalkedLayers,
         chunks: Sequence[Runs],
         *,
-        sent: Sequence[Values],
-        step_buffer: Values,
+        sent: Sequence[Floats],
+        step_buffer: Floats,
     ) -> Self:
         """Stages with these moments, whose ``chunks`` hold what they have ``sent``. First forward
         passes need the ``step_buffer`` too."""
@@ -176,7 +175,7 @@ class WalkedPasses:
         return cls(forward=forward, backward=backward)
 
 
-def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Values:
+def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
     """The bytes (C) of forward passes, whose first layer may run beside activations that leave."""
     own = chunks[passes.chunk]
     if passes.leaving is None:
@@ -191,10 +190,10 @@ def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Values:
 
 def reserved_bytes(
     figures: StageFigures | StagePeaks, batch: StageBatch, cluster: Cluster, engine: Engine
-) -> Values:
+) -> Floats:
     """The most bytes that torch's allocator holds on a GPU (C), from the peak of tensors."""
 
-    def allocators(number: Callable[[Allocator], float]) -> Values | float:
+    def allocators(number: Callable[[Allocator], float]) -> Floats | float:
         return figure_at(cluster, batch.first_rank, lambda one: number(allocator_of(one)))
 
     if engine.cached_share is not None:
@@ -215,12 +214,12 @@ def room_bytes(cluster: Cluster) -> float:
     return cluster.memory_bytes - allocator_of(cluster).outside_bytes
 
 
-def room_at(cluster: Cluster, first_rank: NDArray[np.int64]) -> Values | float:
+def room_at(cluster: Cluster, first_rank: Ints) -> Floats | float:
     """``room_bytes`` of the GPUs of stages (C) that begin at some ranks."""
     return figure_at(cluster, first_rank, room_bytes)
 
 
-def room_of_plan(cluster: Cluster, plan: Plan) -> Values:
+def room_of_plan(cluster: Cluster, plan: Plan) -> Floats:
     """``room_bytes`` of the GPUs of each stage of a plan (C)."""
     gpus = [stage.num_gpus for stage in plan.stages]
     room = room_at(cluster, np.cumsum([0, *gpus[:-1]]))
@@ -239,7 +238,7 @@ def allocator_of(cluster: Cluster) -> Allocator:
     return allocator
 
 
-def host_bytes_of_fullest_node(host_bytes: Values, gpus: Column, cluster: Cluster) -> float:
+def host_bytes_of_fullest_node(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
     """Bytes on the host of the fullest node, for stages (C) with ``gpus`` GPUs (C) each.
 
     ``host_bytes`` (C) is for one rank. Stages fill nodes in order.
@@ -247,7 +246,7 @@ def host_bytes_of_fullest_node(host_bytes: Values, gpus: Column, cluster: Cluste
     return float(_host_bytes_of_nodes(host_bytes, gpus, cluster).max())
 
 
-def fullest_host(host_bytes: Values, gpus: Column, cluster: Cluster) -> float:
+def fullest_host(host_bytes: Floats, gpus: Column, cluster: Cluster) -> float:
     """The bytes on a node's host, as a share of its memory, where that share is largest; stages are
     those of ``host_bytes_of_fullest_node``."""
     held = _host_bytes_of_nodes(host_bytes, gpus, cluster)
@@ -255,12 +254,12 @@ def fullest_host(host_bytes: Values, gpus: Column, cluster: Cluster) -> float:
     return float((held / room).max())
 
 
-def host_room_at(cluster: Cluster, first_rank: NDArray[np.int64]) -> Values | float:
+def host_room_at(cluster: Cluster, first_rank: Ints) -> Floats | float:
     """Bytes of the host memory of the nodes of stages (C) that begin at some ranks."""
     return figure_at(cluster, first_rank, lambda one: one.host_memory_bytes)
 
 
-def _host_bytes_of_nodes(host_bytes: Values, gpus: Column, cluster: Cluster) -> Values:
+def _host_bytes_of_nodes(host_bytes: Floats, gpus: Column, cluster: Cluster) -> Floats:
     of_rank = np.repeat(host_bytes, gpus)
     node = np.arange(len(of_rank)) // cluster.gpus_per_node
     return np.asarray(np.bincount(node, weights=of_rank), dtype=np.float64)
@@ -278,7 +277,7 @@ def host_bytes_over(plan: Plan, prediction: Prediction, cluster: Cluster) -> flo
     return float((held - room).max())
 
 
-def _host_bytes_of_plan(plan: Plan, prediction: Prediction, cluster: Cluster) -> Values:
+def _host_bytes_of_plan(plan: Plan, prediction: Prediction, cluster: Cluster) -> Floats:
     gpus = np.array([stage.num_gpus for stage in plan.stages])
     held = np.array([stage.host_bytes for stage in prediction.stages])
     return _host_bytes_of_nodes(held / np.minimum(gpus, cluster.gpus_per_node), gpus, cluster)

@@ -29,8 +29,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Ints, Rows
 from mistlab.cost.memory import WalkedLayers, WalkedPasses
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.layer_types import EMBEDDING, HEAD, sum_name, type_of
@@ -48,9 +48,7 @@ from mistlab.stages.stage_batch import (
     chunk_in_order,
 )
 
-Values = NDArray[np.float64]
-Rows = NDArray[np.intp]
-Sums = Mapping[str, Values]
+Sums = Mapping[str, Floats]
 
 
 def figures_in_order(plans: Sequence[Plan], model: StageModel) -> StageFigures:
@@ -108,7 +106,7 @@ def _stages_of(
         yield own, OrderedStages.of(moments, batch.chosen(own), chunks, model)
 
 
-def _held(batch: StageBatch, in_order: StagesInOrder) -> Values:
+def _held(batch: StageBatch, in_order: StagesInOrder) -> Floats:
     """The micro-batches (C) that each candidate holds at once, at most."""
     held = np.empty(len(batch))
     for moments, rows in in_order.by_stage():
@@ -160,7 +158,7 @@ def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
 
 # The closed form's figures from which those of an order are worked out.
 _CLOSED = ("held_bytes", "forward_peak_bytes", "backward_peak_bytes", "step_peak_bytes")
-_Closed = Mapping[str, Values]
+_Closed = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,12 +184,12 @@ class OrderedStages:
         return cls(moments=moments, batch=batch, chunks=chunks, model=model, held=held)
 
     @property
-    def kept_beyond(self) -> Values:
+    def kept_beyond(self) -> Floats:
         """Bytes on the GPU (C) beyond those of the closed form for as many micro-batches."""
         return self.held.beyond(self.moments, self.batch.in_flight)
 
     @property
-    def away_beyond(self) -> Values:
+    def away_beyond(self) -> Floats:
         """Bytes on the host (C) beyond those of the closed form."""
         counts = self.moments.every[:, : self.moments.chunks]
         counted = self.batch.in_flight * self.held.away.sum(axis=0)
@@ -203,7 +201,7 @@ class OrderedStages:
         always = self.moments.splits_backward or not self.moments.placement.is_loop
         return np.flatnonzero(always | (self.batch.offload_activations > 0))
 
-    def peaks(self, closed: _Closed) -> tuple[Values, Values]:
+    def peaks(self, closed: _Closed) -> tuple[Floats, Floats]:
         """The peaks of forward and of backward passes; ``closed`` has those of the closed form."""
         beyond, rows = self.kept_beyond, self.walked
         forward = closed["forward_peak_bytes"] + beyond
@@ -216,7 +214,7 @@ class OrderedStages:
             backward[rows] = np.maximum(walked.backward, least.backward_peak_bytes)
         return forward, backward
 
-    def least(self, closed: _Closed) -> tuple[Values, Values]:
+    def least(self, closed: _Closed) -> tuple[Floats, Floats]:
         """Bounds of the peaks of all stages with smaller ratios or fewer recomputed blocks;
         ``closed`` has those of the closed form for one micro-batch."""
         beyond = self.held.beyond(self.moments, self.batch.in_flight, of_others=True)
@@ -276,7 +274,7 @@ class OrderedStages:
         types, splits = self.model.types, self.moments.splits_backward
         none = np.zeros(len(self.batch))
 
-        def of(what: str) -> Values:
+        def of(what: str) -> Floats:
             return np.stack([sums[sum_name(name, what)] for name in types.names])
 
         saved, away = of("saved_bytes"), self.batch.offload_activations
@@ -301,7 +299,7 @@ class OrderedStages:
 
 def left_bytes(
     batch: StageBatch, model: StageModel, sums: Sums, whole: Mapping[str, str], name: str
-) -> Values:
+) -> Floats:
     """The bytes (C) that a layer of a type keeps between its backward pass and its pass for
     weights, in stages with these sums of layers.
 
@@ -327,11 +325,11 @@ class _Held:
     between their forward and their backward pass. ``head`` (C) are the head's bytes among the
     first, ``sent`` (C) those of what a whole stage sends on."""
 
-    between: Values
-    afterwards: Values
-    away: Values
-    head: Values
-    sent: Values
+    between: Floats
+    afterwards: Floats
+    away: Floats
+    head: Floats
+    sent: Floats
 
     @classmethod
     def of(
@@ -349,7 +347,7 @@ class _Held:
         saved = {name: sums[sum_name(name, "saved_bytes")] for name in types.names}
         counts = [types.counts(chunk.columns) for chunk in chunks]
 
-        def summed(bytes_of: Mapping[str, Values]) -> Values:
+        def summed(bytes_of: Mapping[str, Floats]) -> Floats:
             each = np.stack([bytes_of[name] for name in types.names])
             return np.stack([(own * each).sum(axis=0) for own in counts])
 
@@ -364,11 +362,11 @@ class _Held:
             sent=sums[sum_name(types.of_blocks[0], "output_bytes")],
         )
 
-    def chosen(self, rows: NDArray[np.intp]) -> "_Held":
+    def chosen(self, rows: Rows) -> "_Held":
         """The stages with these numbers."""
         return _Held(**{entry.name: getattr(self, entry.name)[..., rows] for entry in fields(self)})
 
-    def beyond(self, moments: HeldMoments, held: Values, *, of_others: bool = False) -> Values:
+    def beyond(self, moments: HeldMoments, held: Floats, *, of_others: bool = False) -> Floats:
         """Bytes (C) of ``held`` micro-batches at most, beyond those of the closed form for as many;
         ``of_others``, beyond those for one, when every chunk holds one."""
         counts = moments.of_whole if of_others else moments.every
@@ -379,10 +377,10 @@ class _Held:
         sent = _sent_beyond(moments.placement, moments.stage) * np.maximum(0.0, held - 1)
         return np.asarray(kept - known + (sent + sends_on * (held - counted)) * self.sent)
 
-    def most(self, moments: HeldMoments) -> Values:
+    def most(self, moments: HeldMoments) -> Floats:
         """The most bytes (C) at once, without those of what is sent on."""
         return self._most(moments.every)
 
-    def _most(self, counts: NDArray[np.int64]) -> Values:
+    def _most(self, counts: Ints) -> Floats:
         kept = counts @ np.concatenate([self.between, self.afterwards])
         return np.asarray(kept.max(axis=0))

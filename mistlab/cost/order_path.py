@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Ints
 from mistlab.cost.chains import Chains
 from mistlab.cost.side_by_side import until
 from mistlab.cost.slot_work import (
@@ -35,19 +35,17 @@ from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
 from mistlab.stages.stage_batch import StageBatch, StageTimes
 
-Values = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TurnTimes:
     """The seconds (C, P) by which a pass is longer that follows a part's pass with reductions: a
     forward pass, or another pass of any kind."""
 
-    forward_s: Values
-    backward_s: Values
+    forward_s: Floats
+    backward_s: Floats
 
 
-def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Values:
+def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Floats:
     """Seconds by which a backward pass is longer that follows another one, because gradients are
     reduced beside its first layer, and whether they are (2, C). If backward passes are split, this
     is of passes for gradients of weights."""
@@ -85,10 +83,6 @@ def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -
 # Axes: C candidates, P parts of the model in order (``mistlab.schedule.placement``).
 
 
-Table = NDArray[np.float64]
-Whole = NDArray[np.int64]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitTimes:
     """The changes of backward passes that leave gradients of weights to passes of their own (C, P).
@@ -97,8 +91,8 @@ class SplitTimes:
     passes are shorter.
     """
 
-    weights_s: Table
-    less_s: Table
+    weights_s: Floats
+    less_s: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,12 +102,12 @@ class HostTimes:
     It issues them block by block; ``blocks`` (C, P) are at least one.
     """
 
-    forward_s: Table
-    backward_s: Table
-    blocks: Table
+    forward_s: Floats
+    backward_s: Floats
+    blocks: Floats
 
     @classmethod
-    def of(cls, times: StageTimes, layers: Whole) -> Self:
+    def of(cls, times: StageTimes, layers: Ints) -> Self:
         """The hosts of parts with these times, and so many blocks (C, P)."""
         return cls(
             forward_s=times.issued_forward_s,
@@ -132,8 +126,8 @@ class EndTimes:
     over, one part after another.
     """
 
-    reductions_s: Table
-    steps_s: Table
+    reductions_s: Floats
+    steps_s: Floats
 
 
 def order_iteration_s(
@@ -145,7 +139,7 @@ def order_iteration_s(
     at_end: EndTimes | None = None,
     turned: TurnTimes | None = None,
     steps_apart: bool = False,
-) -> Table:
+) -> Floats:
     """Seconds (C) of one iteration in which stages run these passes; with a ``host`` the times are
     those of the GPU alone, and ``at_end`` says what the ends of parts consist of.
 
@@ -193,7 +187,7 @@ def order_iteration_s(
     return np.array([longest]) if candidates == 1 else np.asarray(longest)
 
 
-def _columns(of_parts: Table) -> list[Any]:
+def _columns(of_parts: Floats) -> list[Any]:
     """The seconds of each part: a column (C), or a number if there is one candidate alone."""
     return of_parts[0].tolist() if len(of_parts) == 1 else [*of_parts.T]
 
@@ -297,7 +291,7 @@ class _PassSeconds:
         self.splits = [passes[stage].splits_backward for stage in placement.stages]
         of_part = [times.of_stage(part) for part in parts]
 
-        def plain(column: Table) -> Any:
+        def plain(column: Floats) -> Any:
             return column.item() if candidates == 1 else column
 
         self.begin_s = [plain(one.begin_s) for one in of_part]
@@ -324,12 +318,12 @@ class _PassSeconds:
                 self.own_s["W", part] = plain(weights_s), plain(weights_s)
             self.own_s["B", part] = plain(backward[0]), plain(backward[1])
 
-    def of(self, one: StagePass) -> tuple[Table | float, Table | float, Table | float]:
+    def of(self, one: StagePass) -> tuple[Floats | float, Floats | float, Floats | float]:
         """The seconds of a pass after the pass before it, its seconds after its input has come, and
         seconds that count in both cases."""
         part = self.part(one)
         own, through = self.own_s[one.kind, part]
-        extra: Table | float = 0.0
+        extra: Floats | float = 0.0
         if one.phase in ("first_forward", "last_backward"):
             extra = self.within_s[part][one.kind != "F"]
         return own, through, extra
@@ -381,12 +375,12 @@ OF_CHUNKS = (*OF_PARTS, "issued_s")
 def order_bound_s(
     times: StageTimes,
     placement: Placement,
-    micro_batches: Table | int,
+    micro_batches: Floats | int,
     *,
-    issued_s: Table | None = None,
+    issued_s: Floats | None = None,
     splits: bool = False,
     steps_apart: bool = False,
-) -> Table:
+) -> Floats:
     """Seconds (C) that an iteration takes at least, from the times of parts (C, P), and from those
     in which hosts issue both passes of a micro-batch.
 
@@ -414,18 +408,18 @@ class InOrder:
     first pass, work of ``end_s`` after the last one.
     """
 
-    all_s: Table
-    issued_s: Table
-    first_s: Table
-    last_s: Table
-    begin_s: Table
-    end_s: Table
+    all_s: Floats
+    issued_s: Floats
+    first_s: Floats
+    last_s: Floats
+    begin_s: Floats
+    end_s: Floats
 
     @classmethod
     def of(
         cls,
-        chunks: Sequence[Mapping[str, Table]],
-        micro_batches: Table | int,
+        chunks: Sequence[Mapping[str, Floats]],
+        micro_batches: Floats | int,
         *,
         goes_back: bool,
     ) -> Self:
@@ -452,7 +446,7 @@ class InOrder:
             end_s=first["end_s"] if goes_back else nothing,
         )
 
-    def issued_within_s(self, *, steps_apart: bool) -> Table:
+    def issued_within_s(self, *, steps_apart: bool) -> Floats:
         """Seconds (C) that a stage's passes take at least because a host issues them; with
         ``steps_apart`` none, since an iteration of the stage may begin after that of its host."""
         return np.zeros_like(self.issued_s) if steps_apart else self.issued_s
@@ -460,12 +454,12 @@ class InOrder:
 
 def in_front_s(
     stage: InOrder,
-    sent_s: tuple[Table, Table],
-    after: Chains[Table],
+    sent_s: tuple[Floats, Floats],
+    after: Chains[Floats],
     *,
     is_last: bool,
     steps_apart: bool,
-) -> Chains[Table]:
+) -> Chains[Floats]:
     """Bounds (C) of a stage and the stages after it, as the chains ``through``, ``through_begun``
     and ``whole``; the others are zero. ``sent_s`` are the times of sends to the next stage and
     back.
@@ -490,7 +484,7 @@ def in_front_s(
 class _OfChunks:
     """The times of parts, for each chunk of all stages (C, S)."""
 
-    def __init__(self, times: StageTimes, placement: Placement, issued_s: Table | None) -> None:
+    def __init__(self, times: StageTimes, placement: Placement, issued_s: Floats | None) -> None:
         num_stages = placement.num_stages
         assert placement.stages[:num_stages] == (*range(num_stages),), "the first parts are first"
         of = {name: getattr(times, name) for name in (*OF_PARTS, "point_to_point_s")}
@@ -508,7 +502,7 @@ class _OfChunks:
         ]
         self.last_stage = placement.last_stage
 
-    def way_in_s(self, stages: InOrder) -> Table:
+    def way_in_s(self, stages: InOrder) -> Floats:
         """Seconds (C, S) until a stage's first pass can begin."""
         ready_s = stages.begin_s.copy()
         passed_s = stages.first_s + self.crossed_s[0]
@@ -517,7 +511,7 @@ class _OfChunks:
             ready_s[:, stage] = np.maximum(ready_s[:, stage], comes_s)
         return ready_s
 
-    def way_out_s(self, stages: InOrder) -> Table:
+    def way_out_s(self, stages: InOrder) -> Floats:
         """Seconds (C, S) from the end of a stage's last backward pass until the stages in front are
         over."""
         goes_s = np.zeros_like(stages.end_s)
@@ -527,7 +521,7 @@ class _OfChunks:
             goes_s[:, stage] = passed_s[:, stage - 1] + left_s
         return goes_s
 
-    def there_and_back_s(self) -> Table:
+    def there_and_back_s(self) -> Floats:
         """Seconds (C) of one micro-batch through all parts and back."""
         names = ("through_forward_s", "within_forward_s", "through_backward_s")
         passed_s = sum(one[name].sum(axis=1) for one in self.chunks for name in names)

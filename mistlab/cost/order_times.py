@@ -13,8 +13,8 @@ from functools import partial
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Rows
 from mistlab.cost.links import groups_of
 from mistlab.cost.order_path import (
     EndTimes,
@@ -37,9 +37,6 @@ from mistlab.schedule.slots import Task
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
-
-Values = NDArray[np.float64]
-Rows = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +68,8 @@ class Borders:
         return seconds
 
     def _there(
-        self, group: int, seconds: TaskSeconds, rows: Rows, times: Callable[[TaskSeconds], Values]
-    ) -> Values:
+        self, group: int, seconds: TaskSeconds, rows: Rows, times: Callable[[TaskSeconds], Floats]
+    ) -> Floats:
         """Times that some strategies (rows) would have in another group."""
         if not len(rows):
             return np.empty(0)
@@ -80,7 +77,7 @@ class Borders:
         return times(self.groups[group].seconds(chosen))
 
 
-def _slower(own_s: Values, rows: Rows, there_s: Values) -> Values:
+def _slower(own_s: Floats, rows: Rows, there_s: Floats) -> Floats:
     slower_s = own_s.copy()
     slower_s[rows] = np.maximum(own_s[rows], there_s)
     return slower_s
@@ -133,7 +130,7 @@ class StagesOnGroups:
     def _seconds(self, times: Callable[..., StageSeconds], *batches: StageBatch) -> StageSeconds:
         names = [entry.name for entry in fields(StageSeconds)]
 
-        def columns(model: StageTimeModel, *some: StageBatch) -> Values:
+        def columns(model: StageTimeModel, *some: StageBatch) -> Floats:
             seconds = times(model, *some)
             return np.stack([getattr(seconds, name) for name in names])
 
@@ -146,7 +143,7 @@ class StagesOnGroups:
         """The tasks of the first group; those of others have the same schedule and layers."""
         return self.models[0].tasks
 
-    def by_group(self, times: Callable[..., Values], *batches: StageBatch) -> Values:
+    def by_group(self, times: Callable[..., Floats], *batches: StageBatch) -> Floats:
         """Times with candidates on the last axis (..., C), each by the model of its group."""
         found = [
             (rows, times(self.models[group], *(batch.chosen(rows) for batch in batches)))
@@ -171,16 +168,13 @@ class StagesOnGroups:
 # Axes: C plans, P parts of the model in order, T types of layers.
 
 
-Table = NDArray[np.float64]
-
-
 def engine_of(plan: Plan) -> Engine:
     """The engine's row as it runs a plan: in the plan's order of passes."""
     engine = ENGINES[plan.engine]
     return engine if plan.order == DEFAULT_ORDER else engine.in_named_order()
 
 
-def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
+def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
     """Seconds (C) of an iteration of plans that have equally many stages and the same order, cut to
     equally many micro-batches (``shortened``)."""
     played = shortened(plans[0])
@@ -215,7 +209,7 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
     return extended_s(few_s, iteration_s(longer), beyond / stages, least_s)
 
 
-def extended_s(few_s: Table, more_s: Table, groups: Table, least_s: Table) -> Table:
+def extended_s(few_s: Floats, more_s: Floats, groups: Floats, least_s: Floats) -> Floats:
     """Seconds (C) with further groups of micro-batches, from those without and with one of them:
     each takes as long as the first, unless another stage becomes the slowest."""
     return np.maximum(few_s + (more_s - few_s) * groups, least_s)
@@ -228,7 +222,7 @@ def _played_s(
     at_end: EndTimes,
     turned: TurnTimes | None,
     plan: Plan,
-) -> Table:
+) -> Floats:
     """Seconds (C) of an iteration of stages with these times, in the order of a plan."""
     return order_iteration_s(
         times,
@@ -248,12 +242,12 @@ def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int])
     return EndTimes(reductions_s=reductions_s.reshape(shape), steps_s=steps_s.reshape(shape))
 
 
-def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Table:
+def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
     """Seconds of the last reduction of gradients, and of what comes after all passes (2, parts)."""
     phases = model.tasks.template.phases
     seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
 
-    def summed(rows: Sequence[Task]) -> Table:
+    def summed(rows: Sequence[Task]) -> Floats:
         found = np.zeros(len(batch))
         for row in rows:
             alone = (counts * seconds.alone(row.kind, row.direction or "")).sum(axis=0)
@@ -267,7 +261,7 @@ def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Table:
 def _turn_times(
     model: StagesOnGroups,
     batch: StageBatch,
-    turned_s: Table,
+    turned_s: Floats,
     shape: tuple[int, int],
     *,
     splits: bool,

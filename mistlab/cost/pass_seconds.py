@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.cost.beside_sends import (
     STEADY,
     SUMS,
@@ -24,16 +24,14 @@ from mistlab.cost.beside_sends import (
     longest_slots,
     slots_beside_sends,
 )
-from mistlab.cost.side_by_side import LINK, Streams, until
+from mistlab.cost.side_by_side import LINK, until
 from mistlab.cost.slot_work import (
     HERE,
     LOWER,
     NOTHING,
     UPPER,
-    Kinds,
     SlotWork,
     Sums,
-    Values,
     beside_sends,
     ends_if_gathered,
     least_ends_if_gathered,
@@ -66,13 +64,13 @@ class FirstPass:
     the first layer's: of blocks with offloaded weights, and of other layers beside them.
     """
 
-    unawaited: Values
-    after: Values
-    stepped: Values
-    block_steps: Values
-    end_steps: Values
+    unawaited: Floats
+    after: Floats
+    stepped: Floats
+    block_steps: Floats
+    end_steps: Floats
 
-    def chosen(self, rows: NDArray[np.intp] | slice) -> "FirstPass":
+    def chosen(self, rows: Rows | slice) -> "FirstPass":
         """The parts of the candidates in these rows."""
         parts = (getattr(self, entry.name) for entry in fields(self))
         # Without offloading a part is one zero for all candidates.
@@ -86,11 +84,11 @@ class FirstPass:
 
     def within_s(
         self,
-        whole_s: Values,
-        forward_s: Values,
-        blocks: NDArray[np.int64],
-        offloads_weights: NDArray[np.bool_],
-    ) -> Values:
+        whole_s: Floats,
+        forward_s: Floats,
+        blocks: Ints,
+        offloads_weights: Bools,
+    ) -> Floats:
         """How much longer (C) a first micro-batch takes to pass through its idle stage than a
         steady one; the whole first pass takes ``whole_s``, a steady one ``forward_s``.
 
@@ -110,13 +108,13 @@ PARTS = len(fields(FirstPass))
 
 def first_slots(
     seconds: TaskSeconds,
-    kinds: Kinds,
-    whole: tuple[Streams, Streams],
-    stepped: Streams,
-    usual: Values,
+    kinds: Ints,
+    whole: tuple[Floats, Floats],
+    stepped: Floats,
+    usual: Floats,
     *,
     is_least: bool,
-) -> Values:
+) -> Floats:
     """The parts of ``FirstPass`` (5, K, S) for slots of some kinds; the tasks and ends (4, K, S) of
     the ``whole`` slots, and the tasks without those that come with steps (``stepped``). In a steady
     pass slots take ``usual`` seconds (K, S). As bounds, the next pass does not wait."""
@@ -193,7 +191,7 @@ class PassSlots:
     whether any strategy has work outside of passes where the stage turns round.
     """
 
-    def __init__(self, seconds: TaskSeconds, kinds: Kinds, kept: Kept = "own") -> None:
+    def __init__(self, seconds: TaskSeconds, kinds: Ints, kept: Kept = "own") -> None:
         self._seconds, self._kinds, self._kept = seconds, kinds, kept
         self.work = SlotWork(seconds, kinds)
         self.is_inside = kinds[:, HERE] != NOTHING
@@ -234,14 +232,14 @@ class PassSlots:
             for part, one in zip(np.split(lasting, [first, last]), places, strict=True)
         )
 
-    def last_computed(self) -> Values:
+    def last_computed(self) -> Floats:
         """Seconds (K', S) of slots inside the last backward pass until all but reductions is
         done."""
         last = self._rows_inside(_LAST, _LAST)
         computed_s = until(_NOT_REDUCING, self._ends[:, last], self._alone[:, last])
         return np.asarray(np.maximum(computed_s, self._fetched_s[:, last].sum(axis=0)))
 
-    def through_backward(self) -> Values:
+    def through_backward(self) -> Floats:
         """Seconds (K', S) of slots inside steady backward passes, of the last layer's slot until
         the layer has computed: its gradient goes back while others are still reduced. Where
         gradients leave for the host, or layers are fetched further ahead, all is waited for."""
@@ -254,13 +252,13 @@ class PassSlots:
         found[last, stay] = until(_COMPUTING, self._ends[:, rows, stay], self._alone[:, rows, stay])
         return np.asarray(found)
 
-    def arithmetic(self) -> Values:
+    def arithmetic(self) -> Floats:
         """Seconds (2, K', S) of arithmetic alone, of both steady passes and of the step."""
         seconds, here = self._seconds, self._kinds[self.is_inside, HERE]
         passes_s = seconds.alone("F", "") + seconds.alone("B", "")
         return np.stack([passes_s[here], seconds.alone("S", "")[here]])
 
-    def of_steps(self) -> Values:
+    def of_steps(self) -> Floats:
         """The parts of ``FirstPass`` (parts, K', S), to be summed; no parts if nothing of the steps
         leaves the GPU."""
         columns = self._seconds.columns
@@ -278,7 +276,7 @@ class PassSlots:
             is_least=self._kept == "least",
         )
 
-    def beside_sends(self) -> tuple[Values, Sequence[Values]]:
+    def beside_sends(self) -> tuple[Floats, Sequence[Floats]]:
         """What sends cost the slots of steady passes (2, 6, K', S), as in ``slots_beside_sends``;
         and the usual seconds of turns, and what sends cost these (7, K', S), below a pass and above
         it, if there are turns."""
@@ -296,7 +294,7 @@ class PassSlots:
         turns *= beside_sends(self._seconds, self._alone[:, turning])
         return of_passes, np.split(turns, [np.count_nonzero(self.is_below)], axis=1)
 
-    def _tasks(self, rows: NDArray[np.intp]) -> tuple[Streams, Values]:
+    def _tasks(self, rows: Rows) -> tuple[Floats, Floats]:
         """The tasks alone (4, N, S) of slots with numbers among those of all phases, and the times
         (2, N, S) in which layers are fetched."""
         alone, fetched_s = self.work.alone(), self.work.fetched_s()
@@ -319,7 +317,7 @@ class PassSlots:
         alone = self._alone[:, slots, strategies]
         self._ends[:, slots, strategies] = ends_of(alone, slowed, copied, gathered)
 
-    def _wait_for_gradients(self, lasting: Values, phases: NDArray[np.intp]) -> None:
+    def _wait_for_gradients(self, lasting: Floats, phases: Rows) -> None:
         """Make the slots (N, S) of backward passes longer whose layers wait until the gradients
         have left."""
         rows = np.flatnonzero((phases == _BACKWARD) | (phases == _LAST))[:, None]
@@ -359,25 +357,25 @@ class PassSeconds:
     the step.
     """
 
-    inside: Mapping[Phase, Values]
+    inside: Mapping[Phase, Floats]
     first: FirstPass
-    through: Mapping[Phase, Values]
-    last_computed: Values
-    opening: Values
-    first_opening: Values
-    last_closing: Values
-    turn_at_first_layer: Values
-    turn_at_last_layer: Values
+    through: Mapping[Phase, Floats]
+    last_computed: Floats
+    opening: Floats
+    first_opening: Floats
+    last_closing: Floats
+    turn_at_first_layer: Floats
+    turn_at_last_layer: Floats
     beside_sends: Mapping[Pass, BesideSend]
-    computing: Values
-    step_computing: Values
+    computing: Floats
+    step_computing: Floats
 
     @property
-    def after_last_s(self) -> Values:
+    def after_last_s(self) -> Floats:
         """Seconds (C) that surely come after the last layer of the last backward pass."""
         return self.last_closing + self.inside["step"]
 
-    def chosen(self, rows: NDArray[np.intp] | slice) -> "PassSeconds":
+    def chosen(self, rows: Rows | slice) -> "PassSeconds":
         """The passes of the candidates in these rows."""
         inside = {phase: seconds[rows] for phase, seconds in self.inside.items()}
         return PassSeconds(
@@ -401,10 +399,10 @@ class PassSums:
     """Sums (L, C) of the lengths of slots of which ``PassSeconds`` are made, in the order of
     ``pass_sums``. Either none or all ``steps`` of the first pass are among them."""
 
-    values: Values
+    values: Floats
     steps: bool
 
-    def chosen(self, rows: NDArray[np.intp]) -> "PassSums":
+    def chosen(self, rows: Rows) -> "PassSums":
         """The sums of the candidates in these rows."""
         return PassSums(self.values.take(rows, axis=1), self.steps)
 
@@ -435,7 +433,7 @@ class PassSums:
 
 
 def pass_sums(
-    seconds: TaskSeconds, kinds: Kinds, summed: Sums, *, sends: bool = True, kept: Kept = "own"
+    seconds: TaskSeconds, kinds: Ints, summed: Sums, *, sends: bool = True, kept: Kept = "own"
 ) -> PassSums:
     """The sums of stages' passes, which may be beside ``sends``; ``summed`` sums lengths of slots
     over each stage. If the ``least`` factors are kept, times that no greater work on the same
@@ -456,7 +454,7 @@ def pass_sums(
 
 
 def _beside_sends(
-    usual_s: Mapping[Phase, Values], sums: Sequence[Values]
+    usual_s: Mapping[Phase, Floats], sums: Sequence[Floats]
 ) -> Mapping[Pass, BesideSend]:
     """Steady passes, and turns if there are any, beside sends, from their sums."""
     if not sums:
@@ -472,8 +470,8 @@ def _beside_sends(
 
 
 def split_pass_seconds(
-    seconds: TaskSeconds, kinds: Kinds, summed: Sums, *, weights_s: Values, unhidden_s: Values
-) -> tuple[Values, Values]:
+    seconds: TaskSeconds, kinds: Ints, summed: Sums, *, weights_s: Floats, unhidden_s: Floats
+) -> tuple[Floats, Floats]:
     """Seconds (C) of passes that make gradients of weights, in which the gradients are reduced, and
     by which steady backward passes are shorter without them.
 
@@ -487,7 +485,7 @@ def split_pass_seconds(
     return np.maximum(weights_s, less_s + waits_s), less_s
 
 
-def longest_beside_sends(seconds: TaskSeconds, kinds: Kinds, summed: Sums) -> Mapping[Pass, Values]:
+def longest_beside_sends(seconds: TaskSeconds, kinds: Ints, summed: Sums) -> Mapping[Pass, Floats]:
     """Seconds (C) of steady passes and of turns beside a send that goes on all through them, which
     no lesser work exceeds."""
     is_inside = kinds[:, HERE] != NOTHING
@@ -504,7 +502,7 @@ def longest_beside_sends(seconds: TaskSeconds, kinds: Kinds, summed: Sums) -> Ma
     return dict(zip((*STEADY, *TURNS), summed(longest), strict=True))
 
 
-def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Values]) -> PassSeconds:
+def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Floats]) -> PassSeconds:
     """The times that no passes of a box undercut, from those at both ends of its recomputed blocks
     with the least ratios; ``longest_s`` are those of its ``longest_beside_sends``.
 
@@ -512,7 +510,7 @@ def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Values]) 
     slots rises or falls all the way between the two ends, and is least at one of them.
     """
 
-    def least(sums: Sequence[Mapping[Phase, Values]]) -> Mapping[Phase, Values]:
+    def least(sums: Sequence[Mapping[Phase, Floats]]) -> Mapping[Phase, Floats]:
         return {phase: np.minimum(*(own[phase] for own in sums)) for phase in sums[0]}
 
     inside = least([end.inside for end in ends])
@@ -532,7 +530,7 @@ def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Values]) 
     )
 
 
-def reduces_in_place(seconds: TaskSeconds) -> NDArray[np.bool_]:
+def reduces_in_place(seconds: TaskSeconds) -> Bools:
     """Strategies (S) that reduce gradients in place, and so go on computing meanwhile."""
     in_place = (seconds.zero < SHARDED_GRADIENTS) & (seconds.columns["offload_gradients"] == 0)
     return np.asarray(in_place)

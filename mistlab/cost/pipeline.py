@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Generic, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Ints
 from mistlab.cost.chains import (
     ISSUED,
     PASSES,
@@ -22,14 +22,11 @@ from mistlab.cost.chains import (
     Length,
     Numbers,
     PassLengths,
-    Whole,
     chained,
 )
 from mistlab.job.prediction import Prediction
 from mistlab.plan.plan import Plan
 from mistlab.stages.stage_batch import SENDS, StageTimes
-
-Table = NDArray[np.float64]
 
 
 def times_used(times: StageTimes) -> Sequence[str]:
@@ -37,7 +34,7 @@ def times_used(times: StageTimes) -> Sequence[str]:
     return PASSES if times.issued_backward_s.any() else _WITHOUT_HOST
 
 
-def passes_of(times: StageTimes) -> PassLengths[Table]:
+def passes_of(times: StageTimes) -> PassLengths[Floats]:
     """The times that the recurrence uses."""
     return PassLengths(**{name: getattr(times, name) for name in times_used(times)})
 
@@ -45,7 +42,7 @@ def passes_of(times: StageTimes) -> PassLengths[Table]:
 _WITHOUT_HOST = tuple(name for name in PASSES if name not in ISSUED)
 
 
-def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:
+def iteration_s(times: StageTimes, micro_batches: Ints) -> Floats:
     """Seconds (C) of one iteration with ``micro_batches`` (C)."""
     candidates = len(times.forward_s)
     tables = {name: np.ascontiguousarray(getattr(times, name).T) for name in times_used(times)}
@@ -63,7 +60,7 @@ def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:
 
 
 def _whole_s(
-    algebra: Algebra[Length], tables: Mapping[str, Sequence[Length]], micro_batches: int | Whole
+    algebra: Algebra[Length], tables: Mapping[str, Sequence[Length]], micro_batches: int | Ints
 ) -> Length:
     """The length of the whole chain; each table has an entry for each stage."""
     stages = len(tables["forward_s"])
@@ -74,14 +71,14 @@ def _whole_s(
     return chains.whole
 
 
-def no_stages(candidates: int) -> Chains[Table]:
+def no_stages(candidates: int) -> Chains[Floats]:
     """The chains after the last stage, all of length zero."""
     return Chains.of_nothing(np.zeros(candidates))
 
 
 def prepended(
-    stage: StageTimes, after: Chains[Table], micro_batches: int | Whole, stages: int
-) -> Chains[Table]:
+    stage: StageTimes, after: Chains[Floats], micro_batches: int | Ints, stages: int
+) -> Chains[Floats]:
     """The chains (C) of a stage and the stages after it, ``stages`` in all."""
     columns = ColumnAlgebra(len(stage.forward_s))
     return chained(columns, passes_of(stage), after, Counts.of(micro_batches, stages))
@@ -118,7 +115,7 @@ class Published(Generic[Length]):
         return total
 
 
-def steady_s(stage: PassLengths[Table]) -> Table:
+def steady_s(stage: PassLengths[Floats]) -> Floats:
     """The time of a steady micro-batch in a stage, or of the host that issues it, and of its sends,
     for which published stages wait."""
     both_s = stage.forward_s + stage.backward_s

@@ -21,6 +21,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
 
 # Derives the slowdowns of a shape of communicating group from those of measured shapes.
@@ -43,8 +44,6 @@ from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Inte
 NEAR_DOUBLINGS = 0.5
 # Slopes are damped as by this much measured weight, so that none is trusted far from all shapes.
 DAMPING = 0.02
-
-Values = NDArray[np.float64]
 
 
 def slowdowns_of_group(machine: Interference, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
@@ -85,7 +84,7 @@ def _derived(
     return GroupSlowdowns(gpus_in_node=gpus_in_node, nodes=nodes, slowdowns=tuple(slowdowns))
 
 
-def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Values:
+def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Floats:
     """The work (J) in each second of a stream alone; with shared links, bytes over one direction.
 
     Communication uses both directions, and sends all but the GPU's own part of a message.
@@ -96,7 +95,7 @@ def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Values:
     return np.array([work.get(stream, 1) for stream in streams], dtype=np.float64)
 
 
-def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Values:
+def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Floats:
     """The weights (G) of values measured on each shape, for the expected value of another shape."""
     sizes, size = _sizes(measured), _sizes([shape])[0]
     doublings = np.abs(np.log2(np.array(measured) / shape)).sum(axis=1)
@@ -109,7 +108,7 @@ def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> V
     return np.asarray(mean + (size - mean @ sizes) @ slopes)
 
 
-def _sizes(shapes: Iterable[tuple[int, int]]) -> Values:
+def _sizes(shapes: Iterable[tuple[int, int]]) -> Floats:
     return np.array([(gpus / 2, np.log2(nodes)) for gpus, nodes in shapes])
 
 
@@ -139,9 +138,7 @@ LINK = STREAMS.index("gpu_to_gpu")
 LINK_BIT = np.uint8(1 << LINK)
 _BIT_OF_STREAM = BITS.astype(np.uint8)[:, None]
 
-Factors = NDArray[np.float64]
 # Seconds of each of the four streams, which come first (4, ...).
-Streams = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,31 +146,31 @@ class SlowedBy:
     """The factors (4, F) of several groups in one ``table``, streams first for speed, and the
     ``first`` column (C) of each case's group in it. Groups are of ``size`` columns."""
 
-    table: Streams
-    first: NDArray[np.intp]
+    table: Floats
+    first: Rows
     size: int
 
     @classmethod
-    def of_all(cls, factors: Factors, cases: int) -> Self:
+    def of_all(cls, factors: Floats, cases: int) -> Self:
         """The same factors, which may be ``lowered`` or ``raised``, for all cases."""
         first = np.zeros(cases, dtype=np.intp)
         return cls(np.ascontiguousarray(factors.T), first, len(factors))
 
     @classmethod
-    def of_groups(cls, groups: Iterable[tuple[NDArray[np.bool_], Factors]], cases: int) -> Self:
+    def of_groups(cls, groups: Iterable[tuple[Bools, Floats]], cases: int) -> Self:
         """The factors of each group, for the cases of its mask (C)."""
-        tables: list[Factors] = []
+        tables: list[Floats] = []
         first = np.zeros(cases, dtype=np.intp)
         for rows, factors in groups:
             first[rows] = len(tables) * len(factors)
             tables.append(factors)
         return cls(np.ascontiguousarray(np.concatenate(tables).T), first, len(tables[0]))
 
-    def chosen(self, cases: NDArray[np.intp]) -> Self:
+    def chosen(self, cases: Rows) -> Self:
         """The factors of some of the cases."""
         return type(self)(self.table, self.first[cases], self.size)
 
-    def place(self, begun: NDArray[np.uint8]) -> NDArray[np.intp]:
+    def place(self, begun: NDArray[np.uint8]) -> Rows:
         """The columns (C) of the empty set, for cases whose streams in the sets ``begun`` had work
         at first."""
         if self.size == len(BESIDE):
@@ -181,7 +178,7 @@ class SlowedBy:
         return self.first + len(BESIDE) * begun.astype(np.intp)
 
 
-def factors_of(group: GroupSlowdowns) -> Factors:
+def factors_of(group: GroupSlowdowns) -> Floats:
     """Factors (16, 4) by the set of busy streams, a bit for each stream."""
     table = np.ones((16, len(STREAMS)))
     for slowdown in group.slowdowns:
@@ -190,7 +187,7 @@ def factors_of(group: GroupSlowdowns) -> Factors:
     return table
 
 
-def lowered(factors: Factors) -> Factors:
+def lowered(factors: Floats) -> Floats:
     """Factors (256, 4) that bound ``factors`` from below and grow with the set of busy streams.
 
     A row is for the set A of streams that had work at first (times 16) and the set S that is still
@@ -208,7 +205,7 @@ def lowered(factors: Factors) -> Factors:
     return np.concatenate(tables)
 
 
-def raised(factors: Factors) -> Factors:
+def raised(factors: Floats) -> Floats:
     """Factors (16, 4) by the set of busy streams, for sets with the link between GPUs: the most
     that a stream has beside the link and any of these streams."""
     sets = np.arange(len(factors))
@@ -219,14 +216,12 @@ def raised(factors: Factors) -> Factors:
     return table
 
 
-def _is_in(sets: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _is_in(sets: Ints) -> Bools:
     """Whether each stream (4) is in each set."""
     return np.asarray((sets[:, None] & BITS) > 0)
 
 
-def overlapped(
-    alone: NDArray[np.float64], factors: Factors, awaited: Sequence[str] = STREAMS
-) -> NDArray[np.float64]:
+def overlapped(alone: Floats, factors: Floats, awaited: Sequence[str] = STREAMS) -> Floats:
     """Seconds (C) until the ``awaited`` streams have done their work, where all streams work at the
     same time. The work of each stream takes ``alone`` (C, 4) by itself. Factors may be
     ``lowered``."""
@@ -234,7 +229,7 @@ def overlapped(
     return until(awaited, ends_of_streams(work, SlowedBy.of_all(factors, len(alone))), work)
 
 
-def until(awaited: Sequence[str], ends: Streams, alone: Streams) -> NDArray[np.float64]:
+def until(awaited: Sequence[str], ends: Floats, alone: Floats) -> Floats:
     """Seconds (...) until the ``awaited`` streams are done, whose work ends at ``ends``: never less
     than the longest of them takes ``alone``, and never more than all streams one after another."""
     chosen = [STREAMS.index(stream) for stream in awaited]
@@ -243,7 +238,7 @@ def until(awaited: Sequence[str], ends: Streams, alone: Streams) -> NDArray[np.f
     return np.asarray(np.minimum(last, alone.sum(axis=0)))
 
 
-def ends_of_streams(alone: Streams, slowed: SlowedBy) -> Streams:
+def ends_of_streams(alone: Floats, slowed: SlowedBy) -> Floats:
     """Seconds (4, C) until each stream has done its work, which takes ``alone`` (4, C) by itself,
     where all streams work at the same time; zero for a stream without work."""
     # What nothing runs beside takes as long as it does by itself.
@@ -255,7 +250,7 @@ def ends_of_streams(alone: Streams, slowed: SlowedBy) -> Streams:
     return ends
 
 
-def ends_of_several(left: Streams, slowed_by: SlowedBy) -> Streams:
+def ends_of_several(left: Floats, slowed_by: SlowedBy) -> Floats:
     """``ends_of_streams`` for cases in which several streams have work."""
     ends, elapsed = np.zeros_like(left), np.zeros(left.shape[1])
     place = slowed_by.place(sets_of(left > 0))
@@ -272,7 +267,7 @@ def ends_of_several(left: Streams, slowed_by: SlowedBy) -> Streams:
     return ends
 
 
-def endless(alone: Streams, slowed_by: SlowedBy) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def endless(alone: Floats, slowed_by: SlowedBy) -> tuple[Floats, Floats]:
     """Seconds (C) until all other streams have done their work of ``alone`` (4, C) while the link
     between GPUs never rests; and the work (C) that the link does in this time."""
     left = alone.copy()
@@ -291,7 +286,7 @@ def endless(alone: Streams, slowed_by: SlowedBy) -> tuple[NDArray[np.float64], N
     return elapsed, done
 
 
-def link_after(alone: Streams, slowed_by: SlowedBy, first: str) -> NDArray[np.float64]:
+def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
     """Seconds (C) until the link between GPUs is done, if the stream ``first`` works beside it, and
     the other streams begin when ``first`` is done. Zero where the link is done before they begin.
     """
@@ -310,6 +305,6 @@ def link_after(alone: Streams, slowed_by: SlowedBy, first: str) -> NDArray[np.fl
     return found
 
 
-def sets_of(busy: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def sets_of(busy: Bools) -> NDArray[np.uint8]:
     """The set of busy streams of each case, a bit for each stream, from a mask (4, C)."""
     return np.asarray(np.bitwise_or.reduce(busy * _BIT_OF_STREAM, axis=0))

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.distinct import Distinct
 from mistlab.cost.side_by_side import (
     LINK,
     LINK_BIT,
     SlowedBy,
-    Streams,
     ends_of_several,
     ends_of_streams,
     link_after,
@@ -46,9 +45,7 @@ from mistlab.stages.stage_shape import layers_above
 NOTHING = -1
 
 
-def slot_counts(
-    sizes: NDArray[np.float64], types: NDArray[np.int64], depth: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def slot_counts(sizes: Floats, types: Ints, depth: int) -> tuple[Ints, Floats]:
     """The kinds of slots that occur (K, 3), by their types of layers, and how many of each a pass
     of each stage has (K, J).
 
@@ -75,9 +72,7 @@ def slot_counts(
     return np.where(is_layer, kinds - 1, NOTHING)[is_slot], counts
 
 
-def _at(
-    positions: NDArray[np.float64], edges: NDArray[np.float64], places: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _at(positions: Floats, edges: Floats, places: Ints) -> Ints:
     """The place of the run at each position (P, J), of places (R + 2, J or R + 2, 1) of runs."""
     run = (positions[:, None] >= edges).sum(axis=1)
     if places.shape[1] == 1:
@@ -86,11 +81,11 @@ def _at(
 
 
 def _counted(
-    code: NDArray[np.int64],
-    lengths: NDArray[np.float64],
-    codes: NDArray[np.int64],
+    code: Ints,
+    lengths: Floats,
+    codes: Ints,
     every: int,
-) -> NDArray[np.float64]:
+) -> Floats:
     """The lengths (K, J) of all points with one of the codes, of so many that there may be."""
     stages = code.shape[1]
     row = np.full(every, len(codes))
@@ -108,32 +103,30 @@ def _counted(
 # slot; the four streams first.
 
 
-Values = NDArray[np.float64]
 # Kinds of slots (K, 3), as in ``SLOT_KINDS``: columns for the three layers of a slot.
-Kinds = NDArray[np.int64]
 LOWER, HERE, UPPER = range(3)
 # Lengths (L, K', S) of some kinds of slots, and a mask (K) of these kinds. ``Sums`` turns several
 # such tables into one of seconds (L, C).
-Lengths = tuple[Values, NDArray[np.bool_]]
-Sums = Callable[[Sequence[Lengths]], Values]
+Lengths = tuple[Floats, Bools]
+Sums = Callable[[Sequence[Lengths]], Floats]
 
 
-def of_layers(of_type: Values, layers: NDArray[np.int64]) -> Values:
+def of_layers(of_type: Floats, layers: Ints) -> Floats:
     """Seconds (K, S) of layers of given types, from the seconds of all types (T, S)."""
     return np.asarray(with_nothing(of_type)[layers])
 
 
-def with_nothing(of_type: Values) -> Values:
+def with_nothing(of_type: Floats) -> Floats:
     """Seconds (T + 1, S) of all types of layers, and of no layer."""
     return np.concatenate([of_type, np.zeros((1, of_type.shape[1]))])
 
 
 def slot_ends(
     seconds: TaskSeconds,
-    alone: Streams,
+    alone: Floats,
     is_least: bool,
-    chosen: NDArray[np.intp] | slice = slice(None),
-) -> Streams:
+    chosen: Rows | slice = slice(None),
+) -> Floats:
     """Seconds (4, K, S) until each stream is done in slots of the ``chosen`` strategies, whose
     tasks are ``alone`` (4, K, S)."""
     if seconds.model.template.depth == 0:
@@ -144,9 +137,7 @@ def slot_ends(
     return flat.reshape(alone.shape)
 
 
-def in_slots(
-    slowed: SlowedBy, alone: Streams, chosen: NDArray[np.intp] | slice = slice(None)
-) -> SlowedBy:
+def in_slots(slowed: SlowedBy, alone: Floats, chosen: Rows | slice = slice(None)) -> SlowedBy:
     """The factors in each slot of the ``chosen`` strategies, one kind of slot after another."""
     first = np.broadcast_to(slowed.first[chosen], alone.shape[1:])
     return SlowedBy(slowed.table, first.reshape(-1), slowed.size)
@@ -165,10 +156,10 @@ _FETCHING = (("P", "<"), ("U", None))
 class SlotWork:
     """The tasks in the slots of some kinds (K), for the strategies (S) of ``seconds``."""
 
-    def __init__(self, seconds: TaskSeconds, kinds: Kinds) -> None:
+    def __init__(self, seconds: TaskSeconds, kinds: Ints) -> None:
         self.seconds = seconds
         self.kinds = kinds
-        self._in_slots: dict[tuple[str, str, int, int], Values | None] = {}
+        self._in_slots: dict[tuple[str, str, int, int], Floats | None] = {}
         # The layer that computes waits for its tensor-parallel collectives; copies go on.
         self._waited = {
             phase: of_layers(waited_s, kinds[:, HERE])
@@ -178,7 +169,7 @@ class SlotWork:
         # Strategies (S) whose gradients leave between passes of layers.
         self.evicts = np.flatnonzero((seconds.columns["offload_gradients"] > 0) & side_by_side)
 
-    def alone(self, phases: Sequence[Phase] = PHASES, without: Collection[str] = ()) -> Streams:
+    def alone(self, phases: Sequence[Phase] = PHASES, without: Collection[str] = ()) -> Floats:
         """Seconds (4, P, K, S) of each stream's tasks alone, in the slots of some phases,
         ``without`` tasks of some kinds."""
         seconds, template = self.seconds, self.seconds.model.template
@@ -196,7 +187,7 @@ class SlotWork:
                 ]
         return alone
 
-    def fetched_s(self, phases: Sequence[Phase] = PHASES) -> Values:
+    def fetched_s(self, phases: Sequence[Phase] = PHASES) -> Floats:
         """Seconds (2, P, K, S) in which the next layer's weights are swapped in, and in which they
         are then gathered; zero where weights are not both swapped in and gathered.
 
@@ -217,7 +208,7 @@ class SlotWork:
                 fetched[:, number] = of_layer[:, self.kinds[:, neighbour]]
         return fetched
 
-    def evicting_s(self, alone: Streams) -> Values:
+    def evicting_s(self, alone: Floats) -> Floats:
         """Seconds (K', S') until reductions are done in slots of strategies whose gradients leave,
         from their tasks (4, K', S').
 
@@ -227,7 +218,7 @@ class SlotWork:
         flat = link_after(alone.reshape(len(STREAMS), -1), slowed, "device_to_host")
         return flat.reshape(alone.shape[1:])
 
-    def _in_slots_s(self, task: Task, neighbour: int) -> Values | None:
+    def _in_slots_s(self, task: Task, neighbour: int) -> Floats | None:
         """Seconds (K, S) of a task for one of the three layers of each slot; None for a task that
         takes no time."""
         key = task.kind, task.direction or "", task.from_zero, neighbour
@@ -265,8 +256,8 @@ FEW_ROWS = 1024
 
 
 def summed_slots(
-    lengths: Sequence[Lengths], counts: Values, strategies: Distinct, stages: Distinct
-) -> Values:
+    lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
+) -> Floats:
     """Seconds (L, C) of each of some lengths of slots, from the counts (K, J) of slots; candidates
     are told by their strategies and their sets of layers."""
     if len(strategies.index) <= FEW_ROWS:
@@ -280,8 +271,8 @@ def summed_slots(
 
 
 def _summed_alike(
-    lengths: Sequence[Lengths], counts: Values, strategies: Distinct, stages: Distinct
-) -> Values:
+    lengths: Sequence[Lengths], counts: Floats, strategies: Distinct, stages: Distinct
+) -> Floats:
     """Seconds (L, C) of each sum, added one kind of slot after another.
 
     So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
@@ -296,7 +287,7 @@ def _summed_alike(
 
 
 def _sum_up(
-    found: Values, lengths: Values, counts: Values, strategies: Distinct, stages: Distinct
+    found: Floats, lengths: Floats, counts: Floats, strategies: Distinct, stages: Distinct
 ) -> None:
     """Fill in seconds (C) from lengths of slots (K, S) and their counts (K, J)."""
     rows = len(strategies.index)
@@ -311,7 +302,7 @@ def _sum_up(
         found[block] = of_block.sum(axis=1)
 
 
-def _products(lengths: Values, counts: Values) -> Values:
+def _products(lengths: Floats, counts: Floats) -> Floats:
     """The sum (S, J) of each strategy's lengths (K, S) with each set of layers' counts (K, J)."""
     if lengths.shape[1] == 1 or counts.shape[1] == 1:
         # OpenBLAS shares products with a single column among threads far sooner.
@@ -333,7 +324,7 @@ def _products(lengths: Values, counts: Values) -> Values:
 _OF_GRADIENTS = frozenset({"R", "G"})
 
 
-def split_slots(work: SlotWork, weights_s: Values, unhidden_s: Values) -> Values:
+def split_slots(work: SlotWork, weights_s: Floats, unhidden_s: Floats) -> Floats:
     """Seconds (4, K, S) of slots of whole backward passes, of passes for inputs and of passes for
     weights, and of what was hidden in them; the arguments are those of ``split_pass_seconds``."""
     here = work.kinds[:, HERE]
@@ -353,7 +344,7 @@ def split_slots(work: SlotWork, weights_s: Values, unhidden_s: Values) -> Values
     return np.stack([whole_s, inputs_s, own_s, waits])
 
 
-def _lasting(work: SlotWork, alone: Streams) -> Values:
+def _lasting(work: SlotWork, alone: Floats) -> Floats:
     """Seconds (K, S) of slots with tasks (4, K, S)."""
     alone = np.maximum(alone, 0.0)
     return until(STREAMS, slot_ends(work.seconds, alone, is_least=False), alone)
@@ -371,7 +362,7 @@ def _lasting(work: SlotWork, alone: Streams) -> Values:
 _COMPUTE, _FROM_HOST = STREAMS.index("compute"), STREAMS.index("host_to_device")
 
 
-def ends_if_gathered(alone: Streams, slowed: SlowedBy, copied: Values, gathered: Values) -> Streams:
+def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats) -> Floats:
     """Seconds (4, C) until each stream has done its work of ``alone`` (4, C), if the link gathers
     for the last ``gathered`` seconds (C) of its work when the host has copied for the first
     ``copied`` seconds (C) of its own; both are more than zero."""
@@ -393,8 +384,8 @@ def ends_if_gathered(alone: Streams, slowed: SlowedBy, copied: Values, gathered:
 
 
 def least_ends_if_gathered(
-    alone: Streams, slowed: SlowedBy, copied: Values, gathered: Values
-) -> Streams:
+    alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats
+) -> Floats:
     """Ends (4, C) that no ``ends_if_gathered`` of this work or of greater copies undercuts, under
     ``lowered`` factors (docs/decisions/0035-searches-that-prove.md).
 
@@ -450,10 +441,8 @@ def least_ends_if_gathered(
 #
 # Axes: C candidates.
 
-Whole = NDArray[np.int64]
 
-
-def within_round_s(send_s: Values, slowed: Values, stages: Whole) -> Values:
+def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
     """Seconds (C) by which a round takes longer because of a stage, which is the foremost of so
     many ``stages`` (C) and sends for ``send_s`` (C) to the next one.
 
@@ -462,7 +451,7 @@ def within_round_s(send_s: Values, slowed: Values, stages: Whole) -> Values:
     return send_s * (_lost(slowed, stages + 1) - _lost(slowed, stages))
 
 
-def _lost(slowed: Values, stages: Whole) -> Values:
+def _lost(slowed: Floats, stages: Ints) -> Floats:
     """What a round past so many equal stages (C) loses, in sends: none past one or two."""
     kept = 1 - slowed
     # Half of the stages lose before their forward passes, half before their backward passes. A
@@ -494,12 +483,12 @@ class SharedTurns:
     ``rows`` (S') among S ``strategies``: all of their tasks ``alone`` (4, K, S'), and how long the
     layer takes by itself (K, S')."""
 
-    rows: NDArray[np.intp]
+    rows: Rows
     strategies: int
-    alone: Streams
-    layer_s: Values
+    alone: Floats
+    layer_s: Floats
 
-    def of_all(self, values: Values) -> Values:
+    def of_all(self, values: Floats) -> Floats:
         """Values (..., K, S) of all strategies from those of shared turns (..., K, S'); zero where
         turns are not shared."""
         found = np.zeros((*values.shape[:-1], self.strategies))
@@ -507,7 +496,7 @@ class SharedTurns:
         return found
 
 
-def shared_turns(seconds: TaskSeconds, kinds: Kinds, alone: Streams) -> SharedTurns | None:
+def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurns | None:
     """The turns of strategies that share them, if there are any; ``alone`` (4, K, S) are the tasks
     of slots for turns."""
     rows = np.flatnonzero(are_shared(seconds))
@@ -521,7 +510,7 @@ def shared_turns(seconds: TaskSeconds, kinds: Kinds, alone: Streams) -> SharedTu
     return SharedTurns(rows, alone.shape[-1], together, layer_s)
 
 
-def beside_sends(seconds: TaskSeconds, alone: Streams) -> NDArray[np.bool_]:
+def beside_sends(seconds: TaskSeconds, alone: Floats) -> Bools:
     """Whether turns (..., S) with tasks ``alone`` (4, ..., S) run beside sends: those in which a
     layer computes, or waits for a collective that shares the link with the send. Elsewhere sends
     count as beside the pass after the turn."""
@@ -529,7 +518,7 @@ def beside_sends(seconds: TaskSeconds, alone: Streams) -> NDArray[np.bool_]:
     return np.asarray(waits | (alone[COMPUTE] > 0))
 
 
-def are_shared(seconds: TaskSeconds) -> NDArray[np.bool_]:
+def are_shared(seconds: TaskSeconds) -> Bools:
     """Strategies (S) that fetch no weights, and reduce gradients in each pass or take them away in
     each pass, but not both."""
     columns = seconds.columns

@@ -21,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Column, Floats, Ints, Rows
 from mistlab.core.columns import ColumnSet
 from mistlab.core.distinct import Distinct, distinct_rows
 from mistlab.cost.beside_sends import STEADY, TURNS, Pass, sends_beside_arithmetic
@@ -37,7 +38,6 @@ from mistlab.cost.pass_seconds import (
 from mistlab.cost.slot_work import (
     FEW_ROWS,
     ROWS_AT_ONCE,
-    Kinds,
     Lengths,
     slot_counts,
     summed_slots,
@@ -53,18 +53,14 @@ from mistlab.schedule.context_ways import LAUNCHES
 from mistlab.schedule.slots import IN_TURN, Phase
 from mistlab.stages.stage_batch import StageBatch, StageSeconds
 
-Values = NDArray[np.float64]
-Column = NDArray[Any]
-Flags = NDArray[np.bool_]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Issued:
     """The host's seconds (C) to issue a forward and a backward pass; 0 where no host is ahead of
     its passes, or none issues them."""
 
-    forward_s: Values
-    backward_s: Values
+    forward_s: Floats
+    backward_s: Floats
 
     @classmethod
     def of_none(cls, candidates: int) -> Self:
@@ -78,10 +74,10 @@ class Issued:
     def times(
         self,
         passes: PassSeconds,
-        blocks: NDArray[np.int64],
-        last_s: tuple[Values, Values],
-        sends: tuple[Values, Values],
-    ) -> Mapping[str, Values]:
+        blocks: Ints,
+        last_s: tuple[Floats, Floats],
+        sends: tuple[Floats, Floats],
+    ) -> Mapping[str, Floats]:
         """The times (C) of ``ISSUED``, for stages of so many blocks (C).
 
         The last pass and what comes after it take the first of ``last_s``; the second is what
@@ -109,8 +105,8 @@ class Issued:
 
 
 def _late_s(
-    issued_s: Values, blocks: NDArray[np.int64], first_s: Values, last_s: Values, held_s: Values
-) -> Values:
+    issued_s: Floats, blocks: Ints, first_s: Floats, last_s: Floats, held_s: Floats
+) -> Floats:
     """Seconds (C) from when a host goes on after a pass that it issued in ``issued_s``, until the
     stage has computed: ``first_s`` after the first of the pass's blocks was issued, ``last_s``
     after the last one was. The host is held up for ``held_s`` when it has issued the pass."""
@@ -166,7 +162,7 @@ def least_with_host(
     longest = np.maximum.reduce([issued_s(host, batch, cluster) for batch in ends])
     may_wait = longest > forward + backward
 
-    def beyond(once: Values, steady: Values) -> Values:
+    def beyond(once: Floats, steady: Floats) -> Floats:
         return np.where(may_wait, np.minimum(once, steady), once)
 
     inside["first_forward"] = beyond(inside["first_forward"], forward)
@@ -174,7 +170,7 @@ def least_with_host(
     return replace(passes, inside=inside, last_computed=beyond(passes.last_computed, backward))
 
 
-def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Flags:
+def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Bools:
     """Candidates (C) whose ranks wait for the latest of their hosts, or whose hosts wait for the
     messages of a pipeline, so that none is ahead."""
     of_ranks_late = peculiar_s(batch.value, cluster) > 0
@@ -182,10 +178,10 @@ def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Flags
     return np.asarray(of_ranks_late | (host.waits_for_sends & in_pipeline))
 
 
-def _where(waits: Flags, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
+def _where(waits: Bools, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
     """The times of passes under a host where stages wait for it (C), and without one elsewhere."""
 
-    def either(some: Mapping[Phase, Values], others: Mapping[Phase, Values]) -> dict[Phase, Values]:
+    def either(some: Mapping[Phase, Floats], others: Mapping[Phase, Floats]) -> dict[Phase, Floats]:
         return {phase: np.where(waits, some[phase], own) for phase, own in others.items()}
 
     return replace(
@@ -196,13 +192,13 @@ def _where(waits: Flags, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
     )
 
 
-def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Values:
+def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Floats:
     """The host's seconds (C) for a forward and a backward pass."""
     forward, backward = issued_by_pass(host, batch)
     return np.asarray(forward + backward + peculiar_s(batch.value, cluster) * batch.layers)
 
 
-def of_ranks(host: HostTime, ranks: Column, way: Column) -> tuple[Values, Values]:
+def of_ranks(host: HostTime, ranks: Column, way: Column) -> tuple[Floats, Floats]:
     """The host's seconds (C) for a block's forward pass, and for its backward pass, on one of so
     many context-parallel ranks (C), which exchange keys in some ``way`` (C)."""
     forward, backward = np.full(len(ranks), host.forward_s), np.full(len(ranks), host.backward_s)
@@ -214,7 +210,7 @@ def of_ranks(host: HostTime, ranks: Column, way: Column) -> tuple[Values, Values
     return forward, backward
 
 
-def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Values, Values]:
+def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
     """The host's seconds (C) for a forward pass, and those for a backward pass; recomputed blocks
     run twice. A cluster's profile is left out."""
     again = np.sum([batch.value(row.dimension) for row in TREATMENTS.values()], axis=0)
@@ -225,7 +221,7 @@ def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Values, Values]:
     return np.asarray(forward), np.asarray(backward_s * batch.layers + forward_s * again + ends)
 
 
-def peculiar_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> Values:
+def peculiar_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> Floats:
     """Seconds (C) that a block's two passes are issued later by a cluster's profile."""
     ranks = np.asarray(ranks_of("tensor", value))
     if cluster.profile is None or cluster.nodes == 1:
@@ -291,15 +287,15 @@ class StageTimeModel:
         return self._under_host((least, both.chosen(other_end)), found, outside)
 
     def _longest_s(
-        self, most: StageBatch, least: StageBatch, chosen: NDArray[np.bool_]
-    ) -> Mapping[Pass, Values]:
+        self, most: StageBatch, least: StageBatch, chosen: Bools
+    ) -> Mapping[Pass, Floats]:
         """Seconds (C) of steady passes beside a send that goes on all through them, which none
         between two candidates exceeds; zero for those that are not chosen."""
         rows, recomputed = np.flatnonzero(chosen), RECOMPUTED
         differ = np.flatnonzero(chosen & (least.value(recomputed) != most.value(recomputed)))
         both = StageBatch.joined([most.chosen(rows), _recomputing(most, least, differ)])
         found = StageSlots.of(self.tasks, both).longest_beside_sends()
-        longest: dict[Pass, Values] = {phase: np.zeros(len(most)) for phase in found}
+        longest: dict[Pass, Floats] = {phase: np.zeros(len(most)) for phase in found}
         for phase, longest_s in found.items():
             longest[phase][rows] = longest_s[: len(rows)]
             other_s = longest_s[len(rows) :]
@@ -326,7 +322,7 @@ class StageTimeModel:
         sends = self.tasks.template.sends
         blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
         received, sent, in_place = outside.received_s, outside.sent_s, outside.in_place
-        times: Mapping[str, Values] = {
+        times: Mapping[str, Floats] = {
             **_times(
                 passes,
                 blocking * received,
@@ -361,7 +357,7 @@ class StageTimeModel:
         return replace(seconds, exposed_communication_s=exposed_s + waits_s)
 
 
-def split_seconds(model: StageTimeModel, batch: StageBatch) -> Values:
+def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
     """Seconds (2, C) of passes for gradients of weights, and by which backward passes are shorter
     without them."""
     slots = StageSlots.of(model.tasks, batch)
@@ -381,12 +377,12 @@ class OutsidePasses(ColumnSet):
     times as long sends take beside arithmetic, and reductions of tied tables. Reductions of
     gradients ``in_place`` go on after the last backward pass has computed."""
 
-    received_s: Values
-    sent_s: Values
-    send_slowed: Values
-    together_slowed: Values
-    tied_s: Values
-    in_place: NDArray[np.bool_]
+    received_s: Floats
+    sent_s: Floats
+    send_slowed: Floats
+    together_slowed: Floats
+    tied_s: Floats
+    in_place: Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -399,8 +395,8 @@ class StageSlots:
     seconds: TaskSeconds
     strategies: Distinct
     stages: Distinct
-    kinds: Kinds
-    counts: Values
+    kinds: Ints
+    counts: Floats
 
     @classmethod
     def of(cls, tasks: TaskModel, batch: StageBatch) -> "StageSlots":
@@ -424,7 +420,7 @@ class StageSlots:
         """The sums of passes, which may be beside ``sends``."""
         return pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
 
-    def longest_beside_sends(self) -> Mapping[Pass, Values]:
+    def longest_beside_sends(self) -> Mapping[Pass, Floats]:
         """Seconds (C) of steady passes that no lesser work exceeds, beside sends without an end."""
         return longest_beside_sends(self.seconds, self.kinds, self.summed)
 
@@ -444,7 +440,7 @@ class StageSlots:
             in_place=reduces_in_place(seconds)[of_strategy],
         )
 
-    def every(self) -> tuple["StageSlots", NDArray[np.intp]]:
+    def every(self) -> tuple["StageSlots", Rows]:
         """Slots with the sums of all candidates, and each candidate's number (C) among them. If
         they are fewer, these are the slots of all strategies with all sets of layers."""
         rows, strategies, stages = len(self.batch), self.strategies, self.stages
@@ -459,24 +455,24 @@ class StageSlots:
         )
         return every, strategies.index * table[1] + stages.index
 
-    def summed(self, lengths: Sequence[Lengths]) -> Values:
+    def summed(self, lengths: Sequence[Lengths]) -> Floats:
         """Seconds (L, C) of each of some lengths of slots."""
         return summed_slots(lengths, self.counts, self.strategies, self.stages)
 
 
-def _recomputing(batch: StageBatch, other: StageBatch, rows: NDArray[np.intp]) -> StageBatch:
+def _recomputing(batch: StageBatch, other: StageBatch, rows: Rows) -> StageBatch:
     """Some candidates with as many recomputed blocks as others."""
     return batch.chosen(rows).with_columns(**{RECOMPUTED: other.value(RECOMPUTED)[rows]})
 
 
 def _times(
     passes: PassSeconds,
-    received: Values,
-    sent: Values,
+    received: Floats,
+    sent: Floats,
     meeting: float,
-    in_place: NDArray[np.bool_],
+    in_place: Bools,
     batch: StageBatch,
-) -> Mapping[str, Values]:
+) -> Mapping[str, Floats]:
     """The times (C) of steady passes, and of the first and the last pass.
 
     While a stage waits for a transfer, it fetches its next layers. A transfer counts at its
@@ -516,18 +512,18 @@ def _times(
     }
 
 
-def _sent_over(steps: NDArray[np.int64], previous_s: Values, next_s: Values) -> Values:
+def _sent_over(steps: Ints, previous_s: Floats, next_s: Floats) -> Floats:
     """Seconds (C) of sends between each stage and the stage that is so many steps (C) away."""
     beside_s = np.where(steps == placement.PREVIOUS, previous_s, next_s)
     return np.where(steps == placement.HERE, 0.0, beside_s)
 
 
 def _beside_sends(
-    times: Mapping[str, Values],
+    times: Mapping[str, Floats],
     passes: PassSeconds,
     outside: OutsidePasses,
-    in_flight: NDArray[np.int64],
-) -> Mapping[str, Values]:
+    in_flight: Ints,
+) -> Mapping[str, Floats]:
     """The times (C) of stages whose sends run beside the next pass.
 
     A pass is slowed by the send of the pass before it; no gradients are sent before the first

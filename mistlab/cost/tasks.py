@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.core.distinct import Known
 from mistlab.core.values import UncalibratedError
 from mistlab.cost.kernels import (
@@ -39,14 +40,7 @@ from mistlab.cost.layers import (
     work_of,
 )
 from mistlab.cost.links import Copy, LinkTime, LinkTimes, Shapes, exchanged_s, late_s, shapes_of
-from mistlab.cost.side_by_side import (
-    Factors,
-    SlowedBy,
-    factors_of,
-    lowered,
-    raised,
-    slowdowns_of_group,
-)
+from mistlab.cost.side_by_side import SlowedBy, factors_of, lowered, raised, slowdowns_of_group
 from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime
 from mistlab.graph.compiled import Compiled, compile_sums, kept
 from mistlab.graph.graph import PHASES as GRAPH_PHASES
@@ -65,12 +59,10 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import SHARDED_GRADIENTS, Template
 
-Values = NDArray[np.float64]
-Whole = NDArray[np.int64]
 # The factors of streams side by side: the fitted ones, or those of times that no greater work
 # undercuts, or that no lesser work exceeds.
 Kept = Literal["own", "least", "most"]
-_CHANGED: Mapping[Kept, Callable[[Factors], Factors]] = {"least": lowered, "most": raised}
+_CHANGED: Mapping[Kept, Callable[[Floats], Floats]] = {"least": lowered, "most": raised}
 _NAMES = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
 
 
@@ -104,7 +96,7 @@ class TaskModel:
     known_shapes: Known[Shapes] = field(
         default_factory=Known, init=False, repr=False, compare=False
     )
-    _factors: dict[tuple[int, int, Kept], Factors] = field(
+    _factors: dict[tuple[int, int, Kept], Floats] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _links: dict[tuple[object, ...], LinkTime] = field(
@@ -147,7 +139,7 @@ class TaskModel:
             step_s_a_parameter=step_moved * hardware.compute.rate("step").s_per_byte,
         )
 
-    def factors_of_group(self, gpus_in_node: int, nodes: int, kept: Kept = "own") -> Factors:
+    def factors_of_group(self, gpus_in_node: int, nodes: int, kept: Kept = "own") -> Floats:
         """The slowdown factors of streams, for a shape of communicating group."""
         key = gpus_in_node, nodes, kept
         if key not in self._factors:
@@ -225,18 +217,18 @@ class TaskSeconds:
         self.tied_s = self._tied()
         self.parameters = np.stack([layer.parameters for layer in self.of_type])
         self.experts = np.stack([layer.experts for layer in self.of_type])
-        self.tensor_s: dict[str, Values] = {}
-        self.hidden_s: Values = np.zeros_like(self.parameters)
+        self.tensor_s: dict[str, Floats] = {}
+        self.hidden_s: Floats = np.zeros_like(self.parameters)
         self.exchanges = LayerExchanges(self._over, self._to_experts, self.shapes.of_several)
         hosts = model.workload, model.expert_exchange.operator_s, self.of_type
         for phase in GRAPH_PHASES:
             sent_s = self._tensor_parallel(phase, self.exchanges)
             self.tensor_s[phase] = sent_s + waits_for_hosts_s(*hosts, phase, sent_s)
-        self._found: dict[tuple[str, str], Values] = {}
-        self._moved_bytes: dict[str, Values] = {}
+        self._found: dict[tuple[str, str], Floats] = {}
+        self._moved_bytes: dict[str, Floats] = {}
         self._slowed_by: dict[Kept, SlowedBy] = {}
 
-    def alone(self, kind: str, direction: str) -> Values:
+    def alone(self, kind: str, direction: str) -> Floats:
         """Seconds (T, S) of a kind of task in a direction, when it runs alone."""
         key = kind, direction
         if key not in self._found:
@@ -246,18 +238,18 @@ class TaskSeconds:
             self._found[key] = found
         return self._found[key]
 
-    def _factored(self, kind: str, amounts: Values) -> Values:
+    def _factored(self, kind: str, amounts: Floats) -> Floats:
         """The bytes or seconds (T, S) of a kind of task, multiplied by the dimensions' factors."""
         for name, row in DIMENSIONS.items():
             if kind in row.of_tasks:
                 amounts = amounts * row.of_tasks[kind](self.columns[name])
         return amounts
 
-    def _forward(self) -> Values:
+    def _forward(self) -> Floats:
         seconds = np.stack([layer.passes["forward"].compute_s for layer in self.of_type])
         return self._factored("F", seconds)
 
-    def _backward(self) -> Values:
+    def _backward(self) -> Floats:
         seconds = np.stack([layer.passes["backward"].compute_s for layer in self.of_type])
         seconds = self._factored("B", seconds)
         for layer_type, again in self._again():
@@ -270,7 +262,7 @@ class TaskSeconds:
             if layer.again is not None:
                 yield number, layer.again
 
-    def _step(self) -> Values:
+    def _step(self) -> Floats:
         a_parameter_s = self.model.step_s_a_parameter
         stepped_s = self._own_parameters(1) * a_parameter_s
         if (host := self.model.host) is not None:
@@ -278,10 +270,10 @@ class TaskSeconds:
             stepped_s = stepped_s + self.of_blocks * (host.step_s + sharded)
         return self._factored("S", stepped_s)
 
-    def _gather(self) -> Values:
+    def _gather(self) -> Floats:
         return self._of_states("gather", "all_gather", "U", self.memory.weight)
 
-    def _reduce(self) -> Values:
+    def _reduce(self) -> Floats:
         gradient = self.memory.reduced_gradient
         scattered = self._of_states("gather", "reduce_scatter", "R", gradient)
         # Replicas sum a block's shards over the network while the next block's are scattered.
@@ -290,7 +282,7 @@ class TaskSeconds:
         reduced = self._of_states("reduce", "all_reduce", "R", gradient)
         return np.asarray(np.where(self.zero >= 1, scattered, reduced))
 
-    def _of_states(self, group: str, collective: Collective, kind: str, bytes_each: Any) -> Values:
+    def _of_states(self, group: str, collective: Collective, kind: str, bytes_each: Any) -> Floats:
         """Seconds (T, S) of a collective over all parameters of layers; those of experts go over
         a group of their own."""
         others = self._factored(kind, (self.parameters - self.experts) * bytes_each)
@@ -300,14 +292,14 @@ class TaskSeconds:
             seconds = seconds + self._over(f"{group} experts", collective, experts)
         return seconds
 
-    def _own_parameters(self, level: int) -> Values:
+    def _own_parameters(self, level: int) -> Floats:
         """Parameters (T, S) whose states a rank has, if a ZeRO level shards these states."""
         if not self.experts.any():
             return self.parameters / self._share(level)
         others = (self.parameters - self.experts) / self._share(level)
         return np.asarray(others + self.experts / self._share(level, "gather experts"))
 
-    def _swap(self, kind: str, direction: str) -> Values:
+    def _swap(self, kind: str, direction: str) -> Floats:
         """Seconds of copies of a share of the blocks' local bytes; other layers are not copied."""
         moved = self._moved(kind)
         if not moved.any():
@@ -315,7 +307,7 @@ class TaskSeconds:
         copy = self.model.copy("host_to_device" if direction == "<" else "device_to_host")
         return copy(moved)
 
-    def _moved(self, kind: str) -> Values:
+    def _moved(self, kind: str) -> Floats:
         """Bytes (T, S) that go to the host and come back."""
         if kind not in self._moved_bytes:
             memory = self.memory
@@ -331,7 +323,7 @@ class TaskSeconds:
             self._moved_bytes[kind] = self._factored(kind, local_bytes) * self.of_blocks
         return self._moved_bytes[kind]
 
-    def _share(self, level: int, group: str = "gather") -> Whole:
+    def _share(self, level: int, group: str = "gather") -> Ints:
         """The number of ranks that share the states which a ZeRO level shards."""
         return np.asarray(np.where(self.zero >= level, self.shapes.ranks[group], 1))
 
@@ -339,9 +331,9 @@ class TaskSeconds:
         self,
         group: str,
         collective: Collective,
-        size_bytes: Values,
-        messages: Values | None = None,
-    ) -> Values:
+        size_bytes: Floats,
+        messages: Floats | None = None,
+    ) -> Floats:
         """Seconds of a collective over each strategy's group; with ``messages`` of so many inside
         layers."""
         seconds = np.zeros_like(size_bytes)
@@ -353,7 +345,7 @@ class TaskSeconds:
             seconds[..., rows] = link(size_bytes[..., rows], count)
         return seconds
 
-    def _tensor_parallel(self, phase: GraphPhase, exchanges: LayerExchanges) -> Values:
+    def _tensor_parallel(self, phase: GraphPhase, exchanges: LayerExchanges) -> Floats:
         """Seconds (T, S) of the collectives in one pass of a layer that nothing hides."""
         passes = [layer.passes[phase] for layer in self.of_type]
         if not exchanges.any_in([*passes, *(again for _, again in self._again())]):
@@ -368,13 +360,13 @@ class TaskSeconds:
             ]
         )
 
-    def _to_experts(self, size_bytes: Values, messages: Values) -> Values:
+    def _to_experts(self, size_bytes: Floats, messages: Floats) -> Floats:
         """Seconds (S) of exchanges between ranks with different experts."""
         model, shape = self.model, self.shapes.groups["experts"]
         of_pass = exchanged_s(model.links, model.expert_exchange, model.workload.model, shape)
         return of_pass(size_bytes, messages)
 
-    def factors(self, kept: Kept = "own") -> Iterator[tuple[NDArray[np.bool_], Factors]]:
+    def factors(self, kept: Kept = "own") -> Iterator[tuple[Bools, Floats]]:
         """For each shape of group: a mask of its strategies (S), and the streams' factors."""
         for rows, gpus, spanned in self.shapes.by_shape("reduce"):
             yield rows, self.model.factors_of_group(gpus, spanned, kept)
@@ -385,7 +377,7 @@ class TaskSeconds:
             self._slowed_by[kept] = SlowedBy.of_groups(self.factors(kept), len(self.zero))
         return self._slowed_by[kept]
 
-    def _sends(self, crosses: NDArray[np.bool_]) -> Values:
+    def _sends(self, crosses: Bools) -> Floats:
         """Seconds (S) to send a micro-batch's activations between stages; 0 on a single GPU.
 
         Each receiver gets all activations, or a part, and then gathers the parts with the others.
@@ -407,7 +399,7 @@ class TaskSeconds:
         usual_s = seconds + self.model.template.send_wait_s
         return self.model.send_factor * usual_s + self.late_s
 
-    def _tied(self) -> Values:
+    def _tied(self) -> Floats:
         """Seconds (S) of reducing a tied table's gradient between the first stage and the last.
 
         Each rank reduces with its peer of the other stage, in another node if there is one. If the
@@ -447,7 +439,7 @@ class _Sums:
     moved_bytes: Sum
 
 
-def weight_gradients_s(seconds: TaskSeconds) -> Values:
+def weight_gradients_s(seconds: TaskSeconds) -> Floats:
     """Seconds (T, S) of the products that make gradients of weights."""
     model, columns = seconds.model, seconds.columns
     treatments = tuple((name, TREATMENTS[name]) for name in model.types.treatments)
@@ -469,7 +461,7 @@ def weight_gradients_s(seconds: TaskSeconds) -> Values:
     return np.minimum(alone, whole)
 
 
-def _seconds(model: TaskModel, values: dict[str, Values], name: str) -> Values:
+def _seconds(model: TaskModel, values: dict[str, Floats], name: str) -> Floats:
     layers = model.layers
     seconds = np.zeros(1)
     for product in PRODUCTS:

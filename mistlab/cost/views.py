@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats
 from mistlab.core.values import InputError, near_matches
 from mistlab.cost.pipeline import iteration_s
 from mistlab.job.prediction import Prediction, Predictor, StagePrediction
@@ -25,8 +25,6 @@ from mistlab.machine.slowdowns import SHARED_SETS, GroupSlowdowns, Interference,
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StageTimes, times_of
-
-Values = NDArray[np.float64]
 
 
 class PredictorMaker(Protocol):
@@ -51,7 +49,7 @@ class Extras:
 
     spread: float
 
-    def times(self, seconds: StageSeconds, micro_batches: Values) -> StageSeconds:
+    def times(self, seconds: StageSeconds, micro_batches: Floats) -> StageSeconds:
         """The times (C) as seen, of stages that run so many micro-batches (C)."""
         share = self.spread / np.maximum(micro_batches, 1) * (micro_batches > 0)
         nothing = np.zeros(len(micro_batches))

@@ -25,6 +25,7 @@ from typing import Any, ParamSpec, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Ints
 from mistlab.graph.sums import Value, source_of_sums, sympy
 
 # The functions of NumPy that printed expressions use.
@@ -177,7 +178,7 @@ class Compiled:
 
     def __call__(
         self, columns: Mapping[str, NDArray[Any]], shared: "Shared | None" = None
-    ) -> NDArray[np.float64]:
+    ) -> Floats:
         """The values (E, C) for ``columns`` of length C each, in the order of ``names``.
 
         Columns whose values many candidates have in common may be given as ``shared``.
@@ -201,10 +202,10 @@ class Compiled:
 class Shared:
     """Columns with few distinct rows: a short table, and the row of each candidate."""
 
-    table: Mapping[str, NDArray[np.float64]]
-    index: NDArray[np.int64]
+    table: Mapping[str, Floats]
+    index: Ints
 
-    def column(self, name: str, block: slice) -> NDArray[np.float64]:
+    def column(self, name: str, block: slice) -> Floats:
         """A block of one column."""
         return self.table[name][self.index[block]]
 

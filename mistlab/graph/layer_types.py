@@ -18,8 +18,8 @@ from functools import cache
 from typing import Any, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Ints
 from mistlab.graph.graph import (
     JOINS,
     PHASES,
@@ -304,9 +304,7 @@ class LayerTypes:
         own = ("layers", *counts, "has_embedding", "has_head")
         return (*own, "first_block") if len(self.pattern) > 1 else own
 
-    def runs(
-        self, columns: Mapping[str, NDArray[np.float64]]
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def runs(self, columns: Mapping[str, Floats]) -> tuple[Floats, Ints]:
         """Stages (J) as runs of layers of one type: how long each run is (R, J), and the place of
         its type among ``names`` (R, J or R, 1)."""
         if len(self.pattern) > 1:
@@ -316,23 +314,21 @@ class LayerTypes:
         runs = [columns["has_embedding"], plain, *counts, columns["has_head"]]
         return np.stack(runs).astype(np.float64), np.arange(len(runs))[:, None]
 
-    def counts(self, columns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    def counts(self, columns: Mapping[str, Floats]) -> Floats:
         """How many layers of each type (T, J) stages of these columns have."""
         sizes, places = self.runs(columns)
         places = np.broadcast_to(places, sizes.shape)
         types = range(len(self.names))
         return np.stack([np.where(places == one, sizes, 0.0).sum(axis=0) for one in types])
 
-    def _runs_of_patterns(
-        self, columns: Mapping[str, NDArray[np.float64]]
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def _runs_of_patterns(self, columns: Mapping[str, Floats]) -> tuple[Floats, Ints]:
         stages = self.of_stages(columns.__getitem__)
         longest = max(map(len, stages))
         sizes = np.array([[1.0] * len(one) + [0.0] * (longest - len(one)) for one in stages])
         types = np.array([one + [0] * (longest - len(one)) for one in stages])
         return sizes.T, types.T
 
-    def of_stages(self, column: Callable[[str], NDArray[np.float64]]) -> list[list[int]]:
+    def of_stages(self, column: Callable[[str], Floats]) -> list[list[int]]:
         """The types of each stage's layers in order, for stages of these columns."""
         rows = zip(*(column(name).tolist() for name in self.columns), strict=True)
         return [self.of_stage(dict(zip(self.columns, row, strict=True))) for row in rows]
@@ -511,7 +507,7 @@ def sum_name(layer: str, name: str) -> str:
 # Axes: C rows of sizes and stages.
 
 
-Table = Mapping[str, NDArray[np.float64]]
+Table = Mapping[str, Floats]
 
 # The names of the sums of a stage's blocks begin so; those of a treatment add its name.
 BLOCKS = "blocks"
@@ -552,12 +548,10 @@ def _largest(types: LayerTypes, sums: Table) -> Table:
     return {LARGEST_BLOCK: sizes[largest, every], LARGEST_EXPERTS: experts[largest, every]}
 
 
-def _of_kinds(
-    types: LayerTypes, sums: Table, counts: Table, way: str, name: str
-) -> NDArray[np.float64]:
+def _of_kinds(types: LayerTypes, sums: Table, counts: Table, way: str, name: str) -> Floats:
     """One sum (C) of a block that stands for all kinds with a treatment."""
 
-    def of_each(one: str) -> NDArray[np.float64]:
+    def of_each(one: str) -> Floats:
         return np.stack([sums[sum_name(type_of(kind, way), one)] for kind in types.kinds])
 
     if name in _AT_ONE_MOMENT:
@@ -573,7 +567,7 @@ def _of_kinds(
     return np.asarray((weights * of_each(name)).sum(axis=0) / weights.sum(axis=0))
 
 
-def _counted(counts: Table, kind: str, ways: Sequence[str]) -> NDArray[np.float64]:
+def _counted(counts: Table, kind: str, ways: Sequence[str]) -> Floats:
     return np.asarray(np.sum([counts[type_of(kind, way)] for way in ways], axis=0))
 
 

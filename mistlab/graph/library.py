@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools
 from mistlab.core.files import read_json
 from mistlab.core.values import InputError
 from mistlab.graph.compiled import Compiled, compile_expressions, compile_sums, kept
@@ -245,7 +246,7 @@ def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Com
     return compile_sums(left_over, columns=columns)
 
 
-def divides(compiled: Compiled, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+def divides(compiled: Compiled, columns: Mapping[str, NDArray[Any]]) -> Bools:
     """A mask of rows in which every size divides, from the ``remainders`` of a graph.
 
     For example, heads that do not divide over the tensor-parallel ranks make a row infeasible.
@@ -256,7 +257,7 @@ def divides(compiled: Compiled, columns: Mapping[str, NDArray[Any]]) -> NDArray[
 def holds(
     assumptions: Sequence[str],
     columns: Mapping[str, NDArray[Any]],
-) -> NDArray[np.bool_]:
+) -> Bools:
     """A mask of rows for which all comparisons hold on which the traced code branched."""
     values = _indicators(tuple(assumptions), tuple(columns))(columns)
     return np.asarray((values == 1).all(axis=0))

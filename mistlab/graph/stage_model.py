@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.core.distinct import Known
 from mistlab.engines.engine import ENGINES, EngineMemory
 from mistlab.graph.compiled import Compiled, Shared, compile_expressions, compile_sums, kept
@@ -57,8 +58,8 @@ class _Sizes:
     ``feasible`` says whether the model's sizes divide.
     """
 
-    feasible: NDArray[np.bool_]
-    table: Mapping[str, NDArray[np.float64]]
+    feasible: Bools
+    table: Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +107,12 @@ class StageModel:
         feasible, values = self._values(batch, _all)
         return StageFigures(feasible=feasible, **values)
 
-    def layers_of(self, batch: StageBatch) -> Mapping[str, NDArray[np.float64]]:
+    def layers_of(self, batch: StageBatch) -> Mapping[str, Floats]:
         """Sums of the layers of each candidate's stage, by ``sum_name``."""
         sizes, rows = self._sizes_of(batch)
         return {name: sizes.table[name][rows] for name in self.layers.names}
 
-    def beyond_graphs(self, batch: StageBatch) -> tuple[NDArray[np.float64], frozenset[str]]:
+    def beyond_graphs(self, batch: StageBatch) -> tuple[Floats, frozenset[str]]:
         """Bytes (C) on a rank that a block takes beyond its graph's while it runs under this
         engine, and the types of blocks that keep them for their backward pass."""
         sizes, rows = self._sizes_of(batch)
@@ -131,7 +132,7 @@ class StageModel:
 
     def _values(
         self, batch: StageBatch, compiled: _StageCompiler
-    ) -> tuple[NDArray[np.bool_], Mapping[str, NDArray[np.float64]]]:
+    ) -> tuple[Bools, Mapping[str, Floats]]:
         sizes, rows = self._sizes_of(batch)
         shared = Shared(table=sizes.table, index=rows)
         tables = tuple(DIMENSIONS.items()), tuple(TREATMENTS.items())
@@ -139,7 +140,7 @@ class StageModel:
         values = stages(batch.by_symbol(stages.columns), shared)
         return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
 
-    def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, NDArray[np.int64]]:
+    def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, Ints]:
         """The distinct sizes of the candidates, and each candidate's number among them."""
         names = [*layer_columns().values()]
         if len(self.types.pattern) > 1:
@@ -161,14 +162,14 @@ class StageModel:
         of_blocks = sums_of_blocks(self.types, sums, stages)
         return _Sizes(feasible=feasible, table={**sums, **of_blocks, **columns})
 
-    def _splits(self, columns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
+    def _splits(self, columns: Mapping[str, Floats]) -> Bools:
         """A mask of rows whose tokens can be split as they say."""
         whole = ~splits_tokens(columns)
         if self.split is None or whole.all():
             return whole
         return whole | divides(_remainders(self.split, size_names()), columns)
 
-    def _exchanges(self, columns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
+    def _exchanges(self, columns: Mapping[str, Floats]) -> Bools:
         """A mask of rows whose ranks can exchange keys as they say: heads need whole shares."""
         ranks = np.where(exchanges_of(columns) == HEADS, columns["tp"] * columns["cp"], 1)
         return np.asarray((columns["n"] % ranks == 0) & (columns["k"] % ranks == 0))

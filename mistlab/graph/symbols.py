@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Column, Floats, Ints
 from mistlab.graph.compiled import Compiled
 from mistlab.graph.sums import sympy
 from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.workload import Workload
-from mistlab.stages.stage_batch import Column
 
 # Sizes of a workload, which are the same for every candidate. Sizes of a candidate are dimensions.
 WORKLOAD_SIZES: Mapping[str, str] = {
@@ -138,7 +138,7 @@ def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, N
 # Axes: C rows of sizes.
 
 
-Columns = Mapping[str, NDArray[np.float64]]
+Columns = Mapping[str, Floats]
 
 
 class GraphChoice(NamedTuple):
@@ -148,7 +148,7 @@ class GraphChoice(NamedTuple):
     exchange: int
 
 
-def splits_tokens(columns: Columns) -> NDArray[np.bool_]:
+def splits_tokens(columns: Columns) -> Bools:
     """The rows (C) with sequence parallelism; a single tensor-parallel rank splits nothing."""
     chosen = columns.get(DIMENSIONS["sequence_parallel"].symbol)
     if chosen is None:
@@ -156,7 +156,7 @@ def splits_tokens(columns: Columns) -> NDArray[np.bool_]:
     return np.asarray((chosen == 1) & (columns["tp"] > 1))
 
 
-def exchanges_of(columns: Columns) -> NDArray[np.int64]:
+def exchanges_of(columns: Columns) -> Ints:
     """How the ranks of each row (C) exchange keys; a single rank exchanges nothing."""
     chosen = columns.get(DIMENSIONS["context_exchange"].symbol)
     if chosen is None:
@@ -164,9 +164,7 @@ def exchanges_of(columns: Columns) -> NDArray[np.int64]:
     return np.where(columns["cp"] > 1, chosen, 0).astype(np.int64)
 
 
-def by_graph(
-    plain: Compiled, other: Callable[[GraphChoice], Compiled], columns: Columns
-) -> NDArray[np.float64]:
+def by_graph(plain: Compiled, other: Callable[[GraphChoice], Compiled], columns: Columns) -> Floats:
     """The values (names, C) of expressions: those of ``other`` in rows with another graph.
 
     ``other`` is called only if there are such rows, because compiling takes long.

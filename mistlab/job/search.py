@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from mistlab.core.arrays import Bools
 from mistlab.core.values import bounded, check_fields, refuse
 from mistlab.job.prediction import Prediction, Predictor
 from mistlab.machine.cluster import Cluster
@@ -16,9 +17,6 @@ from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Workload
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
 
 
@@ -157,7 +155,7 @@ class StageBoundModel(StageCostModel, Protocol):
         *,
         engine: str = "mistlab",
         of_others: bool = False,
-    ) -> "NDArray[np.bool_]":
+    ) -> "Bools":
         """Whether each candidate fits on its GPUs. A candidate that recomputes a block needs no
         more memory if it recomputes more blocks, or has larger positive ratios.
 

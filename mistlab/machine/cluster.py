@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Self, TypeAlias
 
+from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.core.units import GBYTES, GIB_BYTES, MILLISECONDS
 from mistlab.core.values import (
     MOST_GPUS_OF_NODE,
@@ -37,12 +38,9 @@ class NodeGroup:
 
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Ranks: TypeAlias = NDArray[np.int64]
-    Flags: TypeAlias = NDArray[np.bool_]
-    Values: TypeAlias = NDArray[np.float64]
+    Ranks: TypeAlias = Ints
+    Flags: TypeAlias = Bools
+    Values: TypeAlias = Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

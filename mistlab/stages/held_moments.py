@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Ints
 from mistlab.plan.plan import Plan
 from mistlab.schedule.order_text import (
     PassKind,
@@ -30,7 +30,6 @@ from mistlab.stages.plan_orders import check_order, named_order, passes_of_plan
 # Axes: K moments, V chunks of a stage.
 
 
-Counts = NDArray[np.int64]
 # The kind of passes, their chunk, whether layers step beside them, and the chunk that leaves.
 _Begin = tuple[PassKind, int, bool, int | None]
 
@@ -47,7 +46,7 @@ class PassMoments:
     chunk: int
     first_forward: bool
     leaving: int | None
-    held: Counts
+    held: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,8 +66,8 @@ class HeldMoments:
     stage: int
     placement: Placement
     splits_backward: bool
-    every: Counts
-    of_whole: Counts
+    every: Ints
+    of_whole: Ints
     begins: tuple[PassMoments, ...]
 
     @classmethod
@@ -157,7 +156,7 @@ def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
     return tuple(HeldMoments.of(own, stage) for stage, own in enumerate(passes_of_plan(plan)))
 
 
-def _fullest(moments: Sequence[tuple[int, ...]]) -> Counts:
+def _fullest(moments: Sequence[tuple[int, ...]]) -> Ints:
     """The Pareto frontier of moments, those with the largest sums first."""
     left = np.array(sorted(moments, key=sum, reverse=True))
     fullest = []

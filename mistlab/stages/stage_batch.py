@@ -9,8 +9,8 @@ from math import prod
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Column, Floats, Ints, Rows
 from mistlab.core.columns import ColumnSet
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.plan.plan import Plan, reader_of_degrees, reader_of_values
@@ -18,9 +18,6 @@ from mistlab.schedule.placement import NEXT, PREVIOUS, Placement
 from mistlab.stages.held_moments import HeldMoments, in_flight_of_plan, moments_in
 from mistlab.stages.plan_orders import ends_of_plan
 from mistlab.stages.stage_shape import parts_of_plan
-
-Rows = NDArray[np.intp]
-Table = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,17 +28,17 @@ class StagesInOrder:
     order: str
     num_stages: int
     micro_batches: int
-    stage: NDArray[np.int64]
+    stage: Ints
 
     def __len__(self) -> int:
         return len(self.stage)
 
-    def chosen(self, rows: NDArray[np.bool_] | Rows) -> Self:
+    def chosen(self, rows: Bools | Rows) -> Self:
         """The candidates that a mask or numbers choose."""
         return replace(self, stage=self.stage[rows])
 
     @property
-    def columns(self) -> Mapping[str, NDArray[np.int64]]:
+    def columns(self) -> Mapping[str, Ints]:
         """The numbers of stages, by a name that tells pipelines apart."""
         return {f"{self.order} {self.num_stages} {self.micro_batches}": self.stage}
 
@@ -69,8 +66,6 @@ class StagesInOrder:
 #
 # Axes: C candidates. Every column has length C.
 
-
-Column = NDArray[Any]
 
 # The columns for a stage's position in the pipeline, with their symbols in expressions.
 POSITIONS: Mapping[str, str] = {
@@ -165,7 +160,7 @@ class StageBatch:
             }
         )
 
-    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Self:
+    def chosen(self, rows: Bools | Rows | slice) -> Self:
         """The candidates that a mask or numbers choose."""
         return self.of_columns({name: column[rows] for name, column in self.columns.items()})
 
@@ -233,17 +228,17 @@ def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
 class StagePeaks:
     """The figures of ``StageFigures`` that decide whether each candidate fits."""
 
-    feasible: NDArray[np.bool_]
-    held_bytes: NDArray[np.float64]
-    largest_parameters: NDArray[np.float64]
-    head_parameters: NDArray[np.float64]
-    forward_peak_bytes: NDArray[np.float64]
-    backward_peak_bytes: NDArray[np.float64]
-    step_peak_bytes: NDArray[np.float64]
-    host_bytes: NDArray[np.float64]
+    feasible: Bools
+    held_bytes: Floats
+    largest_parameters: Floats
+    head_parameters: Floats
+    forward_peak_bytes: Floats
+    backward_peak_bytes: Floats
+    step_peak_bytes: Floats
+    host_bytes: Floats
 
     @property
-    def peak_bytes(self) -> NDArray[np.float64]:
+    def peak_bytes(self) -> Floats:
         """The highest of the three peaks."""
         return _highest(self)
 
@@ -260,36 +255,36 @@ class StageFigures:
     ``head_parameters`` those of the head.
     """
 
-    feasible: NDArray[np.bool_]
-    parameters: NDArray[np.float64]
-    weights_bytes: NDArray[np.float64]
-    gradients_bytes: NDArray[np.float64]
-    optimizer_bytes: NDArray[np.float64]
-    activations_bytes: NDArray[np.float64]
-    buffers_bytes: NDArray[np.float64]
-    step_buffer_bytes: NDArray[np.float64]
-    logits_bytes: NDArray[np.float64]
-    held_bytes: NDArray[np.float64]
-    largest_parameters: NDArray[np.float64]
-    head_parameters: NDArray[np.float64]
-    forward_peak_bytes: NDArray[np.float64]
-    backward_peak_bytes: NDArray[np.float64]
-    step_peak_bytes: NDArray[np.float64]
-    host_bytes: NDArray[np.float64]
-    forward_flop: NDArray[np.float64]
-    backward_flop: NDArray[np.float64]
-    forward_moved_bytes: NDArray[np.float64]
-    backward_moved_bytes: NDArray[np.float64]
-    forward_collective_bytes: NDArray[np.float64]
-    backward_collective_bytes: NDArray[np.float64]
+    feasible: Bools
+    parameters: Floats
+    weights_bytes: Floats
+    gradients_bytes: Floats
+    optimizer_bytes: Floats
+    activations_bytes: Floats
+    buffers_bytes: Floats
+    step_buffer_bytes: Floats
+    logits_bytes: Floats
+    held_bytes: Floats
+    largest_parameters: Floats
+    head_parameters: Floats
+    forward_peak_bytes: Floats
+    backward_peak_bytes: Floats
+    step_peak_bytes: Floats
+    host_bytes: Floats
+    forward_flop: Floats
+    backward_flop: Floats
+    forward_moved_bytes: Floats
+    backward_moved_bytes: Floats
+    forward_collective_bytes: Floats
+    backward_collective_bytes: Floats
 
     @property
-    def peak_bytes(self) -> NDArray[np.float64]:
+    def peak_bytes(self) -> Floats:
         """The highest of the three peaks."""
         return _highest(self)
 
 
-def _highest(peaks: StagePeaks | StageFigures) -> NDArray[np.float64]:
+def _highest(peaks: StagePeaks | StageFigures) -> Floats:
     passes = np.maximum(peaks.forward_peak_bytes, peaks.backward_peak_bytes)
     return np.asarray(np.maximum(passes, peaks.step_peak_bytes))
 
@@ -333,24 +328,24 @@ class StageTimes(ColumnSet):
     host, or have none.
     """
 
-    forward_s: Table = field(metadata=_STEADY)
-    backward_s: Table = field(metadata=_STEADY)
-    through_forward_s: Table = field(metadata=_STEADY)
-    through_backward_s: Table = field(metadata=_STEADY)
-    within_forward_s: Table = field(metadata=_EDGE)
-    within_backward_s: Table = field(metadata=_EDGE)
-    after_first_s: Table = field(metadata=_EDGE)
-    delta_forward_s: Table = field(metadata=_EDGE)
-    delta_backward_s: Table = field(metadata=_EDGE)
-    point_to_point_s: Table = field(metadata=_SENT)
-    first_send_late_s: Table = field(metadata=_SENT_FIRST)
-    within_round_s: Table = field(metadata=_WAIT)
-    left_backward_s: Table = field(metadata=_WAIT)
-    issued_forward_s: Table = field(metadata=_HOST)
-    issued_backward_s: Table = field(metadata=_HOST)
-    issued_forward_late_s: Table = field(metadata=_HOST)
-    issued_backward_late_s: Table = field(metadata=_HOST)
-    issued_end_s: Table = field(metadata=_HOST)
+    forward_s: Floats = field(metadata=_STEADY)
+    backward_s: Floats = field(metadata=_STEADY)
+    through_forward_s: Floats = field(metadata=_STEADY)
+    through_backward_s: Floats = field(metadata=_STEADY)
+    within_forward_s: Floats = field(metadata=_EDGE)
+    within_backward_s: Floats = field(metadata=_EDGE)
+    after_first_s: Floats = field(metadata=_EDGE)
+    delta_forward_s: Floats = field(metadata=_EDGE)
+    delta_backward_s: Floats = field(metadata=_EDGE)
+    point_to_point_s: Floats = field(metadata=_SENT)
+    first_send_late_s: Floats = field(metadata=_SENT_FIRST)
+    within_round_s: Floats = field(metadata=_WAIT)
+    left_backward_s: Floats = field(metadata=_WAIT)
+    issued_forward_s: Floats = field(metadata=_HOST)
+    issued_backward_s: Floats = field(metadata=_HOST)
+    issued_forward_late_s: Floats = field(metadata=_HOST)
+    issued_backward_late_s: Floats = field(metadata=_HOST)
+    issued_end_s: Floats = field(metadata=_HOST)
 
     @classmethod
     def of(cls, seconds: "StageTimes", *shape: int) -> Self:
@@ -363,23 +358,23 @@ class StageTimes(ColumnSet):
         return type(self)(**{name: getattr(self, name)[:, stage] for name in TIMES})
 
     @property
-    def begin_s(self) -> Table:
+    def begin_s(self) -> Floats:
         """Work before the first micro-batch passes through, whenever it arrives."""
         first_s = self.forward_s + self.delta_forward_s - self.after_first_s
         return np.asarray(np.maximum(first_s - self.through_forward_s - self.within_forward_s, 0.0))
 
     @property
-    def end_s(self) -> Table:
+    def end_s(self) -> Floats:
         """Work after the last backward, which delays no other stage."""
         return np.asarray(np.maximum(self.delta_backward_s - self.within_backward_s, 0.0))
 
     @property
-    def gone_backward_s(self) -> Table:
+    def gone_backward_s(self) -> Floats:
         """A backward pass until its gradient can go back."""
         return np.asarray(self.backward_s - self.left_backward_s)
 
     @property
-    def issued_s(self) -> Table:
+    def issued_s(self) -> Floats:
         """The time in which a host issues both passes of a micro-batch."""
         return self.issued_forward_s + self.issued_backward_s
 
@@ -403,12 +398,12 @@ class StageSeconds(StageTimes):
     takes beyond its computation.
     """
 
-    turned_s: Table
-    step_s: Table
-    exposed_communication_s: Table
+    turned_s: Floats
+    step_s: Floats
+    exposed_communication_s: Floats
 
     @property
-    def stable_s(self) -> Table:
+    def stable_s(self) -> Floats:
         """The time of a steady forward and backward, or of the host that issues them."""
         return np.maximum(self.forward_s + self.backward_s, self.issued_s)
 
@@ -432,10 +427,10 @@ class StageCosts(ColumnSet):
     """
 
     seconds: StageSeconds
-    fits: NDArray[np.bool_]
-    peak_allocated_bytes: NDArray[np.float64]
-    peak_reserved_bytes: NDArray[np.float64]
-    host_bytes: NDArray[np.float64]
+    fits: Bools
+    peak_allocated_bytes: Floats
+    peak_reserved_bytes: Floats
+    host_bytes: Floats
 
 
 # The parts of plans as columns: each chunk of a stage is a candidate for a stage of its own.
@@ -515,9 +510,7 @@ def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> St
     )
 
 
-def _chunk(
-    batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: NDArray[np.bool_]
-) -> StageBatch:
+def _chunk(batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: Bools) -> StageBatch:
     """One chunk of each stage (C); blocks that cannot be divided evenly go to its last chunks, or
     else to its first ones."""
     each, rest = np.divmod(batch.layers, chunks)

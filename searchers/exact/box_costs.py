@@ -16,8 +16,8 @@ from itertools import pairwise, product
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Column, Floats, Ints, Rows
 from mistlab.core.columns import ColumnSet
 from mistlab.cost.memory import host_room_at
 from mistlab.engines.engine import ENGINES
@@ -26,7 +26,6 @@ from mistlab.plan.dimensions import DIMENSIONS, RECOMPUTED, counts_of_blocks, na
 from mistlab.plan.space import SearchSpace
 from mistlab.stages.stage_batch import TIMES, StageBatch, StageCosts, StagesInOrder, StageTimes
 from searchers.exact.candidates import (
-    Column,
     Options,
     StagePosition,
     least_with,
@@ -41,7 +40,6 @@ from searchers.strategy import Ledger
 # The values of each dimension that a stage may choose, smallest first.
 Choices = tuple[tuple[float, ...], ...]
 # Numbers of choices (R, D).
-Places = NDArray[np.int64]
 
 # How often a box is halved at once.
 HALVED = 2
@@ -53,10 +51,10 @@ class Boxes(ColumnSet):
     ``most`` recomputed blocks (R)."""
 
     choices: Choices
-    low: Places
-    high: Places
-    fewest: NDArray[np.int64]
-    most: NDArray[np.int64]
+    low: Ints
+    high: Ints
+    fewest: Ints
+    most: Ints
 
     @classmethod
     def whole(cls, choices: Choices) -> Self:
@@ -71,7 +69,7 @@ class Boxes(ColumnSet):
             choices=choices, low=bounds[:, :, 0], high=bounds[:, :, 1], fewest=none, most=none
         )
 
-    def with_blocks(self, fewest: NDArray[np.int64], most: NDArray[np.int64]) -> Self:
+    def with_blocks(self, fewest: Ints, most: Ints) -> Self:
         """The boxes with these numbers of recomputed blocks."""
         return replace(self, fewest=fewest, most=most)
 
@@ -79,12 +77,12 @@ class Boxes(ColumnSet):
         return len(self.low)
 
     @property
-    def are_points(self) -> NDArray[np.bool_]:
+    def are_points(self) -> Bools:
         """Whether each box has a single way."""
         return np.asarray((self.low == self.high).all(axis=1) & (self.fewest == self.most))
 
     @property
-    def codes(self) -> NDArray[np.int64]:
+    def codes(self) -> Ints:
         """A number for each box; boxes with equal ratios have equal numbers."""
         base = max(map(len, self.choices))
         code = np.zeros(len(self), dtype=np.int64)
@@ -92,14 +90,14 @@ class Boxes(ColumnSet):
             code = code * base + places
         return code
 
-    def savings(self, places: Places) -> NDArray[np.float64]:
+    def savings(self, places: Ints) -> Floats:
         """The values (R, D) of choices."""
         return np.stack(
             [np.array(own)[column] for own, column in zip(self.choices, places.T, strict=True)],
             axis=1,
         )
 
-    def halved(self, times: int = HALVED) -> tuple[Self, NDArray[np.intp]]:
+    def halved(self, times: int = HALVED) -> tuple[Self, Rows]:
         """Each box in parts, halved so often along its widest dimension, by ``box_weight``; and
         the box of each part."""
         parts, origin = self, np.arange(len(self))
@@ -120,7 +118,7 @@ class Boxes(ColumnSet):
             origin = np.concatenate([origin, origin[rows]])
         return parts, origin
 
-    def _between(self, low: Places, high: Places) -> Self:
+    def _between(self, low: Ints, high: Ints) -> Self:
         """Boxes with the same choices, and their blocks in the last columns (R, D + 1)."""
         return type(self)(
             choices=self.choices,
@@ -154,9 +152,6 @@ def _rest(first: int, count: int) -> Iterator[tuple[int, int]]:
 # Axes: R rows, each a box at a place; T treatments of ``counts_of_blocks()``.
 
 
-Mask = NDArray[np.bool_]
-Numbers = NDArray[np.intp]
-
 # Rows that are worked out together.
 TOGETHER = 1 << 17
 
@@ -167,7 +162,7 @@ class Pool(ColumnSet):
 
     options: Options
     boxes: Boxes
-    is_open: Mask
+    is_open: Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -176,7 +171,7 @@ class Asked:
     the numbers of recomputed blocks."""
 
     place: StagePosition
-    counts: NDArray[np.int64]
+    counts: Ints
     boxes: Boxes
 
 
@@ -195,7 +190,7 @@ class BoxCosts:
         for some in _parts(asked):
             yield from self._pools(some, _BoxRows.of(some), limit_s)
 
-    def least(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[Options, Numbers]]:
+    def least(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[Options, Rows]]:
         """Candidates that nothing of ``pools`` is faster than, and the number of each one's place;
         without what only plans need."""
         start = 0
@@ -232,8 +227,8 @@ class BoxCosts:
         return rows.chosen(may), boxes.chosen(may)
 
     def _with_candidates(
-        self, rows: "_BoxRows", boxes: Options, fitting: Numbers
-    ) -> tuple[Options, "_BoxRows", Mask]:
+        self, rows: "_BoxRows", boxes: Options, fitting: Rows
+    ) -> tuple[Options, "_BoxRows", Bools]:
         """The candidates of the boxes that are ``fitting`` with the least ratios, then those boxes
         in which something else may be better; and which of both are boxes."""
         sure = rows.chosen(fitting)
@@ -250,7 +245,7 @@ class BoxCosts:
         ends = sure.chosen(has_host).closed().and_also(rows.chosen(open_rows))
         return both, ends, np.repeat([False, True], [len(closed), len(open_rows)])
 
-    def _true(self, rows: "_BoxRows") -> tuple[Options, Mask]:
+    def _true(self, rows: "_BoxRows") -> tuple[Options, Bools]:
         """Candidates with the least ratios and the fewest recomputed blocks; and whether, if each
         ratio has one value, nothing in their box, which recomputes more blocks, is anywhere
         better."""
@@ -322,7 +317,7 @@ class BoxCosts:
 
     def _fits(
         self, rows: "_BoxRows", savings: Column, recomputed: Column, *, of_others: bool
-    ) -> Mask:
+    ) -> Bools:
         if not len(rows):
             return np.empty(0, dtype=np.bool_)
         batch = self._batch(rows, savings, recomputed)
@@ -330,7 +325,7 @@ class BoxCosts:
             batch, self._places(rows), engine=self.space.engine, of_others=of_others
         )
 
-    def _fewest(self, rows: "_BoxRows", savings: Column, *, of_others: bool) -> NDArray[np.int64]:
+    def _fewest(self, rows: "_BoxRows", savings: Column, *, of_others: bool) -> Ints:
         """The fewest recomputed blocks (R) of each box that fit, if the most do: memory never
         grows with their number, or bounds of memory do not."""
         fewest, most = rows.fewest.copy(), rows.most.copy()
@@ -349,7 +344,7 @@ class BoxCosts:
             asked = (fewest + most) // 2
         return most
 
-    def _has_host(self, rows: "_BoxRows", options: Options) -> Mask:
+    def _has_host(self, rows: "_BoxRows", options: Options) -> Bools:
         cluster = self.problem.cluster
         gpus = np.minimum(rows.of_place("num_gpus"), cluster.gpus_per_node)
         room = host_room_at(cluster, rows.of_place("first_rank"))
@@ -383,9 +378,9 @@ class _BoxRows(ColumnSet):
     ``names_of("savings")``, and ``fewest`` and ``most`` its numbers of recomputed blocks.
     """
 
-    places: Mapping[str, NDArray[np.int64]]
-    place: Numbers
-    row: Numbers
+    places: Mapping[str, Ints]
+    place: Rows
+    row: Rows
     low: Column
     high: Column
     fewest: Column
@@ -410,12 +405,12 @@ class _BoxRows(ColumnSet):
         return len(self.place)
 
     @property
-    def are_alike(self) -> Mask:
+    def are_alike(self) -> Bools:
         """Whether each box has one value of each ratio."""
         return np.asarray((self.low == self.high).all(axis=1))
 
     @property
-    def are_points(self) -> Mask:
+    def are_points(self) -> Bools:
         """Whether each box has a single way."""
         return np.asarray(self.are_alike & (self.fewest == self.most))
 
@@ -423,7 +418,7 @@ class _BoxRows(ColumnSet):
         """The same with the fewest recomputed blocks alone."""
         return replace(self, most=self.fewest)
 
-    def of_place(self, name: str) -> NDArray[np.int64]:
+    def of_place(self, name: str) -> Ints:
         """A column of each row's place."""
         return self.places[name][self.place]
 
@@ -431,7 +426,7 @@ class _BoxRows(ColumnSet):
         return type(self)(places=self.places, **columns)
 
 
-def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Places]) -> Column:
+def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
     """The values (R, 5) of one corner of all boxes; boxes of one set of choices together."""
     sizes = [len(one.boxes) for one in asked]
     ends = np.cumsum(sizes)
@@ -449,7 +444,7 @@ def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Places]) -> Column
 _COLUMNS = [entry.name for entry in fields(_BoxRows) if entry.name != "places"]
 
 
-def _columns_of(places: Sequence[StagePosition]) -> Mapping[str, NDArray[np.int64]]:
+def _columns_of(places: Sequence[StagePosition]) -> Mapping[str, Ints]:
     """The columns of places in candidates for them, and their GPUs."""
     values = {mesh: mesh.values() for mesh in {place.mesh for place in places}}
     columns = {

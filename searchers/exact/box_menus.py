@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.job.search import FEWEST_ALIKE, Problem
 from mistlab.plan.dimensions import RECOMPUTED, counts_of_blocks
 from mistlab.plan.space import SearchSpace
@@ -29,9 +29,8 @@ from searchers.meshes import Mesh
 from searchers.savings import CountsRow, counts_choices, savings_choices
 from searchers.strategy import SHORT_LIST, Ledger
 
-Mask = NDArray[np.bool_]
 # Numbers of treated blocks (R, T), and the largest number of recomputed ones (R).
-Runs = tuple[NDArray[np.int64], NDArray[np.int64]]
+Runs = tuple[Ints, Ints]
 
 # Boxes that are halved at once for a stage that is a whole pipeline: as a rule all that are left.
 ALONE = 1024
@@ -52,16 +51,14 @@ class BoxMenus:
     with_host: bool = False
     _pools: dict[StagePosition, Pool] = field(default_factory=dict, init=False)
     # The largest boxes of places with a mesh and some blocks, which may be alone.
-    _largest: dict[tuple[Mesh, int, bool], tuple[NDArray[np.int64], Boxes]] = field(
+    _largest: dict[tuple[Mesh, int, bool], tuple[Ints, Boxes]] = field(
         default_factory=dict, init=False
     )
     # The largest boxes of a mesh, and the runs of some blocks.
     _of_mesh: dict[tuple[Mesh, bool], Boxes] = field(default_factory=dict, init=False)
     _runs: dict[int, Runs] = field(default_factory=dict, init=False)
     # The rows of a place's pool that no other row is at least as good as.
-    _best: dict[StagePosition, tuple[Options, NDArray[np.intp]]] = field(
-        default_factory=dict, init=False
-    )
+    _best: dict[StagePosition, tuple[Options, Rows]] = field(default_factory=dict, init=False)
 
     def __getitem__(self, place: StagePosition) -> Options:
         """The candidates for a place that was prepared."""
@@ -79,7 +76,7 @@ class BoxMenus:
 
     def least(
         self, places: Sequence[StagePosition], limit_s: float
-    ) -> Iterator[tuple[Options, NDArray[np.intp]]]:
+    ) -> Iterator[tuple[Options, Rows]]:
         """Candidates that no other at some places is better than, in pipelines that take less than
         a limit, and the number of each one's place; the menus stay as they are."""
         return self._costs.least([self._whole(place) for place in places], limit_s)
@@ -133,7 +130,7 @@ class BoxMenus:
             self._pools[place] = self._tidied(self._pools[place].and_also(new))
             self._best.pop(place, None)
 
-    def _wanted(self, codes: Mapping[tuple[Mesh, bool], set[int]]) -> dict[StagePosition, Mask]:
+    def _wanted(self, codes: Mapping[tuple[Mesh, bool], set[int]]) -> dict[StagePosition, Bools]:
         """The boxes of each place that have some codes; places without any are left out."""
         wanted = {}
         for place, pool in self._pools.items():
@@ -179,10 +176,10 @@ class BoxMenus:
             work=self.work,
         )
 
-    def _is_hopeful(self, place: StagePosition, options: Options, limit_s: float) -> Mask:
+    def _is_hopeful(self, place: StagePosition, options: Options, limit_s: float) -> Bools:
         return np.asarray(self._least_s(place, options) < limit_s)
 
-    def _least_s(self, place: StagePosition, options: Options) -> NDArray[np.float64]:
+    def _least_s(self, place: StagePosition, options: Options) -> Floats:
         return hopeful_s(self.problem, self.group, self.work, place, options)
 
     def _tidied(self, pool: Pool) -> Pool:
@@ -198,7 +195,7 @@ class BoxMenus:
         return pool.chosen(np.sort(np.concatenate([closed, left])))
 
 
-def _are_in(codes: NDArray[np.int64], some: NDArray[np.int64]) -> Mask:
+def _are_in(codes: Ints, some: Ints) -> Bools:
     """Whether each code is one of some codes, which are sorted."""
     places = np.searchsorted(some[:-1], codes)
     return np.asarray(some[places] == codes)
@@ -209,7 +206,7 @@ def halvings(boxes: int) -> int:
     return max(HALVED, (FEW_PARTS // max(1, boxes)).bit_length() - 1)
 
 
-def whole_boxes(whole: Boxes, runs: Runs) -> tuple[NDArray[np.int64], Boxes]:
+def whole_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
     """The largest boxes of a stage, each with every run of numbers of recomputed blocks; and its
     fewest treated blocks (R, T)."""
     counts, most = runs

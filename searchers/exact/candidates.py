@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Column, Floats, Ints, Rows
 from mistlab.core.columns import ColumnSet
 from mistlab.cost.memory import host_room_at
 from mistlab.job.search import Problem
@@ -24,8 +25,6 @@ from searchers.exact.groups import Group, LeastWork
 from searchers.meshes import Mesh
 from searchers.savings import CountsRow, Way, counts_choices, savings_choices, stage_of
 from searchers.strategy import Ledger
-
-Column = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +161,7 @@ def _grains(column: Column, grain: float) -> Column:
     return np.ceil(column / grain) if grain else column
 
 
-def undominated(columns: Sequence[Column]) -> NDArray[np.intp]:
+def undominated(columns: Sequence[Column]) -> Rows:
     """The rows that are not dominated: no other row is at most as large in all columns. Of equal
     rows the first stays."""
     points = np.stack(columns, axis=1).astype(np.float64)
@@ -196,7 +195,6 @@ BESIDE = 16
 # A stage's choices for each of ``names_of("savings")``.
 Choices = Sequence[Sequence[float]]
 # Values of ``names_of("savings")`` (rows, 5).
-Savings = NDArray[np.float64]
 
 
 class StagePosition(NamedTuple):
@@ -299,7 +297,7 @@ class Menus:
         return counts_choices(self.space, place.layers)
 
     def _evaluated(
-        self, places: Sequence[StagePosition], strategies: Savings, limit_s: float
+        self, places: Sequence[StagePosition], strategies: Floats, limit_s: float
     ) -> list[Options]:
         """For each place, the best of some strategies, with any number of recomputed blocks."""
         found: list[Options | None] = [None] * len(places)
@@ -315,9 +313,7 @@ class Menus:
                 found[number] = self._fastest(places[number], both, limit_s)
         return [options for options in found if options is not None]
 
-    def _is_hopeful(
-        self, place: StagePosition, options: Options, limit_s: float
-    ) -> NDArray[np.bool_]:
+    def _is_hopeful(self, place: StagePosition, options: Options, limit_s: float) -> Bools:
         hopeful = hopeful_s(self.problem, self.group, self.work, place, options) < limit_s
         if self.even_hosts:
             cluster = self.problem.cluster
@@ -431,7 +427,7 @@ def neighbours(
 
 
 # The number of a place, the place, and its numbers of treated blocks (rows, 1).
-_Part = list[tuple[int, StagePosition, NDArray[np.int64]]]
+_Part = list[tuple[int, StagePosition, Ints]]
 
 
 def _parts(
@@ -454,7 +450,7 @@ def _parts(
         yield part
 
 
-def savings_columns(savings: Savings) -> dict[str, NDArray[Any]]:
+def savings_columns(savings: Floats) -> dict[str, NDArray[Any]]:
     """The column of each of ``names_of("savings")``: whole numbers, or ratios."""
     columns = dict(zip(names_of("savings"), savings.T, strict=True))
     return {
@@ -467,7 +463,7 @@ class _Rows:
     """Every strategy at every place of a part, as rows: the rows of one strategy follow one
     another."""
 
-    def __init__(self, part: _Part, strategies: Savings, micro_batches: int) -> None:
+    def __init__(self, part: _Part, strategies: Floats, micro_batches: int) -> None:
         self.part = part
         self.micro_batches = micro_batches
         self.strategies = strategies
@@ -514,15 +510,15 @@ class _Rows:
             )
             first += len(counts)
 
-    def _host_room(self, cluster: Cluster) -> NDArray[np.float64] | float:
+    def _host_room(self, cluster: Cluster) -> Floats | float:
         """Bytes of the host memory of each row's nodes; one number where all nodes are equal."""
         if not cluster.others:
             return cluster.host_memory_bytes
         return host_room_at(cluster, self._of_place(lambda place: place.place_in_node))
 
-    def _of_mesh(self, name: str) -> NDArray[np.int64]:
+    def _of_mesh(self, name: str) -> Ints:
         return self._of_place(lambda place: place.mesh.value(name))
 
-    def _of_place(self, value: Callable[[StagePosition], int]) -> NDArray[np.int64]:
+    def _of_place(self, value: Callable[[StagePosition], int]) -> Ints:
         values = np.array([int(value(place)) for _, place, _ in self.part])
         return np.tile(np.repeat(values, self.counts), len(self.strategies))

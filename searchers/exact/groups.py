@@ -13,8 +13,8 @@ from functools import lru_cache
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Ints
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import DIMENSIONS, names_of
 from mistlab.plan.space import SearchSpace
@@ -156,7 +156,7 @@ class Group:
         """The number of a stage in front of so many others, if its order asks for it; else 0."""
         return 0 if self.has_formula or self.num_stages is None else self.num_stages - 1 - after
 
-    def in_order(self, stage: NDArray[np.int64]) -> StagesInOrder | None:
+    def in_order(self, stage: Ints) -> StagesInOrder | None:
         """The places of stages (C) with these numbers, if their order asks for them."""
         if self.has_formula or self.num_stages is None:
             return None

@@ -11,8 +11,8 @@ from math import inf
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Column, Floats, Ints
 from mistlab.cost.order_path import order_bound_s
 from mistlab.cost.pipeline import iteration_s
 from mistlab.engines.engine import ENGINES
@@ -24,7 +24,6 @@ from mistlab.schedule.orders import DEFAULT_ORDER, SPLIT, TURNING, chunks_of, in
 from mistlab.schedule.placement import loop, turning
 from mistlab.stages.stage_batch import (
     TIMES,
-    Column,
     StageBatch,
     StageCosts,
     StagesInOrder,
@@ -63,7 +62,6 @@ from searchers.strategy import BudgetSpentError, Ending, Ledger
 TOGETHER = 1 << 19
 
 # Values of ``names_of("savings")``, then of ``counts_of_blocks()`` (C, 6).
-Candidates = NDArray[np.float64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,11 +103,11 @@ class AlikeStages:
         quarters; its seconds. The coarsest grid is no finer for a stage that is alone."""
         return float(self._show(self.coarse(is_coarsest=is_coarsest)).min())
 
-    def every(self) -> Candidates:
+    def every(self) -> Floats:
         """Every way to save memory."""
         return _combined(product(*self.choices), self.counts)
 
-    def coarse(self, *, is_coarsest: bool = False) -> Candidates:
+    def coarse(self, *, is_coarsest: bool = False) -> Floats:
         """A coarse grid of ratios, with treated blocks in quarters."""
         quarters = counts_choices(self.space, self.shares[0], lambda counts: spread(counts, 4))
         grid = coarse(self.choices, is_alone=False) if is_coarsest else self._coarse
@@ -143,7 +141,7 @@ class AlikeStages:
         best = seconds.reshape(len(strategies), len(self.counts)).min(axis=1)
         return dict(zip(strategies, best.tolist(), strict=True))
 
-    def _show(self, candidates: Candidates) -> NDArray[np.float64]:
+    def _show(self, candidates: Floats) -> Floats:
         """Seconds (C) of an iteration, infinite where a stage does not fit; the ledger sees the
         fastest."""
         at_once = max(1, TOGETHER // self.pipeline.num_stages)
@@ -161,7 +159,7 @@ class AlikeStages:
                     break
         return np.concatenate([np.empty(0), *found])
 
-    def batch(self, candidates: Candidates) -> StageBatch:
+    def batch(self, candidates: Floats) -> StageBatch:
         """All candidates' first stages, then their second stages, and so on."""
         pipeline, rows = self.pipeline, len(candidates)
         stages, mesh = pipeline.num_stages, pipeline.meshes[0]
@@ -182,7 +180,7 @@ class AlikeStages:
             micro_batches=pipeline.micro_batches,
         )
 
-    def plan(self, candidate: NDArray[np.float64]) -> Plan:
+    def plan(self, candidate: Floats) -> Plan:
         """The plan of a candidate."""
         names = (*names_of("savings"), *counts_of_blocks())
         saving = dict(zip(names, candidate.tolist(), strict=True))
@@ -194,13 +192,13 @@ class AlikeStages:
         )
 
 
-def _combined(savings: Iterable[SavingsRow], counts: Sequence[CountsRow]) -> Candidates:
+def _combined(savings: Iterable[SavingsRow], counts: Sequence[CountsRow]) -> Floats:
     """Every way to save memory combined with every way to treat blocks."""
     rows = [(*saving, *count) for saving in savings for count in counts]
     return np.array(rows, dtype=np.float64)
 
 
-def _counts_within(counts: NDArray[np.int64], layers: NDArray[np.int64]) -> dict[str, Column]:
+def _counts_within(counts: Ints, layers: Ints) -> dict[str, Column]:
     """The numbers of treated blocks in each stage: as many as asked for, if it has enough
     blocks."""
     columns: dict[str, Column] = {}
@@ -211,7 +209,7 @@ def _counts_within(counts: NDArray[np.int64], layers: NDArray[np.int64]) -> dict
     return columns
 
 
-def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> NDArray[np.float64]:
+def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> Floats:
     """Seconds (C) of an iteration; infinite where a stage does not fit."""
     times = StageTimes(
         **{
@@ -250,7 +248,7 @@ class AlikeInOrder:
         """Show the ledger the fastest plan of a coarse grid, if it beats the ledger's best."""
         self._show(self.stages.coarse())
 
-    def _show(self, candidates: Candidates) -> None:
+    def _show(self, candidates: Floats) -> None:
         least_s = self.least_s(candidates)
         ledger = self.stages.ledger
         in_turn = np.argsort(least_s, kind="stable")
@@ -262,7 +260,7 @@ class AlikeInOrder:
             plans = [self.stages.plan(candidates[row]) for row in rows]
             ledger.predict([replace(plan, order=self.order) for plan in plans])
 
-    def least_s(self, candidates: Candidates) -> NDArray[np.float64]:
+    def least_s(self, candidates: Floats) -> Floats:
         """Seconds (R) that no candidate undercuts; infinite where one that may beat the ledger's
         best cannot fit."""
         ledger, pipeline = self.stages.ledger, self.stages.pipeline
@@ -281,7 +279,7 @@ class AlikeInOrder:
             least_s[hopeful[~fits.reshape(count, -1).all(axis=0)]] = np.inf
         return least_s
 
-    def _bounds_s(self, candidates: Candidates) -> NDArray[np.float64]:
+    def _bounds_s(self, candidates: Floats) -> Floats:
         """Seconds (R) that no candidate undercuts, whether it fits or not."""
         engine, pipeline = self.stages.space.engine, self.stages.pipeline
         count = pipeline.num_stages

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Ints, Rows
 from mistlab.cost.chains import Chains
 from mistlab.cost.order_path import OF_CHUNKS, InOrder, in_front_s
-from mistlab.cost.pipeline import Table, prepended
+from mistlab.cost.pipeline import prepended
 from mistlab.engines.engine import ENGINES
 from mistlab.job.search import FEWEST_ALIKE
 from mistlab.plan.dimensions import RECOMPUTED, counts_of_blocks
@@ -32,7 +32,6 @@ from mistlab.stages.stage_batch import (
 )
 from searchers.exact.groups import Group
 
-Column = NDArray[np.float64]
 # Seconds of stages whose ratios and recomputed blocks lie between those of two columns.
 Bounds = Callable[[StageBatch, StageBatch], StageSeconds]
 
@@ -99,7 +98,7 @@ class OrderTraits:
         sent_s = chunks[0]["point_to_point_s"]
         return replace(costs, seconds=self._as_times(stage, sent_s, costs.seconds))
 
-    def _as_times(self, stage: InOrder, sent_s: Column, seconds: StageSeconds) -> StageSeconds:
+    def _as_times(self, stage: InOrder, sent_s: Floats, seconds: StageSeconds) -> StageSeconds:
         """The times of stages as those of a stage whose passes are forward passes alone; what it
         waits for after the first one is its host."""
         nothing = np.zeros_like(sent_s)
@@ -119,8 +118,8 @@ class OrderTraits:
         )
 
     def in_front_s(
-        self, times: StageTimes, behind: Chains[Table], *, is_last: bool
-    ) -> Chains[Table]:
+        self, times: StageTimes, behind: Chains[Floats], *, is_last: bool
+    ) -> Chains[Floats]:
         """Bounds of stages with such times and of those behind them."""
         stage = InOrder(
             all_s=self.micro_batches * times.forward_s,
@@ -141,8 +140,8 @@ class OrderTraits:
 
 
 def chains_in_front(
-    group: Group, engine: str, stage: StageTimes, behind: Chains[Table], after: int
-) -> Chains[Table]:
+    group: Group, engine: str, stage: StageTimes, behind: Chains[Floats], after: int
+) -> Chains[Floats]:
     """The chains of stages (C) of a group and of the ``after`` stages behind them; bounds of them
     in an order without a formula."""
     if group.has_formula:
@@ -152,8 +151,8 @@ def chains_in_front(
 
 
 def _least_of(
-    least: StageBatch, most: StageBatch, stage: NDArray[np.intp], bounds: Bounds
-) -> dict[str, Column]:
+    least: StageBatch, most: StageBatch, stage: Rows, bounds: Bounds
+) -> dict[str, Floats]:
     """The least times of chunks of stages (C) between two; ``stage`` has the number of each one's
     stage. Chunks of a stage that are alike are asked about once."""
     low, high, row = (
@@ -188,8 +187,8 @@ def _least_of(
 
 
 def _alike(
-    columns: Sequence[NDArray[np.int64]],
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    columns: Sequence[Ints],
+) -> tuple[Rows, Rows]:
     """The first row of each kind of rows with equal whole numbers, and the kind of each row."""
     codes = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -199,7 +198,7 @@ def _alike(
     return first, of
 
 
-def _runs(blocks: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _runs(blocks: Ints) -> Iterator[tuple[Ints, Ints]]:
     """The fewest and the most recomputed blocks of stages whose slots are of the same kinds."""
     for few in range(FEWEST_ALIKE):
         yield np.full(len(blocks), few), np.full(len(blocks), few)

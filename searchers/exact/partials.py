@@ -10,18 +10,17 @@ from itertools import pairwise
 from typing import Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Bools, Floats, Rows
 from mistlab.core.distinct import first_of_each
 from mistlab.cost.chains import CHAINS, Chains
-from mistlab.cost.pipeline import Table, no_stages
+from mistlab.cost.pipeline import no_stages
 from mistlab.stages.stage_batch import TIMES, StageTimes
 from searchers.exact.candidates import Options, StagePosition, undominated
 from searchers.exact.groups import Group
 
 # Blocks and GPUs that a partial pipeline has.
 Taken = tuple[int, int]
-Rows = NDArray[np.intp]
 # Partial pipelines that are put together at once.
 TOGETHER = 1 << 16
 
@@ -36,8 +35,8 @@ class Partials:
 
     layers: Rows
     gpus: Rows
-    chains: Chains[Table]
-    host_bytes: NDArray[np.float64]
+    chains: Chains[Floats]
+    host_bytes: Floats
     # The parts of each: a stage, its row on the menu, and the partial pipeline behind it.
     places: tuple[StagePosition, ...]
     place: Rows
@@ -64,7 +63,7 @@ class Partials:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def chosen(self, rows: Rows | NDArray[np.bool_]) -> Self:
+    def chosen(self, rows: Rows | Bools) -> Self:
         """The partial pipelines in these rows."""
         return replace(
             self,
@@ -134,12 +133,12 @@ def joined(parts: Sequence[Partials]) -> Partials:
     )
 
 
-def chosen_chains(chains: Chains[Table], rows: Rows | NDArray[np.bool_]) -> Chains[Table]:
+def chosen_chains(chains: Chains[Floats], rows: Rows | Bools) -> Chains[Floats]:
     """The chains in these rows."""
     return Chains(**{name: getattr(chains, name)[rows] for name in CHAINS})
 
 
-def rounded_down(chains: Chains[Table], grain_s: float) -> Chains[Table]:
+def rounded_down(chains: Chains[Floats], grain_s: float) -> Chains[Floats]:
     """The chains in whole grains."""
     return Chains(**{name: np.floor(getattr(chains, name) / grain_s) * grain_s for name in CHAINS})
 
@@ -165,9 +164,6 @@ def each_of(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
 # Axes: S stages, the last first; L numbers of blocks; K partial pipelines.
 
 
-Values = NDArray[np.float64]
-
-
 class _Menus(Protocol):
     def __getitem__(self, place: StagePosition) -> Options: ...
 
@@ -183,9 +179,9 @@ class Completions:
 
     micro_batches: int
     layers: int
-    through_s: Values
-    slowest_s: Values
-    own_s: Values
+    through_s: Floats
+    slowest_s: Floats
+    own_s: Floats
 
     @classmethod
     def of(
@@ -220,7 +216,7 @@ class Completions:
             own_s=own[:, 0],
         )
 
-    def least_s(self, partials: Partials, stages: int) -> Values:
+    def least_s(self, partials: Partials, stages: int) -> Floats:
         """The least seconds of any completion (K) of partial pipelines of so many stages."""
         chains, left = partials.chains, self.layers - partials.layers
         count, most = self.micro_batches, len(self.own_s) - 1
@@ -244,7 +240,7 @@ class Completions:
         return np.asarray(np.where(can_end, np.maximum.reduce(ways), np.inf))
 
 
-def _each_s(options: Options, *, micro_batches: int, num_stages: int) -> Values:
+def _each_s(options: Options, *, micro_batches: int, num_stages: int) -> Floats:
     """The steady time, or a little less: the first forward and the last backward may be shorter
     than steady passes, because nothing is fetched before the one and left over after the other.
 
@@ -256,7 +252,7 @@ def _each_s(options: Options, *, micro_batches: int, num_stages: int) -> Values:
     return np.asarray(options.stable_s - shorter_s / (micro_batches - ahead / 2))
 
 
-def _passage_s(options: Options) -> Values:
+def _passage_s(options: Options) -> Floats:
     times = options.times
     first = times.through_forward_s + times.within_forward_s
     last = times.through_backward_s + times.within_backward_s
@@ -264,7 +260,7 @@ def _passage_s(options: Options) -> Values:
 
 
 def _least_by_layers(
-    menus: _Menus, places: Sequence[StagePosition], seconds: Callable[[Options], Values]
+    menus: _Menus, places: Sequence[StagePosition], seconds: Callable[[Options], Floats]
 ) -> Mapping[int, float]:
     """The least seconds of stages with each number of blocks."""
     found: dict[int, float] = {}
@@ -297,7 +293,7 @@ class PlaceOptions:
     starts: Rows
     counts: Rows
     times: StageTimes
-    host_bytes: NDArray[np.float64]
+    host_bytes: Floats
     place: Rows
     row: Rows
 
@@ -313,7 +309,7 @@ class PlaceOptions:
 
         host_bytes = [own.host_bytes[some] for own, some in zip(found, rows, strict=True)]
 
-        def column(name: str) -> NDArray[np.float64]:
+        def column(name: str) -> Floats:
             parts = [getattr(own.times, name)[some] for own, some in zip(found, rows, strict=True)]
             return np.concatenate([np.empty(0), *parts])
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Rows
 from mistlab.cost.memory import host_room_at
 from mistlab.job.search import Problem
 from mistlab.plan.plan import Plan
@@ -27,7 +27,6 @@ from searchers.exact.partials import (
     Completions,
     Partials,
     PlaceOptions,
-    Rows,
     Taken,
     chosen_chains,
     each_of,
@@ -367,7 +366,7 @@ class _Join:
         partials = replace(partials, host_bytes=held * (place_in_node % cluster.gpus_per_node > 0))
         return partials.chosen(held <= host_room_at(cluster, place_in_node))
 
-    def _least_s(self, partials: Partials, stages: int) -> NDArray[np.float64]:
+    def _least_s(self, partials: Partials, stages: int) -> Floats:
         """The least seconds of any completion (K) of so many stages: the slowest stage that is
         left takes an even share of the blocks, and does at most half its passes ahead while the
         stages behind it compute."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Rows
 from mistlab.cost.chains import ColumnAlgebra
 from mistlab.cost.pipeline import Published, extra_s, in_front, passes_of, steady_s
 from mistlab.plan.plan import Plan
@@ -25,8 +25,6 @@ from searchers.exact.programme import places_by_stage
 WEIGHTS = 30
 # Partial pipelines with equally many blocks that go on.
 BEAM = 128
-
-Rows = NDArray[np.intp]
 
 
 def best_by_weights(options: Options) -> Options:
@@ -45,7 +43,7 @@ class _Partials:
     them, and of which candidate and which shorter pipeline each is made."""
 
     layers: Rows
-    length: Published[NDArray[np.float64]]
+    length: Published[Floats]
     place: Rows
     option: Rows
     row_behind: Rows
@@ -152,7 +150,7 @@ def _joined(parts: Sequence[_Partials]) -> _Partials:
     def column(name: str) -> Rows:
         return np.concatenate([getattr(part, name) for part in parts])
 
-    def lengths(name: str) -> NDArray[np.float64]:
+    def lengths(name: str) -> Floats:
         return np.concatenate([getattr(part.length, name) for part in parts])
 
     return _Partials(
@@ -169,7 +167,7 @@ def _joined(parts: Sequence[_Partials]) -> _Partials:
     )
 
 
-def _chosen(length: Published[NDArray[np.float64]], rows: Rows) -> Published[NDArray[np.float64]]:
+def _chosen(length: Published[Floats], rows: Rows) -> Published[Floats]:
     return Published(
         slowest=length.slowest[rows],
         together=length.together[rows],

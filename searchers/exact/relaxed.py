@@ -9,17 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Rows
 from mistlab.cost.pipeline import no_stages, prepended
 from mistlab.job.search import Problem
 from searchers.exact.box_menus import BoxMenus
 from searchers.exact.candidates import StagePosition
 from searchers.exact.partials import Partials
 from searchers.meshes import Mesh, lies_well
-
-Values = NDArray[np.float64]
-Whole = NDArray[np.intp]
 
 # Pipelines that lack blocks or GPUs, or have too many, cost so many times the limit in the linear
 # programme. So it has a solution.
@@ -41,12 +38,12 @@ class Columns:
     micro_batches: int
     all_layers: int
     all_gpus: int
-    layers: Whole
-    gpus: Whole
-    passed_s: Values
-    sent_s: Values
-    forward_s: Values
-    backward_s: Values
+    layers: Rows
+    gpus: Rows
+    passed_s: Floats
+    sent_s: Floats
+    forward_s: Floats
+    backward_s: Floats
     # Whether only the passage counts, and no stage waits.
     is_passage: bool = False
 
@@ -59,12 +56,12 @@ class Columns:
         return replace(self, is_passage=True)
 
     @property
-    def share_of_layers(self) -> Values:
+    def share_of_layers(self) -> Floats:
         """The share (M) of all blocks that each column has."""
         return np.asarray(self.layers / self.all_layers)
 
     @property
-    def share_of_gpus(self) -> Values:
+    def share_of_gpus(self) -> Floats:
         """The share (M) of all GPUs that each column has."""
         return np.asarray(self.gpus / self.all_gpus)
 
@@ -79,13 +76,13 @@ class Columns:
             least[name] = column
         return replace(self, layers=shapes[0], gpus=shapes[1], **least)
 
-    def passages_s(self, stages: int) -> Values:
+    def passages_s(self, stages: int) -> Floats:
         """The passage (S, M) of each column at each position: the last stage sends nothing on."""
         passed_s = self.passed_s[_ends(stages)]
         passed_s[1:] += self.sent_s
         return passed_s
 
-    def waits_s(self, stages: int) -> Values:
+    def waits_s(self, stages: int) -> Floats:
         """What a pipeline takes beyond the passage (S, M), if it waits at one stage."""
         count = 1 if self.is_passage else self.micro_batches
         ahead = np.minimum(count, np.arange(1, stages + 1)) - 1
@@ -103,14 +100,14 @@ class Prices:
     """Weights of positions (S), and of the shares of blocks and of GPUs, which add up to one at
     most; and what all blocks and all GPUs are worth."""
 
-    positions: Values
+    positions: Floats
     of_layers: float
     of_gpus: float
     layers_s: float
     gpus_s: float
 
     @classmethod
-    def made(cls, weights: Values, layers_s: float, gpus_s: float) -> Self:
+    def made(cls, weights: Floats, layers_s: float, gpus_s: float) -> Self:
         """Prices with weights (S + 2) in these proportions."""
         weights = np.maximum(weights, 0.0)
         weights = weights / max(weights.sum(), 1e-300)
@@ -138,12 +135,12 @@ class Prices:
             of_gpus=factor * self.of_gpus,
         )
 
-    def weight_of(self, after: int, layers: Values, gpus: Values) -> Values:
+    def weight_of(self, after: int, layers: Floats, gpus: Floats) -> Floats:
         """What the weights of stages in front of some add up to, by their shares (K)."""
         positions = self.positions[after:].sum()
         return np.asarray(positions + self.of_layers * layers + self.of_gpus * gpus)
 
-    def cost_s(self, columns: Columns) -> Values:
+    def cost_s(self, columns: Columns) -> Floats:
         """The cost (S, M) of each column at each position."""
         stages = len(self.positions)
         weights = self.positions[:, None] + (
@@ -151,7 +148,7 @@ class Prices:
         )
         return columns.passages_s(stages) + weights * columns.waits_s(stages)
 
-    def beyond_s(self, columns: Columns) -> Values:
+    def beyond_s(self, columns: Columns) -> Floats:
         """What each column costs beyond its worth (S, M)."""
         worth_s = self.layers_s * columns.share_of_layers + self.gpus_s * columns.share_of_gpus
         return self.cost_s(columns) - worth_s
@@ -299,7 +296,7 @@ class Relaxed:
             found.setdefault(self.meshes[row], []).append(int(self.columns.layers[row]))
         return found
 
-    def rest_s(self, partials: Partials, stages: int) -> Values:
+    def rest_s(self, partials: Partials, stages: int) -> Floats:
         """The least seconds of any completion (K) of partial pipelines of so many stages."""
         if not len(partials):
             return np.empty(0)
@@ -338,8 +335,8 @@ class _Lines:
 
     prices: Prices
     stages: int
-    passing: Values
-    raised: Values
+    passing: Floats
+    raised: Floats
 
     @classmethod
     def of(cls, columns: Columns, own: Prices, passage: Prices, stages: int) -> Self:
@@ -351,7 +348,7 @@ class _Lines:
             raised=_lines(columns, [own.raised(factor) for factor in RAISED], stages),
         )
 
-    def at(self, layers: Values, gpus: Values) -> tuple[Values, Values]:
+    def at(self, layers: Floats, gpus: Floats) -> tuple[Floats, Floats]:
         """The least passage, and the least passage with the largest r (K)."""
         through = _highest(self.passing, layers, gpus)
         weight = self.prices.weight_of(self.stages, layers, gpus)
@@ -364,7 +361,7 @@ class _Lines:
         return through, np.maximum(around, through)
 
 
-def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Values:
+def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Floats:
     """A row of worths and costs for each of some prices, with prices of blocks varied."""
     rows = []
     for one in prices:
@@ -376,7 +373,7 @@ def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Values:
     return np.array(rows)
 
 
-def _highest(lines: Values, layers: Values, gpus: Values) -> Values:
+def _highest(lines: Floats, layers: Floats, gpus: Floats) -> Floats:
     """The highest line at each share of blocks and GPUs (K)."""
     layers_s, gpus_s, beside_s = lines.T[:, :, None]
     return np.asarray((layers_s * layers + gpus_s * gpus + beside_s).max(axis=0))

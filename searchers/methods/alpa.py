@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats, Ints
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import names_of
@@ -74,10 +74,10 @@ class StageTable:
     number of the chosen candidate."""
 
     kinds: dict[Kind, int]
-    seconds: NDArray[np.float64]
-    chosen: NDArray[np.int64]
+    seconds: Floats
+    chosen: Ints
     candidates: list[tuple[Mesh, bool]]
-    candidate: NDArray[np.int64]
+    candidate: Ints
 
     def stage(self, place: tuple[int, ...], space: SearchSpace) -> StagePlan:
         """The chosen stage at a place in the table."""
@@ -136,7 +136,7 @@ def stage_table(
     )
 
 
-def _combined(*columns: Sequence[int]) -> NDArray[np.int64]:
+def _combined(*columns: Sequence[int]) -> Ints:
     """All combinations of the columns' values, as rows."""
     grids = np.meshgrid(*(np.array(column, dtype=np.int64) for column in columns), indexing="ij")
     return np.stack([grid.reshape(-1) for grid in grids], axis=1)
@@ -154,7 +154,7 @@ def _first_ranks(kind: Kind, mesh: Mesh, unit: int, cluster: Cluster) -> list[in
 
 
 def _batch(
-    rows: NDArray[np.int64],
+    rows: Ints,
     kinds: Sequence[Kind],
     candidates: Sequence[tuple[Mesh, bool]],
     space: SearchSpace,
@@ -162,10 +162,10 @@ def _batch(
     kind, option, rank, layers = rows.T
     bare = [bare_stage(mesh, 1, space) for mesh, _ in candidates]
 
-    def of_kind(name: str) -> NDArray[np.int64]:
+    def of_kind(name: str) -> Ints:
         return np.asarray(np.array([getattr(one, name) for one in kinds])[kind])
 
-    def of_stage(name: str) -> NDArray[np.int64]:
+    def of_stage(name: str) -> Ints:
         return np.asarray(np.array([stage.value(name) for stage in bare])[option])
 
     recomputes = np.array([again for _, again in candidates])[option]
@@ -180,7 +180,7 @@ def _batch(
     )
 
 
-def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> NDArray[np.float64]:
+def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats:
     """Seconds of a steady micro-batch, its transfer, and its part of the tasks that run once
     (C)."""
     seconds = costs.seconds
@@ -325,9 +325,7 @@ class Programme:
                 seconds = steps[-1].seconds
         return best
 
-    def _step(
-        self, place: int, after: NDArray[np.float64], limit_s: float, *, is_first: bool
-    ) -> "_Step":
+    def _step(self, place: int, after: Floats, limit_s: float, *, is_first: bool) -> "_Step":
         """The times of pipelines with one more stage, ``place`` from the end (B, D)."""
         self.ledger.check_time()
         cluster, unit = self.problem.cluster, self.division.unit
@@ -380,5 +378,5 @@ class _Step:
     """Total times of pipelines (B, D), and the size and blocks of the first stage of each."""
 
     kind: int
-    seconds: NDArray[np.float64]
-    choice: NDArray[np.int64]
+    seconds: Floats
+    choice: Ints

@@ -7,8 +7,8 @@ faster than others of their batch.
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats
 from mistlab.job.search import Problem
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
@@ -47,7 +47,7 @@ def _learn(problem: Problem, space: SearchSpace, scores: Scores, draw: np.random
     return len(scores.known) > known
 
 
-def _rewards(scores: list[Score | None]) -> NDArray[np.float64]:
+def _rewards(scores: list[Score | None]) -> Floats:
     """The rewards of a batch: minus log time, in deviations from the mean. A choice without a plan
     counts as the worst plan of the batch."""
     found = [-np.log(score.penalised_s) for score in scores if score is not None]
@@ -61,7 +61,7 @@ class Policy:
     """Independent logits for every choice, and the latest plans' choices."""
 
     draw: np.random.Generator
-    logits: dict[Choice, NDArray[np.float64]] = field(default_factory=dict)
+    logits: dict[Choice, Floats] = field(default_factory=dict)
     episodes: list[dict[Choice, int]] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -73,10 +73,10 @@ class Policy:
         self.episodes.append({})
         return chosen_plan(problem, space, Chooser(self._place))
 
-    def learn(self, rewards: NDArray[np.float64]) -> None:
+    def learn(self, rewards: Floats) -> None:
         """Move each choice's logits towards choices with high rewards, and a little towards
         evenness."""
-        gradients: dict[Choice, NDArray[np.float64]] = {}
+        gradients: dict[Choice, Floats] = {}
         for episode, reward in zip(self.episodes, rewards, strict=True):
             for choice, place in episode.items():
                 shares = _softmax(self.logits[choice])
@@ -96,6 +96,6 @@ class Policy:
         return place
 
 
-def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+def _softmax(logits: Floats) -> Floats:
     shares = np.exp(logits - logits.max())
     return np.asarray(shares / shares.sum())

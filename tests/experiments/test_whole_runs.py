@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from experiments.calibration.published import PublishedRun, read_megatron
-from experiments.calibration.whole_runs import FittedRuns, Values, widths_left_out, with_engines
+from experiments.calibration.whole_runs import FittedRuns, widths_left_out, with_engines
 from mistlab import catalog
 from mistlab.calibration.fitted_sureness import WIDTH_OF_MEAN, half_width_of
+from mistlab.core.arrays import Floats
 
 COLUMNS = (
     "gpus,global_batch,micro_batch,hidden,heads,layers,sequence_length,"
@@ -32,7 +33,7 @@ def runs(tmp_path: Path) -> tuple[PublishedRun, ...]:
     return read_megatron(path, catalog.hardware("a100-80gb")).runs
 
 
-def found(runs: tuple[PublishedRun, ...], near: Values, far: Values) -> FittedRuns:
+def found(runs: tuple[PublishedRun, ...], near: Floats, far: Floats) -> FittedRuns:
     """What runs showed: errors beside others at their place, and with their width left out."""
     return with_engines(
         FittedRuns(

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mistlab.cost.side_by_side import Factors, SlowedBy, lowered
+from mistlab.core.arrays import Floats
+from mistlab.cost.side_by_side import SlowedBy, lowered
 from mistlab.cost.slot_work import ends_if_gathered, least_ends_if_gathered
 from mistlab.machine.slowdowns import STREAMS
 
@@ -11,7 +12,7 @@ CASES = 2000
 COMPUTE, LINK, HOST, AWAY = range(len(STREAMS))
 
 
-def some_factors(draw: np.random.Generator) -> Factors:
+def some_factors(draw: np.random.Generator) -> Floats:
     """Factors from one to three of each stream in each set of busy streams."""
     factors = draw.uniform(1, 3, (16, len(STREAMS)))
     busy = (np.arange(16)[:, None] & np.array([1, 2, 4, 8])) > 0

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mistlab.core.arrays import Floats
 from mistlab.cost.beside_sends import BesideSend
-from mistlab.cost.side_by_side import Factors, SlowedBy, endless, lowered, overlapped, raised
+from mistlab.cost.side_by_side import SlowedBy, endless, lowered, overlapped, raised
 
 
-def random_factors(seed: int) -> Factors:
+def random_factors(seed: int) -> Floats:
     """Factors by the set of busy streams; more streams may slow a stream less."""
     draw = np.random.default_rng(seed)
     table = draw.uniform(1, 4, (16, 4))
@@ -36,7 +37,7 @@ def test_no_greater_work_undercuts_lowered_factors(seed: int) -> None:
 
 
 def beside_endless(
-    alone: NDArray[np.float64], factors: Factors
+    alone: NDArray[np.float64], factors: Floats
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return endless(np.ascontiguousarray(alone.T), SlowedBy.of_all(factors, len(alone)))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mistlab.core.arrays import Floats
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import no_stages, prepended
 from mistlab.job.prediction import Prediction
@@ -21,7 +22,7 @@ from searchers.exact.box_menus import BoxMenus
 from searchers.exact.groups import Group
 from searchers.exact.hierarchy import Hierarchy
 from searchers.exact.partials import Partials
-from searchers.exact.relaxed import Columns, Prices, Relaxed, Values
+from searchers.exact.relaxed import Columns, Prices, Relaxed
 from searchers.meshes import mesh_of
 from searchers.methods.exhaustive import all_plans
 from searchers.strategy import Ledger
@@ -113,7 +114,7 @@ def test_no_plan_undercuts_bounds_of_fractions(seed: int) -> None:
     assert not [*undercut(seed)]
 
 
-def at_any_end(column: Values) -> Values:
+def at_any_end(column: Floats) -> Floats:
     """Times of stages that are the same wherever they are."""
     return np.tile(column, (3, 1))
 
