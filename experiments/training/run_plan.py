@@ -14,6 +14,7 @@ from experiments.cli.commandline import DONE, NoAnswerError, as_options, print_j
 from experiments.cli.rundir import RunDirectory, revision
 from experiments.training.measured_trace import write_trace
 from experiments.training.restarts import restarted
+from experiments.training.run_endings import in_words, last_checkpoint
 from experiments.training.run_options import (
     check_options,
     check_places,
@@ -21,7 +22,6 @@ from experiments.training.run_options import (
     checkpoints_of,
     goes_on,
 )
-from experiments.training.run_process import in_words, last_checkpoint
 from experiments.training.run_results import WARM_UP, History, measurement_of, result_of, summary_of
 from mistlab.core.files import write_yaml
 from mistlab.core.units import GIB_BYTES
