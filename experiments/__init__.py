@@ -1,16 +1,23 @@
 """Experiments: the commands, a row each of ``experiments.commands``, and the rooms of their code.
 
-``python -m experiments.NAME`` runs the command of a name. Python looks for a module of the name;
-there is none, and the finder below gives it one of a few lines, with the command's ``main``.
+``python -m experiments.NAME`` runs a command by its name, and ``from experiments import NAME``
+gives a module with its ``main``. No file has that name: Python asks the finder below, the last of
+all, which makes the module from a few lines of source.
 """
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING
 
-_SOURCE = """
+if TYPE_CHECKING:
+    from importlib.abc import InspectLoader
+else:
+    # To import the abstract class takes a tenth of a short command's time.
+    InspectLoader = object
+
+_SOURCE = '''"""The command {name}: ``main`` runs it, with the words of a command line."""
 import sys
 from experiments.cli.command import execute, main_of
 from experiments.commands import COMMANDS
@@ -18,11 +25,11 @@ from experiments.commands import COMMANDS
 main = main_of({name!r}, COMMANDS[{name!r}])
 if __name__ == "__main__":
     execute({name!r}, COMMANDS[{name!r}], sys.argv[1:])
-"""
+'''
 
 
-class _Commands(MetaPathFinder, InspectLoader):
-    """Finds a module for the name of each command."""
+class _CommandModules(InspectLoader):
+    """Finds and loads a module for the name of each command."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -32,7 +39,18 @@ class _Commands(MetaPathFinder, InspectLoader):
             return None
         from experiments.commands import COMMANDS  # noqa: PLC0415 (imports this package)
 
-        return ModuleSpec(fullname, self) if name in COMMANDS else None
+        if name not in COMMANDS:
+            return None
+        return ModuleSpec(fullname, self, origin=f"command {name} of experiments.commands")
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """None: a module as usual."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(self.get_code(module.__name__), module.__dict__)
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.get_source(fullname), f"<{fullname}>", "exec", dont_inherit=True)
 
     def get_source(self, fullname: str) -> str:
         return _SOURCE.format(name=fullname.rpartition(".")[2])
@@ -41,4 +59,4 @@ class _Commands(MetaPathFinder, InspectLoader):
         return False
 
 
-sys.meta_path.append(_Commands())
+sys.meta_path.append(_CommandModules())

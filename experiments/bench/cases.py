@@ -61,8 +61,8 @@ class Case:
 @cache
 def evaluation() -> Mapping[str, Any]:
     """The grid of the evaluation, and figures that were published of it."""
-    name = "speedups.yaml"
-    text = files("experiments.tuning").joinpath(name).read_text(encoding="utf-8")
+    name = "evaluation.yaml"
+    text = files("experiments.bench").joinpath(name).read_text(encoding="utf-8")
     content = parse_yaml(text, name)
     assert isinstance(content, Mapping)
     return content

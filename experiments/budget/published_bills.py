@@ -11,7 +11,7 @@ from mistlab.core.values import from_mapping
 from mistlab.economy.bill import Prices, bill_of, training_s, utilisation_of
 
 DAY_S = 86_400.0
-FILE = "known_runs.yaml"
+FILE = "published_bills.yaml"
 
 
 def known_rows() -> Iterator[dict[str, Any]]:

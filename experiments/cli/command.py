@@ -6,13 +6,15 @@ function's module, which a command does once its options are read.
 
 import argparse
 import inspect
+import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from experiments.cli.commandline import OF_CLUSTER, PLANS, PROBLEM, parser_of, run
+from experiments.cli.commandline import DONE, NO_ANSWER, OF_CLUSTER, PLANS, PROBLEM, parser_of, run
 from mistlab.core.values import imported
 from mistlab.engines.engine import names_for_plans
 from simulators.registry import PREDICTORS
@@ -24,6 +26,9 @@ DEVICES = ("cpu", "cuda")
 # Kernels of fused attention.
 KERNELS = ("flash", "cudnn", "flash-attn")
 UNLIMITED = 1 << 20
+# The exit status of a failure that a run of a plan has no message for, of a device as a rule: a
+# traceback is in place of it.
+CRASHED = 3
 # Which published Megatron runs a calibration is fitted to: numbers of GPUs times layers.
 FOLDS = "2x16,4x24,8x12,512x48"
 
@@ -76,7 +81,7 @@ def option(name: str, about: str = "", default: Any = None, **settings: Any) -> 
         settings["default"] = default
         if isinstance(default, int | float | Path):
             settings.setdefault("type", type(default))
-        if "default" not in about and name.startswith("--") and default != []:
+        if "default" not in about and name.startswith("--") and default not in ("", []):
             about = f"{about} (default: %(default)s)" if about else "default: %(default)s"
     return name, {**settings, "help": about or None}
 
@@ -163,10 +168,30 @@ def execute(name: str, command: Command, line: Sequence[str], *, program: str = 
     main = main_of(name, command, program=program)
     if command.ends == "usual":
         sys.exit(run(main, line))
-    imported("experiments.training.run_process:run_as_process")()(
-        main, line, at_once=command.ends == "at once"
-    )
-    raise AssertionError
+    run_as_process(main, line, at_once=command.ends == "at once")
+
+
+def run_as_process(
+    main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, at_once: bool = False
+) -> NoReturn:
+    """Run a command, and end the process: at once with ``at_once``, after a failure, or if there
+    were other ranks.
+
+    Other ranks learn of a failure when this process's connections close. Threads that wait for a
+    device or for them must not keep it. A thread of gloo that meets the interpreter's end takes
+    the process with it by force, and so does autograd's for a device without a driver.
+    """
+    try:
+        status = run(main, arguments)
+    except Exception as error:
+        traceback.print_exc()
+        status = CRASHED if isinstance(error, RuntimeError) else NO_ANSWER
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if status == DONE and alone and not at_once:
+        sys.exit(status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _split(line: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:

@@ -129,12 +129,12 @@ MACHINE_COMMANDS: dict[str, Group] = {
                     metavar="NAME",
                 ),
                 option("--set", "constants to give, not fit", [], metavar="NAME=VALUE", nargs="+"),
-                option("--most-gpus", "leave out runs on more GPUs", UNLIMITED),
-                option("--most-tp", "leave out runs of higher tp", UNLIMITED),
-                option("--most-pp", "leave out runs of higher pp", UNLIMITED),
+                option("--most-gpus", "leave out runs on more GPUs (default: none)", UNLIMITED),
+                option("--most-tp", "leave out runs of higher tp (default: none)", UNLIMITED),
+                option("--most-pp", "leave out runs of higher pp (default: none)", UNLIMITED),
                 option(
                     "--most-tp-in-pipelines",
-                    "leave out runs of higher tp among those with a pipeline",
+                    "leave out runs of higher tp among those with a pipeline (default: none)",
                     UNLIMITED,
                 ),
                 option(

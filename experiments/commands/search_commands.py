@@ -35,7 +35,7 @@ SEARCH_COMMANDS: dict[str, Group] = {
             (
                 option(
                     "sweep",
-                    "the file that lists the problems",
+                    "the file that lists the problems (default: %(default)s)",
                     SWEEP_EXAMPLE,
                     metavar="SWEEP.yaml",
                     nargs="?",

@@ -33,8 +33,8 @@ def import_plan(options: argparse.Namespace) -> int:
     FILE is a launch script, a configuration of another framework, or a folder with one of them.
     Options give what FILE does not say: --set NAME=VALUE a variable of a script, arguments
     after -- those that the script is started with. The plan goes to standard output. Standard
-    error tells what was read, and what was assumed, ignored or found to contradict itself. Ask
-    experiments.predict what the plan costs, and experiments.tune --from what to change.
+    error tells what was read, and what was assumed, ignored or found to contradict itself.
+    Ask predict what the plan costs, and tune --from what to change.
     """
     path: Path = options.file
     given = _given(options)

@@ -46,7 +46,7 @@ def analyse(options: argparse.Namespace) -> int:
     """What each stage of a plan holds and does: memory by class, peaks, host memory, work.
 
     Bytes are those that tensors take, exact by the layer graphs; what the allocator reserves
-    beyond them, what the GPU's runtime takes and times are left to experiments.predict.
+    beyond them, what the GPU's runtime takes and times are left to predict.
     """
     models: Models = {}
     refused, unreadable = 0, 0

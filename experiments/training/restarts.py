@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
+from experiments.cli.command import CRASHED
 from experiments.cli.commandline import INTERRUPTED, progress
 from experiments.training.run_endings import last_checkpoint
 from experiments.training.run_options import LATEST, checkpoints_of
-from experiments.training.run_process import CRASHED
 from mistlab.core.values import InputError
 from runtime.checkpoints.checkpoint import latest
 

@@ -47,7 +47,7 @@ BESIDE_A_PLAN = ("start", "out", "json", "quick", "seed")
 def tune(options: argparse.Namespace) -> int:
     """One searcher, one plan: find the fastest plan that fits, say why, and write its file.
 
-    The file runs unchanged with experiments.predict and every other command that takes plans.
+    The file runs unchanged with predict and every other command that takes plans.
     After the search the event simulator plays the best plan, and the plans that predictions
     cannot tell from it. The file has the plan that is played fastest.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import run_plan
-from experiments.training.run_process import run_as_process
+from experiments.cli.command import run_as_process
 from runtime.checkpoints.boxes import Saver
 from runtime.session import Session
 

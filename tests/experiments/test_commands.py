@@ -1,8 +1,9 @@
 """Every command: short, quick to explain itself, listed, and imported by nothing."""
 
 import ast
-import importlib
+import importlib.util
 import inspect
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -72,6 +73,30 @@ for name in {[*COMMANDS]}:
     assert {*COMMANDS} - {*done.stdout.split()} == NEED_FILES, done.stderr
 
 
+def test_no_file_stands_in_the_way_of_a_command() -> None:
+    """Python asks for files before it asks for rows."""
+    assert not {*COMMANDS} & {path.stem for path in FOLDER.iterdir()}
+
+
+def test_the_module_of_a_command_is_one_and_says_what_it_is() -> None:
+    module = importlib.import_module("experiments.tune")
+    assert module is importlib.import_module("experiments.tune")
+    assert module.__doc__ is not None
+    assert module.__doc__.startswith("The command tune")
+    assert "command tune of experiments.commands" in repr(module)
+    assert importlib.util.find_spec("experiments.tuna") is None
+
+
+def test_a_process_that_a_command_spawns_runs_no_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python runs the module again in it, by another name."""
+    monkeypatch.setattr(sys, "argv", ["x", "--help"])
+    names = runpy.run_module("experiments.analyse", run_name="__mp_main__", alter_sys=True)
+    assert callable(names["main"])
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize("path", [*FOLDER.rglob("*.py")], ids=lambda path: path.stem)
 def test_nothing_imports_a_command(path: Path) -> None:
     assert not {f"experiments.{name}" for name in COMMANDS} & {*imported(path)}
@@ -100,6 +125,7 @@ def test_a_command_is_called_as_it_is_asked_for() -> None:
         (by_console, "mistlab tune"),
     ):
         assert text.startswith(f"usage: {program} [-h]")
+        assert "experiments." not in text.removeprefix(f"usage: {program}")
 
 
 def test_without_a_name_all_commands_are_listed() -> None:

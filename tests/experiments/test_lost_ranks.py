@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments import run_plan
+from experiments.cli.command import CRASHED
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, run
-from experiments.training.run_process import CRASHED
 from tests.experiments.tiny_plans import UNLIKE, plan_file
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments import run_plan
+from experiments.cli.command import CRASHED
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, WRONG_USAGE, run
 from experiments.training import restarts
-from experiments.training.run_process import CRASHED
 from tests.experiments.tiny_plans import plan_file
 
 STEPS = 6

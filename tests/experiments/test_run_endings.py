@@ -7,8 +7,8 @@ from typing import NoReturn
 
 import pytest
 
+from experiments.cli.command import CRASHED, run_as_process
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, WRONG_USAGE, NoAnswerError
-from experiments.training.run_process import CRASHED, run_as_process
 from mistlab.core.values import InputError
 
 

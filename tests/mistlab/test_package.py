@@ -65,6 +65,21 @@ def test_the_base_install_brings_no_torch() -> None:
     assert [d for d in project["dependencies"] if "torch" in d or "flash" in d] == []
 
 
+def test_an_installed_package_has_every_file_of_the_packages() -> None:
+    root = Path(mistlab.__file__).parents[1]
+    setup = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    tops = [name.rstrip("*") for name in setup["setuptools"]["packages"]["find"]["include"]]
+    named = {
+        path
+        for package, patterns in setup["setuptools"]["package-data"].items()
+        for pattern in patterns
+        for path in (root / package.replace(".", "/")).glob(pattern)
+    }
+    files = {path for top in tops for path in (root / top).rglob("*") if path.is_file()}
+    assert len(named) > 100
+    assert {path for path in files - named if path.suffix not in (".py", ".pyi", ".pyc")} == set()
+
+
 def test_the_base_commands_run_where_there_is_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
