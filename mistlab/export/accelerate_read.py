@@ -20,7 +20,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.export.sections import Section, content_of
 from mistlab.export.words import names_in
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 HARMLESS = names_in(
     """
@@ -56,10 +56,10 @@ _COMPILED = ("fsdp-compiled", *ENGINES)
 
 def read(text: str, given: Given) -> Imported:
     """The job of a configuration alone."""
-    return read_source(LaunchSource(text=text), given)
+    return read_source(Source(text=text), given)
 
 
-def read_source(source: LaunchSource, given: Given) -> Imported:
+def read_source(source: Source, given: Given) -> Imported:
     """The job of a configuration; model, sequences and batches are given beside it."""
     found = Found()
     top = Section(parse_yaml(source.text, "the configuration"), "", found)
@@ -68,7 +68,7 @@ def read_source(source: LaunchSource, given: Given) -> Imported:
     return found.job(given, engines)
 
 
-def read_choices(top: Section, found: Found, source: LaunchSource, given: Given) -> tuple[str, ...]:
+def read_choices(top: Section, found: Found, source: Source, given: Given) -> tuple[str, ...]:
     """Take a configuration's choices; the engines that may stand for what it starts."""
     kind = top.text("distributed_type", "NO").upper()
     if kind not in KINDS:
@@ -211,7 +211,7 @@ def strategy_of(text: str, where: str) -> str:
     return word
 
 
-def _read_deepspeed(section: Section, found: Found, source: LaunchSource, given: Given) -> None:
+def _read_deepspeed(section: Section, found: Found, source: Source, given: Given) -> None:
     path = section.text("deepspeed_config_file")
     if path:
         content = deepspeed_file(path, source, section.path("deepspeed_config_file"))
@@ -236,7 +236,7 @@ def _read_deepspeed(section: Section, found: Found, source: LaunchSource, given:
     offload_states(section, level, **devices)
 
 
-def deepspeed_file(path: str, source: LaunchSource, where: str) -> Mapping[str, Any]:
+def deepspeed_file(path: str, source: Source, where: str) -> Mapping[str, Any]:
     """The content of a DeepSpeed JSON that another file names."""
     text = source.beside(path)
     if text is None:

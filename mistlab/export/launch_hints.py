@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from mistlab.core.values import InputError
 from mistlab.export.given import Given
 from mistlab.shell.launch import Launch
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 # A note on a variable that has its default, in the words of the evaluation of scripts.
 _DEFAULT = re.compile(r"^(line \d+[^:]*): (\w+) is taken as (.+), its default: ")
@@ -19,7 +19,7 @@ _OF_NO_VALUE = re.compile(r": 0 is too small|: its value is missing")
 _READS_ARGUMENTS = re.compile(r"^(?!\s*#).*(?:\bgetopts\s|\$#|\$\{#\}|\bshift\b)", re.MULTILINE)
 
 
-def with_hints(error: InputError, launch: Launch, source: LaunchSource, given: Given) -> InputError:
+def with_hints(error: InputError, launch: Launch, source: Source, given: Given) -> InputError:
     """A refusal of a script, with what was taken for granted of the numbers that it is about."""
     message = str(error)
     hints: list[str] = []
@@ -44,7 +44,7 @@ def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
             yield f"{taken} --gpus-per-node N or --set {name}=VALUE"
 
 
-def _of_arguments(launch: Launch, source: LaunchSource) -> Iterator[str]:
+def _of_arguments(launch: Launch, source: Source) -> Iterator[str]:
     """A hint on arguments that a script reads and is not given."""
     match = _READS_ARGUMENTS.search(source.text)
     if match is not None:

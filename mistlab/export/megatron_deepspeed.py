@@ -14,7 +14,7 @@ from mistlab.export.megatron_flags import Options
 from mistlab.export.sections import Section, content_of
 from mistlab.export.words import names_in
 from mistlab.schedule.context_ways import HEADS
-from mistlab.shell.source import LaunchSource, known_part
+from mistlab.shell.source import Source, known_part
 from mistlab.shell.word import Unknown
 
 ENGINES = ("deepspeed", "mistlab")
@@ -46,7 +46,7 @@ class Files:
     """
 
     written: Mapping[str, str]
-    source: LaunchSource
+    source: Source
     unknown: Mapping[str, Unknown] = field(default_factory=dict)
 
     def text(self, path: str) -> str | None:

@@ -28,7 +28,7 @@ from mistlab.export.target import is_of_today
 from mistlab.plan.workload import Attention, ModelSpec
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 from mistlab.shell.word import Word
 
 # What predictions are made with: Megatron-LM's own engine, or one that takes every plan.
@@ -67,7 +67,7 @@ _EXCUSES: Mapping[str, tuple[str, ...]] = {
 
 def read(text: str, given: Given) -> Imported:
     """The job of a launch line or a script, and what was assumed."""
-    source = LaunchSource(text=text)
+    source = Source(text=text)
     return read_launch(launch_of(source), source, given)
 
 
@@ -76,16 +76,16 @@ def read_options(
     given: Given,
     *,
     launch: Launch | None = None,
-    source: LaunchSource | None = None,
+    source: Source | None = None,
 ) -> Imported:
     """The job of options that stand alone, as in the YAML of Megatron-LM's tests; ``launch`` tells
     of the launcher and of files that were written, as far as anything is known of them."""
     words = tuple(word if isinstance(word, Word) else Word(text=word) for word in options)
     launch = replace(launch or Launch(), arguments=words)
-    return read_launch(launch, source or LaunchSource(text=""), given)
+    return read_launch(launch, source or Source(text=""), given)
 
 
-def read_launch(launch: Launch, source: LaunchSource, given: Given) -> Imported:
+def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
     """The job of a command that starts training, and what was assumed."""
     try:
         return _read_launch(launch, source, given)
@@ -93,7 +93,7 @@ def read_launch(launch: Launch, source: LaunchSource, given: Given) -> Imported:
         raise with_hints(error, launch, source, given) from None
 
 
-def _read_launch(launch: Launch, source: LaunchSource, given: Given) -> Imported:
+def _read_launch(launch: Launch, source: Source, given: Given) -> Imported:
     options = Options.of(launch.arguments, _excused(given))
     found = Found(shares_experts=not is_by_deepspeed(options))
     for note in launch.notes:

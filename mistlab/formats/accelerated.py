@@ -5,7 +5,7 @@ from typing import Any
 
 from mistlab.core.files import parse_yaml
 from mistlab.formats.launched import Command, known_text, named_text, valued, with_dotted
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 # The section of the configuration that has an option of the launcher.
 _SECTIONS = (("fsdp_", "fsdp_config"), ("megatron_lm_", "megatron_lm_config"))
@@ -36,7 +36,7 @@ _TOP = (
 
 
 def accelerate_settings(
-    command: Command | None, source: LaunchSource
+    command: Command | None, source: Source
 ) -> tuple[str, Mapping[str, Any]] | None:
     """The configuration's path and content for a command of ``accelerate launch``; None for any
     other."""

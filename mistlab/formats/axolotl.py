@@ -13,7 +13,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_trainer import Trainer, arguments_of, read_arguments
 from mistlab.formats.launched import command_of, named_text
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 _TRAINER = Trainer(
     title="axolotl",
@@ -33,7 +33,7 @@ _DEGREES = {
 }
 
 
-def recognises(source: LaunchSource) -> bool:
+def recognises(source: Source) -> bool:
     """Whether a file has axolotl's keys, or a script starts axolotl."""
     command = command_of(source)
     if command is not None:
@@ -45,7 +45,7 @@ def recognises(source: LaunchSource) -> bool:
     return bool(settings.keys() & {"sequence_len", "datasets", "pretraining_dataset", "adapter"})
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of a file, or of the file that a script names."""
     command = command_of(source)
     settings: Mapping[str, Any] = settings_of(source)

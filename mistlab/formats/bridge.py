@@ -9,7 +9,7 @@ from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.interpolation import resolved
 from mistlab.formats.nemo import recognises_bridge
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 recognises = recognises_bridge
 # Fields of sections that are options of Megatron-LM by their own names.
@@ -52,7 +52,7 @@ _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of a configuration; changes of a recipe alone need more than they say."""
     settings = resolved(settings_of(source), source.settings)
     if settings.get("peft") is not None:

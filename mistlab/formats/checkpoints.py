@@ -15,7 +15,7 @@ from mistlab.core.values import InputError
 from mistlab.export.words import names_in
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 # Words that tell of training, tuning or storage, not of a shape.
 _SHAPELESS = names_in(
@@ -156,7 +156,7 @@ def _words(path: str) -> str:
     return " ".join(words)
 
 
-def needed_model(path: str, where: str, source: LaunchSource) -> ModelSpec:
+def needed_model(path: str, where: str, source: Source) -> ModelSpec:
     """The model of a checkpoint: by its configuration beside the file, or by its name."""
     text = source.beside(f"{path.rstrip('/')}/config.json") if path else None
     if text is not None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 Kind = Literal["settings", "shell", "python", "strange"]
 
@@ -55,12 +55,12 @@ class Content:
     repeated: tuple[str, ...] = ()
 
 
-def content_of(source: LaunchSource) -> Content:
+def content_of(source: Source) -> Content:
     """What a source's text is."""
     return _content(source.text, PurePath(source.name).suffix.lower())
 
 
-def settings_of(source: LaunchSource) -> Mapping[str, Any]:
+def settings_of(source: Source) -> Mapping[str, Any]:
     """The settings of a text; empty for a program, or for a text that is broken."""
     return content_of(source).settings
 

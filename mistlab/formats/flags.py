@@ -15,7 +15,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.export.megatron_read import read_options
 from mistlab.export.remarks import Remark
 from mistlab.shell.launch import Launch
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 from mistlab.shell.word import Word
 
 # Switches whose option says the opposite of the setting's name, given where the setting is off.
@@ -105,7 +105,7 @@ class Flags:
         words = [word for option in self.options for word in self._words(option)]
         launch = Launch(launcher="torchrun", started=tuple(self._started()))
         try:
-            imported = read_options(words, given, launch=launch, source=LaunchSource(text=""))
+            imported = read_options(words, given, launch=launch, source=Source(text=""))
         except InputError as error:
             raise InputError(self._placed(str(error))) from None
         told = (replace(remark, choice=self._placed(remark.choice)) for remark in imported.remarks)

@@ -7,21 +7,21 @@ from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.interpolation import resolved
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 _SECTIONS = ("system", "model", "data")
 # Sections inside, without effect on cost.
 _CALM = ("logging", "checkpoint", "learning_rate_scheduler", "optimizer")
 
 
-def recognises(source: LaunchSource) -> bool:
+def recognises(source: Source) -> bool:
     """Whether a file has FlagScale's sections with a model's blocks."""
     settings = settings_of(source)
     model = settings.get("model")
     return "system" in settings and isinstance(model, Mapping) and "num_layers" in model
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of a file's options."""
     settings = resolved(settings_of(source), source.settings)
     flags = Flags(where="model")

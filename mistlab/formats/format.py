@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mistlab.export.given import Given, Imported
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,6 @@ class Format:
 
     name: str
     title: str
-    recognises: Callable[[LaunchSource], bool]
-    read: Callable[[LaunchSource, Given], Imported]
+    recognises: Callable[[Source], bool]
+    read: Callable[[Source, Given], Imported]
     target: str

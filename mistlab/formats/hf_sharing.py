@@ -15,14 +15,14 @@ from mistlab.export.given import Given
 from mistlab.export.sections import Section, content_of
 from mistlab.formats.accelerated import accelerate_settings
 from mistlab.formats.launched import Command, named_text
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 # What stands for no configuration at all.
 _OFF = (None, False, "", "none", "None", "false", "False")
 
 
 def read_sharing(
-    top: Section, title: str, source: LaunchSource, given: Given, command: Command | None
+    top: Section, title: str, source: Source, given: Given, command: Command | None
 ) -> tuple[str, ...]:
     """Take how ranks share the work; the engines that may stand for it. The source finds files that
     a script writes, too."""
@@ -55,7 +55,7 @@ def read_sharing(
     return engines
 
 
-def _deepspeed(top: Section, source: LaunchSource, given: Given, command: Command | None) -> None:
+def _deepspeed(top: Section, source: Source, given: Given, command: Command | None) -> None:
     """DeepSpeed's configuration, whose automatic values are those of the arguments."""
     found, value, name = top.found, top.get("deepspeed"), "deepspeed"
     if value is True:
@@ -115,7 +115,7 @@ def _without_batches(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key not in names and value != "auto"}
 
 
-def _fsdp(top: Section, source: LaunchSource, given: Given, command: Command | None) -> None:
+def _fsdp(top: Section, source: Source, given: Given, command: Command | None) -> None:
     """The argument ``fsdp``, words such as full_shard and offload, and ``fsdp_config``."""
     found, value = top.found, top.get("fsdp")
     words = value if isinstance(value, list) else str(value).replace(",", " ").split()

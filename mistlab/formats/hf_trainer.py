@@ -33,7 +33,7 @@ from mistlab.formats.launched import (
 )
 from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.context_ways import HEADS
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 from mistlab.shell.word import Word
 
 _BATCHES = (
@@ -100,7 +100,7 @@ class Trainer:
 TRAINER = Trainer(title="Hugging Face's Trainer")
 
 
-def recognises(source: LaunchSource) -> bool:
+def recognises(source: Source) -> bool:
     """Whether a file is a recipe of the Trainer's arguments, or a script starts with them."""
     command = command_of(source)
     if command is not None:
@@ -127,7 +127,7 @@ def _recipe(command: Command) -> str | None:
     return known_text(words[0], "config") if words else None
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of a recipe, or of a script with its arguments."""
     command = command_of(source)
     if command is None:
@@ -135,7 +135,7 @@ def read(source: LaunchSource, given: Given) -> Imported:
     return read_arguments(arguments_of(command, source), TRAINER, source, given, command)
 
 
-def arguments_of(command: Command, source: LaunchSource) -> Mapping[str, Any]:
+def arguments_of(command: Command, source: Source) -> Mapping[str, Any]:
     """The arguments of a script's command over those of the recipe that it names."""
     recipe = _recipe(command)
     settings: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def _argument(word: Word) -> Any:
 def read_arguments(
     settings: Mapping[str, Any],
     trainer: Trainer,
-    source: LaunchSource,
+    source: Source,
     given: Given,
     command: Command | None = None,
 ) -> Imported:

@@ -14,7 +14,7 @@ from mistlab.export.given import Given
 from mistlab.export.launched_ranks import read_ranks
 from mistlab.formats.content import content_of
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 from mistlab.shell.word import Word
 
 # Launchers that a program may start.
@@ -41,7 +41,7 @@ class Command:
         return None
 
 
-def command_of(source: LaunchSource) -> Command | None:
+def command_of(source: Source) -> Command | None:
     """The command of a shell script; None for a text that is no script, or starts nothing."""
     if content_of(source).kind != "shell":
         return None
@@ -60,7 +60,7 @@ def _command(
     line: int | None,
 ) -> Command | None:
     # Each format asks again: a script is evaluated once.
-    source = LaunchSource(
+    source = Source(
         text=text,
         name=name,
         beside=beside,
@@ -137,7 +137,7 @@ def known_text(word: Word, name: str) -> str:
     return word.text
 
 
-def take_ranks(command: Command, source: LaunchSource, found: Found, given: Given) -> None:
+def take_ranks(command: Command, source: Source, found: Found, given: Given) -> None:
     """Take the numbers of nodes and of processes that launchers are told to start."""
 
     def beside(path: str) -> str | None:
@@ -150,12 +150,12 @@ def take_ranks(command: Command, source: LaunchSource, found: Found, given: Give
         found.gpus_per_node = len(devices) or None
 
 
-def with_files(source: LaunchSource, command: Command | None) -> LaunchSource:
+def with_files(source: Source, command: Command | None) -> Source:
     """A source that finds files that its script writes, and files near it, too."""
     return replace(source, beside=lambda path: _at_hand(path, command, source))
 
 
-def near_text(path: str, source: LaunchSource) -> str | None:
+def near_text(path: str, source: Source) -> str | None:
     """The text of a file that a file names: beside it, or below one of the folders above it."""
     for ups in range(_HIGHEST + 1):
         text = source.beside(str(PurePath(*[".."] * ups, path)))
@@ -164,14 +164,14 @@ def near_text(path: str, source: LaunchSource) -> str | None:
     return None
 
 
-def _at_hand(path: str, command: Command | None, source: LaunchSource) -> str | None:
+def _at_hand(path: str, command: Command | None, source: Source) -> str | None:
     """The text of a file that a script writes, or of one near it."""
     written = command.launch.written if command else {}
     text = next((body for name, body in written.items() if _same(name, path)), None)
     return near_text(path, source) if text is None else text
 
 
-def named_text(path: str, command: Command | None, source: LaunchSource, role: str) -> str:
+def named_text(path: str, command: Command | None, source: Source, role: str) -> str:
     """The text of a file that a script names: one that the script writes, or one beside it."""
     text = _at_hand(path, command, source)
     if text is None:

@@ -9,7 +9,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_trainer import Trainer, arguments_of, read_arguments
 from mistlab.formats.launched import Command, command_of
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 _TRAINER = Trainer(title="LLaMA-Factory", recomputes=True, length=2048)
 _STAGES = {
@@ -20,7 +20,7 @@ _STAGES = {
 }
 
 
-def recognises(source: LaunchSource) -> bool:
+def recognises(source: Source) -> bool:
     """Whether a file has LLaMA-Factory's way to tune, or a script starts it."""
     command = command_of(source)
     if command is not None:
@@ -36,7 +36,7 @@ def _is_started(command: Command) -> bool:
     return {"stage", "finetuning_type"} <= command.options.keys()
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of a file, or of a script's arguments."""
     command = command_of(source)
     settings = settings_of(source) if command is None else arguments_of(command, source)

@@ -22,7 +22,7 @@ from mistlab.formats.content import settings_of
 from mistlab.formats.interpolation import resolved
 from mistlab.formats.launched import assignments, command_of, named_text, take_ranks, with_dotted
 from mistlab.plan.workload import ROTARY_BASE, ModelSpec
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 HARMLESS = names_in(
     """
@@ -68,7 +68,7 @@ _KEYS = {
 _OTHER_KEYS = {*_KEYS, "max_seq_len", "fsdp_config", "eval_first", "eval_interval", "algorithms"}
 
 
-def recognises(source: LaunchSource) -> bool:
+def recognises(source: Source) -> bool:
     """Whether a file has Composer's batches or loader beside a model, or a script starts it."""
     settings = _inner(settings_of(source))
     if isinstance(settings.get("model"), Mapping) and "base_model" not in settings:
@@ -83,7 +83,7 @@ def _inner(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters if isinstance(parameters, Mapping) and "compute" in settings else settings
 
 
-def _file(source: LaunchSource) -> str | None:
+def _file(source: Source) -> str | None:
     command = command_of(source)
     if command is None:
         return None
@@ -94,7 +94,7 @@ def _file(source: LaunchSource) -> str | None:
     return next((text for text in words if text.endswith((".yaml", ".yml"))), None)
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of a file, or of the file that a script names, with the script's changes."""
     found = Found()
     path, command = _file(source), command_of(source)
@@ -141,7 +141,7 @@ def _of_cluster(settings: Mapping[str, Any], found: Found) -> None:
             found.nodes, found.gpus_per_node = nodes, gpus // nodes
 
 
-def _model(section: Section, source: LaunchSource, found: Found) -> ModelSpec:
+def _model(section: Section, source: Source, found: Found) -> ModelSpec:
     kind = section.text("name", "mpt_causal_lm")
     if kind in ("hf_causal_lm", "hf_prefix_lm"):
         path = section.text("pretrained_model_name_or_path")

@@ -13,7 +13,7 @@ from mistlab.export.found import checked_whole
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 GPUS_PER_NODE = 8
 _RANKS = re.compile(r"(\d+)N(\d+)G(?=[/_.]|$)", re.IGNORECASE)
@@ -42,12 +42,12 @@ _FOLDERS = {
 _MODES = {"inference": "inference", "rl": "reinforcement learning"}
 
 
-def recognises(source: LaunchSource) -> bool:
+def recognises(source: Source) -> bool:
     """Whether a file has the options of a test."""
     return isinstance(settings_of(source).get("MODEL_ARGS"), Mapping)
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of a test's first run."""
     settings = settings_of(source)
     arguments = settings["MODEL_ARGS"]
@@ -67,7 +67,7 @@ def read(source: LaunchSource, given: Given) -> Imported:
 
 
 def _check_program(
-    settings: Mapping[str, Any], arguments: Mapping[str, Any], source: LaunchSource
+    settings: Mapping[str, Any], arguments: Mapping[str, Any], source: Source
 ) -> None:
     names = {str(name) for name in arguments}
     dotted = [name for name in sorted(names) if "." in name and not name.startswith("--")]
@@ -90,9 +90,7 @@ def _check_program(
         raise InputError(message)
 
 
-def _take_ranks(
-    settings: Mapping[str, Any], flags: Flags, source: LaunchSource, given: Given
-) -> None:
+def _take_ranks(settings: Mapping[str, Any], flags: Flags, source: Source, given: Given) -> None:
     """The ranks of the test's environment, of its folder's name, or those that tests have."""
     environment = settings.get("ENV_VARS")
     environment = environment if isinstance(environment, Mapping) else {}

@@ -10,7 +10,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.interpolation import resolved
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 _SECTIONS = ("language_model", "model_parallel")
 _ACTIVATIONS = {"swiglu": "--swiglu", "squaredrelu": "--squared-relu"}
@@ -23,13 +23,13 @@ _OWN = (
 )
 
 
-def recognises(source: LaunchSource) -> bool:
+def recognises(source: Source) -> bool:
     """Whether a file has both sections."""
     settings = settings_of(source)
     return all(isinstance(settings.get(name), Mapping) for name in _SECTIONS)
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of a file's fields."""
     settings = resolved(settings_of(source), source.settings)
     flags = Flags(where="language_model")

@@ -16,7 +16,7 @@ from mistlab.export.words import names_in
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import command_of, named_text, take_ranks
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 ENGINES = ("nanotron", "mistlab")
 HARMLESS = names_in(
@@ -67,7 +67,7 @@ _OTHER_CONFIGS = {
 }
 
 
-def recognises(source: LaunchSource) -> bool:
+def recognises(source: Source) -> bool:
     """Whether a file has nanotron's sections, or a script starts nanotron with a file."""
     settings = settings_of(source)
     parallelism, model = settings.get("parallelism"), settings.get("model")
@@ -76,14 +76,14 @@ def recognises(source: LaunchSource) -> bool:
     return _file(source) is not None
 
 
-def _file(source: LaunchSource) -> str | None:
+def _file(source: Source) -> str | None:
     command = command_of(source)
     if command is None or not command.launch.program.endswith("run_train.py"):
         return None
     return command.text("config_file")
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of a file, or of the file that a script names."""
     found = Found()
     path, settings = _file(source), settings_of(source)
@@ -108,7 +108,7 @@ def read(source: LaunchSource, given: Given) -> Imported:
     return found.job(given, ENGINES)
 
 
-def command_ranks(source: LaunchSource, given: Given) -> Found:
+def command_ranks(source: Source, given: Given) -> Found:
     """The ranks that a script's launcher starts."""
     ranks = Found()
     command = command_of(source)

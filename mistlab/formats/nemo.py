@@ -16,7 +16,7 @@ from mistlab.export.words import names_in
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.interpolation import resolved
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 # Fields of a model that are options of Megatron-LM by their own names.
 _MODEL = (
@@ -57,7 +57,7 @@ _TUNING = {
 }
 
 
-def recognises(source: LaunchSource) -> bool:
+def recognises(source: Source) -> bool:
     """Whether a file has NeMo's trainer beside a model with Megatron's degrees."""
     settings = settings_of(source)
     trainer, model = settings.get("trainer"), settings.get("model")
@@ -69,7 +69,7 @@ def recognises(source: LaunchSource) -> bool:
     return has_model or ("exp_manager" in settings and "devices" in trainer)
 
 
-def recognises_bridge(source: LaunchSource) -> bool:
+def recognises_bridge(source: Source) -> bool:
     """Whether a file has Megatron-Bridge's sections, whole or as changes of a recipe."""
     settings = settings_of(source)
     model, train = settings.get("model"), settings.get("train")
@@ -82,7 +82,7 @@ def recognises_bridge(source: LaunchSource) -> bool:
     return is_model and is_train
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of a NeMo file."""
     settings = resolved(settings_of(source), source.settings)
     trainer, model = settings["trainer"], settings.get("model")

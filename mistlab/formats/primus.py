@@ -22,7 +22,7 @@ from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.interpolation import resolved
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 GPUS_PER_NODE = 8
 TRAINERS = ("pre_trainer", "sft_trainer", "post_trainer", "trainer")
@@ -81,7 +81,7 @@ _OWN_CALM = names_in(
 _KEPT = ("profile_step_start", "memory_budget")
 
 
-def recognises(source: LaunchSource) -> bool:
+def recognises(source: Source) -> bool:
     """Whether a file is an experiment of Primus."""
     settings = settings_of(source)
     modules = settings.get("modules")
@@ -92,7 +92,7 @@ def recognises(source: LaunchSource) -> bool:
     return False
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of an experiment's trainer."""
     settings = resolved(settings_of(source), source.settings)
     modules = settings["modules"]
@@ -118,7 +118,7 @@ def _of_torchtitan(
     module: Mapping[str, Any],
     overrides: Mapping[str, Any],
     where: str,
-    source: LaunchSource,
+    source: Source,
     given: Given,
 ) -> Imported:
     preset = _preset(str(module.get("model", "")), "models/torchtitan", source)
@@ -140,7 +140,7 @@ def _of_megatron(
     module: Mapping[str, Any],
     overrides: Mapping[str, Any],
     where: str,
-    source: LaunchSource,
+    source: Source,
     given: Given,
 ) -> Imported:
     preset = _preset(str(module.get("model", "")), "models/megatron", source)
@@ -215,7 +215,7 @@ def _take_ranks(found: Found, given: Given) -> None:
         found.remark("assumed", "gpus_per_node", f"{text} --gpus-per-node for others")
 
 
-def _preset(name: str, folder: str, source: LaunchSource, depth: int = 0) -> dict[str, Any] | None:
+def _preset(name: str, folder: str, source: Source, depth: int = 0) -> dict[str, Any] | None:
     """The settings of a preset with those that it extends; None if it is not beside the file."""
     text = next(filter(None, map(source.beside, _places(name, folder))), None) if name else None
     if text is None or depth > 10:

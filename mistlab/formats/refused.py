@@ -9,7 +9,7 @@ from mistlab.formats.content import settings_of
 from mistlab.formats.format import Format
 from mistlab.formats.launched import command_of
 from mistlab.huggingface.configurations import KIND
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 _Test = Callable[[Mapping[str, Any]], bool]
 
@@ -132,12 +132,12 @@ _PROGRAMS: Mapping[str, tuple[str, str]] = {
 
 
 def _row(name: str, title: str, test: _Test, why: str) -> Format:
-    def read(source: LaunchSource, given: Given) -> Imported:
+    def read(source: Source, given: Given) -> Imported:
         del source, given
         message = f"this is {title}: not read here: {why}"
         raise InputError(message)
 
-    def recognises(source: LaunchSource) -> bool:
+    def recognises(source: Source) -> bool:
         return command_of(source) is None and test(settings_of(source))
 
     return Format(name=name, title=title, recognises=recognises, read=read, target="megatron")

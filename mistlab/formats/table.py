@@ -36,10 +36,10 @@ from mistlab.formats.content import content_of, settings_of
 from mistlab.formats.format import Format
 from mistlab.formats.refused import REFUSED
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
-_Recognises = Callable[[LaunchSource], bool]
-_Read = Callable[[LaunchSource, Given], Imported]
+_Recognises = Callable[[Source], bool]
+_Read = Callable[[Source, Given], Imported]
 # Choices of remarks that tell of settings without cost.
 _CALM = ("settings", "options")
 _ORDER = ("noted", "contradicting", "ignored", "assumed")
@@ -48,24 +48,24 @@ _SHOWN = 8
 _FEWEST = 3
 
 
-def _is_deepspeed(source: LaunchSource) -> bool:
+def _is_deepspeed(source: Source) -> bool:
     keys = settings_of(source).keys()
     batches = {"train_batch_size", "train_micro_batch_size_per_gpu"}
     parts = {"zero_optimization", "fp16", "bf16", "optimizer", "gradient_accumulation_steps"}
     return "zero_optimization" in keys or bool(batches & keys and parts & keys)
 
 
-def _is_accelerate(source: LaunchSource) -> bool:
+def _is_accelerate(source: Source) -> bool:
     keys = settings_of(source).keys()
     named = {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config"} & keys
     return "distributed_type" in keys or len(named) > 1
 
 
-def _is_script(source: LaunchSource) -> bool:
+def _is_script(source: Source) -> bool:
     return content_of(source).kind == "shell"
 
 
-def _read_megatron(source: LaunchSource, given: Given) -> Imported:
+def _read_megatron(source: Source, given: Given) -> Imported:
     launch = launch_of(source)
     options = Options.of(launch.arguments)
     known = TELLING & options.given.keys()
@@ -179,7 +179,7 @@ _ROWS = (
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 
 
-def format_of(source: LaunchSource) -> Format:
+def format_of(source: Source) -> Format:
     """The format of a file, by what the file holds; refuses a file that has none."""
     content = content_of(source)
     if content.kind == "strange":

@@ -18,13 +18,13 @@ from mistlab.formats.launched import (
     with_dotted,
 )
 from mistlab.formats.torchtitan_registry import NAMES, sections_of
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 _SECTIONS = {"training", "model"}
 _OWN = {"job", "metrics", "parallelism", "activation_checkpoint", "profiling", "checkpoint"}
 
 
-def recognises(source: LaunchSource) -> bool:
+def recognises(source: Source) -> bool:
     """Whether a file has torchtitan's sections or registry, or a script starts torchtitan."""
     content = content_of(source)
     if content.kind == "python":
@@ -50,7 +50,7 @@ def _is_started(command: Command) -> bool:
     return program.endswith("run_train.sh") and bool({"CONFIG_FILE", "CONFIG"} & environment.keys())
 
 
-def read(source: LaunchSource, given: Given) -> Imported:
+def read(source: Source, given: Given) -> Imported:
     """The job of a file, or of what a script starts, with the script's changes."""
     found = Found()
     command = command_of(source)
@@ -63,7 +63,7 @@ def read(source: LaunchSource, given: Given) -> Imported:
     return torchtitan_read.read_mapping(_started(command, source), given, found)
 
 
-def _started(command: Command, source: LaunchSource) -> Mapping[str, Any]:
+def _started(command: Command, source: Source) -> Mapping[str, Any]:
     """The sections that a script names: of a TOML, or of a function of a registry."""
     changes = dict(dotted_options(command, torchtitan_read.HARMLESS))
     path = command.text("job.config_file") or _variable(command, "CONFIG_FILE")

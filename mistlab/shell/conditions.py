@@ -79,7 +79,7 @@ class Tester:
 
     def plain(self, arguments: Sequence[Text]) -> Maybe:
         """A test of words: those of ``[`` without its ``]``, or those of ``test``."""
-        return _ConditionReader(self, list(arguments)).whole()
+        return _Reader(self, list(arguments)).whole()
 
     def _unary(self, operator: str, text: Text) -> Maybe:
         if operator in ("-n", "-z"):
@@ -210,7 +210,7 @@ def negated(value: Maybe) -> Maybe:
     return value if isinstance(value, Unknown) else not value
 
 
-class _ConditionReader:
+class _Reader:
     """Reads the words of ``test`` from left to right."""
 
     def __init__(self, tester: Tester, arguments: list[Text]) -> None:

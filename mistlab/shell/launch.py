@@ -11,7 +11,7 @@ from mistlab.shell.launchers import is_launcher
 from mistlab.shell.scripts import parsed_file
 from mistlab.shell.session import Session, StepsError
 from mistlab.shell.shell_text import LineError, Text, plain
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 from mistlab.shell.state import State, Variable, scalar
 from mistlab.shell.syntax import Script
 from mistlab.shell.word import Unknown, Word
@@ -47,7 +47,7 @@ class Launch:
 _NAMES = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 
 
-def launch_of(source: LaunchSource) -> Launch:
+def launch_of(source: Source) -> Launch:
     """The command of a launch line or a shell script that starts training."""
     session = Session(source=source, run=lambda *_: None)
     evaluator = Evaluator(session)
@@ -80,7 +80,7 @@ def _evaluate(evaluator: Evaluator, script: Script, state: State) -> None:
             raise
 
 
-def _given(source: LaunchSource) -> dict[str, Variable]:
+def _given(source: Source) -> dict[str, Variable]:
     """The variables that the user gives."""
     for name in source.settings:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from mistlab.shell.shell_text import FIRST_PLACEHOLDER, LAST_PLACEHOLDER, LineError, Text, plain
 from mistlab.shell.shell_text import is_placeholder as _is_placeholder
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 from mistlab.shell.state import State
 from mistlab.shell.syntax import Script, Simple
 from mistlab.shell.word import Unknown, Word
@@ -63,7 +63,7 @@ class Session:
     ``filled`` those of variables that surely have a value.
     """
 
-    source: LaunchSource
+    source: Source
     run: Callable[[Script, State], None]
     files: list[str] = field(default_factory=list)
     conditions: list[Guard] = field(default_factory=list)

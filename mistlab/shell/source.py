@@ -24,7 +24,7 @@ def known_part(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSource:
+class Source:
     """The text of a file to import, and how to find what the file refers to.
 
     ``name`` is the file's path. ``beside`` gives the text of another file by the path that the file

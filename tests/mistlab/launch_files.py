@@ -7,18 +7,18 @@ from typing import Any
 from mistlab import catalog
 from mistlab.export.given import Given, Imported
 from mistlab.formats.table import format_of
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 
 H100 = catalog.hardware("h100-80gb")
 
 
-def source_of(text: str, name: str = "", **beside: str) -> LaunchSource:
+def source_of(text: str, name: str = "", **beside: str) -> Source:
     """A source with files beside it, whose names have ``__`` for a dot."""
     files = {key.replace("__", "."): dedent(body) for key, body in beside.items()}
-    return LaunchSource(text=dedent(text), name=name, beside=files.get)
+    return Source(text=dedent(text), name=name, beside=files.get)
 
 
-def imported_from(source: LaunchSource, **given: Any) -> Imported:
+def imported_from(source: Source, **given: Any) -> Imported:
     """The job of a source on H100s, by the format that recognises it."""
     return format_of(source).read(source, Given(hardware=H100, **given))
 

@@ -6,7 +6,7 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.source import LaunchSource
+from mistlab.shell.source import Source
 from mistlab.shell.word import Unknown
 
 
@@ -18,7 +18,7 @@ def launched(
     **settings: str,
 ) -> Launch:
     return launch_of(
-        LaunchSource(
+        Source(
             text=text,
             name="run.sh",
             beside=(files or {}).get,
