@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mistlab.core.files import text_in
 from mistlab.core.values import InputError
-from mistlab.formats.table import format_of
-from mistlab.shell.source import Source
+from mistlab.formats.file_formats import format_of
+from mistlab.shell.session import Source
 
 MOST_BYTES = 4_000_000
 # How many folders above a script its own references may start from: scripts are often started from

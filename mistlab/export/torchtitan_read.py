@@ -14,13 +14,10 @@ from typing import Any
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
-from mistlab.export.found import Found
-from mistlab.export.fsdp import ENGINES, STATES
+from mistlab.export.found import Found, Section, names_in
 from mistlab.export.given import Given, Imported
-from mistlab.export.sections import Section
-from mistlab.export.torchtitan_models import BROUGHT
-from mistlab.export.torchtitan_pipeline import read_stages
-from mistlab.export.words import names_in
+from mistlab.export.nearest import ENGINES, STATES
+from mistlab.export.torchtitan_rules import BROUGHT, read_stages
 from mistlab.plan.workload import ModelSpec
 
 HARMLESS = names_in(
@@ -327,3 +324,20 @@ def _read_optimizer(section: Section, found: Found) -> None:
     if name.lower() not in ("adam", "adamw"):
         found.remark("ignored", "optimizer.name", f"{name}: taken as AdamW")
     section.unsaid({"early_step_in_backward": "the optimizer is taken as stepped at the end"})
+
+
+def toml_of(sections: Mapping[str, Mapping[str, object]]) -> str:
+    """Sections of settings as TOML."""
+    return "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in section.items())
+        for name, section in sections.items()
+    )
+
+
+def _toml(value: object) -> str:
+    """A value as TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)

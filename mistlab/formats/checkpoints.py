@@ -12,10 +12,10 @@ from pathlib import PurePath
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
-from mistlab.export.words import names_in
+from mistlab.export.found import names_in
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 # Words that tell of training, tuning or storage, not of a shape.
 _SHAPELESS = names_in(

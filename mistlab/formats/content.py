@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 Kind = Literal["settings", "shell", "python", "strange"]
 

@@ -10,16 +10,14 @@ from typing import Any
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
-from mistlab.export import deepspeed_read
-from mistlab.export.deepspeed_read import read_configuration
-from mistlab.export.found import Found, checked_whole
+from mistlab.export import deepspeed as deepspeed_read
+from mistlab.export.deepspeed import read_configuration
+from mistlab.export.found import Found, Section, checked_whole, names_in
 from mistlab.export.given import Given, Imported
-from mistlab.export.sections import Section
-from mistlab.export.words import names_in
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import Command, command_of, known_text, named_text, take_ranks
 from mistlab.plan.workload import ROTARY_BASE, ModelSpec, Window
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 ENGINES = ("deepspeed", "mistlab")
 HARMLESS = names_in(

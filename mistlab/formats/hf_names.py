@@ -6,7 +6,7 @@ axolotl (2026).
 
 from collections.abc import Mapping
 
-from mistlab.export.words import names_in
+from mistlab.export.found import names_in
 
 # Arguments without effect on the cost of a step that a plan could tell.
 HARMLESS = names_in(

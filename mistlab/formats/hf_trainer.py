@@ -13,11 +13,11 @@ from typing import Any
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
-from mistlab.export import accelerate_read, deepspeed_read
-from mistlab.export.found import Found
+from mistlab.export import accelerate as accelerate_read
+from mistlab.export import deepspeed as deepspeed_read
+from mistlab.export.found import Found, Section
 from mistlab.export.given import Given, Imported
-from mistlab.export.megatron_tables.programs import refusal_of
-from mistlab.export.sections import Section
+from mistlab.export.megatron.launched_ranks import refusal_of
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_names import CALM, HARMLESS, OTHERS, PROGRAMS, UNSAID
@@ -33,8 +33,8 @@ from mistlab.formats.launched import (
 )
 from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.context_ways import HEADS
-from mistlab.shell.source import Source
-from mistlab.shell.word import Word
+from mistlab.shell.session import Source
+from mistlab.shell.shell_text import Word
 
 _BATCHES = (
     "per_device_train_batch_size",

@@ -11,18 +11,22 @@ from typing import Any
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
-from mistlab.export.accelerate_read import STRATEGIES, strategy_of
-from mistlab.export.found import Found
-from mistlab.export.fsdp import ENGINES, STATES
+from mistlab.export.accelerate import STRATEGIES, strategy_of
+from mistlab.export.found import Found, Section, names_in
 from mistlab.export.given import Given, Imported
-from mistlab.export.sections import Section
-from mistlab.export.words import names_in
+from mistlab.export.nearest import ENGINES, STATES
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
-from mistlab.formats.interpolation import resolved
-from mistlab.formats.launched import assignments, command_of, named_text, take_ranks, with_dotted
+from mistlab.formats.launched import (
+    assignments,
+    command_of,
+    named_text,
+    resolved,
+    take_ranks,
+    with_dotted,
+)
 from mistlab.plan.workload import ROTARY_BASE, ModelSpec
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 HARMLESS = names_in(
     """

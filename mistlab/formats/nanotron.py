@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
-from mistlab.export.found import Found
+from mistlab.export.found import Found, Section, names_in
 from mistlab.export.given import Given, Imported
-from mistlab.export.sections import Section
-from mistlab.export.words import names_in
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import command_of, named_text, take_ranks
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 ENGINES = ("nanotron", "mistlab")
 HARMLESS = names_in(

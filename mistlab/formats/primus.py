@@ -13,16 +13,15 @@ from typing import Any
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
-from mistlab.export.found import Found
+from mistlab.export.found import Found, names_in
 from mistlab.export.given import Given, Imported
 from mistlab.export.torchtitan_read import read_mapping
-from mistlab.export.words import names_in
 from mistlab.formats.checkpoints import model_named
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
-from mistlab.formats.interpolation import resolved
+from mistlab.formats.launched import resolved
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 GPUS_PER_NODE = 8
 TRAINERS = ("pre_trainer", "sft_trainer", "post_trainer", "trainer")

@@ -8,17 +8,17 @@ import re
 from dataclasses import replace
 
 from mistlab.core.values import InputError
-from mistlab.export import accelerate_read, deepspeed_read
-from mistlab.export.accelerate_read import read_choices
-from mistlab.export.deepspeed_read import read_configuration
-from mistlab.export.found import Found
+from mistlab.export import accelerate as accelerate_read
+from mistlab.export import deepspeed as deepspeed_read
+from mistlab.export.accelerate import read_choices
+from mistlab.export.deepspeed import read_configuration
+from mistlab.export.found import Found, Section, content_of, listed
 from mistlab.export.given import Given, Imported
-from mistlab.export.sections import Section, content_of, listed
-from mistlab.formats.accelerated import accelerate_settings
 from mistlab.formats.checkpoints import model_named
+from mistlab.formats.hf_sharing import accelerate_settings
 from mistlab.formats.hf_trainer import refuse_program
 from mistlab.formats.launched import Command, command_of, named_text, take_ranks, with_files
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 # Options of a program that name DeepSpeed's configuration.
 _NAMES = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file")

@@ -1,7 +1,7 @@
 """Reads the model that a Hugging Face ``config.json`` describes, without torch or a download.
 
 Types whose blocks a ``ModelSpec`` describes, or nearly so, are read by the rows of a table
-(``mistlab.huggingface.model_types``). What a description has otherwise than the model is among its
+(``mistlab.huggingface.type_keys``). What a description has otherwise than the model is among its
 remarks. Other types are refused by name, and can be traced.
 """
 
@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from mistlab.core.values import near_matches, refuse, shown
-from mistlab.huggingface.block_parts import Fields, experts_of, latent_of, window_of
-from mistlab.huggingface.model_types import TypeRow, model_types, refused_types
-from mistlab.huggingface.type_keys import TypeKeys
-from mistlab.huggingface.unlike_blocks import UNLIKE
+from mistlab.huggingface.block_parts import UNLIKE, Fields, experts_of, latent_of, window_of
+from mistlab.huggingface.type_keys import TypeKeys, TypeRow, model_types, refused_types
 from mistlab.plan.workload import ModelSpec
 
 # The key that every config.json has, and no file of tracing.

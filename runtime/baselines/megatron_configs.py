@@ -23,11 +23,11 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from mistlab.core.values import InputError
-from mistlab.export.megatron_flags import Options
-from mistlab.export.megatron_parts import pattern_of
+from mistlab.export.megatron.megatron_flags import Options
+from mistlab.export.megatron.megatron_parts import pattern_of
 from mistlab.job.job import Job
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 _WHOLE: Mapping[str, str] = {
     "--num-experts": "num_moe_experts",

@@ -6,8 +6,8 @@ from typing import Any
 
 from mistlab import catalog
 from mistlab.export.given import Given, Imported
-from mistlab.formats.table import format_of
-from mistlab.shell.source import Source
+from mistlab.formats.file_formats import format_of
+from mistlab.shell.session import Source
 
 H100 = catalog.hardware("h100-80gb")
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from mistlab import catalog
 from mistlab.export.given import Given, Imported
-from mistlab.export.megatron_read import read_launch
+from mistlab.export.megatron.megatron_read import read_launch
 from mistlab.shell.launch import Launch
-from mistlab.shell.source import Source
-from mistlab.shell.word import Unknown, Word
+from mistlab.shell.session import Source
+from mistlab.shell.shell_text import Unknown, Word
 
 H100 = catalog.hardware("h100-80gb")
 SHAPE = (

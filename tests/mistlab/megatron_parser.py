@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 SWITCHES = """
     --sequence-parallel --use-distributed-optimizer --use-megatron-fsdp --overlap-grad-reduce

@@ -6,8 +6,8 @@ from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Given
 from mistlab.formats.content import content_of
-from mistlab.formats.table import FORMATS, format_of
-from mistlab.shell.source import Source
+from mistlab.formats.file_formats import FORMATS, format_of
+from mistlab.shell.session import Source
 from tests.mistlab.launch_files import imported, source_of
 
 # A file of each format, with as few keys as its framework would start with.

@@ -7,9 +7,9 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
-from mistlab.export.megatron_read import read_launch
+from mistlab.export.megatron.megatron_read import read_launch
 from mistlab.plan.workload import Experts
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 from tests.mistlab.launched import H100, LINE, RUN, SHAPE, imported, launch, texts, word
 
 CONFIG: dict[str, Any] = {

@@ -4,10 +4,9 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.export.given import Given
-from mistlab.export.megatron_flags import Options
-from mistlab.export.megatron_read import read_launch
-from mistlab.export.megatron_remarks import nearest_name
-from mistlab.shell.source import Source
+from mistlab.export.megatron.megatron_flags import Options
+from mistlab.export.megatron.megatron_read import nearest_name, read_launch
+from mistlab.shell.session import Source
 from tests.mistlab.launched import H100, LINE, RUN, SHAPE, imported, launch, texts, word, words
 
 

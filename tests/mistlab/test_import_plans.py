@@ -9,9 +9,9 @@ from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 LINES = Path(__file__).parents[2] / "examples" / "launch"
 L4 = catalog.hardware("l4-24gb")

@@ -4,9 +4,9 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.export.given import Given
-from mistlab.export.megatron_read import read_launch
+from mistlab.export.megatron.megatron_read import read_launch
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 from tests.mistlab.launched import H100, RUN, SHAPE, imported, texts
 
 WIDE = RUN.replace("--global-batch-size 16", "--global-batch-size 32")

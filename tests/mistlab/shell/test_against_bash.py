@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 from tests.mistlab.shell.bash_oracle import CASES, Script, launches_by_bash, scripts_of
 
 SCRIPTS = [script for file in sorted(CASES.glob("*.sh")) for script in scripts_of(file)]

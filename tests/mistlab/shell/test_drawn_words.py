@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 BASH = shutil.which("bash") or "bash"
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash as the oracle")

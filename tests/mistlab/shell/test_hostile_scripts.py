@@ -7,7 +7,7 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 MANY = 30_000
 SCRIPTS = {

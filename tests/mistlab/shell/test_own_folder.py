@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import Source
 
 FOLDER = '"$(dirname "${BASH_SOURCE[0]}")"'
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.source import Source, known_part
+from mistlab.shell.session import Source, known_part
 
 TEMPLATE = '{"train_batch_size": BATCH, "dir": "OUT", "stage": STAGE, "again": STAGE}\n'
 

@@ -1,0 +1,383 @@
+"""The table of all formats of launch files, and the format of a given file."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any
+
+from mistlab.core.values import InputError
+from mistlab.export.found import listed
+from mistlab.export.given import Given, Imported, Remark
+from mistlab.export.megatron import megatron_read
+from mistlab.export.megatron.launched_ranks import (
+    is_decoder,
+    refusal_of,
+)
+from mistlab.export.megatron.megatron_flags import (
+    Options,
+)
+from mistlab.export.megatron.option_tables import (
+    TELLING,
+)
+from mistlab.formats import (
+    gpt_neox,
+    hf_trainer,
+    hf_tuners,
+    llm_foundry,
+    megatron_files,
+    nanotron,
+    nemo,
+    primus,
+    scripts,
+    torchtitan_files,
+)
+from mistlab.formats.content import content_of, settings_of
+from mistlab.formats.launched import command_of
+from mistlab.huggingface.configurations import KIND
+from mistlab.shell.launch import launch_of
+from mistlab.shell.session import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A kind of file that launches or configures training.
+
+    ``name`` is the word for ``--format``, ``title`` the framework's name. ``recognises`` tells
+    whether a text is of this format by the format's own keys. ``read`` gives the job of a text.
+    ``target`` is the export target (``mistlab.export.targets.TARGETS``) whose engines stand for the
+    framework.
+    """
+
+    name: str
+    title: str
+    recognises: Callable[[Source], bool]
+    read: Callable[[Source, Given], Imported]
+    target: str
+
+
+# Files that are recognised by their keys and cannot be read here, and why.
+
+
+_Test = Callable[[Mapping[str, Any]], bool]
+
+
+def _has(*keys: str) -> _Test:
+    return lambda settings: all(_below(settings, key) is not None for key in keys)
+
+
+def _below(settings: Any, path: str) -> Any:
+    for part in path.split("."):
+        if not isinstance(settings, Mapping) or part not in settings:
+            return None
+        settings = settings[part]
+    return settings
+
+
+def _any(*tests: _Test) -> _Test:
+    return lambda settings: any(test(settings) for test in tests)
+
+
+# Name, title, keys, and why a file is not read. The first that matches counts.
+_REFUSED_ROWS: tuple[tuple[str, str, _Test, str], ...] = (
+    (
+        "huggingface-model",
+        "a model's configuration (Hugging Face)",
+        _has(KIND, "hidden_size"),
+        "it describes a model, not a run: give it by --model beside the file of a run",
+    ),
+    (
+        "olmo",
+        "OLMo",
+        _any(
+            _has("device_train_microbatch_size", "model.d_model", "fsdp.wrapping_strategy"),
+            _has("device_train_microbatch_size", "model.d_model", "save_folder", "evaluators"),
+            _has("global_train_batch_size", "model.mlp_ratio"),
+        ),
+        "give the model by --model and the rest as a configuration of Accelerate",
+    ),
+    (
+        "olmo-core",
+        "OLMo-core",
+        _any(_has("train_module", "data_loader"), _has("trainer", "dataset", "model.block")),
+        "its recipes are Python: give the model by --model and the rest as one of the formats read",
+    ),
+    (
+        "nemo-automodel",
+        "NeMo AutoModel",
+        _any(_has("model._target_", "step_scheduler"), _has("step_scheduler", "distributed")),
+        "give the model by --model and the rest as a configuration of Accelerate",
+    ),
+    (
+        "nemo-rl",
+        "a run of reinforcement learning",
+        _any(
+            _has("actor_rollout_ref"),
+            _has("policy", "grpo"),
+            _has("actor", "rollout"),
+            _has("algorithm.adv_estimator"),
+        ),
+        "it generates text and trains several models in turn",
+    ),
+    (
+        "torchtune",
+        "torchtune",
+        _has("model._component_", "optimizer._component_"),
+        "give the model by --model and the rest as a configuration of Accelerate",
+    ),
+    (
+        "maxtext",
+        "MaxText",
+        _any(_has("ici_fsdp_parallelism"), _has("base_config", "per_device_batch_size")),
+        "it trains by JAX, which no engine stands for",
+    ),
+    (
+        "levanter",
+        "Levanter",
+        _has("trainer.mp", "model.type"),
+        "it trains by JAX, which no engine stands for",
+    ),
+    (
+        "beaker",
+        "an experiment of Beaker",
+        _any(_has("tasks", "budget"), _has("tasks", "version")),
+        "give the command that it starts as a script",
+    ),
+    (
+        "kubernetes",
+        "a manifest of Kubernetes",
+        _has("apiVersion", "kind"),
+        "give the command that it starts as a script",
+    ),
+    (
+        "flagscale-experiment",
+        "an experiment of FlagScale",
+        _any(_has("experiment", "defaults"), _has("experiment.task", "experiment.runner")),
+        "it names the file with the run's settings: import that",
+    ),
+    (
+        "test-recipe",
+        "a recipe of Megatron-LM's tests",
+        _has("spec", "products"),
+        "it names tests, whose model_config.yaml has the options: import that",
+    ),
+    (
+        "model-card",
+        "a card of a model",
+        _has("base_model", "license"),
+        "it describes a model, not a run",
+    ),
+    (
+        "mindspeed",
+        "MindSpeed's training by FSDP2",
+        _any(_has("parallel.fsdp_plan"), _has("model.model_id", "parallel", "training")),
+        "its plan of sharding has no reader here: give it as a configuration of Accelerate",
+    ),
+)
+_PROGRAMS: Mapping[str, tuple[str, str]] = {
+    "olmo": ("OLMo", "scripts/train.py"),
+}
+
+
+def _refused_row(name: str, title: str, test: _Test, why: str) -> Format:
+    def read(source: Source, given: Given) -> Imported:
+        del source, given
+        message = f"this is {title}: not read here: {why}"
+        raise InputError(message)
+
+    def recognises(source: Source) -> bool:
+        return command_of(source) is None and test(settings_of(source))
+
+    return Format(name=name, title=title, recognises=recognises, read=read, target="megatron")
+
+
+REFUSED: tuple[Format, ...] = tuple(_refused_row(*row) for row in _REFUSED_ROWS)
+
+
+# The table of all formats of launch files, and the format of a given file.
+#
+# Each format recognises its files by their own keys, or by the program that a script starts; rows
+# are asked in order. What none recognises is refused as what it looks like.
+
+
+_Recognises = Callable[[Source], bool]
+_Read = Callable[[Source, Given], Imported]
+# Choices of remarks that tell of settings without cost.
+_CALM = ("settings", "options")
+_ORDER = ("noted", "contradicting", "ignored", "assumed")
+_SHOWN = 8
+# A program with fewer of Megatron-LM's options is none of its relatives.
+_FEWEST = 3
+
+
+def _is_deepspeed(source: Source) -> bool:
+    keys = settings_of(source).keys()
+    batches = {"train_batch_size", "train_micro_batch_size_per_gpu"}
+    parts = {"zero_optimization", "fp16", "bf16", "optimizer", "gradient_accumulation_steps"}
+    return "zero_optimization" in keys or bool(batches & keys and parts & keys)
+
+
+def _is_accelerate(source: Source) -> bool:
+    keys = settings_of(source).keys()
+    named = {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config"} & keys
+    return "distributed_type" in keys or len(named) > 1
+
+
+def _is_script(source: Source) -> bool:
+    return content_of(source).kind == "shell"
+
+
+def _read_megatron(source: Source, given: Given) -> Imported:
+    launch = launch_of(source)
+    options = Options.of(launch.arguments)
+    known = TELLING & options.given.keys()
+    stem = PurePath(launch.program).stem
+    is_known = is_decoder(stem) and (given.model is not None or stem.startswith("pretrain"))
+    if launch.program and len(known) < _FEWEST and not is_known:
+        refused = refusal_of(launch.program)
+        reason = refused or "is no program that is known here, nor are its options Megatron-LM's"
+        line = f"line {launch.line}: " if launch.line else ""
+        message = f"{line}{launch.program} {reason}: known are the programs of {_titles()}"
+        raise InputError(message)
+    return megatron_read.read_launch(launch, source, given)
+
+
+def _titles() -> str:
+    return ", ".join(row.title for row in _ROWS if row not in REFUSED)
+
+
+def _row(name: str, title: str, tests: Sequence[_Recognises], read: _Read, target: str) -> Format:
+    return Format(
+        name=name,
+        title=title,
+        recognises=lambda source: any(test(source) for test in tests),
+        read=lambda source, given: _in_order(read(source, given), content_of(source).repeated),
+        target=target,
+    )
+
+
+def _in_order(imported: Imported, repeated: Sequence[str]) -> Imported:
+    """Remarks on what costs before those on what does not, and equal texts in one remark;
+    ``repeated`` are keys that a file has twice."""
+    joint: dict[tuple[str, str], list[Remark]] = {}
+    text = "stands twice in one mapping: took the last"
+    twice = (Remark(kind="contradicting", choice=key, text=text) for key in repeated)
+    for remark in (*twice, *imported.remarks):
+        joint.setdefault((remark.kind, remark.text), []).append(remark)
+    remarks = [
+        replace(same[0], choice=listed(list(dict.fromkeys(each.choice for each in same)), ", "))
+        for same in joint.values()
+    ]
+    return Imported(job=imported.job, remarks=tuple(sorted(remarks, key=_rank)))
+
+
+def _rank(remark: Remark) -> tuple[bool, int]:
+    place = _ORDER.index(remark.kind) if remark.kind in _ORDER else len(_ORDER)
+    return remark.choice in _CALM, place
+
+
+_ROWS = (
+    _row(
+        "megatron-test",
+        "Megatron-LM's tests",
+        (megatron_files.recognises_test,),
+        megatron_files.read_test,
+        "megatron",
+    ),
+    _row("primus", "Primus", (primus.recognises,), primus.read, "megatron"),
+    _row(
+        "llama-factory",
+        "LLaMA-Factory",
+        (hf_tuners.recognises_llama_factory,),
+        hf_tuners.read_llama_factory,
+        "accelerate",
+    ),
+    _row(
+        "axolotl", "axolotl", (hf_tuners.recognises_axolotl,), hf_tuners.read_axolotl, "accelerate"
+    ),
+    _row("nemo", "NeMo", (nemo.recognises_nemo,), nemo.read_nemo, "megatron"),
+    _row(
+        "megatron-bridge",
+        "Megatron-Bridge",
+        (nemo.recognises_bridge,),
+        nemo.read_bridge,
+        "megatron",
+    ),
+    _row(
+        "flagscale",
+        "FlagScale",
+        (megatron_files.recognises_flagscale,),
+        megatron_files.read_flagscale,
+        "megatron",
+    ),
+    _row(
+        "megatron-yaml",
+        "Megatron-LM's YAML",
+        (megatron_files.recognises_yaml,),
+        megatron_files.read_yaml,
+        "megatron",
+    ),
+    _row(
+        "torchtitan",
+        "torchtitan",
+        (torchtitan_files.recognises,),
+        torchtitan_files.read,
+        "torchtitan",
+    ),
+    _row("nanotron", "nanotron", (nanotron.recognises,), nanotron.read, "megatron"),
+    _row("gpt-neox", "gpt-neox", (gpt_neox.recognises,), gpt_neox.read, "deepspeed"),
+    *(row for row in REFUSED if row.name == "olmo"),
+    _row("llm-foundry", "llm-foundry", (llm_foundry.recognises,), llm_foundry.read, "accelerate"),
+    *(row for row in REFUSED if row.name != "olmo"),
+    _row(
+        "hf-trainer",
+        "Hugging Face's Trainer",
+        (hf_trainer.recognises,),
+        hf_trainer.read,
+        "accelerate",
+    ),
+    _row(
+        "accelerate",
+        "Accelerate",
+        (_is_accelerate, scripts.starts_accelerate),
+        scripts.read_accelerate,
+        "accelerate",
+    ),
+    _row(
+        "deepspeed",
+        "DeepSpeed",
+        (_is_deepspeed, scripts.starts_deepspeed),
+        scripts.read_deepspeed,
+        "deepspeed",
+    ),
+    _row(
+        "megatron",
+        "Megatron-LM",
+        (_is_script,),
+        _read_megatron,
+        "megatron",
+    ),
+)
+FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
+
+
+def format_of(source: Source) -> Format:
+    """The format of a file, by what the file holds; refuses a file that has none."""
+    content = content_of(source)
+    if content.kind == "strange":
+        raise InputError(content.problem)
+    for row in FORMATS.values():
+        if row.recognises(source):
+            return row
+    if content.kind == "python":
+        message = (
+            "is a Python program, and no registry of torchtitan's configurations: give the script "
+            "that starts it, or its configuration"
+        )
+        raise InputError(message)
+    keys = [str(key) for key in content.settings]
+    shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
+    message = (
+        f"is of no format that is known here: its keys are {shown or 'none'}; known are those of "
+        f"{_titles()}"
+    )
+    raise InputError(message)
