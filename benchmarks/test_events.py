@@ -18,7 +18,7 @@ import pytest
 from simpy import Environment, Event
 
 from mistlab import catalog
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.graph.stage_model import StageModel
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS

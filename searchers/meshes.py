@@ -15,8 +15,9 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimension import Setting, degree_problem
 from mistlab.plan.dimensions import DIMENSIONS, names_of, num_gpus, ranks_of
 from mistlab.plan.made_fields import Recomputation
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
 from mistlab.schedule.placement import even_shares
 

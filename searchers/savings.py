@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, counts_within, label_of, names_of
 from mistlab.plan.plan import Plan, StagePlan

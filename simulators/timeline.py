@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.schedule.slots import Kind
 from simulators.graph import LANES
 from simulators.memory import CLASSES, MemoryOverTime

@@ -15,9 +15,10 @@ from mistlab.graph.treatments import TREATMENTS, Treatment
 from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.plan_words import plan_line, plan_words
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.savings import contains

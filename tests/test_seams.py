@@ -12,8 +12,8 @@ import pytest
 from mistlab.engines.engine import ENGINES, KernelRule
 from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.search import Budget, Problem
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import space_of
 from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.slots import GATHER_STEPPED
 from mistlab.stages.stage_program import iterations

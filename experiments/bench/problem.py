@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, refuse
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.job.job import Job, fields_of, groups_named, hardware_from, load_job, model_from

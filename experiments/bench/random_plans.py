@@ -25,8 +25,9 @@ from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Offload, Plan
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Workload
 from mistlab.schedule.placement import spread_shares
 from searchers.meshes import Pipeline, divisors, equal_pipelines, only

@@ -11,7 +11,8 @@ from mistlab.core.values import InputError, near_matches
 from mistlab.engines.engine import ENGINES, names_for_plans
 from mistlab.job.job import space_from
 from mistlab.job.search import Budget, Problem, StageCostModel
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import ModelSpec
 from searchers.registry import SEARCHERS
 from searchers.savings import why_empty

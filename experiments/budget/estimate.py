@@ -30,9 +30,9 @@ from mistlab.job.job import model_from
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
 from mistlab.plan.plan_words import plan_words
-from mistlab.plan.space import space_of
 from mistlab.plan.workload import Workload
 from searchers.methods.rule import plan_by_rule
 

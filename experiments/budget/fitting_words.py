@@ -11,7 +11,7 @@ from experiments.pages.charts import Drawn
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import gib, table, table_of, yes_no
 from experiments.tuning import search_plots
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.cost.memory import allocator_of
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction

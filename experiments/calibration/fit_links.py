@@ -23,10 +23,11 @@ from mistlab.calibration.tables import (
     read_point_to_point_table,
     read_transfer_table,
 )
-from mistlab.core.files import GBYTES, GIB_BYTES, MICROSECONDS
+from mistlab.core.units import GBYTES, GIB_BYTES, MICROSECONDS
 from mistlab.core.values import InputError
+from mistlab.cost.side_by_side import slowdowns_of_group
 from mistlab.machine.hardware import GroupTransfers, Hardware, Line, Source, Transfers
-from mistlab.machine.slowdowns import GroupSlowdowns, Interference, slowdowns_of_group
+from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 
 FEWEST_ROWS = 4
 # Numbers of nodes, and of GPUs in each, for which parameters are published.

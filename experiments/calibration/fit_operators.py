@@ -17,7 +17,7 @@ from mistlab.calibration import launches, operators
 from mistlab.calibration.best_products import Best, read_best_products
 from mistlab.calibration.collective_tests import read_collective_tests
 from mistlab.calibration.operators import read_attention_table
-from mistlab.core.files import MICROSECONDS
+from mistlab.core.units import MICROSECONDS
 from mistlab.core.values import InputError
 from mistlab.machine.hardware import (
     OPERATOR_CLASSES,

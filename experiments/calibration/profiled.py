@@ -9,7 +9,7 @@ from experiments.calibration.fit_operators import launch_time, operator_rates
 from experiments.calibration.noted_machine import Machine
 from experiments.calibration.profile_tables import KINDS, ResumedTable, Tables
 from mistlab import catalog
-from mistlab.core.files import GBYTES, GIB_BYTES, MIB_BYTES, MILLISECONDS
+from mistlab.core.units import GBYTES, GIB_BYTES, MIB_BYTES, MILLISECONDS
 from mistlab.machine.hardware import Allocator, Gpu, Hardware, Node, Provenance, Source
 
 # What nobody measures on one node, where no datasheet is named: 10 Gb/s.

@@ -10,16 +10,8 @@ from experiments.calibration.profile_tables import ALONE, KINDS, SPREAD, Key, Re
 from experiments.cli.commandline import Countdown, progress
 from experiments.cli.rundir import revision
 from experiments.training.moved_clocks import moved_words
-from mistlab.core.files import (
-    GBYTES,
-    GIB_BYTES,
-    MIB_BYTES,
-    MICROSECONDS,
-    MILLISECONDS,
-    TFLOP,
-    read_yaml,
-    write_yaml,
-)
+from mistlab.core.files import read_yaml, write_yaml
+from mistlab.core.units import GBYTES, GIB_BYTES, MIB_BYTES, MICROSECONDS, MILLISECONDS, TFLOP
 from mistlab.core.values import InputError, from_mapping, to_mapping
 from mistlab.engines.engine import Precision
 from mistlab.engines.mistlab import MISTLAB

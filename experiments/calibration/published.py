@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from mistlab import catalog
-from mistlab.calibration.tables import Row, positive, read_rows
-from mistlab.core.files import MIB_BYTES, MILLISECONDS, TFLOP, parse_yaml
+from mistlab.calibration.table_rows import Row, positive, read_rows
+from mistlab.core.files import parse_yaml
+from mistlab.core.units import MIB_BYTES, MILLISECONDS, TFLOP
 from mistlab.core.values import InputError, check_field
 from mistlab.cost.kernels import megatron_flop
 from mistlab.engines.baselines import ACESO, DEEPSPEED, MEGATRON

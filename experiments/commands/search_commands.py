@@ -5,7 +5,7 @@ from pathlib import Path
 from experiments.cli.command import Command, Group, experiment, option, path
 from experiments.cli.commandline import PLANS, PROBLEM
 
-SWEEP_EXAMPLE = PLANS.parent / "sweeping" / "small.yaml"
+SWEEP_EXAMPLE = PLANS.parent / "sweeps" / "small.yaml"
 
 SEARCH_COMMANDS: dict[str, Group] = {
     "Searches": {

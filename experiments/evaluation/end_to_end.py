@@ -18,8 +18,8 @@ from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import Row, number, table
 from mistlab.engines.mistlab import MIST, MISTLAB
 from mistlab.job.search import Budget
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan_words import plan_line
-from mistlab.plan.space import space_of
 from mistlab.plan.workload import Attention
 
 OURS = "mist"

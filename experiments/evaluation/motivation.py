@@ -20,9 +20,9 @@ from mistlab.engines.mistlab import MIST
 from mistlab.job.job import hardware_from
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.plan_words import plan_line
-from mistlab.plan.space import space_of
 from mistlab.plan.workload import Workload
 from mistlab.schedule.slots import Kind
 from simulators.events import Simulation

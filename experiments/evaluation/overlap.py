@@ -17,9 +17,9 @@ from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import Row, table
 from mistlab.core.values import InputError
 from mistlab.cost.views import FULL, VIEWS
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
 from mistlab.plan.plan_words import plan_line
-from mistlab.plan.space import space_of
 from mistlab.schedule.placement import spread_shares
 from searchers.methods.published import published
 from searchers.savings import Chooser, chosen_plan

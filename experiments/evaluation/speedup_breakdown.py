@@ -15,8 +15,9 @@ from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import Row, number, table, table_of
 from mistlab.cost.views import FULL, view_of
 from mistlab.engines.mistlab import MIST
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan_words import plan_line
-from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
+from mistlab.plan.space import OffloadRatios, SearchSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

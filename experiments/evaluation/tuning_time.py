@@ -16,7 +16,8 @@ from experiments.pages.tables import Row, number, table_of
 from mistlab.core.values import InputError
 from mistlab.cost.views import FULL
 from mistlab.job.search import Budget, Improvement, seconds_until, to_equal_quality
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space import SearchSpace
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 

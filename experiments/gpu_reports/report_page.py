@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.gpu_reports.report_checks import LOSS_TOLERANCE, Checks, Difference
 from experiments.gpu_reports.report_rows import ERRORS, TIMED, WARM_UPS, ReportRow, summary_of
 from experiments.pages.tables import narrow
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.machine.hardware import Hardware
 
 HEAD = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.gpu_reports.report_plans import ReportPlan
 from experiments.training.plan_runs import Said
-from mistlab.core.files import MIB_BYTES
+from mistlab.core.units import MIB_BYTES
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction
 

@@ -13,7 +13,7 @@ from experiments.gpu_reports.report_plans import ReportPlan
 from experiments.gpu_reports.report_rows import steps_of
 from experiments.training.run_results import prediction_of
 from mistlab import catalog
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.cost.run_seconds import PinnedMemory, run_seconds
 from mistlab.machine.hardware import Hardware, Line
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from experiments.bench.problem import lacking_bytes, predicted_each
 from experiments.interchange.single_changes import single_changes
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.export.given import changes
 from mistlab.export.nearest import Nearest, nearest

@@ -111,7 +111,7 @@ def _report(
 
 BESIDE = """## Published, and why this differs
 
-What was measured was published by others, each run with its source: `experiments/calibrating` has
+What was measured was published by others, each run with its source: `experiments/calibration` has
 the figures that the project carries. Where predictions of these and many more runs differ most, and
 why as far as it is known, is in docs/results/predictor-error.md, made from tables of runs that
 `--tables` names."""

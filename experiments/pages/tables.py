@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from string import Formatter
 from typing import Any
 
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.job.prediction import Prediction
 from mistlab.plan.plan import Plan
 

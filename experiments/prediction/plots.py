@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from experiments.pages.drawing import COLOURS
 from experiments.pages.groups import grouped
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 
 # Columns of rows: as measured, as predicted.
 PEAKS = ("measured_bytes", "predicted_bytes")

@@ -18,7 +18,7 @@ from experiments.bench.problem import (
 )
 from experiments.cli.commandline import as_options, batch_status, print_json, progress, writable
 from experiments.pages.tables import aligned, rate_words
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, check_field, to_mapping
 from mistlab.cost.breakdown import breakdown_of
 from mistlab.job.job import Job, load_job

@@ -14,8 +14,8 @@ from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.space import space_of
 from mistlab.plan.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher

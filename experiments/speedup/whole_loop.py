@@ -25,7 +25,7 @@ from mistlab.job.job import Job, hardware_from, job_to_mapping, model_from
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.workload import ModelSpec, Workload
 from searchers.meshes import equal_pipelines, only
 from searchers.savings import Chooser, chosen_plan

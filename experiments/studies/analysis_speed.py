@@ -21,8 +21,8 @@ from mistlab.graph.library import Variant
 from mistlab.graph.stage_model import StageModel
 from mistlab.graph.symbols import constants_of
 from mistlab.job.search import Problem
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import space_of
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch
 from searchers.savings import Chooser, chosen_plan

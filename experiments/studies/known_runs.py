@@ -9,7 +9,7 @@ from experiments.calibration.whole_runs import is_said_to_fit, predicted_s
 from experiments.pages.groups import grouped
 from experiments.pages.tables import Row
 from mistlab import catalog
-from mistlab.core.files import TFLOP
+from mistlab.core.units import TFLOP
 from mistlab.cost.kernels import megatron_flop
 from mistlab.cost.pipeline import Terms
 from mistlab.machine.cluster import Cluster

@@ -29,9 +29,10 @@ from mistlab.plan.dimensions import (
     dimensions_of_axes,
     names_of,
 )
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.plan_words import plan_words
-from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
+from mistlab.plan.space import OffloadRatios, SearchSpace
 from searchers.meshes import even_layers
 from searchers.methods.exhaustive import all_plans
 from searchers.savings import alike, saving_names

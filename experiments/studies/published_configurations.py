@@ -11,7 +11,8 @@ from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, table, table_of
 from experiments.studies.other_configurations import Tried, played_s, search, tried
-from mistlab.core.files import GIB_BYTES, parse_yaml
+from mistlab.core.files import parse_yaml
+from mistlab.core.units import GIB_BYTES
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, dimension_words
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.table import TableRow

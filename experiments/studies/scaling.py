@@ -20,7 +20,8 @@ from mistlab.job.job import hardware_from, model_from
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import ModelSpec, Workload
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher

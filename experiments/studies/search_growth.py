@@ -24,7 +24,8 @@ from experiments.pages.tables import Row, number, table_of
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.job.search import Budget, Problem
-from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space import OffloadRatios, SearchSpace
 from searchers.exact import box_menus, partials, proof
 from searchers.exact.hierarchy import Hierarchy
 from searchers.exact.partials import Completions

@@ -14,12 +14,13 @@ from experiments.cli.commandline import DONE, as_options
 from experiments.pages.charts import Bars, Picture
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, number, table, table_of
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import NO_INTERFERENCE
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
+from mistlab.plan.space import OffloadRatios, SearchSpace
 from mistlab.plan.workload import Workload
 
 BATCHES = (64, 128, 256, 512, 1024, 2048)

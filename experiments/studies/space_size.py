@@ -21,7 +21,8 @@ from experiments.pages.charts import Lines
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table
 from mistlab.job.search import Problem
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space import SearchSpace
 from searchers.meshes import lies_well, meshes, micro_batch_counts
 from searchers.methods.exhaustive import count_plans
 from searchers.savings import counts_choices, savings_choices

@@ -16,8 +16,8 @@ from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, table
 from mistlab.job.search import Budget
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan_words import plan_line
-from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor

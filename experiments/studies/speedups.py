@@ -22,8 +22,8 @@ from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import number, table
 from mistlab.job.search import Problem
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan_words import plan_words
-from mistlab.plan.space import space_of
 from searchers.savings import contains
 
 GRIDS = ("megatron", "deepspeed")

@@ -21,7 +21,7 @@ from experiments.pages.charts import Drawn
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import table_of
 from experiments.prediction import plots
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.cost.memory import reserved_bytes, room_bytes
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.stage_model import StageModel

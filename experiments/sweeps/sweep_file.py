@@ -35,7 +35,8 @@ from mistlab.engines.engine import Precision
 from mistlab.job.job import MODEL, hardware_from, model_from, profile_from, space_from, with_groups
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Attention, ModelSpec, Workload
 from searchers.registry import SEARCHERS
 

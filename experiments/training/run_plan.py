@@ -23,7 +23,8 @@ from experiments.training.run_options import (
 )
 from experiments.training.run_process import in_words, last_checkpoint
 from experiments.training.run_results import WARM_UP, History, measurement_of, result_of, summary_of
-from mistlab.core.files import GIB_BYTES, write_yaml
+from mistlab.core.files import write_yaml
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import to_mapping
 from mistlab.cost.kernels import mfu_of
 from mistlab.job.job import Job, load_job

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from experiments.training.moved_clocks import moved_words
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, UncalibratedError, to_mapping
 from mistlab.cost.kernels import mfu_of
 from mistlab.job.job import Job

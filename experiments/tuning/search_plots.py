@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.pages.drawing import COLOURS
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.job.prediction import MemoryByClass, Prediction
 from searchers.strategy import STAGES_A_PLAN
 

@@ -8,7 +8,7 @@ from experiments.pages.tables import aligned, gib, number, played_words, rate_wo
 from experiments.prediction.predict import sentence
 from experiments.tuning.explain import Loser, Rejected, StageLimit, Why
 from experiments.tuning.smallest import Smallest
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import to_mapping
 from mistlab.job.prediction import Comparison, Prediction
 from mistlab.plan.plan import Plan

@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.bench.bench import Bench
 from experiments.bench.problem import largest
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.cost.memory import allocator_of, host_bytes_of
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Problem

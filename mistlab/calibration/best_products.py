@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from mistlab.calibration.tables import Origin, Row, is_of_machine, read_rows
+from mistlab.calibration.table_rows import Origin, Row, is_of_machine, read_rows
 from mistlab.core.values import InputError
 
 NEEDED = ("hardware", "operation", "precision", "tflops")

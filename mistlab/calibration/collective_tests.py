@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from mistlab.calibration.fitted_transfers import TransferRows, fit, mean_error
-from mistlab.calibration.tables import Origin, Row, is_of_machine, read_rows
-from mistlab.core.files import GBYTES, MIB_BYTES
+from mistlab.calibration.table_rows import Origin, Row, is_of_machine, read_rows
+from mistlab.core.units import GBYTES, MIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.machine.hardware import Line
 

@@ -16,15 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from mistlab.cost.side_by_side import BITS, Factors, factors_of, overlapped
-from mistlab.machine.slowdowns import (
-    SHARED_SETS,
-    STREAMS,
-    GroupSlowdowns,
-    Interference,
-    Slowdown,
-    slowdowns_of_group,
-)
+from mistlab.cost.side_by_side import BITS, Factors, factors_of, overlapped, slowdowns_of_group
+from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
 
 COMPUTE = STREAMS.index("compute")
 TRANSFERS = tuple(STREAMS.index(stream) for stream in STREAMS if stream != "compute")

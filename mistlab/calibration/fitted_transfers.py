@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from mistlab.core.files import GBYTES, MIB_BYTES, MICROSECONDS
+from mistlab.core.units import GBYTES, MIB_BYTES, MICROSECONDS
 from mistlab.core.values import InputError
 from mistlab.cost.links import transfer_s
 from mistlab.machine.hardware import Line

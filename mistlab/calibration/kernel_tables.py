@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from mistlab.calibration.tables import Origin, Row, read_rows
-from mistlab.core.files import GBYTES, MICROSECONDS, TFLOP
+from mistlab.calibration.table_rows import Origin, Row, read_rows
+from mistlab.core.units import GBYTES, MICROSECONDS, TFLOP
 from mistlab.core.values import InputError
 from mistlab.machine.hardware import OperatorClass, Rate
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.calibration.tables import HARDWARE, Origin, positive, read_rows
-from mistlab.core.files import MICROSECONDS
+from mistlab.calibration.table_rows import HARDWARE, Origin, positive, read_rows
+from mistlab.core.units import MICROSECONDS
 
 NEEDED = (HARDWARE, "kernels", "time_us")
 

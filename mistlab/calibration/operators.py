@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from mistlab.calibration.tables import (
+from mistlab.calibration.table_rows import (
     HARDWARE,
     Origin,
     Row,
@@ -23,7 +23,7 @@ from mistlab.calibration.tables import (
     refuse_row,
     spread_of,
 )
-from mistlab.core.files import GBYTES, MICROSECONDS, MILLISECONDS, TFLOP
+from mistlab.core.units import GBYTES, MICROSECONDS, MILLISECONDS, TFLOP
 from mistlab.cost.kernels import slowdown_of
 from mistlab.cost.layers import work_of
 from mistlab.engines.baselines import MEGATRON

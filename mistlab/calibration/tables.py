@@ -1,149 +1,25 @@
 """Reads the rows of a measurement table, and chooses those of one campaign and one machine."""
 
-import csv
-import hashlib
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 
 from mistlab.calibration.fitted_slowdowns import OverlapRows
 from mistlab.calibration.fitted_transfers import TransferRows
-from mistlab.core.files import MIB_BYTES, MILLISECONDS
-from mistlab.core.values import InputError, near_matches
-
-CAMPAIGN = "generation"
-HARDWARE = "hardware"
-
-Row = dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """The file that rows come from; ``duplicates`` counts dropped rows that repeat another row."""
-
-    path: Path
-    sha256: str
-    campaign: str
-    duplicates: int
-
-
-def read_rows(
-    path: Path,
-    needed: Sequence[str],
-    campaign: str | None = None,
-    hardware: str | None = None,
-    *,
-    campaign_column: str = CAMPAIGN,
-    all_hardware: bool = False,
-) -> tuple[Origin, list[tuple[str, Row]]]:
-    """The distinct rows of one campaign and one machine, each with its file and line.
-
-    With ``all_hardware`` rows of all machines are taken.
-    """
-    content = _bytes_of_file(path)
-    rows = _rows(path, content.decode("utf-8", errors="replace"), needed)
-    distinct = {tuple(row.items()): (number, row) for number, row in rows}
-    chosen = _rows_with(path, list(distinct.values()), campaign_column, campaign, "--campaign")
-    if HARDWARE in needed and not all_hardware:
-        chosen = _rows_with(path, chosen, HARDWARE, hardware, "--table-hardware")
-    origin = Origin(
-        path=path,
-        sha256=hashlib.sha256(content).hexdigest(),
-        campaign=chosen[0][1].get(campaign_column) or "",
-        duplicates=len(rows) - len(distinct),
-    )
-    return origin, [(f"{path}: line {number}", row) for number, row in chosen]
-
-
-def is_of_machine(row: Row, hardware: str) -> bool:
-    """Whether a row is of a machine whose name is the row's, or whole words at its beginning."""
-    name = row[HARDWARE]
-    return name.startswith(hardware) and not name[len(hardware) :][:1].isalnum()
-
-
-def _bytes_of_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        message = f"{path}: cannot be read: {error.strerror}: check the path"
-        raise InputError(message) from None
-
-
-def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    reader = csv.DictReader(text.splitlines())
-    missing = [name for name in needed if name not in (reader.fieldnames or ())]
-    if missing:
-        message = (
-            f"{path}: column {', '.join(missing)} is missing: give a table with "
-            f"{', '.join(needed)} (docs/reference/measurement-tables.md)"
-        )
-        raise InputError(message)
-    rows = [(reader.line_num, row) for row in reader]
-    if not rows:
-        message = f"{path}: has no rows: give at least one measurement"
-        raise InputError(message)
-    return rows
-
-
-def _rows_with(
-    path: Path, rows: list[tuple[int, Row]], column: str, wanted: str | None, option: str
-) -> list[tuple[int, Row]]:
-    """The rows with the wanted value in a column; refuses to guess if there are several values."""
-    names = sorted({row.get(column) or "" for _, row in rows})
-    if wanted is None:
-        if len(names) > 1:
-            message = (
-                f"{path}: holds the {column}s {', '.join(names)}, which do not mix: "
-                f"give one of them as {option}"
-            )
-            raise InputError(message)
-        return rows
-    if wanted not in names:
-        message = f"{path}: {option} {wanted!r} is unknown{near_matches(wanted, names)}"
-        raise InputError(message)
-    return [(number, row) for number, row in rows if (row.get(column) or "") == wanted]
-
-
-def spread_of(samples: Iterable[Sequence[float]]) -> float | None:
-    """The range of repeated measurements as a share of their median; None without any."""
-    spreads = [
-        (max(values) - min(values)) / median(values) for values in samples if len(values) > 1
-    ]
-    return median(spreads) if spreads else None
-
-
-def positive(where: str, row: Mapping[str, str], name: str) -> float:
-    """A number of a row, which must be above zero."""
-    value = duration(where, row, name)
-    if value == 0:
-        refuse_row(where, name, "0 is not positive")
-    return value
-
-
-def duration(where: str, row: Mapping[str, str], name: str) -> float:
-    """A number of a row, which must not be negative."""
-    try:
-        value = float(row[name])
-    except KeyError:
-        refuse_row(where, name, "the table has no such column")
-    except (TypeError, ValueError):
-        refuse_row(where, name, f"{row[name]!r} is not a number")
-    if not math.isfinite(value) or value < 0:
-        refuse_row(where, name, f"{value:g} is negative or not finite")
-    return value
-
-
-def refuse_row(where: str, name: str, problem: str) -> NoReturn:
-    """Raise an ``InputError`` about one value of one row."""
-    message = f"{where}: {name}: {problem}: measure the row again, or remove it"
-    raise InputError(message)
-
+from mistlab.calibration.table_rows import (
+    HARDWARE,
+    Origin,
+    duration,
+    positive,
+    read_rows,
+    refuse_row,
+    spread_of,
+)
+from mistlab.core.units import MIB_BYTES, MILLISECONDS
 
 # Reads measurement tables of transfers and of streams (docs/reference/measurement-tables.md).
 

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from mistlab.core.units import MIB_BYTES
 from mistlab.core.values import InputError, refuse, shown
-
-MIB_BYTES = 2**20
-GIB_BYTES = 2**30
-GBYTES = 10**9
-TFLOP = 10**12
-MILLISECONDS = 1e-3
-MICROSECONDS = 1e-6
-
 
 # Refuses YAML that is nested too deeply, or grows without bound, before it is built.
 #
@@ -30,6 +23,13 @@ if yaml.__with_libyaml__:
     from yaml import CSafeLoader as EventLoader
 else:
     from yaml import SafeLoader as EventLoader  # type: ignore[assignment]
+
+# libyaml reads ten times faster, but not every build of PyYAML has it.
+if TYPE_CHECKING or not yaml.__with_libyaml__:
+    from yaml import SafeLoader
+else:
+    from yaml import CSafeLoader as SafeLoader
+
 
 MOST_LEVELS = 100
 MOST_ENTRIES = 10**6
@@ -106,12 +106,6 @@ def _refuse(event: yaml.Event, problem: str) -> None:
 # The largest text that is parsed; the largest of this package has 40 KB in YAML, 35 KB in JSON.
 MOST_TEXT_BYTES = 8 * MIB_BYTES
 MOST_JSON_BYTES = 64 * MIB_BYTES
-
-# libyaml reads ten times faster, but not every build of PyYAML has it.
-if TYPE_CHECKING or not yaml.__with_libyaml__:
-    from yaml import SafeLoader
-else:
-    from yaml import CSafeLoader as SafeLoader
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

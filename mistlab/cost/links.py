@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.core.distinct import Known
-from mistlab.core.files import MICROSECONDS
+from mistlab.core.units import MICROSECONDS
 from mistlab.core.values import UncalibratedError
 from mistlab.engines.engine import ExpertExchange, Precision
 from mistlab.graph.graph import Collective

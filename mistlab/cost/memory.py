@@ -26,7 +26,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Allocator
 from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan
-from mistlab.stages.plan_orders import HeldMoments, PassMoments
+from mistlab.stages.held_moments import HeldMoments, PassMoments
 from mistlab.stages.stage_batch import Column, StageBatch, StageFigures, StagePeaks
 
 Values = NDArray[np.float64]

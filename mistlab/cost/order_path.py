@@ -18,13 +18,21 @@ from numpy.typing import NDArray
 from mistlab.cost.chains import Chains
 from mistlab.cost.pipeline import StageTimes
 from mistlab.cost.side_by_side import until
-from mistlab.cost.slot_work import COMPUTE, HERE, UPPER, SlotWork, are_shared, of_layers, slot_ends
+from mistlab.cost.slot_work import (
+    COMPUTE,
+    HERE,
+    NOTHING,
+    UPPER,
+    SlotWork,
+    are_shared,
+    of_layers,
+    slot_ends,
+)
 from mistlab.cost.stage import StageSlots, StageTimeModel
 from mistlab.cost.tasks import weight_gradients_s
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.placement import Placement, StageChunk
-from mistlab.schedule.slots import NOTHING
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
 from mistlab.stages.stage_batch import StageBatch
 

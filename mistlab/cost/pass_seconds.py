@@ -28,6 +28,7 @@ from mistlab.cost.side_by_side import LINK, Streams, until
 from mistlab.cost.slot_work import (
     HERE,
     LOWER,
+    NOTHING,
     UPPER,
     Kinds,
     SlotWork,
@@ -43,7 +44,7 @@ from mistlab.cost.slot_work import (
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slots import NOTHING, PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase
+from mistlab.schedule.slots import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase
 
 # Kinds of tasks that come with a layer's step.
 OF_STEPS = frozenset({"S", "P", "G", "O"})

@@ -38,6 +38,7 @@ from mistlab.cost.slot_work import (
     ROWS_AT_ONCE,
     Kinds,
     Lengths,
+    slot_counts,
     summed_slots,
     within_round_s,
 )
@@ -48,7 +49,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus, ranks_of
 from mistlab.schedule import placement
 from mistlab.schedule.context_ways import LAUNCHES
-from mistlab.schedule.slots import IN_TURN, Phase, slot_counts
+from mistlab.schedule.slots import IN_TURN, Phase
 from mistlab.stages.stage_batch import StageBatch, StageSeconds
 
 Values = NDArray[np.float64]

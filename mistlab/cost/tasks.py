@@ -39,7 +39,14 @@ from mistlab.cost.layers import (
     work_of,
 )
 from mistlab.cost.links import Copy, LinkTime, LinkTimes, Shapes, exchanged_s, late_s, shapes_of
-from mistlab.cost.side_by_side import Factors, SlowedBy, factors_of, lowered, raised
+from mistlab.cost.side_by_side import (
+    Factors,
+    SlowedBy,
+    factors_of,
+    lowered,
+    raised,
+    slowdowns_of_group,
+)
 from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime
 from mistlab.graph.compiled import Compiled, compile_sums, kept
 from mistlab.graph.graph import PHASES as GRAPH_PHASES
@@ -53,7 +60,6 @@ from mistlab.graph.symbols import GraphChoice, by_graph, layer_columns, size_col
 from mistlab.graph.treatments import TREATMENTS, Treatment
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import OperatorClass
-from mistlab.machine.slowdowns import slowdowns_of_group
 from mistlab.plan.dimensions import DIMENSIONS, names_of, states_as_changed
 from mistlab.plan.workload import Workload
 from mistlab.schedule.context_ways import RING

@@ -13,7 +13,7 @@ from typing import Self
 
 import sympy
 
-from mistlab.core.files import MIB_BYTES
+from mistlab.core.units import MIB_BYTES
 from mistlab.engines.engine import EngineMemory
 from mistlab.graph.graph import PHASES, Phase
 from mistlab.graph.layer_types import BLOCKS, LARGEST_BLOCK, LARGEST_EXPERTS, LayerSums, type_of

@@ -32,8 +32,9 @@ from mistlab.machine.cluster import Cluster, NodeGroup, Profile
 from mistlab.machine.hardware import Hardware
 from mistlab.plan.dimension import Setting, Step
 from mistlab.plan.dimensions import DIMENSIONS, engine_problem, names_of
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.stages.plan_orders import check_order

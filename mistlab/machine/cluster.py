@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from mistlab.core.files import GBYTES, GIB_BYTES, MILLISECONDS
+from mistlab.core.units import GBYTES, GIB_BYTES, MILLISECONDS
 from mistlab.core.values import (
     MOST_GPUS_OF_NODE,
     MOST_NODES,

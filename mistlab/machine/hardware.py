@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mistlab.core.files import GBYTES, GIB_BYTES, MIB_BYTES, MICROSECONDS, TFLOP
+from mistlab.core.units import GBYTES, GIB_BYTES, MIB_BYTES, MICROSECONDS, TFLOP
 from mistlab.core.values import (
     MOST_GPUS_OF_NODE,
     MOST_NODES,

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from mistlab.core.values import InputError, near_matches, refuse
+from mistlab.core.values import near_matches, refuse
 from mistlab.engines.engine import ENGINES, Engine, names_for_plans
 from mistlab.plan import dimension_fields
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, engine_problem, ranks_of
 from mistlab.plan.made_fields import check_lists
-from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
+from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
 
 OffloadRatios = dimension_fields.OffloadRatios
 
@@ -164,18 +164,6 @@ def _run_by(engines: Sequence[Engine], name: str, listed: tuple[float, ...]) -> 
     return tuple(value for value in listed if value in runs) or (default,)
 
 
-def space_of(name: str) -> SearchSpace:
-    """The space of a name; refuses an unknown name.
-
-    >>> space_of("mist").layers_off_balance
-    2
-    """
-    if name in SPACES:
-        return SPACES[name]
-    message = f"space {name!r} is unknown{near_matches(name, SPACES)}"
-    raise InputError(message)
-
-
 def _order_problem(engines: Sequence[Engine], order: str) -> str:
     """Why no engine can run an order of passes; empty if one can."""
     return _of_all(row.order_problem(order, default=DEFAULT_ORDER) for row in engines)
@@ -185,143 +173,3 @@ def _of_all(problems: Iterable[str]) -> str:
     """The first problem if every engine has one; else nothing."""
     found = list(problems)
     return found[0] if all(found) else ""
-
-
-_POWERS = tuple(2**i for i in range(14))
-_EIGHTHS = tuple(i / 8 for i in range(9))
-
-# The published space, built up feature by feature (Mist, EuroSys 2025). Degrees and micro-batches
-# are powers of two, and so is the number of micro-batches if the global batch is a power of two.
-# From ZeRO on, each stage chooses for itself.
-_3D = SearchSpace(
-    name="3d",
-    data_parallel=_POWERS,
-    tensor_parallel=_POWERS,
-    micro_batch=(1, 2, 4),
-    zero=(1,),
-)
-_ZERO = replace(_3D, name="+zero", zero=(1, 2, 3), unequal_stages=True)
-_CHECKPOINTING = replace(_ZERO, name="+checkpointing", recomputation="any")
-_OFFLOAD = replace(
-    _CHECKPOINTING,
-    name="+offload",
-    offload=OffloadRatios(
-        weights=_EIGHTHS, gradients=_EIGHTHS, optimizer=_EIGHTHS, activations=_EIGHTHS
-    ),
-)
-_MIST = replace(_OFFLOAD, name="mist", layers_off_balance=2)
-_WIDE = replace(
-    _MIST,
-    name="wide",
-    data_parallel=None,
-    tensor_parallel=None,
-    tensor_parallel_in_node=False,
-    micro_batch=None,
-    zero=(0, 1, 2, 3),
-    layers_off_balance=None,
-    unequal_meshes=True,
-)
-# The spaces of other systems' users, on the engine that comes closest to their system: of a user
-# who tunes, and of the published evaluation, whose baselines recompute every block and shard the
-# optimizer's state.
-_MEGATRON = SearchSpace(
-    name="megatron",
-    engine="megatron",
-    tensor_parallel=_POWERS,
-    micro_batch=(1, 2, 4, 8, 16),
-    zero=(0, 1),
-)
-# What Megatron-LM's users have since: tokens split over tensor-parallel ranks, sequences over
-# context-parallel ones, attention's core recomputed, chunks of stages in turn.
-_MEGATRON_TODAY = replace(
-    _MEGATRON,
-    name="megatron-today",
-    context_parallel=(1, 2, 4, 8, 16),
-    sequence_parallel=(0, 1),
-    orders=(DEFAULT_ORDER, *INTERLEAVED),
-    recomputation="any",
-    core_recomputed_layers=None,
-)
-# The part of it that every launch line of Megatron-core says and a search proves: one order. On
-# sequences of usual length more than two context-parallel ranks were hardly measured.
-_MEGATRON_CORE = replace(
-    _MEGATRON_TODAY,
-    name="megatron-core",
-    engine="megatron-core",
-    context_parallel=(1, 2),
-    orders=(DEFAULT_ORDER,),
-    core_recomputed_layers=(0,),
-)
-# Pipelines whose gradients of weights fill their waits, as Megatron-LM's fork runs them.
-_ZERO_BUBBLE = replace(
-    _MEGATRON,
-    name="zero-bubble",
-    engine="zero-bubble",
-    orders=(DEFAULT_ORDER, *ENGINES["zero-bubble"].orders),
-    recomputation="any",
-)
-_DEEPSPEED = replace(
-    _MEGATRON, name="deepspeed", engine="deepspeed", tensor_parallel=(1,), zero=(0, 1, 2, 3)
-)
-_AS_PUBLISHED = tuple(
-    replace(tuned, name=f"{tuned.name}:published", recomputation="all", zero=(1,))
-    for tuned in (_MEGATRON, _DEEPSPEED)
-)
-_ACESO = SearchSpace(
-    name="aceso",
-    engine="aceso",
-    data_parallel=_POWERS,
-    tensor_parallel=_POWERS,
-    recomputation="any",
-    unequal_stages=True,
-    layers_off_balance=None,
-    unequal_meshes=True,
-)
-_ALPA = replace(_ACESO, name="alpa", engine="megatron", recomputation="none_or_all")
-# How models are trained today: with experts, by Megatron, whose layouts of pipelines give the stage
-# with the head fewer blocks; with sharded weights, by torch; and all that there is to choose on
-# this package's own engine.
-_MOE = SearchSpace(
-    name="moe",
-    engine="megatron-core",
-    data_parallel=_POWERS,
-    tensor_parallel=_POWERS[:4],
-    micro_batch=(1, 2, 4, 8),
-    sequence_parallel=(0, 1),
-    expert_parallel=_POWERS[:7],
-    zero=(1,),
-    layers_off_balance=2,
-)
-_FSDP = SearchSpace(
-    name="fsdp",
-    engine="fsdp",
-    tensor_parallel=_POWERS[:4],
-    pipeline=(1,),
-    micro_batch=_POWERS[:6],
-    sequence_parallel=(0, 1),
-    expert_parallel=_POWERS[:7],
-    state_replicas=_POWERS,
-    zero=(2, 3),
-)
-_EVERYTHING = replace(
-    _WIDE,
-    name="everything",
-    sequence_parallel=(0, 1),
-    expert_parallel=_POWERS[:7],
-    state_replicas=_POWERS,
-)
-# Its pipelines in any order.
-_IN_ANY_ORDER = replace(_EVERYTHING, name="everything:orders", orders=tuple(ORDERS))
-
-SPACES: Mapping[str, SearchSpace] = {
-    **{space.name: space for space in (_3D, _ZERO, _CHECKPOINTING, _OFFLOAD, _MIST, _WIDE)},
-    "+imbalance": _MIST,
-    **{
-        space.name: space
-        for space in (
-            *(_MEGATRON, _MEGATRON_TODAY, _MEGATRON_CORE, _ZERO_BUBBLE, _DEEPSPEED),
-            *(*_AS_PUBLISHED, _ACESO, _ALPA),
-            *(_MOE, _FSDP, _EVERYTHING, _IN_ANY_ORDER),
-        )
-    },
-}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.cost.memory import room_bytes
 from mistlab.cost.sureness import RunKind, bounds_of, known_sureness
 from mistlab.engines.engine import ENGINES

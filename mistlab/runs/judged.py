@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.runs.answers import RunAnswer, stage_of
 from mistlab.runs.cells import number_of, text_of

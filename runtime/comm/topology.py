@@ -1,8 +1,8 @@
 """The ranks of a plan's stages, the groups that they form, and who sends which sequences to whom.
 
-Ranks count along the axes of ``mistlab.plan.dimensions``, stage after stage. Sequences of a micro-batch
-go to data-parallel ranks in order. So ranks of stages with different degrees exchange the sequences
-that both have.
+Ranks count along the axes of ``mistlab.plan.dimensions``, stage after stage. Sequences of a
+micro-batch go to data-parallel ranks in order. So ranks of stages with different degrees exchange
+the sequences that both have.
 """
 
 from collections.abc import Iterator

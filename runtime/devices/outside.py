@@ -6,7 +6,7 @@ such memory.
 
 import torch
 
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.machine.cluster import Cluster
 from runtime.devices.cuda import driver_of

@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 from torch.distributed import ProcessGroup
 
-from mistlab.core.files import MIB_BYTES
+from mistlab.core.units import MIB_BYTES
 from mistlab.engines.engine import Precision
 from runtime.devices.cuda import driver_of
 from runtime.devices.driver import Driver

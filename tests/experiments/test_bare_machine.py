@@ -13,7 +13,8 @@ pytest.importorskip("torch")
 from experiments.calibration.noted_machine import Machine
 from experiments.cli import rundir
 from experiments.cli.command import TINY
-from mistlab.core.files import GIB_BYTES, write_yaml
+from mistlab.core.files import write_yaml
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import to_mapping
 from mistlab.job.prediction import Environment
 from mistlab.machine.hardware import PeakTflops

@@ -20,7 +20,7 @@ from experiments.evaluation.overlap import ordered
 from experiments.evaluation.speedup_breakdown import Summary, difference_in_parts, left_out, steps
 from experiments.evaluation.tuning_time import spaces
 from mistlab.job.search import Improvement, to_equal_quality
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.workload import Attention
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan, contains

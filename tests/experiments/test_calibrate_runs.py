@@ -14,7 +14,8 @@ from experiments.calibration.published import MEGATRON_COLUMNS, read_end_to_end,
 from experiments.calibration.whole_runs import figures_of, predicted_s
 from experiments.cli.commandline import run
 from mistlab import catalog
-from mistlab.core.files import MIB_BYTES, read_yaml, write_yaml
+from mistlab.core.files import read_yaml, write_yaml
+from mistlab.core.units import MIB_BYTES
 from mistlab.core.values import from_mapping, to_mapping
 from mistlab.machine.hardware import CALIBRATED, Hardware
 

@@ -14,8 +14,9 @@ from mistlab.cost.memory import room_bytes
 from mistlab.cost.pipeline import Terms
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Workload
 from searchers.savings import Chooser, chosen_plan
 

@@ -13,7 +13,7 @@ from experiments.cli.commandline import run
 from experiments.cli.live import Live
 from experiments.tuning.search_words import proof_words
 from mistlab.job.search import Budget, SearchResult
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from searchers.registry import SEARCHERS
 from searchers.strategy import Ledger, StrategySearcher
 from tests.searchers.problems import SMALL, predictor_of

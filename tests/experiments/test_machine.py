@@ -10,7 +10,8 @@ pytest.importorskip("torch")
 
 from experiments.calibration.noted_machine import Machine, noted_machine
 from experiments.calibration.profiling import SIZES, machine_of
-from mistlab.core.files import GIB_BYTES, read_yaml, write_yaml
+from mistlab.core.files import read_yaml, write_yaml
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, to_mapping
 from mistlab.job.prediction import Environment
 from mistlab.machine.hardware import PeakTflops

@@ -14,7 +14,7 @@ from experiments.prediction import disturbed
 from experiments.prediction import predict as predictions
 from experiments.prediction.disturbed import samples_of
 from experiments.prediction.predict import predicted, sentence
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.cost.memory import room_bytes
 from mistlab.job.prediction import PARTS, Breakdown, Prediction, StepParts

@@ -11,7 +11,8 @@ from experiments import predict, profile_hardware
 from experiments.calibration.profiling import SIZES, ProfileSizes, attention_of, blocks
 from experiments.cli.commandline import run
 from mistlab import catalog
-from mistlab.core.files import MIB_BYTES, read_yaml, write_yaml
+from mistlab.core.files import read_yaml, write_yaml
+from mistlab.core.units import MIB_BYTES
 from mistlab.core.values import from_mapping
 from mistlab.machine.hardware import Hardware
 from runtime.profiling.side_by_side import Lengths

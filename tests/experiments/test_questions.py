@@ -31,7 +31,7 @@ from experiments.studies.scaling import efficiencies, falls_faster
 from experiments.studies.sensitivity import worse
 from experiments.studies.space_size import FEATURES
 from mistlab.job.search import Budget
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from mistlab.runs.configuration import configuration_of
 from mistlab.runs.table import TableRow
 from mistlab.stages.stage_batch import StageBatch

@@ -18,8 +18,9 @@ from experiments.tuning.search_words import prediction_words, rival_words
 from mistlab.job.job import job_from_mapping, load_job
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan

@@ -16,7 +16,7 @@ from experiments.studies.search_growth import (
     searched,
     without,
 )
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from tests.searchers.problems import SMALL
 
 SPACE = in_parts(space_of("mist"), 2)

@@ -12,8 +12,8 @@ from experiments.bench.bench import Bench, Entry
 from experiments.cli.commandline import run
 from experiments.studies.speedups import _is_outside as is_outside
 from mistlab.job.search import Budget, Problem
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import Ending

@@ -20,9 +20,9 @@ from experiments.tuning.tune import budget_for
 from mistlab.job.job import load_job
 from mistlab.job.search import Budget
 from mistlab.plan.dimensions import change_words
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.plan_words import plan_words
-from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS
 from simulators.symbolic import SymbolicPredictor
 

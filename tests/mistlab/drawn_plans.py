@@ -10,7 +10,7 @@ from mistlab.core.values import InputError
 from mistlab.job.job import Job
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.workload import Workload
 from searchers.savings import Chooser, chosen_plan
 

@@ -16,8 +16,8 @@ from mistlab.job.job import Job
 from mistlab.job.prediction import PARTS, Breakdown
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster, NodeGroup
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Offload, Plan, StagePlan
-from mistlab.plan.space import space_of
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch
 from searchers.savings import Chooser, chosen_plan

@@ -24,8 +24,8 @@ from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import OPERATOR_CLASSES, Compute, Rate
 from mistlab.plan.dimensions import change_words, dimension_words
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.space import space_of
 from mistlab.plan.workload import Attention, Workload
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.stages.stage_batch import StageBatch

@@ -6,8 +6,9 @@ from dataclasses import fields, replace
 from benchmarks.stubs import STUB, stub
 from mistlab.plan.dimension_fields import Offload, OffloadRatios
 from mistlab.plan.dimensions import DIMENSIONS
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import StagePlan
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.space import SearchSpace
 
 STAGE = StagePlan(
     layers=8, data_parallel=2, tensor_parallel=1, micro_batch=1, offload=Offload(weights=0.5)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.engines.engine import ENGINES, Precision
 from mistlab.graph.stage_model import StageModel
 from mistlab.plan.plan import Plan, StagePlan

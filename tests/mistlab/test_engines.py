@@ -12,8 +12,8 @@ import pytest
 from mistlab.core.values import InputError
 from mistlab.engines.engine import ENGINES, names_for_plans, names_that_wait
 from mistlab.plan.dimensions import OFFLOADS, engine_problem
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.space import space_of
 from mistlab.schedule.slots import PHASES, Phase
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def test_engines_train_adapters_where_no_gradients_are_kept() -> None:
 def test_a_name_alone_imports_no_row() -> None:
     code = (
         "import sys; from mistlab.engines.engine import names_for_plans; names_for_plans(); "
-        "sys.exit('mistlab.engines.engine' in sys.modules or 'yaml' in sys.modules)"
+        "sys.exit('mistlab.engines.baselines' in sys.modules or 'yaml' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -10,7 +10,7 @@ from mistlab import catalog
 from mistlab.core.files import read_yaml, write_yaml
 from mistlab.core.values import InputError, to_mapping
 from mistlab.job.job import dump_job, job_from_mapping, job_to_mapping, load_job, space_from
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.workload import ModelSpec
 
 SPEC = ModelSpec.of(name="mine", family="custom", hidden=256, layers=32, heads=8)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.core.files import MIB_BYTES
+from mistlab.core.units import MIB_BYTES
 from mistlab.cost.memory import allocator_of, reserved_bytes, room_bytes
 from mistlab.engines.baselines import CACHED_SHARE
 from mistlab.engines.engine import ENGINES

@@ -8,7 +8,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.calibration.run_constants import Setting, fitted, values_of, with_values
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.cost.sureness import bounds_of
 from mistlab.engines.engine import ENGINES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mistlab.calibration.tables import is_of_machine
+from mistlab.calibration.table_rows import is_of_machine
 from mistlab.core.values import InputError
 from mistlab.runs.configuration import Configuration
 from mistlab.runs.gpu_names import CHIPS, gpus_of

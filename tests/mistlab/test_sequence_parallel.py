@@ -17,8 +17,9 @@ from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.stages.stage_batch import StageBatch
 from searchers.registry import SEARCHERS
 from searchers.savings import contains

@@ -8,12 +8,13 @@ from itertools import product
 import numpy as np
 import pytest
 
+from mistlab.cost.slot_work import NOTHING, slot_counts
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.layer_types import LayerTypes
 from mistlab.graph.treatments import TREATMENTS
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.plan.dimensions import counts_of_blocks
-from mistlab.schedule.slots import NOTHING, PHASES, slot_counts
+from mistlab.schedule.slots import PHASES
 
 STAGES = [
     (layers, checkpointed, embedding, head, first)

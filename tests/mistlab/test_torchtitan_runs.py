@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.runs.answers import RunAnswer
 from mistlab.runs.jobs import job_of
 from mistlab.runs.judged import judged

@@ -17,11 +17,8 @@ from experiments.calibration.profiling import (  # noqa: E402
 from experiments.cli.commandline import DONE, run  # noqa: E402
 from experiments.training.run_results import shortage_words  # noqa: E402
 from mistlab import catalog  # noqa: E402
-from mistlab.core.files import (  # noqa: E402
-    GIB_BYTES,
-    read_yaml,
-    write_yaml,
-)
+from mistlab.core.files import read_yaml, write_yaml  # noqa: E402
+from mistlab.core.units import GIB_BYTES  # noqa: E402
 from mistlab.core.values import InputError  # noqa: E402
 from mistlab.job.job import load_job  # noqa: E402
 from mistlab.machine.cluster import Cluster  # noqa: E402

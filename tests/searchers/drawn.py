@@ -9,13 +9,14 @@ from dataclasses import fields, replace
 import numpy as np
 
 from mistlab import catalog
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.cost.memory import allocator_of
 from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.space import SPACES, OffloadRatios, SearchSpace, space_of
+from mistlab.plan.named_spaces import SPACES, space_of
+from mistlab.plan.space import OffloadRatios, SearchSpace
 from mistlab.plan.workload import ModelSpec, Workload
 from searchers.methods.exhaustive import count_plans
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from mistlab import catalog
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space import OffloadRatios, SearchSpace
 from mistlab.plan.workload import Workload
 
 MODELS = ("gpt3-1.3b", "gpt3-7b", "llama-1.3b")

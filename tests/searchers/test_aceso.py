@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mistlab.job.search import Budget
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import space_of
 from searchers.methods.aceso import Relief, Resource, bottlenecks, initial_plans, moves
 from searchers.savings import Chooser, Members, chosen_plan, contains
 from searchers.strategy import Ledger

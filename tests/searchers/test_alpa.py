@@ -9,8 +9,8 @@ import pytest
 
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import space_of
 from mistlab.stages.stage_batch import StageBatch
 from searchers.meshes import layer_counts, pipelines
 from searchers.methods.alpa import SPACING, alpa

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mistlab.job.search import Budget
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from searchers.exact.box_costs import HALVED
 from searchers.exact.box_menus import FEW_PARTS, BoxMenus, halvings
 from searchers.exact.candidates import Options, StagePosition

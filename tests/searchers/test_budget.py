@@ -17,7 +17,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.job.search import Budget, Problem
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from mistlab.stages.stage_batch import StageBatch
 from searchers.exact import milp
 from searchers.exact.candidates import Menus

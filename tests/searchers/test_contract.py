@@ -13,7 +13,7 @@ import pytest
 from mistlab.core.values import to_mapping
 from mistlab.job.job import Job
 from mistlab.job.search import Budget, Problem, SearchResult
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import INTERRUPTED, SHORT_LIST, StrategySearcher

@@ -11,8 +11,9 @@ from mistlab.core.values import FieldError
 from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.space import SearchSpace
 from searchers.methods.exhaustive import all_plans
 from searchers.registry import SEARCHERS
 from searchers.savings import contains

@@ -6,7 +6,8 @@ import pytest
 
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem, SearchResult
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space import SearchSpace
 from searchers.methods.exhaustive import all_plans, count_plans
 from searchers.registry import SEARCHERS
 from searchers.savings import contains

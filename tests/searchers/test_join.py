@@ -16,8 +16,9 @@ from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import StageTimes, no_stages, prepended
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import OffloadRatios, SearchSpace, space_of
+from mistlab.plan.space import OffloadRatios, SearchSpace
 from mistlab.plan.workload import Workload
 from searchers.exact import milp
 from searchers.exact.candidates import Grain, Menus, Options, fastest, spread, undominated

@@ -9,7 +9,7 @@ from mistlab import catalog
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import names_of
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from mistlab.stages.stage_batch import StageBatch
 from searchers.exact.groups import work_of
 from searchers.meshes import Mesh

@@ -11,7 +11,7 @@ from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from searchers.meshes import divisors, meshes
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan, contains

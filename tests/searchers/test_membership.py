@@ -8,8 +8,9 @@ import pytest
 from mistlab.core.values import InputError
 from mistlab.job.job import Job
 from mistlab.job.search import Problem
+from mistlab.plan.named_spaces import SPACES, space_of
 from mistlab.plan.plan import Offload, Plan, StagePlan
-from mistlab.plan.space import SPACES, OffloadRatios, SearchSpace, space_of
+from mistlab.plan.space import OffloadRatios, SearchSpace
 from searchers.meshes import equal_pipelines
 from searchers.methods.optuna_study import key_names
 from searchers.savings import Chooser, chosen_plan, contains

@@ -5,7 +5,7 @@ from dataclasses import replace
 from mistlab import catalog
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import StrategySearcher

@@ -12,7 +12,7 @@ import pytest
 from mistlab import catalog
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.savings import contains

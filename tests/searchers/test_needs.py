@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from mistlab.cost.memory import room_bytes
 from mistlab.cost.views import View, viewed
 from mistlab.job.search import Budget, StageCostModel
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from searchers.registry import SEARCHERS
 from searchers.strategy import NO_STAGE_COSTS, NeedsStageCosts, StrategySearcher
 from simulators.events import EventSimulator

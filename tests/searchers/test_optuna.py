@@ -12,7 +12,7 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.job.search import Budget, SearchResult
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from searchers.methods.optuna_search import optuna_strategy
 from searchers.strategy import StrategySearcher
 from tests.searchers.problems import SMALL, Counting, predictor_of

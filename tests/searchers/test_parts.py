@@ -9,7 +9,8 @@ import pytest
 from mistlab import catalog
 from mistlab.job.search import Budget, Problem, SearchResult
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Workload
 from searchers.meshes import as_in, common, parts_of
 from searchers.methods import mist

@@ -13,7 +13,8 @@ from mistlab.engines.engine import ENGINES
 from mistlab.job.search import FEWEST_ALIKE, Budget, Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import OFFLOADS
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch, StageCosts
 from searchers.exact.box_costs import Boxes

@@ -10,7 +10,7 @@ import pytest
 from mistlab.cost.chains import ISSUED, Columns, Numbers
 from mistlab.cost.pipeline import Published, StageTimes, extra_s, in_front, iteration_s, steady_s
 from mistlab.job.search import Budget, SearchResult
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from mistlab.stages.stage_batch import StageBatch
 from searchers.exact.candidates import Options
 from searchers.exact.published_programme import WEIGHTS, best_by_weights

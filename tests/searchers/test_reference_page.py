@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mistlab.job.search import Budget
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from searchers.registry import SEARCHERS
 from searchers.savings import contains
 from searchers.strategy import StrategySearcher

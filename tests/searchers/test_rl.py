@@ -3,7 +3,7 @@
 import numpy as np
 
 from mistlab.job.search import Budget
-from mistlab.plan.space import space_of
+from mistlab.plan.named_spaces import space_of
 from searchers.methods.rl import Policy
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher

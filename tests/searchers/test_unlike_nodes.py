@@ -7,7 +7,8 @@ import pytest
 from mistlab import catalog
 from mistlab.job.search import Budget, Problem, SearchResult
 from mistlab.machine.cluster import Cluster, NodeGroup
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.space import SearchSpace
 from searchers.meshes import pipelines
 from searchers.methods.exhaustive import all_plans
 from searchers.registry import SEARCHERS

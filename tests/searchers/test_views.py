@@ -14,8 +14,8 @@ from mistlab.job.prediction import Predictor
 from mistlab.job.search import Budget, Problem, StageCostModel
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import space_of
 from searchers.registry import SEARCHERS
 from searchers.savings import Chooser, chosen_plan
 from searchers.strategy import StrategySearcher

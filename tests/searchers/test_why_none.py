@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mistlab.job.search import Budget, Problem
-from mistlab.plan.space import SPACES, OffloadRatios, space_of
+from mistlab.plan.named_spaces import SPACES, space_of
+from mistlab.plan.space import OffloadRatios
 from searchers.meshes import pipelines
 from searchers.registry import SEARCHERS
 from searchers.savings import WAY_BYTES, free_bytes, too_many_ways, ways_listed, why_empty

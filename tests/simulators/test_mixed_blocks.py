@@ -15,8 +15,8 @@ from mistlab.cost.kernels import model_flop
 from mistlab.graph.stage_model import StageModel
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Offload, Plan, StagePlan
-from mistlab.plan.space import space_of
 from mistlab.plan.workload import Workload
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher

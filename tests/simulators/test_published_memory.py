@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.core.files import MIB_BYTES
+from mistlab.core.units import MIB_BYTES
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Attention

@@ -10,8 +10,9 @@ from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem, SearchResult
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.space import SearchSpace, space_of
+from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Workload
 from mistlab.schedule import orders
 from mistlab.schedule.orders import fewer_micro_batches

@@ -18,8 +18,8 @@ from mistlab.graph.stage_model import StageModel
 from mistlab.job.job import Job
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.space import space_of
 from mistlab.schedule.orders import dualpipe_v_text, zb_v_text
 from mistlab.stages.plan_orders import order_of_plan
 from mistlab.stages.stage_batch import batch_of_parts

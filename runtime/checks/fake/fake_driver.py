@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from mistlab.core.files import GIB_BYTES
+from mistlab.core.units import GIB_BYTES
 from runtime.checks.fake.watch import Watch
 from runtime.devices.driver import DevicePeaks
 from runtime.engine.storage.saved import storage_of

@@ -1,0 +1,8 @@
+"""Factors from the units of files to SI base units."""
+
+MIB_BYTES = 2**20
+GIB_BYTES = 2**30
+GBYTES = 10**9
+TFLOP = 10**12
+MILLISECONDS = 1e-3
+MICROSECONDS = 1e-6
