@@ -167,10 +167,7 @@ _WRITES = (">", ">>", ">|", "&>", "&>>")
 
 
 def redirected(
-    session: Session,
-    state: State,
-    redirects: Sequence[Redirect],
-    way: Callable[[State], None],
+    session: Session, state: State, redirects: Sequence[Redirect], way: Callable[[State], None]
 ) -> None:
     """Follow a way with its input and output redirected."""
     if not redirects:

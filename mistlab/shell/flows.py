@@ -117,11 +117,7 @@ def _spaced(pieces: list[Text], middles: list[Text]) -> list[Text]:
 
 
 def _sequence(
-    session: Session,
-    expression: str,
-    first: Sequence[Text],
-    second: Sequence[Text],
-    cause: Unknown,
+    session: Session, expression: str, first: Sequence[Text], second: Sequence[Text], cause: Unknown
 ) -> tuple[Text, ...]:
     """What two lists have in common at their ends, with one unknown part in between."""
     shorter = min(len(first), len(second))

@@ -29,10 +29,7 @@ def echoed(arguments: Sequence[Text]) -> Text:
 
 
 def printed(
-    session: Session,
-    arguments: Sequence[Text],
-    line: int,
-    number: Callable[[Text], int],
+    session: Session, arguments: Sequence[Text], line: int, number: Callable[[Text], int]
 ) -> Text:
     """What ``printf`` prints; a format is used again while arguments are left."""
     if not arguments:
@@ -284,9 +281,7 @@ _SETS = {"[:upper:]": "A-Z", "[:lower:]": "a-z", "[:space:]": r" \t\n", "[:digit
 def _letters(text: str) -> str:
     text = _SETS.get(text, text).replace("\\n", "\n").replace("\\t", "\t")
     return re.sub(
-        r"(\w)-(\w)",
-        lambda match: "".join(map(chr, range(ord(match[1]), ord(match[2]) + 1))),
-        text,
+        r"(\w)-(\w)", lambda match: "".join(map(chr, range(ord(match[1]), ord(match[2]) + 1))), text
     )
 
 

@@ -339,33 +339,11 @@ class Session:
 
 # Every shell has these, with values of its own.
 ALWAYS_SET = frozenset(
-    [
-        "HOME",
-        "PATH",
-        "PWD",
-        "OLDPWD",
-        "USER",
-        "LOGNAME",
-        "HOSTNAME",
-        "SHELL",
-        "LANG",
-        "TMPDIR",
-        "UID",
-        "EUID",
-        "RANDOM",
-        "SECONDS",
-        "PPID",
-        "HOSTTYPE",
-        "OSTYPE",
-        "BASH",
-        "BASHPID",
-        "BASH_VERSION",
-        "EPOCHSECONDS",
-        "LINENO",
-        "SHLVL",
-        "TERM",
-        "COLUMNS",
-    ]
+    (
+        *("HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "HOSTNAME", "SHELL", "LANG"),
+        *("TMPDIR", "UID", "EUID", "RANDOM", "SECONDS", "PPID", "HOSTTYPE", "OSTYPE", "BASH"),
+        *("BASHPID", "BASH_VERSION", "EPOCHSECONDS", "LINENO", "SHLVL", "TERM", "COLUMNS"),
+    )
 )
 
 
