@@ -14,7 +14,7 @@ from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.deepspeed import offload_states, read_configuration
-from mistlab.export.found import Found, Section, content_of, names_in
+from mistlab.export.found import Found, Section, names_in, parse_json
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, STATES, canonical, offloads, sharded, states_offloaded
 from mistlab.export.rules import (
@@ -254,7 +254,7 @@ def deepspeed_file(path: str, source: Source, where: str) -> Mapping[str, Any]:
         )
         raise InputError(message)
     try:
-        return content_of(text)
+        return parse_json(text)
     except InputError as error:
         message = f"{where}: {path}: {error}"
         raise InputError(message) from None
@@ -310,11 +310,7 @@ def _zero(job: Job) -> Job:
 
 
 ROWS = (
-    Row(
-        choices=("order",),
-        nearest=among_orders((DEFAULT_ORDER,)),
-        because="has no pipelines",
-    ),
+    Row(choices=("order",), nearest=among_orders((DEFAULT_ORDER,)), because="has no pipelines"),
     Row(
         choices=("layers", "data_parallel", "tensor_parallel", "micro_batch"),
         nearest=one_stage,

@@ -12,7 +12,7 @@ from typing import Any
 
 from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
-from mistlab.export.found import Found, Section, checked_whole, content_of, names_in
+from mistlab.export.found import Found, Section, checked_whole, names_in, parse_json
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import canonical
 from mistlab.export.rules import (
@@ -89,7 +89,7 @@ _ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_ad
 def read(text: str, given: Given) -> Imported:
     """The job of a configuration; the model and its sequences are given beside it."""
     found = Found()
-    top = Section(content_of(text), "", found)
+    top = Section(parse_json(text), "", found)
     read_configuration(top, found, given, given.model)
     top.tell_of_rest(HARMLESS)
     return found.job(given, ENGINES)
@@ -287,11 +287,7 @@ def _can_shard_weights(job: Job) -> bool:
 
 
 ROWS = (
-    Row(
-        choices=("order",),
-        nearest=among_orders((DEFAULT_ORDER,)),
-        because="runs 1F1B",
-    ),
+    Row(choices=("order",), nearest=among_orders((DEFAULT_ORDER,)), because="runs 1F1B"),
     Row(
         choices=("data_parallel", "tensor_parallel", "micro_batch"),
         nearest=_meshes,
@@ -354,10 +350,7 @@ def _zero_section(job: Job) -> Mapping[str, Any]:
         level = 3
     elif ratio:
         level = max(level, 1)
-    section: dict[str, Any] = {
-        "stage": level,
-        "overlap_comm": job.plan.overlap_communication,
-    }
+    section: dict[str, Any] = {"stage": level, "overlap_comm": job.plan.overlap_communication}
     if ratio:
         section["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         if level == 3:

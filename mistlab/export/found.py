@@ -1,6 +1,7 @@
 """What an imported file says, and the job that it makes together with what is given beside it."""
 
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -290,7 +291,7 @@ MOST_LISTED = 5
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def content_of(text: str) -> Mapping[str, Any]:
+def parse_json(text: str) -> Mapping[str, Any]:
     """The object in a JSON text."""
     try:
         content = json.loads(text)
@@ -304,6 +305,18 @@ def content_of(text: str) -> Mapping[str, Any]:
         message = "holds no JSON object: give a configuration file"
         raise InputError(message)
     return content
+
+
+def parse_toml(text: str) -> Mapping[str, Any]:
+    """The tables of a TOML text."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = f"{error}: correct the TOML"
+        raise InputError(message) from None
+    except RecursionError:
+        message = "is nested too deeply: write at most a few levels"
+        raise InputError(message) from None
 
 
 class Section:

@@ -57,10 +57,7 @@ def whole_experts(job: Job) -> Job:
     assert experts is not None
     stages = [
         stage.with_values(
-            {
-                "expert_parallel": gcd(_parts(stage), experts.count),
-                "expert_tensor_parallel": 1,
-            }
+            {"expert_parallel": gcd(_parts(stage), experts.count), "expert_tensor_parallel": 1}
         )
         for stage in job.plan.stages
     ]

@@ -7,14 +7,13 @@ of 0.3 for the keys of 0.3 (torchtitan/config/configs.py).
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
-from mistlab.export.found import Found, Section, names_in
+from mistlab.export.found import Found, Section, names_in, parse_toml
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, STATES
 from mistlab.export.torchtitan_rules import BROUGHT, read_stages
@@ -70,15 +69,7 @@ _NARROW: Mapping[str, Precision] = {"float8": "fp8", "mxfp8": "fp8", "mx": "fp8"
 
 def read(text: str, given: Given) -> Imported:
     """The job of a TOML."""
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        message = f"{error}: correct the TOML"
-        raise InputError(message) from None
-    except RecursionError:
-        message = "is nested too deeply: write at most a few levels"
-        raise InputError(message) from None
-    return read_mapping(content, given, Found())
+    return read_mapping(parse_toml(text), given, Found())
 
 
 def read_mapping(content: Mapping[str, Any], given: Given, found: Found) -> Imported:

@@ -280,8 +280,7 @@ def recomputed(job: Job) -> Job:
     if not every:
         return job
     return with_stages(
-        job,
-        [stage.with_values({"checkpointed_layers": stage.layers // every}) for stage in stages],
+        job, [stage.with_values({"checkpointed_layers": stage.layers // every}) for stage in stages]
     )
 
 

@@ -6,6 +6,7 @@ flavour; one that torchtitan does not bring has to be added to its table under t
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from mistlab.export.nearest import ENGINES, offloads
 from mistlab.export.rules import EQUAL_MESHES, EQUAL_NODES, same, with_values
@@ -32,6 +33,7 @@ from mistlab.export.torchtitan_rules import (
     words_of,
 )
 from mistlab.job.job import Job
+from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.context_ways import GATHER, RING
 
 ROWS_OF_TOML = (
@@ -41,11 +43,7 @@ ROWS_OF_TOML = (
         because="trains in bf16 or fp32, with fused attention",
     ),
     EQUAL_MESHES,
-    Row(
-        choices=(),
-        nearest=without_pipeline,
-        because="has no pipeline for this model",
-    ),
+    Row(choices=(), nearest=without_pipeline, because="has no pipeline for this model"),
     Row(
         choices=("expert_parallel", "expert_tensor_parallel"),
         nearest=divided_experts,
@@ -72,22 +70,13 @@ _VERSION = "# For torchtitan up to 0.2.2 (later: --to torchtitan), on {} nodes o
 
 def write_toml(job: Job) -> str:
     """The configuration as TOML."""
-    plan, stage, workload = job.plan, job.plan.stages[0], job.workload
-    name, flavour = words_of(workload.model)
-    dtype = "float32" if workload.precision == "fp32" else "bfloat16"
-    batches = plan.micro_batches if plan.num_stages > 1 else 1
+    name, flavour = words_of(job.workload.model)
     every = blocks_apart(job)
     option = "op" if recomputes_products(job) else str(every) if every > 1 else ""
     sections: dict[str, dict[str, object]] = {
         "model": {"name": name, "flavor": flavour},
-        "training": {
-            "local_batch_size": stage.micro_batch * batches,
-            "global_batch_size": workload.global_batch,
-            "seq_len": workload.sequence_length,
-            "mixed_precision_param": dtype,
-            "enable_cpu_offload": offloads(job),
-        },
-        "parallelism": {**_degrees(job), **_expert_degrees(job), **pipeline_settings(job)},
+        "training": _training(job),
+        "parallelism": _parallelism_of_toml(job),
         "activation_checkpoint": {
             "mode": "selective" if option else "full" if every else "none",
             **({"selective_ac_option": option} if option else {}),
@@ -97,7 +86,19 @@ def write_toml(job: Job) -> str:
     return _VERSION.format(cluster.nodes, cluster.gpus_per_node) + toml_of(sections)
 
 
-def _degrees(job: Job) -> dict[str, object]:
+def _training(job: Job) -> dict[str, object]:
+    plan, stage, workload = job.plan, job.plan.stages[0], job.workload
+    return {
+        "local_batch_size": stage.micro_batch * (plan.micro_batches if plan.num_stages > 1 else 1),
+        "global_batch_size": workload.global_batch,
+        "seq_len": workload.sequence_length,
+        "mixed_precision_param": "float32" if workload.precision == "fp32" else "bfloat16",
+        "enable_cpu_offload": offloads(job),
+    }
+
+
+def _sharding(job: Job) -> dict[str, object]:
+    """How ranks share states and layers."""
     stage = job.plan.stages[0]
     replicas = stage.state_replicas if stage.zero else stage.data_parallel
     return {
@@ -105,28 +106,32 @@ def _degrees(job: Job) -> dict[str, object]:
         "data_parallel_shard_degree": stage.data_parallel // replicas,
         "fsdp_reshard_after_forward": "always" if stage.zero == 3 else "never",
         "tensor_parallel_degree": stage.tensor_parallel,
+    }
+
+
+def _parallelism_of_toml(job: Job) -> dict[str, object]:
+    """The degrees; those of experts where they are divided: otherwise torchtitan reads none."""
+    stage = job.plan.stages[0]
+    settings = {
+        **_sharding(job),
         "pipeline_parallel_degree": job.plan.num_stages,
         "context_parallel_degree": stage.context_parallel,
     }
-
-
-def _expert_degrees(job: Job) -> dict[str, object]:
-    """The degrees of experts where they are divided; otherwise torchtitan reads none."""
-    stage = job.plan.stages[0]
-    if stage.expert_parallel == 1:
-        return {}
-    return {
-        "expert_parallel_degree": stage.expert_parallel,
-        "expert_tensor_parallel_degree": stage.expert_tensor_parallel,
-    }
+    if stage.expert_parallel > 1:
+        settings["expert_parallel_degree"] = stage.expert_parallel
+        settings["expert_tensor_parallel_degree"] = stage.expert_tensor_parallel
+    return settings | pipeline_settings(job)
 
 
 def _notes_of_toml(job: Job) -> Iterator[str]:
-    model = job.workload.model
-    if model.name in BROUGHT:
-        return
+    if job.workload.model.name not in BROUGHT:
+        yield from _flavour_notes(job.workload.model, "the models")
+
+
+def _flavour_notes(model: ModelSpec, models: str) -> Iterator[str]:
+    """What a model needs that torchtitan does not bring."""
     yield (
-        f"add the flavour {model.name or 'mine'!r} to the models: dim={model.hidden}, "
+        f"add the flavour {model.name or 'mine'!r} to {models}: dim={model.hidden}, "
         f"n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}, "
         f"vocab_size={model.vocab}, feed-forward width {model.ffn}"
     )
@@ -241,7 +246,7 @@ def write(job: Job) -> str:
         gpus=job.cluster.gpus_per_node,
         name=name,
         flavour=flavour,
-        training=_lines(_training(job)),
+        training=_lines({**_training(job), "disable_cuda_graphs": True}),
         parallelism=_lines(_parallelism(job)),
         recomputation=_IMPORT.format(kind) if kind else "",
         checkpoint=f"{kind}.Config()" if kind else None,
@@ -259,26 +264,10 @@ def _recomputation(job: Job) -> str:
     return "FullAC" if job.plan.stages[0].checkpointed_layers else ""
 
 
-def _training(job: Job) -> dict[str, object]:
-    plan, stage, workload = job.plan, job.plan.stages[0], job.workload
-    return {
-        "local_batch_size": stage.micro_batch * (plan.micro_batches if plan.num_stages > 1 else 1),
-        "global_batch_size": workload.global_batch,
-        "seq_len": workload.sequence_length,
-        "mixed_precision_param": "float32" if workload.precision == "fp32" else "bfloat16",
-        "enable_cpu_offload": offloads(job),
-        "disable_cuda_graphs": True,
-    }
-
-
 def _parallelism(job: Job) -> dict[str, object]:
     stage = job.plan.stages[0]
-    replicas = stage.state_replicas if stage.zero else stage.data_parallel
     return {
-        "data_parallel_replicate_degree": replicas,
-        "data_parallel_shard_degree": stage.data_parallel // replicas,
-        "fsdp_reshard_after_forward": "always" if stage.zero == 3 else "never",
-        "tensor_parallel_degree": stage.tensor_parallel,
+        **_sharding(job),
         "enable_sequence_parallel": stage.sequence_parallel > 0,
         "context_parallel_degree": stage.context_parallel,
         "expert_parallel_degree": stage.expert_parallel,
@@ -288,29 +277,17 @@ def _parallelism(job: Job) -> dict[str, object]:
 
 
 def _notes(job: Job) -> Iterator[str]:
-    model = job.workload.model
     yield "learning rate, data and checkpoints are torchtitan's defaults: add yours"
-    if model.name in BROUGHT_TODAY:
-        return
-    yield (
-        f"add the flavour {model.name or 'mine'!r} to torchtitan.models.llama3.llama3_configs: "
-        f"dim={model.hidden}, n_layers={model.layers}, n_heads={model.heads}, "
-        f"n_kv_heads={model.kv_heads}, vocab_size={model.vocab}, feed-forward width {model.ffn}"
-    )
-    if model.family != "llama" or not model.has_plain_blocks:
-        kind = f"a {model.family} model" if model.family != "llama" else "this one"
-        yield f"its models are Llama's; {kind} needs a specification of its own"
+    if job.workload.model.name not in BROUGHT_TODAY:
+        yield from _flavour_notes(job.workload.model, "torchtitan.models.llama3.llama3_configs")
 
 
-TORCHTITAN = Target(
+TORCHTITAN = replace(
+    TORCHTITAN_TOML,
     name="torchtitan",
-    title="torchtitan",
     package="torchtitan==0.3.0",
-    engines=ENGINES,
     rows=ROWS,
     write=write,
     read=read_registry,
     notes=_notes,
-    beside=("model", "nodes", "gpus_per_node"),
-    always_overlaps=True,
 )

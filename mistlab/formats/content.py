@@ -5,9 +5,7 @@ content says otherwise: a launch script may be called ``run.txt``, and a YAML ``
 """
 
 import ast
-import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,6 +14,7 @@ from typing import Any, Literal
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
+from mistlab.export.found import parse_json, parse_toml
 from mistlab.shell.session import Source
 
 Kind = Literal["settings", "shell", "python", "strange"]
@@ -113,9 +112,9 @@ def _settings(text: str, ending: str) -> Content:
     repeated: list[str] = []
     try:
         if ending == ".json":
-            settings = _json(text)
+            settings = parse_json(text)
         elif ending == ".toml":
-            settings = _toml(text)
+            settings = parse_toml(text)
         else:
             settings = parse_yaml(text, "the file", repeated)
     except InputError as error:
@@ -124,32 +123,6 @@ def _settings(text: str, ending: str) -> Content:
             problem = f"is a template: {name[1]} stands for a value ({problem})"
         return Content(kind="strange", problem=problem)
     return Content(kind="settings", settings=settings, repeated=tuple(repeated))
-
-
-def _json(text: str) -> Mapping[str, Any]:
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        message = f"line {error.lineno}, column {error.colno}: {error.msg}: correct the JSON"
-        raise InputError(message) from None
-    except RecursionError:
-        message = "is nested too deeply: write at most a few levels"
-        raise InputError(message) from None
-    if not isinstance(content, dict):
-        message = "holds no JSON object: give a configuration file"
-        raise InputError(message)
-    return content
-
-
-def _toml(text: str) -> Mapping[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        message = f"{error}: correct the TOML"
-        raise InputError(message) from None
-    except RecursionError:
-        message = "is nested too deeply: write at most a few levels"
-        raise InputError(message) from None
 
 
 def _is_python(text: str) -> bool:

@@ -9,16 +9,9 @@ from mistlab.core.values import InputError
 from mistlab.export.found import listed
 from mistlab.export.given import Given, Imported, Remark
 from mistlab.export.megatron import megatron_read
-from mistlab.export.megatron.launched_ranks import (
-    is_decoder,
-    refusal_of,
-)
-from mistlab.export.megatron.megatron_flags import (
-    Options,
-)
-from mistlab.export.megatron.option_tables import (
-    TELLING,
-)
+from mistlab.export.megatron.launched_ranks import is_decoder, refusal_of
+from mistlab.export.megatron.megatron_flags import Options
+from mistlab.export.megatron.option_tables import TELLING
 from mistlab.formats import (
     gpt_neox,
     hf_trainer,
@@ -58,13 +51,6 @@ class Format:
 # Files that are recognised by their keys and cannot be read here, and why.
 
 
-_Test = Callable[[Mapping[str, Any]], bool]
-
-
-def _has(*keys: str) -> _Test:
-    return lambda settings: all(_below(settings, key) is not None for key in keys)
-
-
 def _below(settings: Any, path: str) -> Any:
     for part in path.split("."):
         if not isinstance(settings, Mapping) or part not in settings:
@@ -73,119 +59,115 @@ def _below(settings: Any, path: str) -> Any:
     return settings
 
 
-def _any(*tests: _Test) -> _Test:
-    return lambda settings: any(test(settings) for test in tests)
+def _has(settings: Mapping[str, Any], keys: str) -> bool:
+    """Whether settings have all keys of one of the lists between bars."""
+    return any(
+        all(_below(settings, key) is not None for key in names.split()) for names in keys.split("|")
+    )
 
 
-# Name, title, keys, and why a file is not read. The first that matches counts.
-_REFUSED_ROWS: tuple[tuple[str, str, _Test, str], ...] = (
+# Name, title, keys (lists between bars, of which a file has one), and why a file is not read. The
+# first that matches counts.
+_REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "huggingface-model",
         "a model's configuration (Hugging Face)",
-        _has(KIND, "hidden_size"),
+        f"{KIND} hidden_size",
         "it describes a model, not a run: give it by --model beside the file of a run",
     ),
     (
         "olmo",
         "OLMo",
-        _any(
-            _has("device_train_microbatch_size", "model.d_model", "fsdp.wrapping_strategy"),
-            _has("device_train_microbatch_size", "model.d_model", "save_folder", "evaluators"),
-            _has("global_train_batch_size", "model.mlp_ratio"),
+        (
+            "device_train_microbatch_size model.d_model fsdp.wrapping_strategy | "
+            "device_train_microbatch_size model.d_model save_folder evaluators | "
+            "global_train_batch_size model.mlp_ratio"
         ),
         "give the model by --model and the rest as a configuration of Accelerate",
     ),
     (
         "olmo-core",
         "OLMo-core",
-        _any(_has("train_module", "data_loader"), _has("trainer", "dataset", "model.block")),
+        "train_module data_loader | trainer dataset model.block",
         "its recipes are Python: give the model by --model and the rest as one of the formats read",
     ),
     (
         "nemo-automodel",
         "NeMo AutoModel",
-        _any(_has("model._target_", "step_scheduler"), _has("step_scheduler", "distributed")),
+        "model._target_ step_scheduler | step_scheduler distributed",
         "give the model by --model and the rest as a configuration of Accelerate",
     ),
     (
         "nemo-rl",
         "a run of reinforcement learning",
-        _any(
-            _has("actor_rollout_ref"),
-            _has("policy", "grpo"),
-            _has("actor", "rollout"),
-            _has("algorithm.adv_estimator"),
-        ),
+        "actor_rollout_ref | policy grpo | actor rollout | algorithm.adv_estimator",
         "it generates text and trains several models in turn",
     ),
     (
         "torchtune",
         "torchtune",
-        _has("model._component_", "optimizer._component_"),
+        "model._component_ optimizer._component_",
         "give the model by --model and the rest as a configuration of Accelerate",
     ),
     (
         "maxtext",
         "MaxText",
-        _any(_has("ici_fsdp_parallelism"), _has("base_config", "per_device_batch_size")),
+        "ici_fsdp_parallelism | base_config per_device_batch_size",
         "it trains by JAX, which no engine stands for",
     ),
     (
         "levanter",
         "Levanter",
-        _has("trainer.mp", "model.type"),
+        "trainer.mp model.type",
         "it trains by JAX, which no engine stands for",
     ),
     (
         "beaker",
         "an experiment of Beaker",
-        _any(_has("tasks", "budget"), _has("tasks", "version")),
+        "tasks budget | tasks version",
         "give the command that it starts as a script",
     ),
     (
         "kubernetes",
         "a manifest of Kubernetes",
-        _has("apiVersion", "kind"),
+        "apiVersion kind",
         "give the command that it starts as a script",
     ),
     (
         "flagscale-experiment",
         "an experiment of FlagScale",
-        _any(_has("experiment", "defaults"), _has("experiment.task", "experiment.runner")),
+        "experiment defaults | experiment.task experiment.runner",
         "it names the file with the run's settings: import that",
     ),
     (
         "test-recipe",
         "a recipe of Megatron-LM's tests",
-        _has("spec", "products"),
+        "spec products",
         "it names tests, whose model_config.yaml has the options: import that",
     ),
     (
         "model-card",
         "a card of a model",
-        _has("base_model", "license"),
+        "base_model license",
         "it describes a model, not a run",
     ),
     (
         "mindspeed",
         "MindSpeed's training by FSDP2",
-        _any(_has("parallel.fsdp_plan"), _has("model.model_id", "parallel", "training")),
+        "parallel.fsdp_plan | model.model_id parallel training",
         "its plan of sharding has no reader here: give it as a configuration of Accelerate",
     ),
 )
-_PROGRAMS: Mapping[str, tuple[str, str]] = {
-    "olmo": ("OLMo", "scripts/train.py"),
-}
 
 
-def _refused_row(name: str, title: str, test: _Test, why: str) -> Format:
+def _refused_row(name: str, title: str, keys: str, why: str) -> Format:
     def read(source: Source, given: Given) -> Imported:
         del source, given
         message = f"this is {title}: not read here: {why}"
         raise InputError(message)
 
     def recognises(source: Source) -> bool:
-        return command_of(source) is None and test(settings_of(source))
+        return command_of(source) is None and _has(settings_of(source), keys)
 
     return Format(name=name, title=title, recognises=recognises, read=read, target="megatron")
 
@@ -245,7 +227,7 @@ def _titles() -> str:
     return ", ".join(row.title for row in _ROWS if row not in REFUSED)
 
 
-def _row(name: str, title: str, tests: Sequence[_Recognises], read: _Read, target: str) -> Format:
+def _row(name: str, title: str, target: str, read: _Read, *tests: _Recognises) -> Format:
     return Format(
         name=name,
         title=title,
@@ -279,83 +261,65 @@ _ROWS = (
     _row(
         "megatron-test",
         "Megatron-LM's tests",
-        (megatron_files.recognises_test,),
-        megatron_files.read_test,
         "megatron",
+        megatron_files.read_test,
+        megatron_files.recognises_test,
     ),
-    _row("primus", "Primus", (primus.recognises,), primus.read, "megatron"),
+    _row("primus", "Primus", "megatron", primus.read, primus.recognises),
     _row(
         "llama-factory",
         "LLaMA-Factory",
-        (hf_tuners.recognises_llama_factory,),
-        hf_tuners.read_llama_factory,
         "accelerate",
+        hf_tuners.read_llama_factory,
+        hf_tuners.recognises_llama_factory,
     ),
+    _row("axolotl", "axolotl", "accelerate", hf_tuners.read_axolotl, hf_tuners.recognises_axolotl),
+    _row("nemo", "NeMo", "megatron", nemo.read_nemo, nemo.recognises_nemo),
     _row(
-        "axolotl", "axolotl", (hf_tuners.recognises_axolotl,), hf_tuners.read_axolotl, "accelerate"
-    ),
-    _row("nemo", "NeMo", (nemo.recognises_nemo,), nemo.read_nemo, "megatron"),
-    _row(
-        "megatron-bridge",
-        "Megatron-Bridge",
-        (nemo.recognises_bridge,),
-        nemo.read_bridge,
-        "megatron",
+        "megatron-bridge", "Megatron-Bridge", "megatron", nemo.read_bridge, nemo.recognises_bridge
     ),
     _row(
         "flagscale",
         "FlagScale",
-        (megatron_files.recognises_flagscale,),
-        megatron_files.read_flagscale,
         "megatron",
+        megatron_files.read_flagscale,
+        megatron_files.recognises_flagscale,
     ),
     _row(
         "megatron-yaml",
         "Megatron-LM's YAML",
-        (megatron_files.recognises_yaml,),
-        megatron_files.read_yaml,
         "megatron",
+        megatron_files.read_yaml,
+        megatron_files.recognises_yaml,
     ),
     _row(
-        "torchtitan",
-        "torchtitan",
-        (torchtitan_files.recognises,),
-        torchtitan_files.read,
-        "torchtitan",
+        "torchtitan", "torchtitan", "torchtitan", torchtitan_files.read, torchtitan_files.recognises
     ),
-    _row("nanotron", "nanotron", (nanotron.recognises,), nanotron.read, "megatron"),
-    _row("gpt-neox", "gpt-neox", (gpt_neox.recognises,), gpt_neox.read, "deepspeed"),
+    _row("nanotron", "nanotron", "megatron", nanotron.read, nanotron.recognises),
+    _row("gpt-neox", "gpt-neox", "deepspeed", gpt_neox.read, gpt_neox.recognises),
     *(row for row in REFUSED if row.name == "olmo"),
-    _row("llm-foundry", "llm-foundry", (llm_foundry.recognises,), llm_foundry.read, "accelerate"),
+    _row("llm-foundry", "llm-foundry", "accelerate", llm_foundry.read, llm_foundry.recognises),
     *(row for row in REFUSED if row.name != "olmo"),
     _row(
-        "hf-trainer",
-        "Hugging Face's Trainer",
-        (hf_trainer.recognises,),
-        hf_trainer.read,
-        "accelerate",
+        "hf-trainer", "Hugging Face's Trainer", "accelerate", hf_trainer.read, hf_trainer.recognises
     ),
     _row(
         "accelerate",
         "Accelerate",
-        (_is_accelerate, scripts.starts_accelerate),
-        scripts.read_accelerate,
         "accelerate",
+        scripts.read_accelerate,
+        _is_accelerate,
+        scripts.starts_accelerate,
     ),
     _row(
         "deepspeed",
         "DeepSpeed",
-        (_is_deepspeed, scripts.starts_deepspeed),
-        scripts.read_deepspeed,
         "deepspeed",
+        scripts.read_deepspeed,
+        _is_deepspeed,
+        scripts.starts_deepspeed,
     ),
-    _row(
-        "megatron",
-        "Megatron-LM",
-        (_is_script,),
-        _read_megatron,
-        "megatron",
-    ),
+    _row("megatron", "Megatron-LM", "megatron", _read_megatron, _is_script),
 )
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 

@@ -9,7 +9,7 @@ from mistlab.export import accelerate as accelerate_read
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.accelerate import STRATEGIES, read_choices, strategy_of, with_precision
 from mistlab.export.deepspeed import read_configuration
-from mistlab.export.found import Section, content_of
+from mistlab.export.found import Section, parse_json
 from mistlab.export.given import Given
 from mistlab.export.nearest import ENGINES, STATES
 from mistlab.formats.launched import Command, known_text, named_text, valued, with_dotted
@@ -35,12 +35,7 @@ _KINDS = {
     "use_megatron_lm": "MEGATRON_LM",
     "multi_gpu": "MULTI_GPU",
 }
-_TOP = (
-    "mixed_precision",
-    "num_processes",
-    "num_machines",
-    "use_cpu",
-)
+_TOP = ("mixed_precision", "num_processes", "num_machines", "use_cpu")
 
 
 def accelerate_settings(
@@ -135,7 +130,7 @@ def _deepspeed(top: Section, source: Source, given: Given, command: Command | No
         content: Mapping[str, Any] = value
     else:
         path = str(value)
-        content = content_of(named_text(path, command, source, "is DeepSpeed's configuration"))
+        content = parse_json(named_text(path, command, source, "is DeepSpeed's configuration"))
         name = path
     _tell_of_batches(top, content, name)
     inner = Section(_without_batches(with_precision(content, found.precision)), name, found)
@@ -190,7 +185,7 @@ def _fsdp(top: Section, source: Source, given: Given, command: Command | None) -
     known = [str(word).lower() for word in words if str(word).lower() not in ("auto_wrap", "")]
     config = top.get("fsdp_config")
     if isinstance(config, str):
-        config = content_of(named_text(config, command, source, "configures FSDP"))
+        config = parse_json(named_text(config, command, source, "configures FSDP"))
     section = Section(config if isinstance(config, Mapping) else {}, "fsdp_config", found)
     level = [word for word in known if word not in ("offload", "true", "false")]
     inner = section.get("sharding_strategy") or section.get("fsdp_sharding_strategy")

@@ -36,11 +36,7 @@ from mistlab.schedule.context_ways import HEADS
 from mistlab.shell.session import Source
 from mistlab.shell.shell_text import Word
 
-_BATCHES = (
-    "per_device_train_batch_size",
-    "per_gpu_train_batch_size",
-    "per_device_batch_size",
-)
+_BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size")
 _LENGTHS = (
     "max_seq_length",
     "max_length",

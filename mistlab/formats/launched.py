@@ -12,9 +12,7 @@ import yaml
 from mistlab.core.values import InputError
 from mistlab.export.found import Found
 from mistlab.export.given import Given
-from mistlab.export.megatron.launched_ranks import (
-    read_ranks,
-)
+from mistlab.export.megatron.launched_ranks import read_ranks
 from mistlab.formats.content import content_of
 from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import Source
@@ -64,12 +62,7 @@ def _command(
 ) -> Command | None:
     # Each format asks again: a script is evaluated once.
     source = Source(
-        text=text,
-        name=name,
-        beside=beside,
-        settings=dict(settings),
-        arguments=arguments,
-        line=line,
+        text=text, name=name, beside=beside, settings=dict(settings), arguments=arguments, line=line
     )
     try:
         launch = _innermost(launch_of(source))

@@ -140,17 +140,22 @@ def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> 
             raise InputError(message)
 
 
+def _query_groups(model: Mapping[str, Any], flags: Flags) -> None:
+    """Grouped queries, where there are fewer groups than heads."""
+    groups = model.get("num_query_groups")
+    if groups and groups != model.get("num_attention_heads"):
+        flags.put("group_query_attention", True)
+    elif groups:
+        flags.options.pop("--num-query-groups", None)
+
+
 def _kinds(model: Mapping[str, Any], flags: Flags) -> None:
     """Kinds of norm, activation and position, biases and tying, by NeMo's words."""
     if model.get("num_layers") is None:
         for option in ("--num-attention-heads", "--hidden-size", "--ffn-hidden-size"):
             flags.options.pop(option, None)
         return
-    groups = model.get("num_query_groups")
-    if groups and groups != model.get("num_attention_heads"):
-        flags.put("group_query_attention", True)
-    elif groups:
-        flags.options.pop("--num-query-groups", None)
+    _query_groups(model, flags)
     norm = str(model.get("normalization", "layernorm")).lower()
     if norm in ("layernorm1p",):
         flags.remark("model.normalization", "layernorm1p: taken as LayerNorm")
@@ -321,11 +326,7 @@ def _precision(value: object, flags: Flags) -> None:
 def _shape(model: Mapping[str, Any], flags: Flags) -> None:
     if model.get("num_layers") is None:
         return
-    groups = model.get("num_query_groups")
-    if groups and groups != model.get("num_attention_heads"):
-        flags.put("group_query_attention", True)
-    elif groups:
-        flags.options.pop("--num-query-groups", None)
+    _query_groups(model, flags)
     if model.get("share_embeddings_and_output_weights") is False:
         flags.options["--untie-embeddings-and-output-weights"] = None
     activation = str(model.get("activation_func", ""))

@@ -12,7 +12,7 @@ from mistlab.export import accelerate as accelerate_read
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.accelerate import read_choices
 from mistlab.export.deepspeed import read_configuration
-from mistlab.export.found import Found, Section, content_of, listed
+from mistlab.export.found import Found, Section, listed, parse_json
 from mistlab.export.given import Given, Imported
 from mistlab.formats.checkpoints import model_named
 from mistlab.formats.hf_sharing import accelerate_settings
@@ -59,7 +59,7 @@ def read_deepspeed(source: Source, given: Given) -> Imported:
     _check_program(command, path)
     given = _with_model(command, given)
     take_ranks(command, source, found, given)
-    content = content_of(named_text(path, command, source, "is DeepSpeed's configuration"))
+    content = parse_json(named_text(path, command, source, "is DeepSpeed's configuration"))
     top = Section(content, path, found)
     read_configuration(top, found, given, given.model)
     _tell_of_options(command, found)

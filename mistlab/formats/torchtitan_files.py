@@ -1,12 +1,11 @@
 """Reads torchtitan's TOML, its registries in Python, and scripts that start either."""
 
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from mistlab.core.values import InputError
 from mistlab.export import torchtitan_read
-from mistlab.export.found import Found
+from mistlab.export.found import Found, parse_toml
 from mistlab.export.given import Given, Imported
 from mistlab.export.torchtitan_python import NAMES, sections_of
 from mistlab.formats.content import content_of, settings_of
@@ -70,11 +69,10 @@ def _started(command: Command, source: Source) -> Mapping[str, Any]:
     if path is not None:
         text = named_text(path, command, source, "configures torchtitan's run")
         try:
-            sections = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            message = f"{path}: {error}: correct the TOML"
+            return with_dotted(parse_toml(text), changes)
+        except InputError as error:
+            message = f"{path}: {error}"
             raise InputError(message) from None
-        return with_dotted(sections, changes)
     module, name = command.text("module"), command.text("config")
     if module is None or name is None:
         return with_dotted({}, changes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mistlab.core.values import InputError
 from mistlab.export.deepspeed import HARMLESS, read_states
-from mistlab.export.found import Found, Section, content_of, names_in
+from mistlab.export.found import Found, Section, names_in, parse_json
 from mistlab.export.megatron.megatron_flags import Options
 from mistlab.schedule.context_ways import HEADS
 from mistlab.shell.session import Source, known_part
@@ -124,7 +124,7 @@ def _without_configuration(options: Options, found: Found, name: str, level: int
 
 
 def _with_configuration(text: str, name: str, found: Found, level: int | None) -> None:
-    top = Section(content_of(text), "", found)
+    top = Section(parse_json(text), "", found)
     section = top.section("zero_optimization")
     read_states(section, found)
     if level is not None and found.values["zero"] != level:

@@ -12,10 +12,7 @@ from typing import Any
 
 from mistlab.core.values import InputError, refuse
 from mistlab.export.found import Found
-from mistlab.export.megatron.megatron_flags import (
-    Options,
-    is_of_epfl,
-)
+from mistlab.export.megatron.megatron_flags import Options, is_of_epfl
 from mistlab.export.megatron.megatron_parts import (
     check_hybrid,
     hybrid_parts,

@@ -12,10 +12,7 @@ from typing import Any
 
 from mistlab.core.values import InputError, refuse, within
 from mistlab.export.found import Found, checked_whole
-from mistlab.export.megatron.megatron_flags import (
-    Options,
-    is_of_deepspeed,
-)
+from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
 from mistlab.job.job import Job
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Experts, LatentAttention, ModelSpec, StateSpace, Window

@@ -6,14 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from mistlab.core.values import InputError
 from mistlab.engines.engine import Optimizer
 from mistlab.export.found import Found, checked_whole
-from mistlab.export.megatron.megatron_flags import (
-    Options,
-    is_of_deepspeed,
-)
-from mistlab.export.megatron.megatron_parts import (
-    PATTERN,
-    segments_of,
-)
+from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
+from mistlab.export.megatron.megatron_parts import PATTERN, segments_of
 from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware
 from mistlab.plan.workload import Workload

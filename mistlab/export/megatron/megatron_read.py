@@ -8,15 +8,8 @@ from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported, Remark
-from mistlab.export.megatron.launched_ranks import (
-    is_decoder,
-    read_ranks,
-    refusal_of,
-    with_hints,
-)
-from mistlab.export.megatron.megatron_deepspeed import (
-    ENGINES as ENGINES_OF_DEEPSPEED,
-)
+from mistlab.export.megatron.launched_ranks import is_decoder, read_ranks, refusal_of, with_hints
+from mistlab.export.megatron.megatron_deepspeed import ENGINES as ENGINES_OF_DEEPSPEED
 from mistlab.export.megatron.megatron_deepspeed import (
     Files,
     is_by_deepspeed,
@@ -33,9 +26,7 @@ from mistlab.export.megatron.megatron_flags import (
     is_of_deepspeed,
     is_of_epfl,
 )
-from mistlab.export.megatron.megatron_model import (
-    model_of,
-)
+from mistlab.export.megatron.megatron_model import model_of
 from mistlab.export.megatron.megatron_plan import (
     read_activations,
     read_experts,
@@ -44,9 +35,7 @@ from mistlab.export.megatron.megatron_plan import (
     read_stages,
     read_states,
 )
-from mistlab.export.megatron.option_tables import (
-    TELLING,
-)
+from mistlab.export.megatron.option_tables import TELLING
 from mistlab.export.target import is_of_today
 from mistlab.plan.workload import Attention, ModelSpec
 from mistlab.schedule.context_ways import GATHER, HEADS, RING

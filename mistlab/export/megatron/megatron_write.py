@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from mistlab.engines.engine import Optimizer, Precision
-from mistlab.export.megatron.megatron_model import (
-    model_options,
-    sayable_model,
-)
+from mistlab.export.megatron.megatron_model import model_options, sayable_model
 from mistlab.export.megatron.megatron_parts import (
     hybrid_notes,
     hybrid_options,
