@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mistlab.core.files import format_yaml, parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, word_set
 from mistlab.engines.engine import Precision
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.deepspeed import offload_states, read_configuration
-from mistlab.export.found import Found, Section, names_in, parse_json
+from mistlab.export.found import Found, Section, parse_json
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, STATES, canonical, offloads, sharded, states_offloaded
 from mistlab.export.rules import (
@@ -31,7 +31,7 @@ from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.shell.session import Source
 
-HARMLESS = names_in(
+HARMLESS = word_set(
     """
     compute_environment debug downcast_bf16 enable_cpu_affinity machine_rank main_process_ip
     main_process_port main_training_function rdzv_backend rdzv_conf same_network tpu_env tpu_name

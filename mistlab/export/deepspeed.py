@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, word_set
 from mistlab.engines.engine import Precision
-from mistlab.export.found import Found, Section, checked_whole, names_in, parse_json
+from mistlab.export.found import Found, Section, checked_whole, parse_json
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import canonical
 from mistlab.export.rules import (
@@ -36,7 +36,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 ENGINES = ("deepspeed", "mistlab")
 HALVES = ("fp16", "bf16")
 # Settings without effect on the cost of a step that a plan could tell.
-HARMLESS = names_in(
+HARMLESS = word_set(
     """
     scheduler gradient_clipping steps_per_print wall_clock_breakdown dump_state
     prescale_gradients gradient_predivide_factor tensorboard wandb csv_monitor comet

@@ -464,15 +464,3 @@ def listed(names: Sequence[str], between: str = " ") -> str:
     if len(names) <= MOST_LISTED:
         return between.join(names)
     return f"{len(names)} settings ({' '.join(names[:MOST_LISTED])} ...)"
-
-
-# Lists of names, as tables of settings write them.
-
-
-def names_in(text: str) -> frozenset[str]:
-    """The names in a text, with blanks between them.
-
-    >>> sorted(names_in("one two"))
-    ['one', 'two']
-    """
-    return frozenset(text.split())

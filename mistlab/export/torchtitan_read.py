@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab import catalog
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, word_set
 from mistlab.engines.engine import Precision
-from mistlab.export.found import Found, Section, names_in, parse_toml
+from mistlab.export.found import Found, Section, parse_toml
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, STATES
 from mistlab.export.torchtitan_rules import BROUGHT, read_stages
 from mistlab.plan.workload import ModelSpec
 
-HARMLESS = names_in(
+HARMLESS = word_set(
     """
     job profiling profiler metrics lr_scheduler checkpoint comm memory_estimation
     fault_tolerance validation validator debug dataset dataset_path steps max_norm gc_freq

@@ -11,14 +11,13 @@ from pathlib import PurePath
 
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
-from mistlab.export.found import names_in
+from mistlab.core.values import InputError, word_set
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
 from mistlab.shell.session import Source
 
 # Words that tell of training, tuning or storage, not of a shape.
-_SHAPELESS = names_in(
+_SHAPELESS = word_set(
     """
     meta base instruct hf chat it pt sft dpo bf16 fp16 pretrain pretrained config model v0.1 v0.2
     2024 1124 0724 2507 0425 1125 thinking preview

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, word_set
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.deepspeed import read_configuration
-from mistlab.export.found import Found, Section, checked_whole, names_in
+from mistlab.export.found import Found, Section, checked_whole
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import Command, command_of, known_text, named_text, take_ranks
@@ -20,7 +20,7 @@ from mistlab.plan.workload import ROTARY_BASE, ModelSpec, Window
 from mistlab.shell.session import Source
 
 ENGINES = ("deepspeed", "mistlab")
-HARMLESS = names_in(
+HARMLESS = word_set(
     """
     tokenizer_type vocab_file merge_file data_path train_data_paths valid_data_paths
     test_data_paths train_data_weights valid_data_weights test_data_weights data_impl mmap_warmup

@@ -6,10 +6,10 @@ axolotl (2026).
 
 from collections.abc import Mapping
 
-from mistlab.export.found import names_in
+from mistlab.core.values import word_set
 
 # Arguments without effect on the cost of a step that a plan could tell.
-HARMLESS = names_in(
+HARMLESS = word_set(
     """
     output_dir overwrite_output_dir do_train do_eval do_predict learning_rate weight_decay
     adam_beta1 adam_beta2 adam_epsilon max_grad_norm num_train_epochs num_epochs max_steps seed
@@ -44,7 +44,7 @@ HARMLESS = names_in(
     """
 )
 # Beginnings of the names of arguments without such an effect.
-CALM = names_in(
+CALM = word_set(
     """
     save_ eval_ evals_ saves_ log_ logging_ hub_ push_to_ wandb_ dataset dataloader_ lr_
     warmup_ mlflow_ swanlab_ comet_ ddp_ torch_empty_cache include_

@@ -18,16 +18,10 @@ from mistlab.shell.session import Source
 # The section of the configuration that has an option of the launcher.
 _SECTIONS = (("fsdp_", "fsdp_config"), ("megatron_lm_", "megatron_lm_config"))
 _DEEPSPEED = (
-    "zero_stage",
-    "offload_optimizer_device",
-    "offload_param_device",
-    "deepspeed_config_file",
-    "zero3_init_flag",
-    "zero3_save_16bit_model",
-    "gradient_clipping",
-    "gradient_accumulation_steps",
-    "deepspeed_multinode_launcher",
-    "deepspeed_hostfile",
+    *("zero_stage", "offload_optimizer_device", "offload_param_device"),
+    *("deepspeed_config_file", "zero3_init_flag", "zero3_save_16bit_model"),
+    *("gradient_clipping", "gradient_accumulation_steps", "deepspeed_multinode_launcher"),
+    *("deepspeed_hostfile",),
 )
 _KINDS = {
     "use_deepspeed": "DEEPSPEED",

@@ -38,24 +38,13 @@ from mistlab.shell.shell_text import Word
 
 _BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size")
 _LENGTHS = (
-    "max_seq_length",
-    "max_length",
-    "model_max_length",
-    "cutoff_len",
-    "block_size",
-    "max_seq_len",
-    "sequence_length",
-    "seq_length",
-    "max_len",
+    *("max_seq_length", "max_length", "model_max_length", "cutoff_len", "block_size"),
+    *("max_seq_len", "sequence_length", "seq_length", "max_len"),
 )
 _SEQUENCE_RANKS = ("sequence_parallel_size", "sp_ulysses_degree")
 _MODELS = (
-    "model_name_or_path",
-    "model_name",
-    "model_id",
-    "model_path",
-    "pretrained_model_name_or_path",
-    "model",
+    *("model_name_or_path", "model_name", "model_id", "model_path"),
+    *("pretrained_model_name_or_path", "model"),
 )
 _KEYS = {*_BATCHES, "gradient_accumulation_steps"}
 # Arguments that by two tell of a recipe without a batch, which then has the default.

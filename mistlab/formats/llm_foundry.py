@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, word_set
 from mistlab.engines.engine import Precision
 from mistlab.export.accelerate import STRATEGIES, strategy_of
-from mistlab.export.found import Found, Section, names_in
+from mistlab.export.found import Found, Section
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, STATES
 from mistlab.formats.checkpoints import needed_model
@@ -28,7 +28,7 @@ from mistlab.formats.launched import (
 from mistlab.plan.workload import ROTARY_BASE, ModelSpec
 from mistlab.shell.session import Source
 
-HARMLESS = names_in(
+HARMLESS = word_set(
     """
     variables run_name seed global_seed tokenizer tokenizer_name train_loader eval_loader
     eval_loaders scheduler algorithms max_duration eval_interval eval_first
@@ -62,11 +62,8 @@ _PRECISIONS: Mapping[str, Precision] = {
     "amp_fp8": "fp8",
 }
 _KEYS = {
-    "device_train_microbatch_size",
-    "device_train_batch_size",
-    "global_train_batch_size",
-    "max_duration",
-    "device_train_grad_accum",
+    *("device_train_microbatch_size", "device_train_batch_size", "global_train_batch_size"),
+    *("max_duration", "device_train_grad_accum"),
 }
 # Keys that tell of a file beside its loader of sequences, where batches are left out.
 _OTHER_KEYS = {*_KEYS, "max_seq_len", "fsdp_config", "eval_first", "eval_interval", "algorithms"}

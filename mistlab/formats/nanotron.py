@@ -7,9 +7,9 @@ all backward; tensor parallelism without dividing sequences; a Llama of 7 billio
 from collections.abc import Mapping
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, word_set
 from mistlab.engines.engine import Precision
-from mistlab.export.found import Found, Section, names_in
+from mistlab.export.found import Found, Section
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import command_of, named_text, take_ranks
@@ -17,7 +17,7 @@ from mistlab.plan.workload import ModelSpec
 from mistlab.shell.session import Source
 
 ENGINES = ("nanotron", "mistlab")
-HARMLESS = names_in(
+HARMLESS = word_set(
     """
     checkpoints data_stages data general lighteval logging metrics_logging profiler s3_upload
     tokenizer s3 experiment_logger kill_switch_path wandb doremi
@@ -40,11 +40,8 @@ _UNSAID_MODEL: Mapping[str, str] = {
     "_use_doc_masking": "attention is taken over whole sequences",
 }
 _FLASH = (
-    "flash_attention_2",
-    "flex_attention",
-    "sdpa",
-    "ring_flash_triton",
-    "llama3_ring_attention",
+    *("flash_attention_2", "flex_attention", "sdpa", "ring_flash_triton"),
+    *("llama3_ring_attention",),
 )
 _ORDERS = {"1f1b": "1f1b", "afab": "gpipe"}
 _DTYPES: Mapping[str, Precision] = {

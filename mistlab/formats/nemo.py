@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mistlab.core.values import InputError
-from mistlab.export.found import checked_whole, names_in
+from mistlab.core.values import InputError, word_set
+from mistlab.export.found import checked_whole
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
@@ -33,14 +33,14 @@ _MODEL = (
     "num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage "
     "virtual_pipeline_model_parallel_size fp8_recipe"
 )
-_OTHER_MODELS = names_in(
+_OTHER_MODELS = word_set(
     """
     retro retrieval bart t5 bert mamba griffin hyena encoder decoder vision mm_cfg
     data.image_token_len unet first_stage_config
     """
 )
 # Words of a run's name, by which NeMo tells its programs apart.
-_OTHER_TITLES = names_in("bart bert ner neva retro retrieval t5 ul2 vit clip stable imagen mamba")
+_OTHER_TITLES = word_set("bart bert ner neva retro retrieval t5 ul2 vit clip stable imagen mamba")
 _TUNING = {
     "peft": "adapters (PEFT) alone",
     "lora_tuning": "adapters (LoRA) alone",

@@ -12,8 +12,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
-from mistlab.export.found import Found, names_in
+from mistlab.core.values import InputError, word_set
+from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported
 from mistlab.export.torchtitan_read import read_mapping
 from mistlab.formats.checkpoints import model_named
@@ -39,7 +39,7 @@ _TORCHTITAN: Mapping[str, Any] = {
     "activation_checkpoint": {"mode": "none"},
 }
 # Settings of a model's preset. Where the preset is not beside the file, one of them is not enough.
-_SHAPE = names_in(
+_SHAPE = word_set(
     """
     hidden_size ffn_hidden_size num_attention_heads num_query_groups num_experts
     kv_channels moe_ffn_hidden_size moe_router_topk moe_shared_expert_intermediate_size
@@ -65,7 +65,7 @@ _OWN_UNSAID: Mapping[str, str] = {
     "num_distributed_optimizer_instances": "states are taken as sharded over all replicas",
 }
 # Primus's own settings without cost, by how they begin.
-_OWN_CALM = names_in(
+_OWN_CALM = word_set(
     """
     turbo_ use_rocm_ stderr_ file_sink_ log_avg_ disable_ mlflow_ auto_continue
     torch_profiler_ trainable sink_ enable_primus_turbo profile wandb_

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import InputError, near_matches, word_set
 from mistlab.shell.evaluator import Evaluator
 from mistlab.shell.launchers import CommandParts, is_launcher, name_of, parts_of
 from mistlab.shell.programs import parsed_file
@@ -35,108 +35,15 @@ _NAMING_OPTIONS = re.compile(
     r"port|addr|rank|path|dir|name|save|load|log|data|seed|id$|wandb|project|host|file|output|run|rdzv|"
     r"prompt|tag|exp"
 )
-_OTHER_PROGRAMS = frozenset(
-    [
-        "git",
-        "pip",
-        "pip3",
-        "apt",
-        "apt-get",
-        "conda",
-        "mamba",
-        "wget",
-        "curl",
-        "tar",
-        "unzip",
-        "rsync",
-        "scp",
-        "cp",
-        "mv",
-        "rm",
-        "ln",
-        "ls",
-        "mkdir",
-        "chmod",
-        "find",
-        "sed",
-        "awk",
-        "grep",
-        "sort",
-        "uniq",
-        "sleep",
-        "date",
-        "nvidia-smi",
-        "hostname",
-        "scontrol",
-        "sinfo",
-        "squeue",
-        "scancel",
-        "aws",
-        "gsutil",
-        "gcloud",
-        "kubectl",
-        "docker",
-        "cmake",
-        "make",
-        "ninja",
-        "npm",
-        "yarn",
-        "huggingface-cli",
-        "hf",
-        "wandb",
-        "tensorboard",
-        "ray",
-        "which",
-        "nsys",
-        "ncu",
-        "module",
-        "ml",
-        "kill",
-        "pkill",
-        "killall",
-        "ps",
-        "df",
-        "du",
-        "free",
-        "lscpu",
-        "numactl",
-        "touch",
-        "jq",
-        "yq",
-        "export",
-        "df",
-        "ip",
-        "ifconfig",
-        "modprobe",
-        "ulimit",
-        "sysctl",
-        "mount",
-        "umount",
-        "chown",
-        "tree",
-        "less",
-        "more",
-        "tail",
-        "head",
-        "watch",
-        "tmux",
-        "screen",
-        "ssh-keygen",
-        "ssh-keyscan",
-        "sshpass",
-        "gcc",
-        "g++",
-        "nvcc",
-        "bash",
-        "sh",
-        "crontab",
-        "uv",
-        "poetry",
-        "black",
-        "isort",
-        "ruff",
-        "pytest",
-    ]
+_OTHER_PROGRAMS = word_set(
+    """
+    git pip pip3 apt apt-get conda mamba wget curl tar unzip rsync scp cp mv rm ln ls mkdir chmod
+    find sed awk grep sort uniq sleep date nvidia-smi hostname scontrol sinfo squeue scancel aws
+    gsutil gcloud kubectl docker cmake make ninja npm yarn huggingface-cli hf wandb tensorboard ray
+    which nsys ncu module ml kill pkill killall ps df du free lscpu numactl touch jq yq export df ip
+    ifconfig modprobe ulimit sysctl mount umount chown tree less more tail head watch tmux screen
+    ssh-keygen ssh-keyscan sshpass gcc g++ nvcc bash sh crontab uv poetry black isort ruff pytest
+    """
 )
 
 

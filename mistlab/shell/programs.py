@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from posixpath import normpath
 
+from mistlab.core.values import word_set
 from mistlab.shell.expansion import known_path, text_of_file
 from mistlab.shell.flows import apart, collected
 from mistlab.shell.launchers import is_launcher, name_of
@@ -252,23 +253,10 @@ def exported(variables: Mapping[str, Variable], session: Session) -> dict[str, V
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
 _QUEUES = frozenset(("sbatch", "qsub", "bsub"))
 # Their status is what a script wants to know from them.
-_ASKED = frozenset(
-    [
-        "grep",
-        "egrep",
-        "fgrep",
-        "cmp",
-        "diff",
-        "command",
-        "which",
-        "type",
-        "pgrep",
-        "ping",
-        "nc",
-        "test-path",
-        "timeout",
-        "curl",
-    ]
+_ASKED = word_set(
+    """
+    grep egrep fgrep cmp diff command which type pgrep ping nc test-path timeout curl
+    """
 )
 _PREFIXES = frozenset(("env", "nohup", "exec", "sudo", "nice", "time", "stdbuf", "setsid"))
 # They take a script as a file, and do not start it.

@@ -7,9 +7,9 @@ are first made (Megatron-DeepSpeed, ``pretrain_gpt.py``). Batches and precision 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, word_set
 from mistlab.export.deepspeed import HARMLESS, read_states
-from mistlab.export.found import Found, Section, names_in, parse_json
+from mistlab.export.found import Found, Section, parse_json
 from mistlab.export.megatron.megatron_flags import Options
 from mistlab.schedule.context_ways import HEADS
 from mistlab.shell.session import Source, known_part
@@ -19,7 +19,7 @@ ENGINES = ("deepspeed", "mistlab")
 _CONFIG, _STAGE = "--deepspeed-config", "--zero-stage"
 _HALVES = ("fp16", "bf16")
 # Sections of the file without effect on a plan, beside those of plain DeepSpeed.
-_HARMLESS = HARMLESS | names_in(
+_HARMLESS = HARMLESS | word_set(
     """
     curriculum_learning data_efficiency compression_training aio autotuning elasticity eigenvalue
     loss_scale loss_scale_window hysteresis min_loss_scale initial_scale_power

@@ -8,12 +8,12 @@ AMD's fork and Huawei's MindSpeed-LLM. Underscores count as dashes.
 from collections.abc import Mapping
 from importlib.resources import files
 
-from mistlab.export.found import names_in
+from mistlab.core.values import word_set
 
 
 def _names_of(file: str) -> frozenset[str]:
     """The names in a file beside this module."""
-    return names_in((files(__package__) / file).read_text(encoding="utf-8"))
+    return word_set((files(__package__) / file).read_text(encoding="utf-8"))
 
 
 # Other spellings, and the name that stands for them here.
@@ -74,7 +74,7 @@ RENAMED: Mapping[str, str] = {
 }
 
 # Switches: options without a value of their own.
-SWITCHES = names_in(
+SWITCHES = word_set(
     """
     --sequence-parallel --qk-layernorm --use-distributed-optimizer --use-megatron-fsdp
     --use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward --overlap-grad-reduce
@@ -97,7 +97,7 @@ SWITCHES = names_in(
 )
 
 # Options of which a word alone does not say the value: they take as many words as stand there.
-MANY = names_in(
+MANY = word_set(
     """
     --num-experts --recompute-modules --window-size --num-layer-list --cp-comm-type
     --rampup-batch-size
@@ -111,7 +111,7 @@ MANY = names_in(
 )
 
 # Options that change what a step costs, or what a plan is; each is read.
-TELLING = SWITCHES | names_in(
+TELLING = SWITCHES | word_set(
     """
     --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
     --cp-comm-type --context-parallel-algo --ds-sequence-parallel-size
@@ -157,7 +157,7 @@ TELLING = SWITCHES | names_in(
 # An option of a family that also has costs is in a table by its whole name.
 FAMILIES = tuple(
     sorted(
-        names_in(
+        word_set(
             """
             --inference- --rl- --grpo- --langrl- --wandb- --tensorboard- --log- --profile- --ckpt-
             --dist-ckpt- --fim- --inprocess- --fault-injector- --one-logger- --flight-recorder-
