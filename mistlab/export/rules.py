@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import gcd
 from typing import Any
 
 from mistlab.core.values import refuse
@@ -18,7 +17,7 @@ from mistlab.schedule.placement import even_shares
 
 def with_stages(job: Job, stages: Iterable[StagePlan]) -> Job:
     """The job with other stages."""
-    return replace(job, plan=replace(job.plan, stages=tuple(stages)))
+    return with_plan(job, stages=tuple(stages))
 
 
 def with_values(job: Job, values: Mapping[str, Any]) -> Job:
@@ -28,14 +27,12 @@ def with_values(job: Job, values: Mapping[str, Any]) -> Job:
 
 def with_plan(job: Job, **values: Any) -> Job:
     """The job with some fields of its plan changed."""
-    plan = replace(job.plan, **values)
-    return replace(job, plan=plan)
+    return replace(job, plan=replace(job.plan, **values))
 
 
 def with_workload(job: Job, **values: Any) -> Job:
     """The job with some fields of its workload changed."""
-    workload = replace(job.workload, **values)
-    return replace(job, workload=workload)
+    return replace(job, workload=replace(job.workload, **values))
 
 
 # Rules for the ranks that divide experts: jobs come closer to what a framework can say.
@@ -57,7 +54,7 @@ def whole_experts(job: Job) -> Job:
     assert experts is not None
     stages = [
         stage.with_values(
-            {"expert_parallel": gcd(_parts(stage), experts.count), "expert_tensor_parallel": 1}
+            {"expert_parallel": math.gcd(_parts(stage), experts.count), "expert_tensor_parallel": 1}
         )
         for stage in job.plan.stages
     ]
@@ -68,9 +65,9 @@ def dividing_experts(stage: StagePlan) -> dict[str, int]:
     """The stage's degrees of experts, lowered so that their product divides its GPUs, or those of
     each replica of its states."""
     ranks = stage.num_gpus // stage.state_replicas
-    parts = gcd(stage.expert_tensor_parallel, ranks)
+    parts = math.gcd(stage.expert_tensor_parallel, ranks)
     return {
-        "expert_parallel": gcd(stage.expert_parallel, ranks // parts),
+        "expert_parallel": math.gcd(stage.expert_parallel, ranks // parts),
         "expert_tensor_parallel": parts,
     }
 
@@ -119,12 +116,8 @@ def _alike(job: Job, name: str) -> Job:
     first, batch = job.plan.stages[0], job.workload.global_batch
     data = _most_dividing(batch, first.data_parallel * first.degree(name))
     micro_batch = _most_dividing(batch // data, first.micro_batch)
-    plan = replace(
-        job.plan,
-        micro_batches=batch // data // micro_batch,
-        stages=tuple(_on_ranks(stage, name, data, micro_batch) for stage in job.plan.stages),
-    )
-    return replace(job, plan=plan)
+    stages = tuple(_on_ranks(stage, name, data, micro_batch) for stage in job.plan.stages)
+    return with_plan(job, micro_batches=batch // data // micro_batch, stages=stages)
 
 
 def _unlike(job: Job, name: str) -> Job:
@@ -387,8 +380,7 @@ def one_stage(job: Job) -> Job:
         return job
     data, tensor = _whole_mesh(job)
     sequences = job.workload.global_batch // data
-    most = max(stage.micro_batch for stage in plan.stages)
-    micro_batch = max(size for size in range(1, most + 1) if sequences % size == 0)
+    micro_batch = _most_dividing(sequences, max(stage.micro_batch for stage in plan.stages))
     values: dict[str, Any] = {
         name: highest(job, name) for name, row in DIMENSIONS.items() if row.part == "savings"
     }
@@ -411,8 +403,7 @@ def _whole_mesh(job: Job) -> tuple[int, int]:
     ways = []
     for tensor in range(1, gpus + 1):
         if tensor == first.tensor_parallel or not _tensor_problem(job, tensor):
-            most = gpus // tensor
-            data = max(degree for degree in range(1, most + 1) if batch % degree == 0)
+            data = _most_dividing(batch, gpus // tensor)
             far = abs(math.log2(tensor / first.tensor_parallel))
             ways.append((gpus - data * tensor, far, data, tensor))
     _, _, data, tensor = min(ways)

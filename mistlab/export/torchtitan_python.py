@@ -206,10 +206,6 @@ def _fields(value: Any, where: str) -> dict[str, Any]:
 # A text that is no Python is read as that TOML.
 
 
-_MODES: Mapping[str, Mapping[str, object]] = {
-    "FullAC": {"mode": "full"},
-    "SelectiveAC": {"mode": "selective", "selective_ac_option": "op"},
-}
 _PACKAGE = "torchtitan.models."
 # Settings of 0.3 that change nothing that a plan says.
 _CALM = ("disable_cuda_graphs", "spmd_backend")
@@ -308,13 +304,13 @@ def _model(module: ast.Module) -> dict[str, object]:
 
 
 def _recomputation(module: ast.Module) -> Mapping[str, object]:
-    for name, mode in _MODES.items():
+    for name in ("FullAC", "SelectiveAC"):
         if next(_calls(module, f"{name}.Config"), None) is not None:
-            return mode
+            return _RECOMPUTED[name]
     # Without a word torchtitan's default counts.
     says_none = any(
         word.arg == "activation_checkpoint"
         for call in _calls(module, "Trainer.Config")
         for word in call.keywords
     )
-    return {"mode": "none"} if says_none else _MODES["SelectiveAC"]
+    return {"mode": "none"} if says_none else _RECOMPUTED["SelectiveAC"]

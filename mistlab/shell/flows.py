@@ -137,17 +137,7 @@ def _either(
     known = [choice for each in choices if each is not None for choice in each]
     either = tuple(dict.fromkeys(known)) if None not in choices and len(known) <= _MOST else ()
     line = max((word.line for words in middles for word in words), default=0)
-    place = session.place(line)
-    text = session.unknown(
-        Unknown(
-            expression=expression,
-            line=place[0],
-            file=place[1],
-            reason=depends(cause),
-            remedy=cause.remedy,
-            either=either,
-        )
-    )
+    text = session.unknown_at(line, expression, depends(cause), cause.remedy, either)
     assumed = frozenset().union(*(word.assumed for words in middles for word in words))
     return text.assuming(assumed)
 

@@ -103,7 +103,7 @@ class Tester:
 
     def plain(self, arguments: Sequence[Text]) -> Maybe:
         """A test of words: those of ``[`` without its ``]``, or those of ``test``."""
-        return _Reader(self, list(arguments)).whole()
+        return _TestReader(self, list(arguments)).whole()
 
     def _unary(self, operator: str, text: Text) -> Maybe:
         if operator in ("-n", "-z"):
@@ -234,7 +234,7 @@ def negated(value: Maybe) -> Maybe:
     return value if isinstance(value, Unknown) else not value
 
 
-class _Reader:
+class _TestReader:
     """Reads the words of ``test`` from left to right."""
 
     def __init__(self, tester: Tester, arguments: list[Text]) -> None:
@@ -456,11 +456,14 @@ def _unknown_loop(runner: Runner, state: State, condition: Guard, way: Way) -> N
         if not variable.is_same(state.variables.get(name))
     ]
 
-    def widened(each: State) -> None:
+    def lose_changed(each: State) -> None:
         for name in changed:
             line = trial.variables[name].line or condition.line
             text = session.unknown_at(line, f"${name}", depends(cause), cause.remedy)
             each.variables[name] = scalar(text)
+
+    def widened(each: State) -> None:
+        lose_changed(each)
         if each.input is not None and trial.input != each.input:
             each.input = session.unknown_at(condition.line, "the input", depends(cause))
         way(each)
@@ -468,10 +471,7 @@ def _unknown_loop(runner: Runner, state: State, condition: Guard, way: Way) -> N
             each.flow = NORMAL
 
     divided(session, state, cause, (lambda _: None, widened), condition)
-    for name in changed:
-        line = trial.variables[name].line or condition.line
-        text = session.unknown_at(line, f"${name}", depends(cause), cause.remedy)
-        state.variables[name] = scalar(text)
+    lose_changed(state)
 
 
 # A command that is called: its words, after expansion, and where it runs.

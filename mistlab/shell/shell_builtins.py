@@ -275,14 +275,6 @@ def _status(value: Maybe) -> Status:
     return value if isinstance(value, Unknown) else int(not value)
 
 
-def _true(_: Call) -> Status:
-    return 0
-
-
-def _false(_: Call) -> Status:
-    return 1
-
-
 def _bracket(call: Call) -> Status:
     arguments = call.arguments
     if call.program == "[":
@@ -372,10 +364,6 @@ def _set(call: Call) -> Status:
         state.arguments = tuple(arguments[1:] if is_end else arguments)
         state.options |= {"arguments"}
     return 0
-
-
-def _unset(call: Call) -> Status:
-    return run_unset(call.words, call.arguments)
 
 
 def _eval(call: Call) -> Status:
@@ -476,10 +464,6 @@ def _mapfile(call: Call) -> Status:
     return 0
 
 
-def _getopts(call: Call) -> Status:
-    return run_getopts(call)
-
-
 def _cd(call: Call) -> Status:
     """``cd``: a folder whose path is known, mostly the script's own."""
     state = call.state
@@ -509,29 +493,23 @@ _NO_EFFECT = """
     history bind complete suspend logout dirs enable caller
 """
 BUILTINS: Mapping[str, Builtin] = {
-    **dict.fromkeys(_NO_EFFECT.split(), _true),
-    ":": _true,
+    **dict.fromkeys((*_NO_EFFECT.split(), ":", "true"), lambda _: 0),
     "cd": _cd,
-    "true": _true,
-    "false": _false,
-    "[": _bracket,
-    "test": _bracket,
+    "false": lambda _: 1,
+    **dict.fromkeys(("[", "test"), _bracket),
     "echo": _echo,
     "printf": _printf,
     "exit": _exit,
     "return": _return,
     "let": _let,
-    "break": _leave,
-    "continue": _leave,
+    **dict.fromkeys(("break", "continue"), _leave),
     "shift": _shift,
     "set": _set,
-    "unset": _unset,
+    "unset": lambda call: run_unset(call.words, call.arguments),
     "eval": _eval,
-    "source": _source,
-    ".": _source,
+    **dict.fromkeys(("source", "."), _source),
     "read": _read,
     "pwd": _pwd,
-    "mapfile": _mapfile,
-    "readarray": _mapfile,
-    "getopts": _getopts,
+    **dict.fromkeys(("mapfile", "readarray"), _mapfile),
+    "getopts": run_getopts,
 }

@@ -280,7 +280,7 @@ class Options:
     @classmethod
     def of(cls, arguments: Iterable[Word | str], excused: Iterable[str] = ()) -> "Options":
         """Options of the words of a launch line."""
-        reader = _Reader()
+        reader = _OptionReader()
         for argument in arguments:
             reader.take(argument if isinstance(argument, Word) else Word(text=argument))
         return cls(
@@ -382,7 +382,7 @@ def _is_harmless(name: str) -> bool:
     return name in HARMLESS or (name not in KNOWN and name.startswith(FAMILIES))
 
 
-class _Reader:
+class _OptionReader:
     """Takes the words of a launch line one by one."""
 
     def __init__(self) -> None:
