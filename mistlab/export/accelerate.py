@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mistlab.core.files import format_yaml, parse_yaml
-from mistlab.core.values import InputError, word_set
+from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.deepspeed import offload_states, read_configuration
-from mistlab.export.found import Found, Section, parse_json
+from mistlab.export.found import Found, Section, harmless_names, parse_json
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, STATES, canonical, offloads, sharded, states_offloaded
 from mistlab.export.rules import (
@@ -31,23 +31,7 @@ from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.shell.session import Source
 
-HARMLESS = word_set(
-    """
-    compute_environment debug downcast_bf16 enable_cpu_affinity machine_rank main_process_ip
-    main_process_port main_training_function rdzv_backend rdzv_conf same_network tpu_env tpu_name
-    tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm commands command_file use_cpu gpu_ids max_restarts
-    monitor_interval deepspeed_multinode_launcher deepspeed_hostfile deepspeed_exclusion_filter
-    deepspeed_inclusion_filter deepspeed_moe_layer_cls_names zero3_init_flag zero3_save_16bit_model
-    offload_optimizer_nvme_path offload_param_nvme_path gradient_clipping fsdp_auto_wrap_policy
-    fsdp_transformer_layer_cls_to_wrap fsdp_state_dict_type fsdp_cpu_ram_efficient_loading
-    fsdp_sync_module_states fsdp_use_orig_params fsdp_backward_prefetch
-    fsdp_backward_prefetch_policy fsdp_forward_prefetch fsdp_min_num_params fsdp_ignored_modules
-    megatron_lm_gradient_clipping megatron_lm_no_load_optim megatron_lm_no_save_optim
-    megatron_lm_eod_mask_loss ipex_config mpirun_config fp16_master_weights quiet
-    parallelism_config_cp_backend parallelism_config_sp_backend parallelism_config_sp_seq_length
-    parallelism_config_sp_seq_length_is_variable parallelism_config_sp_attn_implementation
-    """
-)
+HARMLESS = harmless_names("accelerate")
 # The precision of a run for each word for mixed precision.
 PRECISIONS: Mapping[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 KINDS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "TP", "MULTI_GPU", "NO")

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mistlab.core.values import InputError, word_set
+from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
-from mistlab.export.found import Found, Section, checked_whole, parse_json
+from mistlab.export.found import Found, Section, checked_whole, harmless_names, parse_json
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import canonical
 from mistlab.export.rules import (
@@ -36,32 +36,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 ENGINES = ("deepspeed", "mistlab")
 HALVES = ("fp16", "bf16")
 # Settings without effect on the cost of a step that a plan could tell.
-HARMLESS = word_set(
-    """
-    scheduler gradient_clipping steps_per_print wall_clock_breakdown dump_state
-    prescale_gradients gradient_predivide_factor tensorboard wandb csv_monitor comet
-    comms_logger flops_profiler checkpoint data_types communication_data_type monitor_config
-    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer sparse_gradients
-    seq_parallel_communication_data_type memory_breakdown fp32_allreduce optimizer params
-    disable_allgather graceful_exit load_universal_checkpoint use_data_before_expert_parallel
-    use_data_before_expert_parallel_ aio nebula hybrid_engine train_iters
-    allgather_partitions allgather_bucket_size reduce_scatter reduce_bucket_size
-    contiguous_gradients sub_group_size stage3_prefetch_bucket_size prefetch_bucket_size
-    stage3_param_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance
-    param_persistence_threshold max_live_parameters max_reuse_distance model_persistence_threshold
-    stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save
-    gather_16bit_weights_on_model_save round_robin_gradients ignore_unused_parameters
-    elastic_checkpoint legacy_stage1 load_from_fp32_weights memory_efficient_linear
-    use_all_reduce_for_fetch_params stage3_module_granularity_threshold
-    zero_allow_comm_data_type_fp32
-    pin_memory buffer_count buffer_size fast_init nvme_path max_in_cpu pipeline_read pipeline_write
-    pipeline loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale
-    consecutive_hysteresis auto_cast fp16_master_weights_and_gradients opt_level
-    contiguous_memory_optimization synchronize_checkpoint_boundary profile
-    immediate_grad_update check_grad_overflow bf16_master_weights_and_grads
-    bf16_optimizer_states
-    """
-)
+HARMLESS = harmless_names("deepspeed")
 # Settings that change cost in ways that plans cannot say, and what a prediction takes instead.
 UNSAID: Mapping[str, str] = {
     "sparse_attention": "attention is taken as dense",

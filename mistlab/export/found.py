@@ -4,10 +4,11 @@ import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from importlib.resources import files
 from typing import Any, TypeVar
 
 from mistlab import catalog
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import InputError, near_matches, word_set
 from mistlab.engines.engine import Optimizer, Precision, names_for_plans
 from mistlab.export.given import Given, Imported, Kind, Remark
 from mistlab.export.nearest import canonical, with_engine
@@ -317,6 +318,12 @@ def parse_toml(text: str) -> Mapping[str, Any]:
     except RecursionError:
         message = "is nested too deeply: write at most a few levels"
         raise InputError(message) from None
+
+
+def harmless_names(framework: str) -> frozenset[str]:
+    """The names of settings without effect on a step's cost, of a framework's file here."""
+    file = files("mistlab.export") / "harmless" / f"{framework}.txt"
+    return word_set(file.read_text(encoding="utf-8"))
 
 
 class Section:

@@ -11,30 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab import catalog
-from mistlab.core.values import InputError, word_set
+from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
-from mistlab.export.found import Found, Section, parse_toml
+from mistlab.export.found import Found, Section, harmless_names, parse_toml
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, STATES
 from mistlab.export.torchtitan_rules import BROUGHT, read_stages
 from mistlab.plan.workload import ModelSpec
 
-HARMLESS = word_set(
-    """
-    job profiling profiler metrics lr_scheduler checkpoint comm memory_estimation
-    fault_tolerance validation validator debug dataset dataset_path steps max_norm gc_freq
-    gc_debug dataloader hf_assets_path tokenizer_path print_after_conversion converters
-    disable_loss_parallel enable_loss_parallel early_stop preserve_rng_state determinism_check
-    per_op_sac_force_recompute_mm_shapes_by_fqns visualize_memory_budget_pareto
-    context_parallel_load_balancer context_parallel_rotate_method mixed_precision_reduce
-    pipeline_parallel_expert_parallel_overlap warmup_steps seed shuffle_seed deterministic
-    norm_type data_parallel_type pipeline_parallel_split_mode
-    custom_import custom_args_module enable_fsdp_float8_all_gather filter_fqns
-    precompute_float8_dynamic_scale_for_fsdp force_recompute_fp8_weight_in_bwd lr eps beta1 beta2
-    weight_decay fused implementation backend loss tokenizer override experimental
-    grouped_mm infra job_config_file spmd_backend disable_cuda_graphs dump_folder model_spec
-    """
-)
+HARMLESS = harmless_names("torchtitan")
 # The model of the catalogue for each model and flavour; those that files are written for, and more.
 FLAVOURS: Mapping[tuple[str, str], str] = {
     **{(kind, flavour.lower()): name for name, (kind, flavour) in BROUGHT.items()},

@@ -104,7 +104,7 @@ def _by_name(words: Sequence[Word]) -> tuple[dict[str, Word | None], tuple[Word,
     others: list[Word] = []
     name = ""
     for word in words:
-        if word.text.startswith("-") and not _is_number(word.text):
+        if word.text.startswith("-") and not word.text[1:2].isdigit():
             name, equals, value = word.text.lstrip("-").partition("=")
             name = name.replace("-", "_")
             options[name] = _part(word, value) if equals else None
@@ -115,10 +115,6 @@ def _by_name(words: Sequence[Word]) -> tuple[dict[str, Word | None], tuple[Word,
         else:
             others.append(word)
     return options, tuple(others)
-
-
-def _is_number(text: str) -> bool:
-    return text[1:2].isdigit()
 
 
 def _part(word: Word, text: str) -> Word:
@@ -163,7 +159,7 @@ def near_text(path: str, source: Source) -> str | None:
 def _at_hand(path: str, command: Command | None, source: Source) -> str | None:
     """The text of a file that a script writes, or of one near it."""
     written = command.launch.written if command else {}
-    text = next((body for name, body in written.items() if _same(name, path)), None)
+    text = next((body for name, body in written.items() if PurePath(name) == PurePath(path)), None)
     return near_text(path, source) if text is None else text
 
 
@@ -174,10 +170,6 @@ def named_text(path: str, command: Command | None, source: Source, role: str) ->
         message = f"{path}: {role}, and is not beside it: import that file, or put it there"
         raise InputError(message)
     return text
-
-
-def _same(name: str, path: str) -> bool:
-    return PurePath(name) == PurePath(path)
 
 
 def valued(text: str) -> Any:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError, word_set
+from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
 from mistlab.export.accelerate import STRATEGIES, strategy_of
-from mistlab.export.found import Found, Section
+from mistlab.export.found import Found, Section, harmless_names
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, STATES
 from mistlab.formats.checkpoints import needed_model
@@ -28,32 +28,7 @@ from mistlab.formats.launched import (
 from mistlab.plan.workload import ROTARY_BASE, ModelSpec
 from mistlab.shell.session import Source
 
-HARMLESS = word_set(
-    """
-    variables run_name seed global_seed tokenizer tokenizer_name train_loader eval_loader
-    eval_loaders scheduler algorithms max_duration eval_interval eval_first
-    eval_subset_num_batches train_subset_num_batches device_eval_batch_size progress_bar
-    log_to_console console_log_interval callbacks loggers save_interval
-    save_num_checkpoints_to_keep save_folder save_overwrite save_latest_filename save_filename
-    save_weights_only save_ignore_keys load_path load_weights_only load_ignore_keys
-    load_strict_model_weights python_log_level log_config dist_timeout icl_tasks icl_tasks_str
-    icl_seq_len icl_subset_num_batches eval_gauntlet eval_gauntlet_str autoresume metadata
-    flatten_metadata profiler code_paths expandable_segments cuda_load_lazy max_split_size_mb
-    only_hf_checkpoint only_composer_checkpoint spin_dataloaders data_local data_remote image
-    accumulate_train_batch_on_tokens max_seq_len init_device init_config logit_scale
-    norm_eps clip_qkv softmax_scale attn_pdrop emb_pdrop fused_qkv alibi_bias_max rope_impl
-    rope_dail_config rope_hf_config loss_fn use_cache verbose limit_all_gathers
-    activation_checkpointing_reentrant sync_module_states forward_prefetch backward_prefetch
-    state_dict_type load_monolith_rank0_only use_orig_params flatten_parameters keep_low_precision
-    process_group moe_world_size min_params mixed_precision lr betas eps weight_decay foreach
-    init_fn init_std emb_init_std attn_uses_sequence_id pretrained use_auth_token use_pad_tok_in_ffn
-    ffn_type kv_dim trust_remote_code model_name load_in_8bit
-    use_train_metrics additional_train_metrics
-    save_planner load_planner te_checkpoint_wrapper te_shard_fp8_weight embedding_fraction fc_type
-    ignored_modules models project integrations command resumption_index compute cluster gpu_type
-    n_gpus
-    """
-)
+HARMLESS = harmless_names("llm_foundry")
 _PRECISIONS: Mapping[str, Precision] = {
     "amp_bf16": "bf16",
     "bf16": "bf16",

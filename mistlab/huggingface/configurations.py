@@ -97,7 +97,8 @@ def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
     fields: Fields = {**_family(keys), **_sizes(keys)}
     fields["activation"], remark = _activation(keys, fields)
     remarks += [remark, *_left_out(keys)]
-    fields |= {name: keys.flag(key) for name, key in _switches(row) if key}
+    pairs = (("qk_norm", row.qk_norm), ("post_norms", row.post_norms))
+    fields |= {name: keys.flag(key) for name, key in pairs if key}
     if row.biases:
         fields["biases"] = all(map(keys.flag, row.biases))
     fields |= _parts(keys)
@@ -111,10 +112,6 @@ def _family(keys: TypeKeys) -> Fields:
     """The fields that all models of the type have, or all whose switches are on."""
     switched = [own for key, own in keys.row.when.items() if keys.flag(key)]
     return dict(ChainMap(*map(dict, reversed(switched)), dict(keys.row.model)))
-
-
-def _switches(row: TypeRow) -> tuple[tuple[str, str], ...]:
-    return ("qk_norm", row.qk_norm), ("post_norms", row.post_norms)
 
 
 def _parts(keys: TypeKeys) -> Fields:

@@ -185,14 +185,9 @@ def _element(words: Expanding, dollar: Dollar, subscript: RawWord, variable: Var
     if isinstance(key, Text):
         return key
     text = variable.items.get(key)
-    if text is None and (missing := _unknown_in(words, dollar, variable.values)):
+    if text is None and (missing := _unknown(words, dollar, *variable.values)):
         return missing
     return Absence.EMPTY if text is None else text
-
-
-def _unknown_in(words: Expanding, dollar: Dollar, values: Sequence[Text]) -> Text | None:
-    """An unknown value for an index past an array's known length."""
-    return _unknown(words, dollar, *values)
 
 
 def key_of(words: Expanding, name: str, subscript: RawWord) -> Key | Text:

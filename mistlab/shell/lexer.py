@@ -160,9 +160,6 @@ def _letter(match: re.Match[str]) -> str:
     return _LETTERS.get(match[5], "\\" + match[5])
 
 
-# Reads words of a shell script: quotes, variables and what is substituted.
-
-
 BLANKS = " \t"
 WORD_ENDS = " \t\n;&|<>()"
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]", re.ASCII)

@@ -135,9 +135,6 @@ def _literal(text: str, line: int) -> RawWord:
     return RawWord(parts=(Literal(text=text, line=line),), line=line, source=text)
 
 
-# Parses a shell script into commands.
-
-
 _FUNCTION = re.compile(r"([^\s\"'`$;&|<>(){}=\\]+)[ \t]*\([ \t]*\)\s*")
 _FUNCTION_WORD = re.compile(r"function[ \t]+([^\s\"'`$;&|<>(){}\\]+)[ \t]*(?:\([ \t]*\))?\s*")
 _FOR_NAME = re.compile(r"[ \t]*([A-Za-z_]\w*)", re.ASCII)

@@ -203,18 +203,13 @@ def run_file(call: Call, text: Text, words: Sequence[Text], outer: Sequence[Text
     """
     session = call.session
     start = (text.chars, *(session.rendered(word) for word in words[1:]))
-    itself = (session.source.text, *map(session.rendered, _own_arguments(call)))
+    itself = (session.source.text, *map(session.rendered, call.state.arguments))
     if start in session.running or (start == itself and not session.running):
         call.state.status = 0
         return
     session.running.append(start)
     _run_child(call, _file(session, text, words[0]), words, outer)
     session.running.pop()
-
-
-def _own_arguments(call: Call) -> Sequence[Text]:
-    """The arguments of the script that is running."""
-    return call.state.arguments
 
 
 def _run_child(call: Call, script: Script, words: Sequence[Text], outer: Sequence[Text]) -> None:

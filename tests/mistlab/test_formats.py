@@ -1,7 +1,10 @@
 """Files are recognised by their own keys; what is none of the formats is refused as what it is."""
 
+from pathlib import Path
+
 import pytest
 
+import mistlab
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Given
@@ -157,6 +160,17 @@ def test_references_in_a_circle_are_refused(text: str, words: str) -> None:
 def test_values_of_another_kind_or_size_are_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         imported(text.replace("llama3", "llama3, flavor: 8B"), nodes=1, gpus_per_node=8)
+
+
+def test_lists_of_harmless_settings_are_read_and_hold_each_name_once() -> None:
+    package = Path(mistlab.__file__).parent
+    sources = [path.read_text(encoding="utf-8") for path in package.rglob("*.py")]
+    files = sorted((package / "export" / "harmless").glob("*.txt"))
+    assert len(files) >= 10
+    for file in files:
+        names = file.read_text(encoding="utf-8").split()
+        assert len(names) == len(set(names)), file.name
+        assert any(f'harmless_names("{file.stem}")' in source for source in sources), file.name
 
 
 def _given() -> Given:

@@ -7,9 +7,9 @@ are first made (Megatron-DeepSpeed, ``pretrain_gpt.py``). Batches and precision 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mistlab.core.values import InputError, word_set
+from mistlab.core.values import InputError
 from mistlab.export.deepspeed import HARMLESS, read_states
-from mistlab.export.found import Found, Section, parse_json
+from mistlab.export.found import Found, Section, harmless_names, parse_json
 from mistlab.export.megatron.megatron_flags import Options
 from mistlab.schedule.context_ways import HEADS
 from mistlab.shell.session import Source, known_part
@@ -19,20 +19,7 @@ ENGINES = ("deepspeed", "mistlab")
 _CONFIG, _STAGE = "--deepspeed-config", "--zero-stage"
 _HALVES = ("fp16", "bf16")
 # Sections of the file without effect on a plan, beside those of plain DeepSpeed.
-_HARMLESS = HARMLESS | word_set(
-    """
-    curriculum_learning data_efficiency compression_training aio autotuning elasticity eigenvalue
-    loss_scale loss_scale_window hysteresis min_loss_scale initial_scale_power
-    consecutive_hysteresis auto_cast fp16_master_weights_and_grads
-    reduce_bucket_size allgather_bucket_size allgather_partitions reduce_scatter
-    contiguous_gradients round_robin_gradients sub_group_size stage3_max_live_parameters
-    stage3_max_reuse_distance stage3_prefetch_bucket_size stage3_param_persistence_threshold
-    stage3_gather_16bit_weights_on_model_save load_from_fp32_weights elastic_checkpoint
-    ignore_unused_parameters legacy_stage1 pin_memory buffer_count fast_init pipeline_read
-    pipeline_write nvme_path buffer_size max_in_cpu
-    partition_activations contiguous_memory_optimization synchronize_checkpoint_boundary profile
-    """
-)
+_HARMLESS = HARMLESS | harmless_names("megatron_deepspeed")
 _LEVELS = range(4)
 
 

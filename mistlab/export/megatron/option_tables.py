@@ -6,15 +6,9 @@ AMD's fork and Huawei's MindSpeed-LLM. Underscores count as dashes.
 """
 
 from collections.abc import Mapping
-from importlib.resources import files
 
 from mistlab.core.values import word_set
-
-
-def _names_of(file: str) -> frozenset[str]:
-    """The names in a file beside this module."""
-    return word_set((files(__package__) / file).read_text(encoding="utf-8"))
-
+from mistlab.export.found import harmless_names
 
 # Other spellings, and the name that stands for them here.
 RENAMED: Mapping[str, str] = {
@@ -149,7 +143,7 @@ TELLING = SWITCHES | word_set(
 # Options of Megatron-LM and its relatives that say nothing of what a step costs.
 #
 # They name data, learning rates, logs, checkpoints, inference, or choices of kernels that plans do
-# not have. ``mistlab.export.megatron.option_tables`` names the sources.
+# not have.
 
 
 # Beginnings of names whose options cost nothing, whatever follows: they tell of logs, checkpoints,
@@ -170,8 +164,8 @@ FAMILIES = tuple(
 )
 
 # Without a value.
-HARMLESS_SWITCHES = _names_of("harmless_switches.txt")
+HARMLESS_SWITCHES = harmless_names("megatron_switches")
 
 # With a value.
-HARMLESS_VALUES = _names_of("harmless_values.txt")
+HARMLESS_VALUES = harmless_names("megatron_values")
 HARMLESS = HARMLESS_SWITCHES | HARMLESS_VALUES
