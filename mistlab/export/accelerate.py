@@ -29,7 +29,7 @@ from mistlab.export.target import Row, Target
 from mistlab.job.job import Job
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 HARMLESS = harmless_names("accelerate")
 # The precision of a run for each word for mixed precision.
@@ -49,10 +49,10 @@ _COMPILED = ("fsdp-compiled", *ENGINES)
 
 def read(text: str, given: Given) -> Imported:
     """The job of a configuration alone."""
-    return read_source(Source(text=text), given)
+    return read_source(LaunchFile(text=text), given)
 
 
-def read_source(source: Source, given: Given) -> Imported:
+def read_source(source: LaunchFile, given: Given) -> Imported:
     """The job of a configuration; model, sequences and batches are given beside it."""
     found = Found()
     top = Section(parse_yaml(source.text, "the configuration"), "", found)
@@ -61,7 +61,7 @@ def read_source(source: Source, given: Given) -> Imported:
     return found.job(given, engines)
 
 
-def read_choices(top: Section, found: Found, source: Source, given: Given) -> tuple[str, ...]:
+def read_choices(top: Section, found: Found, source: LaunchFile, given: Given) -> tuple[str, ...]:
     """Take a configuration's choices; the engines that may stand for what it starts."""
     kind = top.text("distributed_type", "NO").upper()
     if kind not in KINDS:
@@ -204,7 +204,7 @@ def strategy_of(text: str, where: str) -> str:
     return word
 
 
-def _read_deepspeed(section: Section, found: Found, source: Source, given: Given) -> None:
+def _read_deepspeed(section: Section, found: Found, source: LaunchFile, given: Given) -> None:
     path = section.text("deepspeed_config_file")
     if path:
         content = deepspeed_file(path, source, section.path("deepspeed_config_file"))
@@ -229,7 +229,7 @@ def _read_deepspeed(section: Section, found: Found, source: Source, given: Given
     offload_states(section, level, **devices)
 
 
-def deepspeed_file(path: str, source: Source, where: str) -> Mapping[str, Any]:
+def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, Any]:
     """The content of a DeepSpeed JSON that another file names."""
     text = source.beside(path)
     if text is None:

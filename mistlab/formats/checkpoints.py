@@ -14,7 +14,7 @@ from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError, word_set
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 # Words that tell of training, tuning or storage, not of a shape.
 _SHAPELESS = word_set(
@@ -155,7 +155,7 @@ def _words(path: str) -> str:
     return " ".join(words)
 
 
-def needed_model(path: str, where: str, source: Source) -> ModelSpec:
+def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
     """The model of a checkpoint: by its configuration beside the file, or by its name."""
     text = source.beside(f"{path.rstrip('/')}/config.json") if path else None
     if text is not None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
 from mistlab.export.found import parse_json, parse_toml
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 Kind = Literal["settings", "shell", "python", "strange"]
 
@@ -54,12 +54,12 @@ class Content:
     repeated: tuple[str, ...] = ()
 
 
-def content_of(source: Source) -> Content:
+def content_of(source: LaunchFile) -> Content:
     """What a source's text is."""
     return _content(source.text, PurePath(source.name).suffix.lower())
 
 
-def settings_of(source: Source) -> Mapping[str, Any]:
+def settings_of(source: LaunchFile) -> Mapping[str, Any]:
     """The settings of a text; empty for a program, or for a text that is broken."""
     return content_of(source).settings
 

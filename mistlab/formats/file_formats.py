@@ -28,7 +28,7 @@ from mistlab.formats.content import content_of, settings_of
 from mistlab.formats.launched import command_of
 from mistlab.huggingface.configurations import KIND
 from mistlab.shell.launch import launch_of
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ class Format:
 
     name: str
     title: str
-    recognises: Callable[[Source], bool]
-    read: Callable[[Source, Given], Imported]
+    recognises: Callable[[LaunchFile], bool]
+    read: Callable[[LaunchFile, Given], Imported]
     target: str
 
 
@@ -161,12 +161,12 @@ _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
 
 
 def _refused_row(name: str, title: str, keys: str, why: str) -> Format:
-    def read(source: Source, given: Given) -> Imported:
+    def read(source: LaunchFile, given: Given) -> Imported:
         del source, given
         message = f"this is {title}: not read here: {why}"
         raise InputError(message)
 
-    def recognises(source: Source) -> bool:
+    def recognises(source: LaunchFile) -> bool:
         return command_of(source) is None and _has(settings_of(source), keys)
 
     return Format(name=name, title=title, recognises=recognises, read=read, target="megatron")
@@ -181,8 +181,8 @@ REFUSED: tuple[Format, ...] = tuple(_refused_row(*row) for row in _REFUSED_ROWS)
 # are asked in order. What none recognises is refused as what it looks like.
 
 
-_Recognises = Callable[[Source], bool]
-_Read = Callable[[Source, Given], Imported]
+_Recognises = Callable[[LaunchFile], bool]
+_Read = Callable[[LaunchFile, Given], Imported]
 # Choices of remarks that tell of settings without cost.
 _CALM = ("settings", "options")
 _ORDER = ("noted", "contradicting", "ignored", "assumed")
@@ -191,24 +191,24 @@ _SHOWN = 8
 _FEWEST = 3
 
 
-def _is_deepspeed(source: Source) -> bool:
+def _is_deepspeed(source: LaunchFile) -> bool:
     keys = settings_of(source).keys()
     batches = {"train_batch_size", "train_micro_batch_size_per_gpu"}
     parts = {"zero_optimization", "fp16", "bf16", "optimizer", "gradient_accumulation_steps"}
     return "zero_optimization" in keys or bool(batches & keys and parts & keys)
 
 
-def _is_accelerate(source: Source) -> bool:
+def _is_accelerate(source: LaunchFile) -> bool:
     keys = settings_of(source).keys()
     named = {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config"} & keys
     return "distributed_type" in keys or len(named) > 1
 
 
-def _is_script(source: Source) -> bool:
+def _is_script(source: LaunchFile) -> bool:
     return content_of(source).kind == "shell"
 
 
-def _read_megatron(source: Source, given: Given) -> Imported:
+def _read_megatron(source: LaunchFile, given: Given) -> Imported:
     launch = launch_of(source)
     options = Options.of(launch.arguments)
     known = TELLING & options.given.keys()
@@ -324,7 +324,7 @@ _ROWS = (
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 
 
-def format_of(source: Source) -> Format:
+def format_of(source: LaunchFile) -> Format:
     """The format of a file, by what the file holds; refuses a file that has none."""
     content = content_of(source)
     if content.kind == "strange":

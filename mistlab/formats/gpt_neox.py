@@ -17,7 +17,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import Command, command_of, known_text, named_text, take_ranks
 from mistlab.plan.workload import ROTARY_BASE, ModelSpec, Window
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 ENGINES = ("deepspeed", "mistlab")
 HARMLESS = harmless_names("gpt_neox")
@@ -50,7 +50,7 @@ _PRECISIONS = {"fp16": "fp16", "bfloat16": "bf16", "fp32": "fp32"}
 _OWN = {"num_layers", "hidden_size", "num_attention_heads"}
 
 
-def recognises(source: Source) -> bool:
+def recognises(source: LaunchFile) -> bool:
     """Whether a file has gpt-neox's keys, or a script starts gpt-neox."""
     if command_of(source) is not None:
         return _files(source) != ()
@@ -68,7 +68,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in settings.items()}
 
 
-def _files(source: Source) -> tuple[str, ...]:
+def _files(source: LaunchFile) -> tuple[str, ...]:
     """The YAML files with which a script starts gpt-neox; none for any other script."""
     command = command_of(source)
     if command is None:
@@ -83,7 +83,7 @@ def _files(source: Source) -> tuple[str, ...]:
     return tuple(names) if is_neox else ()
 
 
-def read(source: Source, given: Given) -> Imported:
+def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of the files that a script names."""
     found = Found()
     command = command_of(source)
@@ -103,7 +103,7 @@ def read(source: Source, given: Given) -> Imported:
     return found.job(given, ENGINES)
 
 
-def _merged(source: Source, command: Command) -> dict[str, Any]:
+def _merged(source: LaunchFile, command: Command) -> dict[str, Any]:
     """The settings of a script's files; gpt-neox refuses a key that two of them have."""
     merged: dict[str, Any] = {}
     for word in command.launch.arguments:

@@ -13,7 +13,7 @@ from mistlab.export.found import Section, parse_json
 from mistlab.export.given import Given
 from mistlab.export.nearest import ENGINES, STATES
 from mistlab.formats.launched import Command, known_text, named_text, valued, with_dotted
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 # The section of the configuration that has an option of the launcher.
 _SECTIONS = (("fsdp_", "fsdp_config"), ("megatron_lm_", "megatron_lm_config"))
@@ -33,7 +33,7 @@ _TOP = ("mixed_precision", "num_processes", "num_machines", "use_cpu")
 
 
 def accelerate_settings(
-    command: Command | None, source: Source
+    command: Command | None, source: LaunchFile
 ) -> tuple[str, Mapping[str, Any]] | None:
     """The configuration's path and content for a command of ``accelerate launch``; None for any
     other."""
@@ -79,7 +79,7 @@ _OFF = (None, False, "", "none", "None", "false", "False")
 
 
 def read_sharing(
-    top: Section, title: str, source: Source, given: Given, command: Command | None
+    top: Section, title: str, source: LaunchFile, given: Given, command: Command | None
 ) -> tuple[str, ...]:
     """Take how ranks share the work; the engines that may stand for it. The source finds files that
     a script writes, too."""
@@ -112,7 +112,7 @@ def read_sharing(
     return engines
 
 
-def _deepspeed(top: Section, source: Source, given: Given, command: Command | None) -> None:
+def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
     """DeepSpeed's configuration, whose automatic values are those of the arguments."""
     found, value, name = top.found, top.get("deepspeed"), "deepspeed"
     if value is True:
@@ -172,7 +172,7 @@ def _without_batches(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key not in names and value != "auto"}
 
 
-def _fsdp(top: Section, source: Source, given: Given, command: Command | None) -> None:
+def _fsdp(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
     """The argument ``fsdp``, words such as full_shard and offload, and ``fsdp_config``."""
     found, value = top.found, top.get("fsdp")
     words = value if isinstance(value, list) else str(value).replace(",", " ").split()

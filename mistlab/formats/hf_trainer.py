@@ -33,7 +33,7 @@ from mistlab.formats.launched import (
 )
 from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.context_ways import HEADS
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
 _BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size")
@@ -85,7 +85,7 @@ class Trainer:
 TRAINER = Trainer(title="Hugging Face's Trainer")
 
 
-def recognises(source: Source) -> bool:
+def recognises(source: LaunchFile) -> bool:
     """Whether a file is a recipe of the Trainer's arguments, or a script starts with them."""
     command = command_of(source)
     if command is not None:
@@ -112,7 +112,7 @@ def _recipe(command: Command) -> str | None:
     return known_text(words[0], "config") if words else None
 
 
-def read(source: Source, given: Given) -> Imported:
+def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a recipe, or of a script with its arguments."""
     command = command_of(source)
     if command is None:
@@ -120,7 +120,7 @@ def read(source: Source, given: Given) -> Imported:
     return read_arguments(arguments_of(command, source), TRAINER, source, given, command)
 
 
-def arguments_of(command: Command, source: Source) -> Mapping[str, Any]:
+def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
     """The arguments of a script's command over those of the recipe that it names."""
     recipe = _recipe(command)
     settings: dict[str, Any] = {}
@@ -152,7 +152,7 @@ def _argument(word: Word) -> Any:
 def read_arguments(
     settings: Mapping[str, Any],
     trainer: Trainer,
-    source: Source,
+    source: LaunchFile,
     given: Given,
     command: Command | None = None,
 ) -> Imported:

@@ -13,7 +13,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_trainer import Trainer, arguments_of, read_arguments
 from mistlab.formats.launched import Command, command_of, named_text
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 _AXOLOTL = Trainer(
     title="axolotl",
@@ -33,7 +33,7 @@ _DEGREES = {
 }
 
 
-def recognises_axolotl(source: Source) -> bool:
+def recognises_axolotl(source: LaunchFile) -> bool:
     """Whether a file has axolotl's keys, or a script starts axolotl."""
     command = command_of(source)
     if command is not None:
@@ -45,7 +45,7 @@ def recognises_axolotl(source: Source) -> bool:
     return bool(settings.keys() & {"sequence_len", "datasets", "pretraining_dataset", "adapter"})
 
 
-def read_axolotl(source: Source, given: Given) -> Imported:
+def read_axolotl(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of the file that a script names."""
     command = command_of(source)
     settings: Mapping[str, Any] = settings_of(source)
@@ -92,7 +92,7 @@ _STAGES = {
 }
 
 
-def recognises_llama_factory(source: Source) -> bool:
+def recognises_llama_factory(source: LaunchFile) -> bool:
     """Whether a file has LLaMA-Factory's way to tune, or a script starts it."""
     command = command_of(source)
     if command is not None:
@@ -108,7 +108,7 @@ def _is_started(command: Command) -> bool:
     return {"stage", "finetuning_type"} <= command.options.keys()
 
 
-def read_llama_factory(source: Source, given: Given) -> Imported:
+def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of a script's arguments."""
     command = command_of(source)
     settings = settings_of(source) if command is None else arguments_of(command, source)

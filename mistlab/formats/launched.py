@@ -15,7 +15,7 @@ from mistlab.export.given import Given
 from mistlab.export.megatron.launched_ranks import read_ranks
 from mistlab.formats.content import content_of
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
 # Launchers that a program may start.
@@ -42,7 +42,7 @@ class Command:
         return None
 
 
-def command_of(source: Source) -> Command | None:
+def command_of(source: LaunchFile) -> Command | None:
     """The command of a shell script; None for a text that is no script, or starts nothing."""
     if content_of(source).kind != "shell":
         return None
@@ -61,7 +61,7 @@ def _command(
     line: int | None,
 ) -> Command | None:
     # Each format asks again: a script is evaluated once.
-    source = Source(
+    source = LaunchFile(
         text=text, name=name, beside=beside, settings=dict(settings), arguments=arguments, line=line
     )
     try:
@@ -129,7 +129,7 @@ def known_text(word: Word, name: str) -> str:
     return word.text
 
 
-def take_ranks(command: Command, source: Source, found: Found, given: Given) -> None:
+def take_ranks(command: Command, source: LaunchFile, found: Found, given: Given) -> None:
     """Take the numbers of nodes and of processes that launchers are told to start."""
 
     def beside(path: str) -> str | None:
@@ -142,12 +142,12 @@ def take_ranks(command: Command, source: Source, found: Found, given: Given) -> 
         found.gpus_per_node = len(devices) or None
 
 
-def with_files(source: Source, command: Command | None) -> Source:
+def with_files(source: LaunchFile, command: Command | None) -> LaunchFile:
     """A source that finds files that its script writes, and files near it, too."""
     return replace(source, beside=lambda path: _at_hand(path, command, source))
 
 
-def near_text(path: str, source: Source) -> str | None:
+def near_text(path: str, source: LaunchFile) -> str | None:
     """The text of a file that a file names: beside it, or below one of the folders above it."""
     for ups in range(_HIGHEST + 1):
         text = source.beside(str(PurePath(*[".."] * ups, path)))
@@ -156,14 +156,14 @@ def near_text(path: str, source: Source) -> str | None:
     return None
 
 
-def _at_hand(path: str, command: Command | None, source: Source) -> str | None:
+def _at_hand(path: str, command: Command | None, source: LaunchFile) -> str | None:
     """The text of a file that a script writes, or of one near it."""
     written = command.launch.written if command else {}
     text = next((body for name, body in written.items() if PurePath(name) == PurePath(path)), None)
     return near_text(path, source) if text is None else text
 
 
-def named_text(path: str, command: Command | None, source: Source, role: str) -> str:
+def named_text(path: str, command: Command | None, source: LaunchFile, role: str) -> str:
     """The text of a file that a script names: one that the script writes, or one beside it."""
     text = _at_hand(path, command, source)
     if text is None:

@@ -26,7 +26,7 @@ from mistlab.formats.launched import (
     with_dotted,
 )
 from mistlab.plan.workload import ROTARY_BASE, ModelSpec
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 HARMLESS = harmless_names("llm_foundry")
 _PRECISIONS: Mapping[str, Precision] = {
@@ -44,7 +44,7 @@ _KEYS = {
 _OTHER_KEYS = {*_KEYS, "max_seq_len", "fsdp_config", "eval_first", "eval_interval", "algorithms"}
 
 
-def recognises(source: Source) -> bool:
+def recognises(source: LaunchFile) -> bool:
     """Whether a file has Composer's batches or loader beside a model, or a script starts it."""
     settings = _inner(settings_of(source))
     if isinstance(settings.get("model"), Mapping) and "base_model" not in settings:
@@ -59,7 +59,7 @@ def _inner(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters if isinstance(parameters, Mapping) and "compute" in settings else settings
 
 
-def _file(source: Source) -> str | None:
+def _file(source: LaunchFile) -> str | None:
     command = command_of(source)
     if command is None:
         return None
@@ -70,7 +70,7 @@ def _file(source: Source) -> str | None:
     return next((text for text in words if text.endswith((".yaml", ".yml"))), None)
 
 
-def read(source: Source, given: Given) -> Imported:
+def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of the file that a script names, with the script's changes."""
     found = Found()
     path, command = _file(source), command_of(source)
@@ -117,7 +117,7 @@ def _of_cluster(settings: Mapping[str, Any], found: Found) -> None:
             found.nodes, found.gpus_per_node = nodes, gpus // nodes
 
 
-def _model(section: Section, source: Source, found: Found) -> ModelSpec:
+def _model(section: Section, source: LaunchFile, found: Found) -> ModelSpec:
     kind = section.text("name", "mpt_causal_lm")
     if kind in ("hf_causal_lm", "hf_prefix_lm"):
         path = section.text("pretrained_model_name_or_path")

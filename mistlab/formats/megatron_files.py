@@ -13,7 +13,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.launched import resolved
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 _YAML_SECTIONS = ("language_model", "model_parallel")
 _ACTIVATIONS = {"swiglu": "--swiglu", "squaredrelu": "--squared-relu"}
@@ -26,13 +26,13 @@ _OWN = (
 )
 
 
-def recognises_yaml(source: Source) -> bool:
+def recognises_yaml(source: LaunchFile) -> bool:
     """Whether a file has both sections."""
     settings = settings_of(source)
     return all(isinstance(settings.get(name), Mapping) for name in _YAML_SECTIONS)
 
 
-def read_yaml(source: Source, given: Given) -> Imported:
+def read_yaml(source: LaunchFile, given: Given) -> Imported:
     """The job of a file's fields."""
     settings = resolved(settings_of(source), source.settings)
     flags = Flags(where="language_model")
@@ -92,12 +92,12 @@ _FOLDERS = {
 _MODES = {"inference": "inference", "rl": "reinforcement learning"}
 
 
-def recognises_test(source: Source) -> bool:
+def recognises_test(source: LaunchFile) -> bool:
     """Whether a file has the options of a test."""
     return isinstance(settings_of(source).get("MODEL_ARGS"), Mapping)
 
 
-def read_test(source: Source, given: Given) -> Imported:
+def read_test(source: LaunchFile, given: Given) -> Imported:
     """The job of a test's first run."""
     settings = settings_of(source)
     arguments = settings["MODEL_ARGS"]
@@ -117,7 +117,7 @@ def read_test(source: Source, given: Given) -> Imported:
 
 
 def _check_program(
-    settings: Mapping[str, Any], arguments: Mapping[str, Any], source: Source
+    settings: Mapping[str, Any], arguments: Mapping[str, Any], source: LaunchFile
 ) -> None:
     names = {str(name) for name in arguments}
     dotted = [name for name in sorted(names) if "." in name and not name.startswith("--")]
@@ -140,7 +140,9 @@ def _check_program(
         raise InputError(message)
 
 
-def _take_ranks(settings: Mapping[str, Any], flags: Flags, source: Source, given: Given) -> None:
+def _take_ranks(
+    settings: Mapping[str, Any], flags: Flags, source: LaunchFile, given: Given
+) -> None:
     """The ranks of the test's environment, of its folder's name, or those that tests have."""
     environment = settings.get("ENV_VARS")
     environment = environment if isinstance(environment, Mapping) else {}
@@ -166,14 +168,14 @@ _FLAGSCALE_SECTIONS = ("system", "model", "data")
 _CALM = ("logging", "checkpoint", "learning_rate_scheduler", "optimizer")
 
 
-def recognises_flagscale(source: Source) -> bool:
+def recognises_flagscale(source: LaunchFile) -> bool:
     """Whether a file has FlagScale's sections with a model's blocks."""
     settings = settings_of(source)
     model = settings.get("model")
     return "system" in settings and isinstance(model, Mapping) and "num_layers" in model
 
 
-def read_flagscale(source: Source, given: Given) -> Imported:
+def read_flagscale(source: LaunchFile, given: Given) -> Imported:
     """The job of a file's options."""
     settings = resolved(settings_of(source), source.settings)
     flags = Flags(where="model")

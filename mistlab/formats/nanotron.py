@@ -14,7 +14,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import command_of, named_text, take_ranks
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 ENGINES = ("nanotron", "mistlab")
 HARMLESS = harmless_names("nanotron")
@@ -46,7 +46,7 @@ _OTHER_CONFIGS = {
 }
 
 
-def recognises(source: Source) -> bool:
+def recognises(source: LaunchFile) -> bool:
     """Whether a file has nanotron's sections, or a script starts nanotron with a file."""
     settings = settings_of(source)
     parallelism, model = settings.get("parallelism"), settings.get("model")
@@ -55,14 +55,14 @@ def recognises(source: Source) -> bool:
     return _file(source) is not None
 
 
-def _file(source: Source) -> str | None:
+def _file(source: LaunchFile) -> str | None:
     command = command_of(source)
     if command is None or not command.launch.program.endswith("run_train.py"):
         return None
     return command.text("config_file")
 
 
-def read(source: Source, given: Given) -> Imported:
+def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of the file that a script names."""
     found = Found()
     path, settings = _file(source), settings_of(source)
@@ -87,7 +87,7 @@ def read(source: Source, given: Given) -> Imported:
     return found.job(given, ENGINES)
 
 
-def command_ranks(source: Source, given: Given) -> Found:
+def command_ranks(source: LaunchFile, given: Given) -> Found:
     """The ranks that a script's launcher starts."""
     ranks = Found()
     command = command_of(source)

@@ -15,7 +15,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.launched import resolved
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 # Fields of a model that are options of Megatron-LM by their own names.
 _MODEL = (
@@ -56,7 +56,7 @@ _TUNING = {
 }
 
 
-def recognises_nemo(source: Source) -> bool:
+def recognises_nemo(source: LaunchFile) -> bool:
     """Whether a file has NeMo's trainer beside a model with Megatron's degrees."""
     settings = settings_of(source)
     trainer, model = settings.get("trainer"), settings.get("model")
@@ -68,7 +68,7 @@ def recognises_nemo(source: Source) -> bool:
     return has_model or ("exp_manager" in settings and "devices" in trainer)
 
 
-def recognises_bridge(source: Source) -> bool:
+def recognises_bridge(source: LaunchFile) -> bool:
     """Whether a file has Megatron-Bridge's sections, whole or as changes of a recipe."""
     settings = settings_of(source)
     model, train = settings.get("model"), settings.get("train")
@@ -81,7 +81,7 @@ def recognises_bridge(source: Source) -> bool:
     return is_model and is_train
 
 
-def read_nemo(source: Source, given: Given) -> Imported:
+def read_nemo(source: LaunchFile, given: Given) -> Imported:
     """The job of a NeMo file."""
     settings = resolved(settings_of(source), source.settings)
     trainer, model = settings["trainer"], settings.get("model")
@@ -273,7 +273,7 @@ _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def read_bridge(source: Source, given: Given) -> Imported:
+def read_bridge(source: LaunchFile, given: Given) -> Imported:
     """The job of a configuration; changes of a recipe alone need more than they say."""
     settings = resolved(settings_of(source), source.settings)
     if settings.get("peft") is not None:

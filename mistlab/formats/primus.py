@@ -21,7 +21,7 @@ from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
 from mistlab.formats.launched import resolved
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 GPUS_PER_NODE = 8
 TRAINERS = ("pre_trainer", "sft_trainer", "post_trainer", "trainer")
@@ -80,7 +80,7 @@ _OWN_CALM = word_set(
 _KEPT = ("profile_step_start", "memory_budget")
 
 
-def recognises(source: Source) -> bool:
+def recognises(source: LaunchFile) -> bool:
     """Whether a file is an experiment of Primus."""
     settings = settings_of(source)
     modules = settings.get("modules")
@@ -91,7 +91,7 @@ def recognises(source: Source) -> bool:
     return False
 
 
-def read(source: Source, given: Given) -> Imported:
+def read(source: LaunchFile, given: Given) -> Imported:
     """The job of an experiment's trainer."""
     settings = resolved(settings_of(source), source.settings)
     modules = settings["modules"]
@@ -117,7 +117,7 @@ def _of_torchtitan(
     module: Mapping[str, Any],
     overrides: Mapping[str, Any],
     where: str,
-    source: Source,
+    source: LaunchFile,
     given: Given,
 ) -> Imported:
     preset = _preset(str(module.get("model", "")), "models/torchtitan", source)
@@ -139,7 +139,7 @@ def _of_megatron(
     module: Mapping[str, Any],
     overrides: Mapping[str, Any],
     where: str,
-    source: Source,
+    source: LaunchFile,
     given: Given,
 ) -> Imported:
     preset = _preset(str(module.get("model", "")), "models/megatron", source)
@@ -214,7 +214,7 @@ def _take_ranks(found: Found, given: Given) -> None:
         found.remark("assumed", "gpus_per_node", f"{text} --gpus-per-node for others")
 
 
-def _preset(name: str, folder: str, source: Source, depth: int = 0) -> dict[str, Any] | None:
+def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[str, Any] | None:
     """The settings of a preset with those that it extends; None if it is not beside the file."""
     text = next(filter(None, map(source.beside, _places(name, folder))), None) if name else None
     if text is None or depth > 10:

@@ -17,13 +17,13 @@ from mistlab.formats.launched import (
     take_ranks,
     with_dotted,
 )
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 
 _SECTIONS = {"training", "model"}
 _OWN = {"job", "metrics", "parallelism", "activation_checkpoint", "profiling", "checkpoint"}
 
 
-def recognises(source: Source) -> bool:
+def recognises(source: LaunchFile) -> bool:
     """Whether a file has torchtitan's sections or registry, or a script starts torchtitan."""
     content = content_of(source)
     if content.kind == "python":
@@ -49,7 +49,7 @@ def _is_started(command: Command) -> bool:
     return program.endswith("run_train.sh") and bool({"CONFIG_FILE", "CONFIG"} & environment.keys())
 
 
-def read(source: Source, given: Given) -> Imported:
+def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of what a script starts, with the script's changes."""
     found = Found()
     command = command_of(source)
@@ -62,7 +62,7 @@ def read(source: Source, given: Given) -> Imported:
     return torchtitan_read.read_mapping(_started(command, source), given, found)
 
 
-def _started(command: Command, source: Source) -> Mapping[str, Any]:
+def _started(command: Command, source: LaunchFile) -> Mapping[str, Any]:
     """The sections that a script names: of a TOML, or of a function of a registry."""
     changes = dict(dotted_options(command, torchtitan_read.HARMLESS))
     path = command.text("job.config_file") or _variable(command, "CONFIG_FILE")

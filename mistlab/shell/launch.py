@@ -11,8 +11,8 @@ from mistlab.shell.launchers import CommandParts, is_launcher, name_of, parts_of
 from mistlab.shell.programs import parsed_file
 from mistlab.shell.session import (
     Guard,
+    LaunchFile,
     Session,
-    Source,
     Started,
     State,
     StepsError,
@@ -263,7 +263,7 @@ class Launch:
 _NAMES = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 
 
-def launch_of(source: Source) -> Launch:
+def launch_of(source: LaunchFile) -> Launch:
     """The command of a launch line or a shell script that starts training."""
     session = Session(source=source, run=lambda *_: None)
     evaluator = Evaluator(session)
@@ -296,7 +296,7 @@ def _evaluate(evaluator: Evaluator, script: Script, state: State) -> None:
             raise
 
 
-def _given(source: Source) -> dict[str, Variable]:
+def _given(source: LaunchFile) -> dict[str, Variable]:
     """The variables that the user gives."""
     for name in source.settings:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):

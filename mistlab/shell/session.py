@@ -38,7 +38,7 @@ def known_part(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class LaunchFile:
     """The text of a file to import, and how to find what the file refers to.
 
     ``name`` is the file's path. ``beside`` gives the text of another file by the path that the file
@@ -217,7 +217,7 @@ class Session:
     ``filled`` those of variables that surely have a value.
     """
 
-    source: Source
+    source: LaunchFile
     run: Callable[[Script, State], None]
     files: list[str] = field(default_factory=list)
     conditions: list[Guard] = field(default_factory=list)

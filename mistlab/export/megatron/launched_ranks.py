@@ -10,7 +10,7 @@ from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given
 from mistlab.shell.launch import Launch
 from mistlab.shell.programs import directives
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
 # Parts of a program's path, and why it is no pre-training of a decoder.
@@ -74,7 +74,7 @@ _OF_NO_VALUE = re.compile(r": 0 is too small|: its value is missing")
 _READS_ARGUMENTS = re.compile(r"^(?!\s*#).*(?:\bgetopts\s|\$#|\$\{#\}|\bshift\b)", re.MULTILINE)
 
 
-def with_hints(error: InputError, launch: Launch, source: Source, given: Given) -> InputError:
+def with_hints(error: InputError, launch: Launch, source: LaunchFile, given: Given) -> InputError:
     """A refusal of a script, with what was taken for granted of the numbers that it is about."""
     message = str(error)
     hints: list[str] = []
@@ -99,7 +99,7 @@ def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
             yield f"{taken} --gpus-per-node N or --set {name}=VALUE"
 
 
-def _of_arguments(launch: Launch, source: Source) -> Iterator[str]:
+def _of_arguments(launch: Launch, source: LaunchFile) -> Iterator[str]:
     """A hint on arguments that a script reads and is not given."""
     match = _READS_ARGUMENTS.search(source.text)
     if match is not None:

@@ -12,7 +12,7 @@ from mistlab.export.deepspeed import HARMLESS, read_states
 from mistlab.export.found import Found, Section, harmless_names, parse_json
 from mistlab.export.megatron.megatron_flags import Options
 from mistlab.schedule.context_ways import HEADS
-from mistlab.shell.session import Source, known_part
+from mistlab.shell.session import LaunchFile, known_part
 from mistlab.shell.shell_text import Unknown
 
 ENGINES = ("deepspeed", "mistlab")
@@ -31,7 +31,7 @@ class Files:
     """
 
     written: Mapping[str, str]
-    source: Source
+    source: LaunchFile
     unknown: Mapping[str, Unknown] = field(default_factory=dict)
 
     def text(self, path: str) -> str | None:

@@ -40,7 +40,7 @@ from mistlab.export.target import is_of_today
 from mistlab.plan.workload import Attention, ModelSpec
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.session import Source
+from mistlab.shell.session import LaunchFile
 from mistlab.shell.shell_text import Word
 
 # How far a misspelt name may be from the one that was meant, and from how long names on.
@@ -227,7 +227,7 @@ _EXCUSES: Mapping[str, tuple[str, ...]] = {
 
 def read(text: str, given: Given) -> Imported:
     """The job of a launch line or a script, and what was assumed."""
-    source = Source(text=text)
+    source = LaunchFile(text=text)
     return read_launch(launch_of(source), source, given)
 
 
@@ -236,16 +236,16 @@ def read_options(
     given: Given,
     *,
     launch: Launch | None = None,
-    source: Source | None = None,
+    source: LaunchFile | None = None,
 ) -> Imported:
     """The job of options that stand alone, as in the YAML of Megatron-LM's tests; ``launch`` tells
     of the launcher and of files that were written, as far as anything is known of them."""
     words = tuple(word if isinstance(word, Word) else Word(text=word) for word in options)
     launch = replace(launch or Launch(), arguments=words)
-    return read_launch(launch, source or Source(text=""), given)
+    return read_launch(launch, source or LaunchFile(text=""), given)
 
 
-def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
+def read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
     """The job of a command that starts training, and what was assumed."""
     try:
         return _read_launch(launch, source, given)
@@ -253,7 +253,7 @@ def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
         raise with_hints(error, launch, source, given) from None
 
 
-def _read_launch(launch: Launch, source: Source, given: Given) -> Imported:
+def _read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
     options = Options.of(launch.arguments, _excused(given))
     found = Found(shares_experts=not is_by_deepspeed(options))
     for note in launch.notes:
