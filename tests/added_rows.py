@@ -9,7 +9,7 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.graph.graph import LayerGraph
 from mistlab.graph.treatments import TREATMENTS, Treatment
 from mistlab.job.job import Job, dump_job, load_job

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mistlab.core.values import InputError
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import job_from_mapping
 from runtime.baselines.accepted import check_accepted
 from runtime.baselines.builds import check_installed

@@ -17,8 +17,8 @@ from experiments.pages.tables import Row, table
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.engines.engine import ENGINES
-from mistlab.export.back import read_back
-from mistlab.export.table import TARGETS
+from mistlab.export.target import read_back
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job, job_to_mapping
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan, StagePlan

@@ -8,7 +8,7 @@ from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, prog
 from experiments.interchange.fidelity import Export, exported, fits
 from experiments.pages.tables import brief_words
 from mistlab.core.values import InputError, to_mapping
-from mistlab.export.table import TARGETS, target_for
+from mistlab.export.targets import TARGETS, target_for
 from mistlab.job.job import load_job
 from mistlab.job.prediction import compared
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from experiments.bench.problem import Answer, fullest_words, predicted
 from experiments.interchange.refitting import fitting_form
 from mistlab.core.values import InputError, to_mapping
-from mistlab.export.back import read_back
+from mistlab.export.given import Remark, changes
 from mistlab.export.nearest import Nearest, canonical, nearest
-from mistlab.export.remarks import Remark, changes
-from mistlab.export.target import Target
+from mistlab.export.target import Target, read_back
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction
 

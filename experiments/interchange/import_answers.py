@@ -10,7 +10,7 @@ from experiments.interchange.source_files import source_of
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
-from mistlab.formats.table import format_of
+from mistlab.formats.file_formats import format_of
 
 # What a user gives by an option for what a file does not say.
 ANSWERS: Mapping[str, Any] = {

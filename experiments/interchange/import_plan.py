@@ -18,11 +18,9 @@ from experiments.pages.tables import brief_words
 from mistlab.core.files import format_yaml
 from mistlab.core.values import InputError
 from mistlab.economy.bill import model_parameters
-from mistlab.export.given import Given
-from mistlab.export.remarks import Remark
-from mistlab.export.table import TARGETS
-from mistlab.formats.format import Format
-from mistlab.formats.table import FORMATS, format_of
+from mistlab.export.given import Given, Remark
+from mistlab.export.targets import TARGETS
+from mistlab.formats.file_formats import FORMATS, Format, format_of
 from mistlab.job.job import Job, hardware_from, job_to_mapping, model_from
 from mistlab.plan.plan_words import plan_words
 

@@ -14,7 +14,7 @@ from experiments.interchange.source_files import source_of
 from mistlab.core.values import InputError
 from mistlab.engines.engine import ENGINES
 from mistlab.export.given import Given
-from mistlab.formats.table import format_of
+from mistlab.formats.file_formats import format_of
 from mistlab.stages.stage_batch import StageBatch
 
 

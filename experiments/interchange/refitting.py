@@ -7,8 +7,8 @@ from experiments.bench.problem import lacking_bytes, predicted_each
 from experiments.interchange.single_changes import single_changes
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
+from mistlab.export.given import changes
 from mistlab.export.nearest import Nearest, nearest
-from mistlab.export.remarks import changes
 from mistlab.export.target import Target
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction

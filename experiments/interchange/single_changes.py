@@ -10,8 +10,8 @@ from math import gcd
 from typing import Any
 
 from mistlab.core.values import InputError
+from mistlab.export.given import choice_of, values_words
 from mistlab.export.nearest import canonical
-from mistlab.export.remarks import choice_of, values_words
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, dimensions_of_axes
 from mistlab.plan.plan import Plan, StagePlan

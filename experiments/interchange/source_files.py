@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mistlab.core.files import text_in
 from mistlab.core.values import InputError
-from mistlab.formats.table import format_of
-from mistlab.shell.source import Source
+from mistlab.formats.file_formats import format_of
+from mistlab.shell.session import LaunchFile
 
 MOST_BYTES = 4_000_000
 # How many folders above a script its own references may start from: scripts are often started from
@@ -22,11 +22,11 @@ def source_of(
     settings: Sequence[str] = (),
     arguments: Sequence[str] | None = None,
     line: int | None = None,
-) -> Source:
+) -> LaunchFile:
     """The file at a path, or the one launch file of a folder, as a source to import."""
     if path.is_dir():
         path = _only_launch_file(path)
-    return Source(
+    return LaunchFile(
         text=text_of(path),
         name=str(path),
         beside=_beside(path),
@@ -89,7 +89,7 @@ def _only_launch_file(folder: Path) -> Path:
     for path in files[:_MOST_FILES]:
         try:
             text = text_of(path)
-            format_of(Source(text=text, name=str(path)))
+            format_of(LaunchFile(text=text, name=str(path)))
         except InputError:
             continue
         texts[path] = text

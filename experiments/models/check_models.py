@@ -14,7 +14,7 @@ from experiments.pages.tables import Row, table, table_of
 from mistlab.core.values import InputError
 from mistlab.economy.bill import model_parameters
 from mistlab.huggingface.configurations import KIND, model_of_config
-from mistlab.huggingface.model_types import TypeRow, model_types, refused_types
+from mistlab.huggingface.type_keys import TypeRow, model_types, refused_types
 from mistlab.plan.workload import ModelSpec, Workload
 
 # Types of which the library builds no model with the defaults, and keys that complete them.

@@ -9,7 +9,7 @@ from typing import Any
 from experiments.bench.problem import order_of, predicted
 from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Budget, Problem

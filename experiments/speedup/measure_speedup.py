@@ -19,7 +19,7 @@ from experiments.speedup.speedup_report import SpeedupCase, report_of
 from experiments.speedup.trial import run_trial, take_part
 from mistlab.core.values import InputError, near_matches
 from mistlab.export.found import checked_whole
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import hardware_from, job_to_mapping, model_from
 from mistlab.machine.cluster import Cluster
 

@@ -578,3 +578,12 @@ class OnUse(MutableMapping[str, Entry]):
 
     def __len__(self) -> int:
         return len(self._makers)
+
+
+def word_set(text: str) -> frozenset[str]:
+    """The words of a text, with blanks between them.
+
+    >>> sorted(word_set("one two"))
+    ['one', 'two']
+    """
+    return frozenset(text.split())

@@ -1,27 +1,287 @@
-"""Plans as the YAML configuration of Hugging Face Accelerate 1.15, which trains by FSDP2 or DDP.
+"""Accelerate's YAML configuration: its reader, and plans as one.
 
-There are no pipelines. Batch sizes are the training script's, so the file says them in comments
-alone. FSDP2 recomputes all blocks or none, and can take their kept inputs to the host.
+Model, sequences and batches are the training script's. Sharding is that of FSDP version 1 or 2, of
+DeepSpeed's ZeRO, in the file or in a JSON that it names, or of Megatron-LM's plugin. Left-out keys
+take the defaults of ``accelerate launch`` (accelerate/commands/launch.py of 1.15).
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mistlab.core.files import format_yaml
-from mistlab.export.accelerate_read import read
-from mistlab.export.fsdp import ENGINES, STATES, offloads, sharded, states_offloaded
-from mistlab.export.nearest import canonical
+from mistlab.core.files import format_yaml, parse_yaml
+from mistlab.core.values import InputError
+from mistlab.engines.engine import Precision
+from mistlab.export import deepspeed as deepspeed_read
+from mistlab.export.deepspeed import offload_states, read_configuration
+from mistlab.export.found import Found, Section, harmless_names, parse_json
+from mistlab.export.given import Given, Imported
+from mistlab.export.nearest import ENGINES, STATES, canonical, offloads, sharded, states_offloaded
 from mistlab.export.rules import (
     EQUAL_NODES,
     INPUTS_OFFLOADED,
     among_orders,
     none_or_all_blocks,
     one_stage,
+    with_values,
 )
 from mistlab.export.target import Row, Target
-from mistlab.export.with_parts import with_values
 from mistlab.job.job import Job
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.shell.session import LaunchFile
+
+HARMLESS = harmless_names("accelerate")
+# The precision of a run for each word for mixed precision.
+PRECISIONS: Mapping[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
+KINDS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "TP", "MULTI_GPU", "NO")
+# ZeRO levels of torch's sharding strategies in the order of their numbers, which begin at 1; the
+# last two shard inside nodes alone.
+STRATEGIES: Mapping[str, int] = {
+    "FULL_SHARD": 3,
+    "SHARD_GRAD_OP": 2,
+    "NO_SHARD": 0,
+    "HYBRID_SHARD": 3,
+    "HYBRID_SHARD_ZERO2": 2,
+}
+_COMPILED = ("fsdp-compiled", *ENGINES)
+
+
+def read(text: str, given: Given) -> Imported:
+    """The job of a configuration alone."""
+    return read_source(LaunchFile(text=text), given)
+
+
+def read_source(source: LaunchFile, given: Given) -> Imported:
+    """The job of a configuration; model, sequences and batches are given beside it."""
+    found = Found()
+    top = Section(parse_yaml(source.text, "the configuration"), "", found)
+    engines = read_choices(top, found, source, given)
+    top.tell_of_rest(HARMLESS | deepspeed_read.HARMLESS)
+    return found.job(given, engines)
+
+
+def read_choices(top: Section, found: Found, source: LaunchFile, given: Given) -> tuple[str, ...]:
+    """Take a configuration's choices; the engines that may stand for what it starts."""
+    kind = top.text("distributed_type", "NO").upper()
+    if kind not in KINDS:
+        message = f"distributed_type: {kind!r} is not read here: give {', '.join(KINDS)}"
+        raise InputError(message)
+    if top.switch("use_cpu"):
+        message = "use_cpu: true trains on no GPU: give a configuration of GPUs"
+        raise InputError(message)
+    _processes(top, found, kind)
+    found.precision = _precision(top, found)
+    found.micro_batches = top.whole("gradient_accumulation_steps") or found.micro_batches
+    top.unsaid({"fp8_config": "products are taken in 16 bits"})
+    compiles = _is_compiled(top)
+    layers = given.model.layers if given.model else 0
+    if kind == "DEEPSPEED":
+        _read_deepspeed(top.section("deepspeed_config"), found, source, given)
+        _read_degrees(top, found, shards=False)
+        return deepspeed_read.ENGINES
+    if kind == "MEGATRON_LM":
+        return _read_megatron(top.section("megatron_lm_config"), found, layers)
+    _read_degrees(top, found, shards=kind == "FSDP")
+    if kind == "FSDP":
+        _read_fsdp(top.section("fsdp_config"), found, given, layers)
+    return _COMPILED if compiles else ENGINES
+
+
+def _processes(top: Section, found: Found, kind: str) -> None:
+    """All processes, which machines share evenly; a machine's GPUs where the file is silent."""
+    machines = top.whole("num_machines") or 1
+    processes = 1 if kind == "NO" else None
+    processes = top.whole("num_processes") or processes
+    found.nodes = machines
+    if processes is None:
+        return
+    if processes % machines:
+        message = (
+            f"num_processes: {processes} is no multiple of num_machines {machines}: it counts the "
+            "processes of all machines; correct one of them"
+        )
+        raise InputError(message)
+    found.gpus_per_node = processes // machines
+
+
+def _precision(section: Section, found: Found) -> Precision:
+    value = section.get("mixed_precision", "no")
+    # YAML reads a bare no as false.
+    word = "no" if value is False or value is None else str(value).lower()
+    if word not in PRECISIONS:
+        message = f"mixed_precision: {word!r} is unknown: give {', '.join(PRECISIONS)}"
+        raise InputError(message)
+    if word == "fp8":
+        found.remark("ignored", "mixed_precision", "fp8: products are taken in 16 bits")
+    return PRECISIONS[word]
+
+
+def _is_compiled(top: Section) -> bool:
+    section = top.section("dynamo_config")
+    backend = section.text("dynamo_backend", "NO").upper()
+    section.take_all()
+    return backend not in ("NO", "")
+
+
+def _read_degrees(top: Section, found: Found, *, shards: bool) -> None:
+    """The degrees of ``parallelism_config``, with or without the prefix that files write."""
+    section = top.section("parallelism_config")
+    sizes = {}
+    for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
+        long = f"parallelism_config_{name}_size"
+        key = long if long in section.content else f"{name}_size"
+        sizes[name] = section.whole(key) or 1
+    if sizes["tp"] > 1:
+        found.values["tensor_parallel"] = sizes["tp"]
+    strategy = section.text("parallelism_config_cp_comm_strategy", "allgather")
+    if sizes["cp"] > 1:
+        exchange = GATHER if strategy == "allgather" else RING
+        found.values |= {"context_parallel": sizes["cp"], "context_exchange": exchange}
+    if sizes["sp"] > 1:
+        found.values |= {"context_parallel": sizes["sp"], "context_exchange": HEADS}
+    if sizes["dp_replicate"] > 1 and shards:
+        found.values["state_replicas"] = sizes["dp_replicate"]
+    _check_degrees(section, found, sizes)
+
+
+def _check_degrees(section: Section, found: Found, sizes: Mapping[str, int]) -> None:
+    product = 1
+    for size in sizes.values():
+        product *= size
+    if product > 1 and found.nodes and found.gpus_per_node:
+        processes = found.nodes * found.gpus_per_node
+        if product != processes:
+            named = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            text = f"{named} = {product}, num_processes {processes}: took num_processes"
+            found.remark("contradicting", section.name, text)
+
+
+def _read_fsdp(section: Section, found: Found, given: Given, layers: int) -> None:
+    version = section.whole("fsdp_version") or 1
+    if version == 1:
+        _read_version_1(section, found, given)
+    else:
+        text = section.get("fsdp_sharding_strategy")
+        if text is not None:
+            words = f"{text}: version 2 takes fsdp_reshard_after_forward instead"
+            found.remark("contradicting", section.path("fsdp_sharding_strategy"), words)
+        reshards = section.switch("fsdp_reshard_after_forward", default=True)
+        found.values["zero"] = 3 if reshards else 2
+    if section.switch("fsdp_offload_params") or section.switch("fsdp_cpu_offload"):
+        found.values |= dict.fromkeys(STATES, 1.0)
+    keeps = section.switch("fsdp_activation_cpu_offload")
+    if section.switch("fsdp_activation_checkpointing"):
+        found.values["checkpointed_layers"] = layers
+        if section.switch("fsdp_activation_checkpointing_offload") or keeps:
+            found.values["offload_activations"] = 1.0
+
+
+def _read_version_1(section: Section, found: Found, given: Given) -> None:
+    key = "fsdp_sharding_strategy"
+    if key not in section.content and not isinstance(
+        section.content.get("fsdp_reshard_after_forward", True), bool
+    ):
+        key = "fsdp_reshard_after_forward"
+    section.get("fsdp_reshard_after_forward")
+    name = strategy_of(section.text(key, "FULL_SHARD"), section.path(key))
+    found.values["zero"] = STRATEGIES[name]
+    nodes = given.nodes or found.nodes or 1
+    if name.startswith("HYBRID") and nodes > 1:
+        # Torch shards inside a node, and keeps a copy of the states on each.
+        found.values["state_replicas"] = nodes
+
+
+def strategy_of(text: str, where: str) -> str:
+    """The name of a sharding strategy, which files write as a name or as its number from 1."""
+    names = tuple(STRATEGIES)
+    word = text.upper().removeprefix("SHARDINGSTRATEGY.").lstrip("_")
+    if re.fullmatch(r"[1-5]", word):
+        return names[int(word) - 1]
+    if word not in STRATEGIES:
+        message = f"{where}: {text!r} is unknown: give {', '.join(names)}, or 1 to 5"
+        raise InputError(message)
+    return word
+
+
+def _read_deepspeed(section: Section, found: Found, source: LaunchFile, given: Given) -> None:
+    path = section.text("deepspeed_config_file")
+    if path:
+        content = deepspeed_file(path, source, section.path("deepspeed_config_file"))
+        inner = Section(with_precision(content, found.precision), path, found)
+        machine = (found.nodes, found.gpus_per_node)
+        read_configuration(inner, found, given, given.model)
+        found.nodes, found.gpus_per_node = machine
+        inner.tell_of_rest(deepspeed_read.HARMLESS)
+        return
+    level = section.whole("zero_stage", minimum=0)
+    level = 2 if level is None else level
+    if level > 3:
+        message = f"{section.path('zero_stage')}: {level} is unknown: give 0 to 3"
+        raise InputError(message)
+    found.values["zero"] = level
+    found.overlaps = level == 3
+    found.micro_batches = section.whole("gradient_accumulation_steps") or found.micro_batches
+    devices = {
+        name: section.text(f"offload_{key}_device", "none").lower() in ("cpu", "nvme")
+        for name, key in (("optimizer", "optimizer"), ("weights", "param"))
+    }
+    offload_states(section, level, **devices)
+
+
+def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, Any]:
+    """The content of a DeepSpeed JSON that another file names."""
+    text = source.beside(path)
+    if text is None:
+        message = (
+            f"{where}: {path} is not beside this file: put it there, or import that JSON itself"
+        )
+        raise InputError(message)
+    try:
+        return parse_json(text)
+    except InputError as error:
+        message = f"{where}: {path}: {error}"
+        raise InputError(message) from None
+
+
+def with_precision(content: Mapping[str, Any], precision: str | None) -> Mapping[str, Any]:
+    """A DeepSpeed configuration whose automatic precisions are those of the run."""
+    filled = dict(content)
+    for name in deepspeed_read.HALVES:
+        inner = filled.get(name)
+        if isinstance(inner, Mapping) and inner.get("enabled") == "auto":
+            filled[name] = {**inner, "enabled": precision == name}
+    return filled
+
+
+def _read_megatron(section: Section, found: Found, layers: int) -> tuple[str, ...]:
+    """Megatron-LM's plugin; the degrees and savings that it names."""
+    prefix = "megatron_lm_"
+    found.values["tensor_parallel"] = section.whole(f"{prefix}tp_degree") or 1
+    found.values["sequence_parallel"] = int(section.switch(f"{prefix}sequence_parallelism"))
+    found.values["context_parallel"] = section.whole(f"{prefix}context_parallel_size") or 1
+    found.values["expert_parallel"] = section.whole(f"{prefix}expert_model_parallel_size") or 1
+    found.num_stages = section.whole(f"{prefix}pp_degree") or 1
+    found.micro_batches = section.whole(f"{prefix}num_micro_batches") or found.micro_batches
+    found.values["zero"] = int(section.switch(f"{prefix}use_distributed_optimizer"))
+    found.overlaps = False
+    if section.switch(f"{prefix}optimizer_cpu_offload"):
+        found.values["offload_optimizer"] = 1.0
+    granularity = section.text(f"{prefix}recompute_granularity")
+    if section.switch(f"{prefix}recompute_activations") or granularity == "selective":
+        found.values["core_recomputed_layers"] = layers
+    elif granularity == "full":
+        count = section.whole(f"{prefix}recompute_num_layers") or layers
+        blocks = section.text(f"{prefix}recompute_method") == "block"
+        found.values["checkpointed_layers"] = count if blocks else layers
+    section.unsaid({f"{prefix}use_custom_fsdp": "states are taken as sharded by Megatron-LM"})
+    return ("megatron", "mistlab")
+
+
+# Plans as the YAML configuration of Hugging Face Accelerate 1.15, which trains by FSDP2 or DDP.
+#
+# There are no pipelines. Batch sizes are the training script's, so the file says them in comments
+# alone. FSDP2 recomputes all blocks or none, and can take their kept inputs to the host.
 
 
 def _zero(job: Job) -> Job:
@@ -34,11 +294,7 @@ def _zero(job: Job) -> Job:
 
 
 ROWS = (
-    Row(
-        choices=("order",),
-        nearest=among_orders((DEFAULT_ORDER,)),
-        because="has no pipelines",
-    ),
+    Row(choices=("order",), nearest=among_orders((DEFAULT_ORDER,)), because="has no pipelines"),
     Row(
         choices=("layers", "data_parallel", "tensor_parallel", "micro_batch"),
         nearest=one_stage,

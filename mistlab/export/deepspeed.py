@@ -1,10 +1,8 @@
-"""Plans as the JSON configuration of DeepSpeed 0.19.
+"""DeepSpeed's JSON configuration: its reader, and plans as one.
 
-The file holds batch sizes, precision, ZeRO, offloading, activation checkpointing, tensor
-parallelism and the pipeline; the model and its sequences are the training script's. Offloading the
-optimizer takes its gradients along. Only ZeRO-3 offloads a fraction of the optimizer (twin-flow),
-and weights. Kept inputs of recomputed blocks can go to the host, all of them. A pipeline shards
-optimizer state alone.
+The file holds batch sizes, precision, ZeRO, offloading, activation checkpointing, tensor and
+sequence parallelism and the pipeline; the model and its sequences are the training script's. Left
+out keys take DeepSpeed's defaults (deepspeed/runtime/config.py and zero/config.py of 0.19).
 """
 
 import json
@@ -12,9 +10,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mistlab.export.deepspeed_read import ENGINES, HALVES, read
+from mistlab.core.values import InputError
+from mistlab.engines.engine import Precision
+from mistlab.export.found import Found, Section, checked_whole, harmless_names, parse_json
+from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import canonical
-from mistlab.export.rank_rules import without_tensor_parallel
 from mistlab.export.rules import (
     EQUAL_NODES,
     INPUTS_OFFLOADED,
@@ -23,12 +23,207 @@ from mistlab.export.rules import (
     even_layers,
     highest,
     none_or_all_blocks,
+    with_values,
+    without_tensor_parallel,
 )
 from mistlab.export.target import Row, Target
-from mistlab.export.with_parts import with_values
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import ranks_of
+from mistlab.plan.workload import ModelSpec
+from mistlab.schedule.context_ways import HEADS
 from mistlab.schedule.orders import DEFAULT_ORDER
+
+ENGINES = ("deepspeed", "mistlab")
+HALVES = ("fp16", "bf16")
+# Settings without effect on the cost of a step that a plan could tell.
+HARMLESS = harmless_names("deepspeed")
+# Settings that change cost in ways that plans cannot say, and what a prediction takes instead.
+UNSAID: Mapping[str, str] = {
+    "sparse_attention": "attention is taken as dense",
+    "compression_training": "weights are taken as they are, in 16 bits",
+    "progressive_layer_drop": "all blocks are taken as run",
+    "curriculum_learning": "all sequences are taken as whole",
+    "data_efficiency": "all sequences are taken as whole",
+    "quantize_training": "weights are taken as they are, in 16 bits",
+    "torch_autocast": "products are taken in the precision of fp16 or bf16",
+}
+ZERO_UNSAID: Mapping[str, str] = {
+    "zero_quantized_weights": "weights are taken as gathered in 16 bits",
+    "zero_quantized_nontrainable_weights": "weights are taken as gathered in 16 bits",
+    "zero_quantized_gradients": "gradients are taken as reduced in 16 bits",
+    "mics_shard_size": "states are taken as sharded over all ranks",
+    "mics_hierarchical_params_gather": "weights are taken as gathered at once",
+    "zenflow": "the optimizer is taken as stepped at once",
+    "super_offload": "the optimizer is taken as swapped",
+    "stage3_leaf_module": "layers are taken as gathered one by one",
+}
+_PARTS = {"optimizer": "optimizer", "weights": "param"}
+_ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_adam")
+
+
+def read(text: str, given: Given) -> Imported:
+    """The job of a configuration; the model and its sequences are given beside it."""
+    found = Found()
+    top = Section(parse_json(text), "", found)
+    read_configuration(top, found, given, given.model)
+    top.tell_of_rest(HARMLESS)
+    return found.job(given, ENGINES)
+
+
+def read_configuration(top: Section, found: Found, given: Given, model: ModelSpec | None) -> None:
+    """Take a configuration's choices, which may be a part of another framework's run."""
+    found.precision = _precision(top, given)
+    found.values["tensor_parallel"] = (
+        top.section("tensor_parallel").whole("autotp_size", minimum=0) or 1
+    )
+    sequences = top.whole("sequence_parallel_size", minimum=0) or 1
+    if sequences > 1:
+        found.values |= {"context_parallel": sequences, "context_exchange": HEADS}
+    pipeline = top.section("pipeline")
+    stages = pipeline.get("stages")
+    if stages not in (None, "auto"):
+        found.num_stages = checked_whole("pipeline.stages", stages)
+    _activations(top, pipeline, found, model.layers if model else 0)
+    read_states(top.section("zero_optimization"), found)
+    _optimizer(top.section("optimizer"), found)
+    top.unsaid(UNSAID)
+    _batch(top, found, given)
+
+
+def _precision(top: Section, given: Given) -> Precision:
+    """The precision of products; the training script's, if the file leaves it to the script."""
+    sections = {name: top.section(name) for name in HALVES}
+    if "bfloat16" in top.content:
+        sections["bf16"] = top.section("bfloat16")
+    enabled = [name for name in HALVES if sections[name].switch("enabled")]
+    automatic = [name for name in HALVES if sections[name].content.get("enabled") == "auto"]
+    if automatic and not enabled:
+        if given.precision is None:
+            message = (
+                f"{automatic[0]}.enabled: auto, which the training script settles: give --precision"
+            )
+            raise InputError(message)
+        return given.precision
+    if top.section("amp").switch("enabled"):
+        top.found.remark("assumed", "amp", "apex's mixed precision: taken as fp16")
+        enabled.append("fp16")
+    if "fp16" in enabled and "bf16" in enabled:
+        top.found.remark("contradicting", "precision", "fp16 and bf16 are both enabled: took bf16")
+    return "bf16" if "bf16" in enabled else "fp16" if enabled else "fp32"
+
+
+def _batch(top: Section, found: Found, given: Given) -> None:
+    batch, micro_batch, steps = (
+        top.whole(name)
+        for name in (
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+        )
+    )
+    if batch and micro_batch and steps:
+        data, rest = divmod(batch, micro_batch * steps)
+        if rest or not data:
+            message = (
+                f"train_batch_size: {batch} is no multiple of train_micro_batch_size_per_gpu "
+                f"{micro_batch} x gradient_accumulation_steps {steps}: correct one of them"
+            )
+            raise InputError(message)
+        found.data_parallel = data
+    elif batch and not micro_batch and given.nodes and given.gpus_per_node:
+        micro_batch = _derived(batch, steps or 1, found, given.nodes * given.gpus_per_node)
+    found.global_batch, found.micro_batch, found.micro_batches = batch, micro_batch, steps
+
+
+def _derived(batch: int, steps: int, found: Found, ranks: int) -> int:
+    """The micro-batch that DeepSpeed derives from the batch and the number of ranks."""
+    data = max(ranks // found.ranks_of_replica, 1)
+    micro_batch, rest = divmod(batch, steps * data)
+    if rest or not micro_batch:
+        message = (
+            f"train_batch_size: {batch} does not divide over {data} replicas x "
+            f"gradient_accumulation_steps {steps}: correct one of them, or give --micro-batch"
+        )
+        raise InputError(message)
+    return micro_batch
+
+
+def _activations(top: Section, pipeline: Section, found: Found, layers: int) -> None:
+    section = top.section("activation_checkpointing")
+    interval = pipeline.whole("activation_checkpoint_interval", minimum=0) or 0
+    count = section.whole("number_checkpoints", minimum=0) or 0
+    if interval:
+        count = layers
+    if interval > 1:
+        text = f"activation_checkpoint_interval {interval}: taken as blocks recomputed one by one"
+        found.remark("assumed", "checkpointed_layers", text)
+    if count:
+        found.values["checkpointed_layers"] = count
+    elif section.content:
+        text = "0, for number_checkpoints is not given"
+        found.remark("assumed", "checkpointed_layers", text)
+    section.unsaid({"partition_activations": "kept inputs are taken whole on every rank"})
+    if section.switch("cpu_checkpointing"):
+        found.values["offload_activations"] = 1.0
+
+
+def read_states(section: Section, found: Found) -> None:
+    """ZeRO's level, its overlap and what it offloads, as a configuration's section says."""
+    level = section.whole("stage", minimum=0) or 0
+    if level > 3:
+        message = f"zero_optimization.stage: {level} is unknown: give 0 to 3"
+        raise InputError(message)
+    found.values["zero"] = level
+    found.overlaps = section.switch("overlap_comm", default=level == 3)
+    offloaded = {name: _is_offloaded(section, key) for name, key in _PARTS.items()}
+    offload_states(section, level, **offloaded)
+    section.unsaid(ZERO_UNSAID)
+    if (section.whole("zero_hpz_partition_size") or 1) > 1:
+        text = "weights are taken as sharded once, and gathered from all ranks in each pass"
+        found.remark("ignored", "zero_optimization.zero_hpz_partition_size", text)
+
+
+def offload_states(section: Section, level: int, *, optimizer: bool, weights: bool) -> None:
+    """Take the offloading of optimizer state and of weights under a ZeRO level."""
+    found = section.found
+    if optimizer:
+        ratio = section.section("offload_optimizer").number("ratio", 1.0)
+        if ratio < 1 and level < 3:
+            text = f"offload_optimizer.ratio {ratio:g} counts under ZeRO-3 alone: taken as 1"
+            found.remark("contradicting", "offload.optimizer", text)
+            ratio = 1.0
+        found.values["offload_optimizer"] = found.values["offload_gradients"] = ratio
+    if weights and level == 3:
+        found.values["offload_weights"] = 1.0
+    elif weights:
+        text = f"offload_param counts under ZeRO-3 alone, stage is {level}: ignored"
+        found.remark("contradicting", "offload.weights", text)
+
+
+def _is_offloaded(section: Section, part: str) -> bool:
+    older = {"optimizer": "cpu_offload", "param": "cpu_offload_params"}[part]
+    if section.switch(older):
+        return True
+    inner = section.section(f"offload_{part}")
+    device = inner.text("device", "none").lower()
+    if device == "nvme":
+        section.found.remark("assumed", f"{inner.name}.device", "nvme: taken as host memory")
+    return device in ("cpu", "nvme")
+
+
+def _optimizer(section: Section, found: Found) -> None:
+    kind = section.text("type", "AdamW")
+    if kind.lower() not in _ADAMS:
+        found.remark("ignored", "optimizer.type", f"{kind}: taken as AdamW")
+
+
+# Plans as the JSON configuration of DeepSpeed 0.19.
+#
+# The file holds batch sizes, precision, ZeRO, offloading, activation checkpointing, tensor
+# parallelism and the pipeline; the model and its sequences are the training script's. Offloading
+# the optimizer takes its gradients along. Only ZeRO-3 offloads a fraction of the optimizer (twin-
+# flow), and weights. Kept inputs of recomputed blocks can go to the host, all of them. A pipeline
+# shards optimizer state alone.
 
 
 def _meshes(job: Job) -> Job:
@@ -67,11 +262,7 @@ def _can_shard_weights(job: Job) -> bool:
 
 
 ROWS = (
-    Row(
-        choices=("order",),
-        nearest=among_orders((DEFAULT_ORDER,)),
-        because="runs 1F1B",
-    ),
+    Row(choices=("order",), nearest=among_orders((DEFAULT_ORDER,)), because="runs 1F1B"),
     Row(
         choices=("data_parallel", "tensor_parallel", "micro_batch"),
         nearest=_meshes,
@@ -134,10 +325,7 @@ def _zero_section(job: Job) -> Mapping[str, Any]:
         level = 3
     elif ratio:
         level = max(level, 1)
-    section: dict[str, Any] = {
-        "stage": level,
-        "overlap_comm": job.plan.overlap_communication,
-    }
+    section: dict[str, Any] = {"stage": level, "overlap_comm": job.plan.overlap_communication}
     if ratio:
         section["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         if level == 3:

@@ -1,12 +1,102 @@
-"""The options that a user gives beside a file to import, and the job made of both."""
+"""The options that a user gives beside a file to import, and remarks on what became of it.
 
-from dataclasses import dataclass
+A remark names a choice and says in words what became of it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
 
 from mistlab.engines.engine import Precision
-from mistlab.export.remarks import Remark
 from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware
-from mistlab.plan.workload import Attention, ModelSpec
+from mistlab.plan.dimensions import DIMENSIONS, amount_words
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Attention, ModelSpec, Workload
+
+# An export loses a choice, approximates it, or notes what comes with it. An import assumes what a
+# file does not say, ignores what plans cannot say, finds what contradicts itself, and notes what
+# changes no cost.
+Kind = Literal["lost", "approximated", "noted", "assumed", "ignored", "contradicting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """A remark on a choice: it was changed, ignored or assumed, in words."""
+
+    kind: Kind
+    choice: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.choice}: {self.text}"
+
+
+def changes(before: Job, after: Job, because: str) -> Iterator[Remark]:
+    """Remarks on every choice in which two jobs differ; ``because`` says why they differ.
+
+    A choice is lost if no stage makes it any more, otherwise it is approximated.
+    """
+    if before.plan.num_stages == after.plan.num_stages:
+        yield from _changes_of_stages(before.plan, after.plan, because)
+    else:
+        text = f"{before.plan.num_stages} -> {after.plan.num_stages}: {because}"
+        yield Remark(kind="approximated", choice="stages", text=text)
+    for field in fields(before.plan):
+        if field.name not in ("stages", "engine"):
+            pair = getattr(before.plan, field.name), getattr(after.plan, field.name)
+            yield from _change(field.name, pair, because)
+    yield from changes_of_workloads(before.workload, after.workload, because)
+    for name in ("nodes", "gpus_per_node"):
+        was, now = getattr(before.cluster, name), getattr(after.cluster, name)
+        if was != now:
+            yield Remark(kind="noted", choice=f"cluster.{name}", text=f"{was} -> {now}: {because}")
+
+
+def changes_of_workloads(before: Workload, after: Workload, because: str) -> Iterator[Remark]:
+    """Remarks on every field in which two workloads, or their models, differ."""
+    for field in fields(before):
+        if field.name != "model":
+            pair = getattr(before, field.name), getattr(after, field.name)
+            yield from _change(field.name, pair, because)
+    for field in fields(before.model):
+        pair = getattr(before.model, field.name), getattr(after.model, field.name)
+        if field.name not in ("name", "trained"):
+            yield from _change(f"model.{field.name}", pair, because)
+
+
+def _change(choice: str, pair: tuple[object, object], because: str) -> Iterator[Remark]:
+    was, now = pair
+    if was != now:
+        yield Remark(kind="approximated", choice=choice, text=f"{was} -> {now}: {because}")
+
+
+def _changes_of_stages(before: Plan, after: Plan, because: str) -> Iterator[Remark]:
+    for name, row in DIMENSIONS.items():
+        was = [stage.value(name) for stage in before.stages]
+        now = [stage.value(name) for stage in after.stages]
+        if was == now:
+            continue
+        is_lost = row.default is not None and all(value == row.default for value in now)
+        words = f"{values_words(name, was)} -> {values_words(name, now)}: {because}"
+        yield Remark(kind="lost" if is_lost else "approximated", choice=choice_of(name), text=words)
+
+
+def choice_of(name: str) -> str:
+    """A dimension's key in a plan file."""
+    return DIMENSIONS[name].path or name
+
+
+def values_words(name: str, values: Sequence[float]) -> str:
+    """The values of a dimension on all stages: once if they are equal, else stage by stage."""
+    words = [
+        amount_words(name, DIMENSIONS[name].number(value)) or ("on" if value else "off")
+        for value in values
+    ]
+    return words[0] if len(set(words)) == 1 else " ".join(words)
+
+
+# The options that a user gives beside a file to import, and the job made of both.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,14 @@
-"""The nearest job that a target can say, row by row, and what was lost on the way."""
+"""The nearest job that a target, or FSDP2, can say, row by row, and what was lost on the way."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mistlab.core.values import FieldError
 from mistlab.engines.engine import Precision, names_for_plans
-from mistlab.export.rank_rules import as_replicas
-from mistlab.export.remarks import Remark, changes, changes_of_workloads
+from mistlab.export.given import Remark, changes, changes_of_workloads
+from mistlab.export.rules import as_replicas, highest, with_plan, with_values
 from mistlab.export.target import NARROW, Target
-from mistlab.export.with_parts import with_plan
 from mistlab.job.job import Job
 from mistlab.plan.dimension import Dimension
 from mistlab.plan.dimensions import DIMENSIONS, dimensions_of_axes, ranks_of
@@ -191,3 +191,42 @@ def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
     elif engine != wanted.plan.engine:
         text = f"{wanted.plan.engine} -> {engine}: {target.title}'s own schedule runs the plan"
         yield Remark(kind="noted", choice="engine", text=text)
+
+
+# What PyTorch's FSDP2 can say of a plan, for the targets that are built on it.
+#
+# FSDP2 shards weights, gradients and optimizer state. It gathers weights again for the backward
+# pass, as ZeRO-3 does, or keeps them gathered from the forward pass on, as ZeRO-2 does. Without it
+# replicas reduce whole gradients. Offloading takes weights, gradients and optimizer state to the
+# host, all of them.
+
+
+STATES = ("offload_weights", "offload_gradients", "offload_optimizer")
+# An engine of its own, if there is one; otherwise this package's, which streams layers as well.
+ENGINES = ("fsdp", "mistlab")
+
+
+def sharded(job: Job) -> Job:
+    """ZeRO-0, 2 or 3, alike on all stages: ZeRO-1 becomes 2, and 0 too where states are
+    offloaded. A single replica shards nothing, its experts neither."""
+    level = int(highest(job, "zero"))
+    if level == 1 or (level == 0 and offloads(job)):
+        level = 2
+    return canonical(with_values(job, {"zero": level}), shares_experts=False)
+
+
+def states_offloaded(job: Job) -> Job:
+    """All states offloaded, or none."""
+    return with_values(job, dict.fromkeys(STATES, float(offloads(job))))
+
+
+def offloads(job: Job) -> bool:
+    """Whether any state of a stage is offloaded."""
+    return any(highest(job, name) > 0 for name in STATES)
+
+
+def fewest_replicas(job: Job) -> Job:
+    """All stages have as many replicas of states as the stage with the fewest, if they shard."""
+    first, *_ = stages = job.plan.stages
+    fewest = min(stage.state_replicas for stage in stages) if first.zero else 1
+    return with_values(job, {"state_replicas": math.gcd(fewest, first.data_parallel)})

@@ -1,24 +1,189 @@
-"""Rules that several targets share: they bring a job closer to what a framework can say.
-
-A rule takes a job and returns the nearest one. Where memory is saved more on one stage than on
-another, the nearest job saves the most on all, so that whatever fitted still fits.
-"""
+"""Rules that several targets share: they bring a job closer to what a framework can say."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mistlab.core.values import refuse
-from mistlab.export.expert_rules import dividing_experts
 from mistlab.export.target import Row
-from mistlab.export.with_parts import with_plan, with_stages, with_values
 from mistlab.job.job import Job
 from mistlab.plan.dimension import degree_problem
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, counts_within, dimensions_of_axes
 from mistlab.plan.plan import StagePlan
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.placement import even_shares
+
+
+def with_stages(job: Job, stages: Iterable[StagePlan]) -> Job:
+    """The job with other stages."""
+    return with_plan(job, stages=tuple(stages))
+
+
+def with_values(job: Job, values: Mapping[str, Any]) -> Job:
+    """The job with some dimensions changed on all stages."""
+    return with_stages(job, [stage.with_values(values) for stage in job.plan.stages])
+
+
+def with_plan(job: Job, **values: Any) -> Job:
+    """The job with some fields of its plan changed."""
+    return replace(job, plan=replace(job.plan, **values))
+
+
+def with_workload(job: Job, **values: Any) -> Job:
+    """The job with some fields of its workload changed."""
+    return replace(job, workload=replace(job.workload, **values))
+
+
+# Rules for the ranks that divide experts: jobs come closer to what a framework can say.
+
+
+def same_experts(job: Job) -> Job:
+    """All stages divide experts as the stage does that divides them most.
+
+    Stages have equally many GPUs.
+    """
+    most = max(job.plan.stages, key=_parts)
+    names = ("expert_parallel", "expert_tensor_parallel")
+    return with_values(job, {name: most.degree(name) for name in names})
+
+
+def whole_experts(job: Job) -> Job:
+    """Every rank has its experts whole: what ranks had in parts is divided among as many ranks."""
+    experts = job.workload.model.experts
+    assert experts is not None
+    stages = [
+        stage.with_values(
+            {"expert_parallel": math.gcd(_parts(stage), experts.count), "expert_tensor_parallel": 1}
+        )
+        for stage in job.plan.stages
+    ]
+    return with_stages(job, stages)
+
+
+def dividing_experts(stage: StagePlan) -> dict[str, int]:
+    """The stage's degrees of experts, lowered so that their product divides its GPUs, or those of
+    each replica of its states."""
+    ranks = stage.num_gpus // stage.state_replicas
+    parts = math.gcd(stage.expert_tensor_parallel, ranks)
+    return {
+        "expert_parallel": math.gcd(stage.expert_parallel, ranks // parts),
+        "expert_tensor_parallel": parts,
+    }
+
+
+def split_sequences(job: Job) -> Job:
+    """Tensor-parallel ranks split sequences too, if blocks have experts."""
+    if job.workload.model.experts is None:
+        return job
+    stages = []
+    for index, stage in enumerate(job.plan.stages):
+        ranks = stage.context_parallel * stage.tensor_parallel
+        if job.workload.sequence_length % ranks:
+            problem = (
+                f"context_parallel {stage.context_parallel} x tensor_parallel "
+                f"{stage.tensor_parallel} ranks with experts split sequences, but {ranks} does not "
+                f"divide sequence_length {job.workload.sequence_length}: give degrees that do"
+            )
+            refuse(f"plan.stages[{index}]", problem)
+        stages.append(stage.with_values({"sequence_parallel": int(stage.tensor_parallel > 1)}))
+    return with_stages(job, stages)
+
+
+def _parts(stage: StagePlan) -> int:
+    return stage.expert_parallel * stage.expert_tensor_parallel
+
+
+# Rules for ranks that a framework cannot use as a plan does: they become replicas, or stages.
+#
+# No rank is left idle if the batch divides over all of them, for a launcher counts every process:
+# DeepSpeed refuses a batch that is not micro-batch x steps x replicas of all its processes.
+
+
+def as_replicas(job: Job, name: str) -> Job:
+    """The job with the ranks along an axis as replicas: as many as divide the batch, with
+    micro-batches no larger."""
+    if all(stage.degree(name) == 1 for stage in job.plan.stages):
+        return job
+    alike = {
+        (stage.data_parallel, stage.degree(name), stage.micro_batch) for stage in job.plan.stages
+    }
+    return _alike(job, name) if len(alike) == 1 else _unlike(job, name)
+
+
+def _alike(job: Job, name: str) -> Job:
+    """Stages with equal degrees: micro-batches may become fewer."""
+    first, batch = job.plan.stages[0], job.workload.global_batch
+    data = _most_dividing(batch, first.data_parallel * first.degree(name))
+    micro_batch = _most_dividing(batch // data, first.micro_batch)
+    stages = tuple(_on_ranks(stage, name, data, micro_batch) for stage in job.plan.stages)
+    return with_plan(job, micro_batches=batch // data // micro_batch, stages=stages)
+
+
+def _unlike(job: Job, name: str) -> Job:
+    """Stages with unlike degrees: the number of micro-batches stays."""
+    sequences = job.workload.global_batch // job.plan.micro_batches
+    stages = []
+    for stage in job.plan.stages:
+        data = _most_dividing(sequences, stage.data_parallel * stage.degree(name))
+        stages.append(_on_ranks(stage, name, data, sequences // data))
+    return with_stages(job, stages)
+
+
+def _on_ranks(stage: StagePlan, name: str, data: int, micro_batch: int) -> StagePlan:
+    values: dict[str, Any] = {
+        name: 1,
+        "data_parallel": data,
+        "micro_batch": micro_batch,
+        "state_replicas": math.gcd(stage.state_replicas, data),
+    }
+    changed = stage.with_values(values)
+    return changed.with_values(dividing_experts(changed))
+
+
+def _most_dividing(number: int, most: int) -> int:
+    """The largest divisor of a number that is no larger than another one."""
+    return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
+
+
+def without_tensor_parallel(job: Job) -> Job:
+    """A pipeline of stages with equal degrees in which no ranks share layers.
+
+    Its tensor-parallel ranks become stages if blocks divide over these: every rank then has as much
+    of the model as before. Else they become replicas if the batch divides over them, or stages with
+    unequal blocks.
+    """
+    plan, first = job.plan, job.plan.stages[0]
+    stages = plan.num_stages * first.tensor_parallel
+    replicas = first.data_parallel * first.tensor_parallel
+    divides_batch = job.workload.global_batch % replicas == 0
+    if plan.layers % stages == 0 or (plan.layers > stages and not divides_batch):
+        return _as_stages(job, stages)
+    return as_replicas(job, "tensor_parallel")
+
+
+def _as_stages(job: Job, num_stages: int) -> Job:
+    """The job with more stages, each without tensor parallelism."""
+    first = job.plan.stages[0]
+    highest = {
+        name: max(stage.value(name) for stage in job.plan.stages)
+        for name, row in DIMENSIONS.items()
+        if row.part == "savings" or name in counts_of_blocks()
+    }
+    stages = []
+    for layers in even_shares(job.plan.layers, num_stages):
+        counts = {name: min(highest[name], layers) for name in counts_of_blocks()}
+        own = {"layers": layers, "tensor_parallel": 1, "sequence_parallel": 0}
+        stage = first.with_values({**highest, **counts, **own})
+        stages.append(stage.with_values(dividing_experts(stage)))
+    return with_stages(job, stages)
+
+
+# Rules that several targets share: they bring a job closer to what a framework can say.
+#
+# A rule takes a job and returns the nearest one. Where memory is saved more on one stage than on
+# another, the nearest job saves the most on all, so that whatever fitted still fits.
+
 
 Rule = Callable[[Job], Job]
 
@@ -215,8 +380,7 @@ def one_stage(job: Job) -> Job:
         return job
     data, tensor = _whole_mesh(job)
     sequences = job.workload.global_batch // data
-    most = max(stage.micro_batch for stage in plan.stages)
-    micro_batch = max(size for size in range(1, most + 1) if sequences % size == 0)
+    micro_batch = _most_dividing(sequences, max(stage.micro_batch for stage in plan.stages))
     values: dict[str, Any] = {
         name: highest(job, name) for name, row in DIMENSIONS.items() if row.part == "savings"
     }
@@ -239,8 +403,7 @@ def _whole_mesh(job: Job) -> tuple[int, int]:
     ways = []
     for tensor in range(1, gpus + 1):
         if tensor == first.tensor_parallel or not _tensor_problem(job, tensor):
-            most = gpus // tensor
-            data = max(degree for degree in range(1, most + 1) if batch % degree == 0)
+            data = _most_dividing(batch, gpus // tensor)
             far = abs(math.log2(tensor / first.tensor_parallel))
             ways.append((gpus - data * tensor, far, data, tensor))
     _, _, data, tensor = min(ways)

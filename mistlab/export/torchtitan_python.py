@@ -1,35 +1,217 @@
-"""Reads a registry of torchtitan 0.3, a Python module, without running it: settings that stand in
-it as literals become those of the TOML that earlier versions read.
+"""torchtitan's registries of 0.3: Python functions that build configurations, read and never run.
 
-A text that is no Python is read as that TOML.
+A function makes a ``Trainer.Config`` of dataclasses, and may first take another's and change its
+fields. Read are plain values, products and quotients of numbers, and the names of dataclasses;
+anything else that is needed is refused by its line.
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.export import torchtitan, torchtitan_read
-from mistlab.export.fsdp import ENGINES
+from mistlab.export import torchtitan_read
 from mistlab.export.given import Given, Imported
-from mistlab.export.nearest import canonical, under_any_engine, with_engine
-from mistlab.export.torchtitan_models import BROUGHT_TODAY
-from mistlab.export.with_parts import with_values
+from mistlab.export.nearest import ENGINES, canonical, under_any_engine, with_engine
+from mistlab.export.rules import with_values
+from mistlab.export.torchtitan_rules import BROUGHT_TODAY
 from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.context_ways import GATHER, RING
 
-_MODES: Mapping[str, Mapping[str, object]] = {
+# What a registry's functions return.
+NAMES = re.compile(r"->\s*(\w+\.)*(Trainer|\w*Trainer)\.Config\b")
+_KINDS = re.compile(r"(llama3|llama4|qwen3|deepseek_v3|gpt_oss|kimi_k2|flux|muse_glimmer)")
+_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+# Ways to recompute, by the dataclass that a configuration names.
+_RECOMPUTED: Mapping[str, Mapping[str, str]] = {
     "FullAC": {"mode": "full"},
     "SelectiveAC": {"mode": "selective", "selective_ac_option": "op"},
+    "MemoryBudgetAC": {"mode": "memory_budget"},
 }
+_CONVERTERS = {"Float8": "float8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "LoRA": "lora"}
+_READ = ("training", "parallelism", "compile", "activation_checkpoint", "model_spec", "optimizer")
+_DEEPEST = 10
+
+
+class _NotRead:
+    """The value of an expression that is not read; whoever needs it refuses."""
+
+
+_UNREAD = _NotRead()
+
+
+def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
+    """The sections of a registry's function, as a TOML would have them."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        message = f"{name}: is no Python that can be read: {error}"
+        raise InputError(message) from None
+    functions = {
+        node.name: node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.returns and _builds(node.returns)
+    }
+    if wanted is None:
+        names = [key for key in functions if "debug" not in key]
+        if len(names) != 1:
+            message = (
+                f"holds {len(functions)} configurations: give one by --set CONFIG=NAME, of "
+                f"{', '.join(functions)}"
+            )
+            raise InputError(message)
+        wanted = names[0]
+    if wanted not in functions:
+        message = f"CONFIG: {name} has no configuration {wanted!r}: give {', '.join(functions)}"
+        raise InputError(message)
+    built = _Registry(functions).build(wanted, 0)
+    kind = _KINDS.search(name) or _KINDS.search(wanted)
+    return _as_sections(built, kind[1] if kind else "", wanted)
+
+
+def _builds(node: ast.expr) -> bool:
+    return NAMES.search(f"-> {ast.unparse(node)}") is not None
+
+
+class _Registry:
+    """Functions of a registry, and the fields that each sets."""
+
+    def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
+        self.functions = functions
+
+    def build(self, name: str, depth: int) -> dict[str, Any]:
+        """The fields of the configuration that a function returns."""
+        if depth > _DEEPEST:
+            message = f"{name}: builds on itself: give another configuration"
+            raise InputError(message)
+        values: dict[str, Any] = {}
+        for statement in self.functions[name].body:
+            if isinstance(statement, ast.Return) and statement.value is not None:
+                value = self.value(statement.value, values, depth)
+                if isinstance(value, dict):
+                    return value
+                break
+            if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                self._assign(statement.targets[0], statement.value, values, depth)
+            elif not _changes_nothing(statement):
+                message = (
+                    f"line {statement.lineno}: {name} does more than build a configuration: it is "
+                    "read, never run; give another"
+                )
+                raise InputError(message)
+        message = f"{name}: returns no configuration that can be read without running it"
+        raise InputError(message)
+
+    def _assign(
+        self, target: ast.expr, source: ast.expr, values: dict[str, Any], depth: int
+    ) -> None:
+        value = self.value(source, values, depth)
+        path = ast.unparse(target).split(".")
+        holder: Any = values
+        for part in path[:-1]:
+            holder = holder.setdefault(part, {}) if isinstance(holder, dict) else {}
+        if isinstance(holder, dict):
+            holder[path[-1]] = value
+
+    def value(self, node: ast.expr, values: Mapping[str, Any], depth: int) -> Any:
+        """An expression's value: plain data, fields of a dataclass, or ``_UNREAD``."""
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            return values.get(node.id, _UNREAD)
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self.value(item, values, depth) for item in node.elts]
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            inner = self.value(node.operand, values, depth)
+            return -inner if isinstance(inner, int | float) else _UNREAD
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            pair = [self.value(part, values, depth) for part in (node.left, node.right)]
+            known = all(isinstance(part, int) for part in pair)
+            return _OPERATORS[type(node.op)](*pair) if known and pair[1] else _UNREAD
+        return self._call(node, values, depth) if isinstance(node, ast.Call) else _UNREAD
+
+    def _call(self, node: ast.Call, values: Mapping[str, Any], depth: int) -> Any:
+        name = ast.unparse(node.func)
+        if name in self.functions:
+            return self.build(name, depth + 1)
+        fields = {
+            word.arg: self.value(word.value, values, depth) for word in node.keywords if word.arg
+        }
+        first = [self.value(part, values, depth) for part in node.args]
+        return {"": name, "()": first, **fields}
+
+
+def _changes_nothing(statement: ast.stmt) -> bool:
+    """Whether a statement leaves a configuration as it is: a text, a check, an import."""
+    plain = (ast.Assert, ast.Import, ast.ImportFrom, ast.Pass, ast.AnnAssign)
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_text or isinstance(statement, plain)
+
+
+def _as_sections(built: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+    sections: dict[str, Any] = {}
+    spec = built.get("model_spec")
+    flavour = spec["()"][0] if isinstance(spec, dict) and spec.get("()") else _UNREAD
+    if not isinstance(flavour, str):
+        message = f"{name}: its model_spec cannot be read without running it: give --model"
+        raise InputError(message)
+    converters = [_converter(entry) for entry in _listed(spec, "converters")]
+    sections["model"] = {"name": kind, "flavor": flavour, "converters": converters}
+    for key in ("training", "parallelism", "compile"):
+        sections[key] = _fields(built.get(key), f"{name}.{key}")
+    sections["training"].setdefault("num_tokens_per_microbatch_per_dp_rank", 16384)
+    sections["compile"].setdefault("enable", False)
+    recomputed = built.get("activation_checkpoint")
+    word = str(recomputed.get("", "")).partition(".")[0] if isinstance(recomputed, dict) else ""
+    default = "SelectiveAC" if "activation_checkpoint" not in built else ""
+    sections["activation_checkpoint"] = dict(_RECOMPUTED.get(word or default, {"mode": "none"}))
+    return sections
+
+
+def _listed(spec: Any, key: str) -> list[Any]:
+    value = spec.get(key) if isinstance(spec, Mapping) else None
+    return value if isinstance(value, list) else []
+
+
+def _converter(entry: Any) -> str:
+    name = str(entry.get("", "")) if isinstance(entry, dict) else "unknown"
+    return next((word for start, word in _CONVERTERS.items() if name.startswith(start)), name)
+
+
+def _fields(value: Any, where: str) -> dict[str, Any]:
+    """A dataclass's fields; refuses one whose value is not known and may cost."""
+    fields = dict(value) if isinstance(value, dict) else {}
+    fields.pop("", None)
+    fields.pop("()", None)
+    for key, inner in fields.items():
+        if inner is _UNREAD:
+            message = f"{where}.{key}: cannot be read without running it: give a plain value"
+            raise InputError(message)
+    return fields
+
+
+# Reads a registry of torchtitan 0.3, a Python module, without running it: settings that stand in
+# it as literals become those of the TOML that earlier versions read.
+#
+# A text that is no Python is read as that TOML.
+
+
 _PACKAGE = "torchtitan.models."
 # Settings of 0.3 that change nothing that a plan says.
 _CALM = ("disable_cuda_graphs", "spmd_backend")
 
 
-def read(text: str, given: Given) -> Imported:
+def read_registry(text: str, given: Given) -> Imported:
     """The job of a module, or of a TOML."""
     if "Trainer.Config" not in text:
         return torchtitan_read.read(text, given)
@@ -46,7 +228,7 @@ def read(text: str, given: Given) -> Imported:
         "activation_checkpoint": _recomputation(module),
     }
     model = given.model or _brought(sections["model"])
-    found = torchtitan_read.read(torchtitan.toml_of(sections), replace(given, model=model))
+    found = torchtitan_read.read(torchtitan_read.toml_of(sections), replace(given, model=model))
     return replace(found, job=_as_today(found.job, given, splits=bool(splits)))
 
 
@@ -122,13 +304,13 @@ def _model(module: ast.Module) -> dict[str, object]:
 
 
 def _recomputation(module: ast.Module) -> Mapping[str, object]:
-    for name, mode in _MODES.items():
+    for name in ("FullAC", "SelectiveAC"):
         if next(_calls(module, f"{name}.Config"), None) is not None:
-            return mode
+            return _RECOMPUTED[name]
     # Without a word torchtitan's default counts.
     says_none = any(
         word.arg == "activation_checkpoint"
         for call in _calls(module, "Trainer.Config")
         for word in call.keywords
     )
-    return {"mode": "none"} if says_none else _MODES["SelectiveAC"]
+    return {"mode": "none"} if says_none else _RECOMPUTED["SelectiveAC"]

@@ -7,38 +7,19 @@ of 0.3 for the keys of 0.3 (torchtitan/config/configs.py).
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
-from mistlab.export.found import Found
-from mistlab.export.fsdp import ENGINES, STATES
+from mistlab.export.found import Found, Section, harmless_names, parse_toml
 from mistlab.export.given import Given, Imported
-from mistlab.export.sections import Section
-from mistlab.export.torchtitan_models import BROUGHT
-from mistlab.export.torchtitan_pipeline import read_stages
-from mistlab.export.words import names_in
+from mistlab.export.nearest import ENGINES, STATES
+from mistlab.export.torchtitan_rules import BROUGHT, read_stages
 from mistlab.plan.workload import ModelSpec
 
-HARMLESS = names_in(
-    """
-    job profiling profiler metrics lr_scheduler checkpoint comm memory_estimation
-    fault_tolerance validation validator debug dataset dataset_path steps max_norm gc_freq
-    gc_debug dataloader hf_assets_path tokenizer_path print_after_conversion converters
-    disable_loss_parallel enable_loss_parallel early_stop preserve_rng_state determinism_check
-    per_op_sac_force_recompute_mm_shapes_by_fqns visualize_memory_budget_pareto
-    context_parallel_load_balancer context_parallel_rotate_method mixed_precision_reduce
-    pipeline_parallel_expert_parallel_overlap warmup_steps seed shuffle_seed deterministic
-    norm_type data_parallel_type pipeline_parallel_split_mode
-    custom_import custom_args_module enable_fsdp_float8_all_gather filter_fqns
-    precompute_float8_dynamic_scale_for_fsdp force_recompute_fp8_weight_in_bwd lr eps beta1 beta2
-    weight_decay fused implementation backend loss tokenizer override experimental
-    grouped_mm infra job_config_file spmd_backend disable_cuda_graphs dump_folder model_spec
-    """
-)
+HARMLESS = harmless_names("torchtitan")
 # The model of the catalogue for each model and flavour; those that files are written for, and more.
 FLAVOURS: Mapping[tuple[str, str], str] = {
     **{(kind, flavour.lower()): name for name, (kind, flavour) in BROUGHT.items()},
@@ -73,15 +54,7 @@ _NARROW: Mapping[str, Precision] = {"float8": "fp8", "mxfp8": "fp8", "mx": "fp8"
 
 def read(text: str, given: Given) -> Imported:
     """The job of a TOML."""
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        message = f"{error}: correct the TOML"
-        raise InputError(message) from None
-    except RecursionError:
-        message = "is nested too deeply: write at most a few levels"
-        raise InputError(message) from None
-    return read_mapping(content, given, Found())
+    return read_mapping(parse_toml(text), given, Found())
 
 
 def read_mapping(content: Mapping[str, Any], given: Given, found: Found) -> Imported:
@@ -327,3 +300,20 @@ def _read_optimizer(section: Section, found: Found) -> None:
     if name.lower() not in ("adam", "adamw"):
         found.remark("ignored", "optimizer.name", f"{name}: taken as AdamW")
     section.unsaid({"early_step_in_backward": "the optimizer is taken as stepped at the end"})
+
+
+def toml_of(sections: Mapping[str, Mapping[str, object]]) -> str:
+    """Sections of settings as TOML."""
+    return "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in section.items())
+        for name, section in sections.items()
+    )
+
+
+def _toml(value: object) -> str:
+    """A value as TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)

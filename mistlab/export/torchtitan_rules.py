@@ -1,16 +1,255 @@
-"""Rules for torchtitan: they bring a job closer to what its configurations can say."""
+"""What torchtitan can say: its models, up to 0.2 and from 0.3 on, its pipelines, its rules.
 
+Up to 0.2 Qwen and gpt-oss models have no pipelines, and the attention of DeepSeek and gpt-oss
+models (FlexAttention) has no context parallelism. Experts are divided among data-parallel ranks,
+each whole or, up to 0.2, in as many parts as there are tensor-parallel ranks; undivided, they have
+those parts in all versions.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import log
 
-from mistlab.core.values import refuse
-from mistlab.export.fsdp import STATES, fewest_replicas, sharded, states_offloaded
-from mistlab.export.rules import among_orders, dropped, none_or_all_blocks
+from mistlab import catalog
+from mistlab.core.values import InputError, refuse
+from mistlab.export.found import Found, Section
+from mistlab.export.nearest import STATES, fewest_replicas, sharded, states_offloaded
+from mistlab.export.rules import (
+    among_orders,
+    dropped,
+    none_or_all_blocks,
+    one_stage,
+    same_experts,
+    with_stages,
+    with_values,
+    with_workload,
+)
 from mistlab.export.target import Row
-from mistlab.export.torchtitan_models import BROUGHT, Brought, check_brought, has_to_shard
-from mistlab.export.torchtitan_pipeline import SCHEDULES
-from mistlab.export.with_parts import with_stages, with_values, with_workload
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import ranks_of
+from mistlab.plan.plan import StagePlan
+from mistlab.plan.workload import Experts, ModelSpec
+from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_of_chunks
+from mistlab.schedule.placement import Placement, even_shares, loop, turning
+from mistlab.stages.stage_shape import parts_of_plan
+
+# By name in the catalogue: the model's name and its flavour.
+BROUGHT: Mapping[str, tuple[str, str]] = {
+    "llama3-8b": ("llama3", "8B"),
+    "llama3-70b": ("llama3", "70B"),
+    "llama3-405b": ("llama3", "405B"),
+    "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
+    "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
+    "deepseek-v2": ("deepseek_v3", "236B"),
+    "deepseek-v3": ("deepseek_v3", "671B"),
+    "gpt-oss-20b": ("gpt_oss", "20b"),
+    "gpt-oss-120b": ("gpt_oss", "120b"),
+}
+BROUGHT_TODAY: Mapping[str, tuple[str, str]] = {
+    **BROUGHT,
+    "llama3.2-1b": ("llama3", "1B"),
+    "llama3.2-3b": ("llama3", "3B"),
+    "qwen3-0.6b": ("qwen3", "0.6B"),
+    "qwen3-1.7b": ("qwen3", "1.7B"),
+    "qwen3-4b": ("qwen3", "4B"),
+    "qwen3-8b": ("qwen3", "8B"),
+    "qwen3-14b": ("qwen3", "14B"),
+    "qwen3-32b": ("qwen3", "32B"),
+    "deepseek-v2-lite": ("deepseek_v3", "16B"),
+}
+_WITHOUT_PIPELINES = ("qwen3", "gpt_oss")
+_WITHOUT_CONTEXT = ("deepseek_v3", "gpt_oss")
+# Their attention is of variable length, which has no context parallelism.
+_WITHOUT_CONTEXT_TODAY = ("gpt_oss",)
+
+Brought = Mapping[str, tuple[str, str]]
+
+
+def words_of(model: ModelSpec, brought: Brought = BROUGHT) -> tuple[str, str]:
+    """The name and the flavour of a model; one that is not brought is a Llama's flavour."""
+    return brought.get(model.name, ("llama3", model.name or "mine"))
+
+
+def check_brought(model: ModelSpec, brought: Brought = BROUGHT) -> None:
+    """Refuse a model with parts that are only those of brought models."""
+    parts = (model.experts, model.latent, model.further_tokens, model.window, model.pattern)
+    has_parts = any(parts) or model.post_norms
+    if has_parts and (model.name not in brought or catalog.model(model.name) != model):
+        problem = (
+            "has experts, latent attention, windows, post_norms, further tokens or a pattern of "
+            "blocks, and torchtitan brings"
+        )
+        refuse("workload.model", f"{problem} no such model: give one of {', '.join(brought)}")
+
+
+def without_pipeline(job: Job) -> Job:
+    """A single stage for models that torchtitan does not cut."""
+    name, _ = words_of(job.workload.model)
+    _check_context(job, is_lacking=name in _WITHOUT_CONTEXT)
+    return one_stage(job) if name in _WITHOUT_PIPELINES else job
+
+
+def without_pipeline_today(job: Job) -> Job:
+    """A single stage for models that torchtitan does not cut from 0.3 on: those whose head is their
+    embedding."""
+    name, _ = words_of(job.workload.model, BROUGHT_TODAY)
+    _check_context(job, is_lacking=name in _WITHOUT_CONTEXT_TODAY)
+    return one_stage(job) if job.workload.model.tied_embeddings else job
+
+
+def _check_context(job: Job, *, is_lacking: bool) -> None:
+    if is_lacking and job.plan.stages[0].context_parallel > 1:
+        problem = f"{job.plan.stages[0].context_parallel}, which torchtitan has not for this model"
+        refuse("plan.stages[0].context_parallel", f"{problem}: give 1")
+
+
+def whole_experts_divided(job: Job) -> Job:
+    """Experts divided in the nearest way that torchtitan knows from 0.3 on: whole, or undivided
+    among ranks and in as many parts as layers."""
+    return divided_experts(job, in_parts=False)
+
+
+def divided_experts(job: Job, *, in_parts: bool = True) -> Job:
+    """Experts divided in the nearest way that torchtitan knows, alike on all stages: whole, or
+    ``in_parts`` too."""
+    experts = job.workload.model.experts
+    if experts is None:
+        return job
+    job = same_experts(job)
+    stage = job.plan.stages[0]
+    ways = [
+        (ranks, parts)
+        for ranks, parts in _ways(stage, experts)
+        if in_parts or ranks == 1 or parts == 1
+    ]
+    if not ways:
+        problem = f"{stage.tensor_parallel} does not divide experts' ffn {experts.ffn}: give 1"
+        refuse("plan.stages[0].tensor_parallel", problem)
+    ranks, parts = stage.expert_parallel, stage.expert_tensor_parallel
+
+    def distance(way: tuple[int, int]) -> tuple[float, float]:
+        """How far a rank's share of the experts is from the wanted one, then the number of
+        ranks."""
+        product = way[0] * way[1] / (ranks * parts)
+        return abs(log(product)), abs(log(way[0] / ranks))
+
+    best, inside = min(ways, key=distance)
+    return with_values(job, {"expert_parallel": best, "expert_tensor_parallel": inside})
+
+
+def _ways(stage: StagePlan, experts: Experts) -> Iterator[tuple[int, int]]:
+    """The degrees of experts, and of their parts, that torchtitan can have on a stage."""
+    tensor = stage.tensor_parallel
+    gpus = stage.num_gpus // stage.state_replicas
+    for parts in sorted({1, tensor}):
+        if experts.ffn % parts:
+            continue
+        for ranks in range(1, experts.count + 1):
+            is_known = ranks > 1 or parts == tensor
+            if is_known and not experts.count % ranks and not gpus % (ranks * parts):
+                yield ranks, parts
+
+
+def has_to_shard(stage: StagePlan) -> bool:
+    """Whether experts lie on more ranks than those of one replica, which FSDP2 then shards over."""
+    in_replica = stage.num_gpus // stage.data_parallel
+    return bool(in_replica % (stage.expert_parallel * stage.expert_tensor_parallel))
+
+
+# Pipelines of torchtitan: its schedules, and the names of modules in each part of the model.
+
+
+# Torch's name for each order.
+SCHEDULES: Mapping[str, str] = {
+    DEFAULT_ORDER: "1F1B",
+    "gpipe": "GPipe",
+    "zb-v": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
+}
+
+
+def pipeline_settings(job: Job, head: str = "output") -> dict[str, object]:
+    """The settings of a job's pipeline, in whose model the head has this name; empty if there is
+    none."""
+    plan = job.plan
+    if plan.num_stages == 1:
+        return {}
+    parts = [
+        [f"layers.{block - 1}" for block in part.blocks]
+        for part in parts_of_plan(plan, _placement(plan.order, plan.num_stages))
+    ]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", head]
+    return {
+        "pipeline_parallel_schedule": SCHEDULES[plan.order],
+        "pipeline_parallel_microbatch_size": plan.stages[0].micro_batch,
+        "module_fqns_per_model_part": parts,
+    }
+
+
+def _placement(order: str, num_stages: int, chunks: int = 1) -> Placement:
+    return turning(num_stages) if order in TURNING else loop(num_stages, chunks)
+
+
+def read_stages(section: Section, found: Found, layers: int) -> None:
+    """The order and the blocks of the stages that a section says."""
+    parts = section.get("module_fqns_per_model_part")
+    schedule = section.get("pipeline_parallel_schedule", "1F1B")
+    names = {name: order for order, name in SCHEDULES.items()}
+    less = [
+        section.whole(f"pipeline_parallel_{end}_stage_less_layers", minimum=0)
+        for end in ("first", "last")
+    ]
+    if found.num_stages == 1:
+        return
+    if schedule in names:
+        found.order = names[schedule]
+    else:
+        chunks = len(parts) // found.num_stages if parts else 2
+        order = order_of_chunks(chunks)
+        if schedule == "Interleaved1F1B" and order in INTERLEAVED:
+            found.order = order
+        else:
+            text = f"{schedule}: no order of plans: taken as {DEFAULT_ORDER}"
+            found.remark("ignored", "order", text)
+    if parts:
+        blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
+        if len(blocks) % found.num_stages:
+            message = (
+                f"parallelism.module_fqns_per_model_part: {len(blocks)} parts are no multiple of "
+                f"{found.num_stages} stages: give each stage as many"
+            )
+            raise InputError(message)
+        chunks = len(blocks) // found.num_stages
+        placement = _placement(found.order, found.num_stages, chunks)
+        if placement.chunks != chunks:
+            message = (
+                f"parallelism.module_fqns_per_model_part: {len(blocks)} parts, but {schedule} has "
+                f"{placement.chunks} a stage: give {placement.chunks * found.num_stages}"
+            )
+            raise InputError(message)
+        found.layers = _of_stages(blocks, placement)
+    else:
+        first, last = (1 if one is None else one for one in less)
+        placement = _placement(found.order, found.num_stages)
+        found.layers = _of_stages(_weighted(layers, len(placement.stages), first, last), placement)
+
+
+def _of_stages(blocks: Sequence[int], placement: Placement) -> list[int]:
+    """The blocks of each stage, from those of each part."""
+    parts = map(placement.of_stage, range(placement.num_stages))
+    return [sum(blocks[part] for part in own) for own in parts]
+
+
+def _weighted(layers: int, stages: int, first: int, last: int) -> list[int]:
+    """Blocks of stages (or parts) where embedding and head count as so many blocks."""
+    counts = [*even_shares(layers + first + last, stages)]
+    counts[0] -= first
+    counts[-1] -= last
+    return counts
+
+
+# Rules for torchtitan: they bring a job closer to what its configurations can say.
 
 
 def sayable_workload(job: Job, brought: Brought = BROUGHT) -> Job:
@@ -41,8 +280,7 @@ def recomputed(job: Job) -> Job:
     if not every:
         return job
     return with_stages(
-        job,
-        [stage.with_values({"checkpointed_layers": stage.layers // every}) for stage in stages],
+        job, [stage.with_values({"checkpointed_layers": stage.layers // every}) for stage in stages]
     )
 
 

@@ -11,14 +11,13 @@ from pathlib import PurePath
 
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
-from mistlab.export.words import names_in
+from mistlab.core.values import InputError, word_set
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 
 # Words that tell of training, tuning or storage, not of a shape.
-_SHAPELESS = names_in(
+_SHAPELESS = word_set(
     """
     meta base instruct hf chat it pt sft dpo bf16 fp16 pretrain pretrained config model v0.1 v0.2
     2024 1124 0724 2507 0425 1125 thinking preview
@@ -156,7 +155,7 @@ def _words(path: str) -> str:
     return " ".join(words)
 
 
-def needed_model(path: str, where: str, source: Source) -> ModelSpec:
+def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
     """The model of a checkpoint: by its configuration beside the file, or by its name."""
     text = source.beside(f"{path.rstrip('/')}/config.json") if path else None
     if text is not None:

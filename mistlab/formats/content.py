@@ -5,9 +5,7 @@ content says otherwise: a launch script may be called ``run.txt``, and a YAML ``
 """
 
 import ast
-import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,7 +14,8 @@ from typing import Any, Literal
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
-from mistlab.shell.source import Source
+from mistlab.export.found import parse_json, parse_toml
+from mistlab.shell.session import LaunchFile
 
 Kind = Literal["settings", "shell", "python", "strange"]
 
@@ -55,12 +54,12 @@ class Content:
     repeated: tuple[str, ...] = ()
 
 
-def content_of(source: Source) -> Content:
+def content_of(source: LaunchFile) -> Content:
     """What a source's text is."""
     return _content(source.text, PurePath(source.name).suffix.lower())
 
 
-def settings_of(source: Source) -> Mapping[str, Any]:
+def settings_of(source: LaunchFile) -> Mapping[str, Any]:
     """The settings of a text; empty for a program, or for a text that is broken."""
     return content_of(source).settings
 
@@ -113,9 +112,9 @@ def _settings(text: str, ending: str) -> Content:
     repeated: list[str] = []
     try:
         if ending == ".json":
-            settings = _json(text)
+            settings = parse_json(text)
         elif ending == ".toml":
-            settings = _toml(text)
+            settings = parse_toml(text)
         else:
             settings = parse_yaml(text, "the file", repeated)
     except InputError as error:
@@ -124,32 +123,6 @@ def _settings(text: str, ending: str) -> Content:
             problem = f"is a template: {name[1]} stands for a value ({problem})"
         return Content(kind="strange", problem=problem)
     return Content(kind="settings", settings=settings, repeated=tuple(repeated))
-
-
-def _json(text: str) -> Mapping[str, Any]:
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        message = f"line {error.lineno}, column {error.colno}: {error.msg}: correct the JSON"
-        raise InputError(message) from None
-    except RecursionError:
-        message = "is nested too deeply: write at most a few levels"
-        raise InputError(message) from None
-    if not isinstance(content, dict):
-        message = "holds no JSON object: give a configuration file"
-        raise InputError(message)
-    return content
-
-
-def _toml(text: str) -> Mapping[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        message = f"{error}: correct the TOML"
-        raise InputError(message) from None
-    except RecursionError:
-        message = "is nested too deeply: write at most a few levels"
-        raise InputError(message) from None
 
 
 def _is_python(text: str) -> bool:

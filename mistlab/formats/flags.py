@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mistlab.core.values import InputError
-from mistlab.export.given import Given, Imported
-from mistlab.export.megatron_read import read_options
-from mistlab.export.remarks import Remark
+from mistlab.export.given import Given, Imported, Remark
+from mistlab.export.megatron.megatron_read import read_options
 from mistlab.shell.launch import Launch
-from mistlab.shell.source import Source
-from mistlab.shell.word import Word
+from mistlab.shell.session import LaunchFile
+from mistlab.shell.shell_text import Word
 
 # Switches whose option says the opposite of the setting's name, given where the setting is off.
 OPPOSITES: Mapping[str, str] = {
@@ -105,7 +104,7 @@ class Flags:
         words = [word for option in self.options for word in self._words(option)]
         launch = Launch(launcher="torchrun", started=tuple(self._started()))
         try:
-            imported = read_options(words, given, launch=launch, source=Source(text=""))
+            imported = read_options(words, given, launch=launch, source=LaunchFile(text=""))
         except InputError as error:
             raise InputError(self._placed(str(error))) from None
         told = (replace(remark, choice=self._placed(remark.choice)) for remark in imported.remarks)

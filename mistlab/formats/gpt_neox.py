@@ -10,55 +10,17 @@ from typing import Any
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
-from mistlab.export import deepspeed_read
-from mistlab.export.deepspeed_read import read_configuration
-from mistlab.export.found import Found, checked_whole
+from mistlab.export import deepspeed as deepspeed_read
+from mistlab.export.deepspeed import read_configuration
+from mistlab.export.found import Found, Section, checked_whole, harmless_names
 from mistlab.export.given import Given, Imported
-from mistlab.export.sections import Section
-from mistlab.export.words import names_in
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import Command, command_of, known_text, named_text, take_ranks
 from mistlab.plan.workload import ROTARY_BASE, ModelSpec, Window
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 
 ENGINES = ("deepspeed", "mistlab")
-HARMLESS = names_in(
-    """
-    tokenizer_type vocab_file merge_file data_path train_data_paths valid_data_paths
-    test_data_paths train_data_weights valid_data_weights test_data_weights data_impl mmap_warmup
-    save load checkpoint_factor checkpoint_scale extra_save_iters keep_last_n_checkpoints
-    checkpoint_validation_with_forward_pass no_save_optim no_save_rng no_load_optim no_load_rng
-    finetune train_iters train_epochs eval_iters eval_interval split num_workers exit_interval
-    log_interval log_dir log_optimizer_states log_grad_norm log_grad_pct_zeros log_param_norm
-    log_gradient_noise_scale gradient_noise_scale_n_batches gradient_noise_scale_cpu_offload
-    use_wandb wandb_group wandb_team wandb_project wandb_host wandb_init_all_ranks wandb_run_name
-    use_comet comet_workspace comet_project comet_experiment_name comet_tags comet_others
-    tensorboard_dir tensorboard_writer profile profile_step_start profile_step_stop
-    memory_profiling memory_profiling_path peak_theoretical_tflops lr min_lr lr_decay_style
-    lr_decay_iters lr_decay_fraction warmup override_lr_scheduler use_checkpoint_lr_scheduler
-    weight_decay clip_grad init_method output_layer_init_method init_method_std layernorm_epsilon
-    rms_norm_epsilon scalenorm_epsilon use_bias_in_norms attention_softmax_in_fp32
-    apply_query_key_layer_scaling scaled_upper_triang_masked_softmax_fusion
-    scaled_masked_softmax_fusion bias_gelu_fusion bias_dropout_fusion rope_fusion layernorm_fusion
-    rmsnorm_fusion fused_kernels_build_path use_cpu_initialization rotary_save_freqs_buffer
-    output_layer_parallelism distributed_backend local_rank rank lazy_mpu_init short_seq_prob
-    eod_mask_loss adlr_autoresume adlr_autoresume_interval seed onnx_safe deepscale
-    deepspeed_mpi deepspeed_slurm launcher hostfile include exclude master_port master_addr
-    no_ssh_check force_multi comment account detect_nvlink_pairs user_script iteration do_train
-    do_valid do_test loss_scale loss_scale_window hysteresis min_scale dynamic_loss_scale
-    fp16_lm_cross_entropy synchronize_each_layer contiguous_checkpointing profile_backward
-    deepspeed_activation_checkpointing char_level_ppl use_shared_fs config_files git_hash
-    text_gen_type temperature top_p top_k return_logits maximum_tokens prompt_end num_samples
-    sample_input_file sample_output_file recompute s3_path s3_chunk_size autotuning
-    weight_by_num_documents weighted_sampler_alpha optimizer_type pipe_partition_method
-    allow_chopped gas te_fp8_wgrad te_fp8_amax_history_len te_fp8_amax_compute_algo
-    te_fp8_margin label_data_paths train_label_data_paths max_position_embeddings
-    zero_reduce_scatter zero_contiguous_gradients zero_reduce_bucket_size
-    zero_allgather_bucket_size attention_config is_pipe_parallel world_size zero_stage
-    eval_results_prefix eval_tasks precompute_model_name coord_check mup_init_scale
-    save_base_shapes base_shapes_file deepspeed_extra_args z_loss global_num_gpus
-    """
-)
+HARMLESS = harmless_names("gpt_neox")
 _UNSAID: Mapping[str, str] = {
     "te_columnparallel": "layers are taken as torch's",
     "te_rowparallel": "layers are taken as torch's",
@@ -88,7 +50,7 @@ _PRECISIONS = {"fp16": "fp16", "bfloat16": "bf16", "fp32": "fp32"}
 _OWN = {"num_layers", "hidden_size", "num_attention_heads"}
 
 
-def recognises(source: Source) -> bool:
+def recognises(source: LaunchFile) -> bool:
     """Whether a file has gpt-neox's keys, or a script starts gpt-neox."""
     if command_of(source) is not None:
         return _files(source) != ()
@@ -106,7 +68,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in settings.items()}
 
 
-def _files(source: Source) -> tuple[str, ...]:
+def _files(source: LaunchFile) -> tuple[str, ...]:
     """The YAML files with which a script starts gpt-neox; none for any other script."""
     command = command_of(source)
     if command is None:
@@ -121,7 +83,7 @@ def _files(source: Source) -> tuple[str, ...]:
     return tuple(names) if is_neox else ()
 
 
-def read(source: Source, given: Given) -> Imported:
+def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of the files that a script names."""
     found = Found()
     command = command_of(source)
@@ -141,7 +103,7 @@ def read(source: Source, given: Given) -> Imported:
     return found.job(given, ENGINES)
 
 
-def _merged(source: Source, command: Command) -> dict[str, Any]:
+def _merged(source: LaunchFile, command: Command) -> dict[str, Any]:
     """The settings of a script's files; gpt-neox refuses a key that two of them have."""
     merged: dict[str, Any] = {}
     for word in command.launch.arguments:

@@ -6,54 +6,12 @@ axolotl (2026).
 
 from collections.abc import Mapping
 
-from mistlab.export.words import names_in
+from mistlab.export.found import harmless_names
 
 # Arguments without effect on the cost of a step that a plan could tell.
-HARMLESS = names_in(
-    """
-    output_dir overwrite_output_dir do_train do_eval do_predict learning_rate weight_decay
-    adam_beta1 adam_beta2 adam_epsilon max_grad_norm num_train_epochs num_epochs max_steps seed
-    data_seed report_to run_name tf32 remove_unused_columns label_names load_best_model_at_end
-    metric_for_best_model greater_is_better resume_from_checkpoint auto_resume_from_checkpoints
-    group_by_length length_column_name disable_tqdm prediction_loss_only full_determinism
-    include_tokens_per_second include_num_input_tokens_seen neftune_noise_alpha torch_dtype dtype
-    trust_remote_code use_fast_tokenizer tokenizer_name tokenizer_name_or_path model_revision
-    config_name cache_dir token use_auth_token low_cpu_mem_usage preprocessing_num_workers
-    preprocessing_only max_samples max_train_samples max_eval_samples streaming
-    validation_split_percentage overwrite_cache keep_linebreaks template stage finetuning_type
-    plot_loss val_size local_rank ddp_timeout ddp_find_unused_parameters ddp_bucket_cap_mb
-    ddp_backend ddp_broadcast_buffers gradient_checkpointing_kwargs optim_args optim_target_modules
-    chat_template chat_template_path messages_key text_column text_column_name completion_only_loss
-    assistant_only_loss packing_strategy padding_free pad_to_multiple_of eos_token pad_token
-    special_tokens truncation_mode shuffle_dataset model_init_kwargs padding_side bf16_full_eval
-    fp16_full_eval fp16_opt_level half_precision_backend jit_mode_eval use_cpu no_cuda
-    ignore_data_skip past_index mp_parameters skip_memory_metrics use_mps_device train_on_inputs
-    train_on_prompt mask_history group_by_modality_length lazy_preprocess data_path train_file
-    validation_file train_data training_data test_data data_files data_name train_dataset
-    image_folder version conversation_type base_run_name system_prompt early_stopping_patience
-    strict xformers_attention s2_attention flash_attn_cross_entropy flash_attn_rms_norm debug
-    is_llama_derived_model is_mistral_derived_model is_qwen_derived_model type_of_model model_type
-    tokenizer_type tokenizer_use_fast tokenizer_config shuffle_merged_datasets datasets
-    test_datasets pretraining_dataset lora_model_dir loraplus_lr_ratio peft_use_dora
-    sample_packing_eff_est total_num_tokens local_files_only wandb lr_scheduler lr_scheduler_type
-    warmup_steps warmup_ratio cosine_min_lr_ratio max_prompt_length mixtral_config callbacks
-    benchmarks benchmark_cfg hub default_system tool_format enable_thinking rope_scaling
-    upcast_layernorm upcast_lmhead_output split_batches average_tokens_across_devices
-    use_legacy_prediction_loop parallelism config instruction_template response_template
-    prompt_template_path data_dir suffix deepspeed_multinode_launcher config_file exp_name
-    """
-)
+HARMLESS = harmless_names("hf_trainer")
 # Beginnings of the names of arguments without such an effect.
-CALM = names_in(
-    """
-    save_ eval_ evals_ saves_ log_ logging_ hub_ push_to_ wandb_ dataset dataloader_ lr_
-    warmup_ mlflow_ swanlab_ comet_ ddp_ torch_empty_cache include_
-    gradient_accumulation_kwargs callback_ per_device_eval eval system_ tokenizer_
-    preprocess trackio_ neftune val_ cosine_ relora_ lora_target lora_dropout lora_fan
-    push_ image_ video_ report_ torchdynamo greater_ test_ validation_ resume_ early_
-    special_ chat_ role_ stop_ bleu data_ batch_eval ray_ label_
-    """
-)
+CALM = harmless_names("hf_trainer_beginnings")
 # Arguments that change cost in ways that plans cannot say, and what is taken instead.
 UNSAID: Mapping[str, str] = {
     "use_liger_kernel": "kernels are taken as the model's own",

@@ -1,28 +1,85 @@
-"""How ranks share the work of Hugging Face's Trainer: by DeepSpeed, FSDP or Accelerate.
-
-Values that a DeepSpeed configuration leaves to the Trainer are those of its arguments.
-"""
+"""How ranks share the work of Hugging Face's Trainer: by Accelerate, DeepSpeed or FSDP."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
-from mistlab.export import accelerate_read, deepspeed_read
-from mistlab.export.accelerate_read import STRATEGIES, read_choices, strategy_of, with_precision
-from mistlab.export.deepspeed_read import read_configuration
-from mistlab.export.fsdp import ENGINES, STATES
+from mistlab.export import accelerate as accelerate_read
+from mistlab.export import deepspeed as deepspeed_read
+from mistlab.export.accelerate import STRATEGIES, read_choices, strategy_of, with_precision
+from mistlab.export.deepspeed import read_configuration
+from mistlab.export.found import Section, parse_json
 from mistlab.export.given import Given
-from mistlab.export.sections import Section, content_of
-from mistlab.formats.accelerated import accelerate_settings
-from mistlab.formats.launched import Command, named_text
-from mistlab.shell.source import Source
+from mistlab.export.nearest import ENGINES, STATES
+from mistlab.formats.launched import Command, known_text, named_text, valued, with_dotted
+from mistlab.shell.session import LaunchFile
+
+# The section of the configuration that has an option of the launcher.
+_SECTIONS = (("fsdp_", "fsdp_config"), ("megatron_lm_", "megatron_lm_config"))
+_DEEPSPEED = (
+    *("zero_stage", "offload_optimizer_device", "offload_param_device"),
+    *("deepspeed_config_file", "zero3_init_flag", "zero3_save_16bit_model"),
+    *("gradient_clipping", "gradient_accumulation_steps", "deepspeed_multinode_launcher"),
+    *("deepspeed_hostfile",),
+)
+_KINDS = {
+    "use_deepspeed": "DEEPSPEED",
+    "use_fsdp": "FSDP",
+    "use_megatron_lm": "MEGATRON_LM",
+    "multi_gpu": "MULTI_GPU",
+}
+_TOP = ("mixed_precision", "num_processes", "num_machines", "use_cpu")
+
+
+def accelerate_settings(
+    command: Command | None, source: LaunchFile
+) -> tuple[str, Mapping[str, Any]] | None:
+    """The configuration's path and content for a command of ``accelerate launch``; None for any
+    other."""
+    if command is None or command.launch.launcher != "accelerate":
+        return None
+    word = command.started.get("config_file")
+    path = "accelerate launch" if word is None else known_text(word, "--config_file")
+    content: Mapping[str, Any] = {}
+    if word is not None:
+        text = named_text(path, command, source, "is Accelerate's configuration")
+        content = parse_yaml(text, path)
+    options: dict[str, Any] = {}
+    for name, value in command.started.items():
+        place = _place(name)
+        if place:
+            options[place] = True if value is None else valued(known_text(value, f"--{name}"))
+    kinds = [kind for name, kind in _KINDS.items() if name in command.started]
+    if kinds:
+        options["distributed_type"] = kinds[0]
+    elif "distributed_type" not in content:
+        options["distributed_type"] = "MULTI_GPU"
+    return path, with_dotted(content, options)
+
+
+def _place(name: str) -> str:
+    """Where the configuration has an option; empty for an option that it has not."""
+    if name in _TOP:
+        return name
+    if name in _DEEPSPEED:
+        return f"deepspeed_config.{name}"
+    if name.startswith("parallelism_config_"):
+        return f"parallelism_config.{name}"
+    return next((f"{section}.{name}" for start, section in _SECTIONS if name.startswith(start)), "")
+
+
+# How ranks share the work of Hugging Face's Trainer: by DeepSpeed, FSDP or Accelerate.
+#
+# Values that a DeepSpeed configuration leaves to the Trainer are those of its arguments.
+
 
 # What stands for no configuration at all.
 _OFF = (None, False, "", "none", "None", "false", "False")
 
 
 def read_sharing(
-    top: Section, title: str, source: Source, given: Given, command: Command | None
+    top: Section, title: str, source: LaunchFile, given: Given, command: Command | None
 ) -> tuple[str, ...]:
     """Take how ranks share the work; the engines that may stand for it. The source finds files that
     a script writes, too."""
@@ -55,7 +112,7 @@ def read_sharing(
     return engines
 
 
-def _deepspeed(top: Section, source: Source, given: Given, command: Command | None) -> None:
+def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
     """DeepSpeed's configuration, whose automatic values are those of the arguments."""
     found, value, name = top.found, top.get("deepspeed"), "deepspeed"
     if value is True:
@@ -67,7 +124,7 @@ def _deepspeed(top: Section, source: Source, given: Given, command: Command | No
         content: Mapping[str, Any] = value
     else:
         path = str(value)
-        content = content_of(named_text(path, command, source, "is DeepSpeed's configuration"))
+        content = parse_json(named_text(path, command, source, "is DeepSpeed's configuration"))
         name = path
     _tell_of_batches(top, content, name)
     inner = Section(_without_batches(with_precision(content, found.precision)), name, found)
@@ -115,14 +172,14 @@ def _without_batches(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key not in names and value != "auto"}
 
 
-def _fsdp(top: Section, source: Source, given: Given, command: Command | None) -> None:
+def _fsdp(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
     """The argument ``fsdp``, words such as full_shard and offload, and ``fsdp_config``."""
     found, value = top.found, top.get("fsdp")
     words = value if isinstance(value, list) else str(value).replace(",", " ").split()
     known = [str(word).lower() for word in words if str(word).lower() not in ("auto_wrap", "")]
     config = top.get("fsdp_config")
     if isinstance(config, str):
-        config = content_of(named_text(config, command, source, "configures FSDP"))
+        config = parse_json(named_text(config, command, source, "configures FSDP"))
     section = Section(config if isinstance(config, Mapping) else {}, "fsdp_config", found)
     level = [word for word in known if word not in ("offload", "true", "false")]
     inner = section.get("sharding_strategy") or section.get("fsdp_sharding_strategy")

@@ -13,11 +13,11 @@ from typing import Any
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
-from mistlab.export import accelerate_read, deepspeed_read
-from mistlab.export.found import Found
+from mistlab.export import accelerate as accelerate_read
+from mistlab.export import deepspeed as deepspeed_read
+from mistlab.export.found import Found, Section
 from mistlab.export.given import Given, Imported
-from mistlab.export.megatron_tables.programs import refusal_of
-from mistlab.export.sections import Section
+from mistlab.export.megatron.launched_ranks import refusal_of
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_names import CALM, HARMLESS, OTHERS, PROGRAMS, UNSAID
@@ -33,33 +33,18 @@ from mistlab.formats.launched import (
 )
 from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.context_ways import HEADS
-from mistlab.shell.source import Source
-from mistlab.shell.word import Word
+from mistlab.shell.session import LaunchFile
+from mistlab.shell.shell_text import Word
 
-_BATCHES = (
-    "per_device_train_batch_size",
-    "per_gpu_train_batch_size",
-    "per_device_batch_size",
-)
+_BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size")
 _LENGTHS = (
-    "max_seq_length",
-    "max_length",
-    "model_max_length",
-    "cutoff_len",
-    "block_size",
-    "max_seq_len",
-    "sequence_length",
-    "seq_length",
-    "max_len",
+    *("max_seq_length", "max_length", "model_max_length", "cutoff_len", "block_size"),
+    *("max_seq_len", "sequence_length", "seq_length", "max_len"),
 )
 _SEQUENCE_RANKS = ("sequence_parallel_size", "sp_ulysses_degree")
 _MODELS = (
-    "model_name_or_path",
-    "model_name",
-    "model_id",
-    "model_path",
-    "pretrained_model_name_or_path",
-    "model",
+    *("model_name_or_path", "model_name", "model_id", "model_path"),
+    *("pretrained_model_name_or_path", "model"),
 )
 _KEYS = {*_BATCHES, "gradient_accumulation_steps"}
 # Arguments that by two tell of a recipe without a batch, which then has the default.
@@ -100,7 +85,7 @@ class Trainer:
 TRAINER = Trainer(title="Hugging Face's Trainer")
 
 
-def recognises(source: Source) -> bool:
+def recognises(source: LaunchFile) -> bool:
     """Whether a file is a recipe of the Trainer's arguments, or a script starts with them."""
     command = command_of(source)
     if command is not None:
@@ -127,7 +112,7 @@ def _recipe(command: Command) -> str | None:
     return known_text(words[0], "config") if words else None
 
 
-def read(source: Source, given: Given) -> Imported:
+def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a recipe, or of a script with its arguments."""
     command = command_of(source)
     if command is None:
@@ -135,7 +120,7 @@ def read(source: Source, given: Given) -> Imported:
     return read_arguments(arguments_of(command, source), TRAINER, source, given, command)
 
 
-def arguments_of(command: Command, source: Source) -> Mapping[str, Any]:
+def arguments_of(command: Command, source: LaunchFile) -> Mapping[str, Any]:
     """The arguments of a script's command over those of the recipe that it names."""
     recipe = _recipe(command)
     settings: dict[str, Any] = {}
@@ -167,7 +152,7 @@ def _argument(word: Word) -> Any:
 def read_arguments(
     settings: Mapping[str, Any],
     trainer: Trainer,
-    source: Source,
+    source: LaunchFile,
     given: Given,
     command: Command | None = None,
 ) -> Imported:

@@ -1,5 +1,6 @@
-"""The command of a script: its options by name, its processes, and the files that it names."""
+"""The command of a script: its options, processes and files, and references between settings."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,11 +12,11 @@ import yaml
 from mistlab.core.values import InputError
 from mistlab.export.found import Found
 from mistlab.export.given import Given
-from mistlab.export.launched_ranks import read_ranks
+from mistlab.export.megatron.launched_ranks import read_ranks
 from mistlab.formats.content import content_of
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.source import Source
-from mistlab.shell.word import Word
+from mistlab.shell.session import LaunchFile
+from mistlab.shell.shell_text import Word
 
 # Launchers that a program may start.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -41,7 +42,7 @@ class Command:
         return None
 
 
-def command_of(source: Source) -> Command | None:
+def command_of(source: LaunchFile) -> Command | None:
     """The command of a shell script; None for a text that is no script, or starts nothing."""
     if content_of(source).kind != "shell":
         return None
@@ -60,13 +61,8 @@ def _command(
     line: int | None,
 ) -> Command | None:
     # Each format asks again: a script is evaluated once.
-    source = Source(
-        text=text,
-        name=name,
-        beside=beside,
-        settings=dict(settings),
-        arguments=arguments,
-        line=line,
+    source = LaunchFile(
+        text=text, name=name, beside=beside, settings=dict(settings), arguments=arguments, line=line
     )
     try:
         launch = _innermost(launch_of(source))
@@ -108,7 +104,7 @@ def _by_name(words: Sequence[Word]) -> tuple[dict[str, Word | None], tuple[Word,
     others: list[Word] = []
     name = ""
     for word in words:
-        if word.text.startswith("-") and not _is_number(word.text):
+        if word.text.startswith("-") and not word.text[1:2].isdigit():
             name, equals, value = word.text.lstrip("-").partition("=")
             name = name.replace("-", "_")
             options[name] = _part(word, value) if equals else None
@@ -119,10 +115,6 @@ def _by_name(words: Sequence[Word]) -> tuple[dict[str, Word | None], tuple[Word,
         else:
             others.append(word)
     return options, tuple(others)
-
-
-def _is_number(text: str) -> bool:
-    return text[1:2].isdigit()
 
 
 def _part(word: Word, text: str) -> Word:
@@ -137,7 +129,7 @@ def known_text(word: Word, name: str) -> str:
     return word.text
 
 
-def take_ranks(command: Command, source: Source, found: Found, given: Given) -> None:
+def take_ranks(command: Command, source: LaunchFile, found: Found, given: Given) -> None:
     """Take the numbers of nodes and of processes that launchers are told to start."""
 
     def beside(path: str) -> str | None:
@@ -150,12 +142,12 @@ def take_ranks(command: Command, source: Source, found: Found, given: Given) -> 
         found.gpus_per_node = len(devices) or None
 
 
-def with_files(source: Source, command: Command | None) -> Source:
+def with_files(source: LaunchFile, command: Command | None) -> LaunchFile:
     """A source that finds files that its script writes, and files near it, too."""
     return replace(source, beside=lambda path: _at_hand(path, command, source))
 
 
-def near_text(path: str, source: Source) -> str | None:
+def near_text(path: str, source: LaunchFile) -> str | None:
     """The text of a file that a file names: beside it, or below one of the folders above it."""
     for ups in range(_HIGHEST + 1):
         text = source.beside(str(PurePath(*[".."] * ups, path)))
@@ -164,24 +156,20 @@ def near_text(path: str, source: Source) -> str | None:
     return None
 
 
-def _at_hand(path: str, command: Command | None, source: Source) -> str | None:
+def _at_hand(path: str, command: Command | None, source: LaunchFile) -> str | None:
     """The text of a file that a script writes, or of one near it."""
     written = command.launch.written if command else {}
-    text = next((body for name, body in written.items() if _same(name, path)), None)
+    text = next((body for name, body in written.items() if PurePath(name) == PurePath(path)), None)
     return near_text(path, source) if text is None else text
 
 
-def named_text(path: str, command: Command | None, source: Source, role: str) -> str:
+def named_text(path: str, command: Command | None, source: LaunchFile, role: str) -> str:
     """The text of a file that a script names: one that the script writes, or one beside it."""
     text = _at_hand(path, command, source)
     if text is None:
         message = f"{path}: {role}, and is not beside it: import that file, or put it there"
         raise InputError(message)
     return text
-
-
-def _same(name: str, path: str) -> bool:
-    return PurePath(name) == PurePath(path)
 
 
 def valued(text: str) -> Any:
@@ -223,3 +211,111 @@ def assignments(command: Command) -> Iterator[tuple[str, Any]]:
         if equals and name.lstrip("+").replace(".", "").replace("_", "").isalnum():
             known_text(word, name)
             yield name.lstrip("+"), valued(value)
+
+
+# Settings that refer to other settings, or to variables of the environment, made plain.
+#
+# OmegaConf writes ``${model.d_model}``, ``${.hidden_size}`` for a neighbour and ``${multiply:4,
+# ${.hidden_size}}`` for NeMo's resolvers; Primus writes ``${PRIMUS_TP:1}`` with a default. What
+# cannot be resolved stays as it is written, and is refused where its value is needed.
+
+
+_INNERMOST = re.compile(r"\$\{([^${}]*)\}")
+_DEEPEST = 20
+# How many references are followed in a file: one that doubles itself would take hours.
+_MOST = 10_000
+_OPERATIONS: Mapping[str, Callable[[list[float]], float]] = {
+    "multiply": lambda numbers: numbers[0] * numbers[1],
+    "divide": lambda numbers: numbers[0] / numbers[1],
+    "sum": sum,
+    "add": sum,
+}
+_Path = tuple[str, ...]
+
+
+def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Settings without references, as far as they can be resolved; variables' values win."""
+    try:
+        result = _Resolver(settings, variables).value(settings, (), 0)
+    except RecursionError:
+        message = "its references go too deep: give values in their place"
+        raise InputError(message) from None
+    assert isinstance(result, dict)
+    return result
+
+
+@dataclass(slots=True)
+class _Resolver:
+    """The settings that references look into, values of variables, and how many references were
+    followed."""
+
+    root: Mapping[str, Any]
+    variables: Mapping[str, str]
+    followed: int = 0
+
+    def value(self, value: Any, path: _Path, depth: int) -> Any:
+        """A value without references, as far as they can be resolved."""
+        if depth > _DEEPEST:
+            message = f"{'.'.join(path)}: refers to itself: give a value"
+            raise InputError(message)
+        if isinstance(value, Mapping):
+            return {
+                key: self.value(below, (*path, str(key)), depth) for key, below in value.items()
+            }
+        if isinstance(value, list):
+            return [self.value(below, path, depth) for below in value]
+        if isinstance(value, str) and "${" in value:
+            return self._text(value, path, depth)
+        return value
+
+    def _text(self, text: str, path: _Path, depth: int) -> Any:
+        """A text with its references resolved from the inside out; a number where it is one."""
+        for _ in range(_DEEPEST):
+            match = _INNERMOST.search(text)
+            if match is None:
+                return valued(text)
+            self.followed += 1
+            if self.followed > _MOST:
+                message = f"{'.'.join(path)}: has more than {_MOST} references: give values"
+                raise InputError(message)
+            known, meant = self._meant(match[1], path)
+            if not known:
+                return text
+            if match[0] == text:
+                return self.value(meant, path, depth + 1)
+            if isinstance(meant, Mapping | list):
+                return text
+            text = text.replace(match[0], str(meant))
+        return text
+
+    def _meant(self, words: str, path: _Path) -> tuple[bool, Any]:
+        """Whether it is known what a reference stands for, and what that is."""
+        name, colon, rest = words.partition(":")
+        if name == "oc.env":
+            name, colon, rest = rest.partition(",")
+        if name.strip() in self.variables:
+            return True, valued(self.variables[name.strip()])
+        if name in _OPERATIONS:
+            return _computed(name, rest)
+        if colon or words.startswith("oc.env"):
+            return bool(colon), valued(rest.strip().removeprefix("-"))
+        return self._looked_up(name, path)
+
+    def _looked_up(self, name: str, path: _Path) -> tuple[bool, Any]:
+        """The setting at a path; each dot in front goes one section up."""
+        inner = name.lstrip(".")
+        ups = len(name) - len(inner)
+        content: Any = self.root
+        for part in (*(path[: len(path) - ups] if ups else ()), *inner.split(".")):
+            if not isinstance(content, Mapping) or part not in content:
+                return False, None
+            content = content[part]
+        return True, content
+
+
+def _computed(name: str, rest: str) -> tuple[bool, Any]:
+    try:
+        result = _OPERATIONS[name]([float(part) for part in rest.split(",")])
+    except (ValueError, ZeroDivisionError, IndexError):
+        return False, None
+    return True, int(result) if result == int(result) else result

@@ -11,45 +11,24 @@ from typing import Any
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
-from mistlab.export.accelerate_read import STRATEGIES, strategy_of
-from mistlab.export.found import Found
-from mistlab.export.fsdp import ENGINES, STATES
+from mistlab.export.accelerate import STRATEGIES, strategy_of
+from mistlab.export.found import Found, Section, harmless_names
 from mistlab.export.given import Given, Imported
-from mistlab.export.sections import Section
-from mistlab.export.words import names_in
+from mistlab.export.nearest import ENGINES, STATES
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
-from mistlab.formats.interpolation import resolved
-from mistlab.formats.launched import assignments, command_of, named_text, take_ranks, with_dotted
-from mistlab.plan.workload import ROTARY_BASE, ModelSpec
-from mistlab.shell.source import Source
-
-HARMLESS = names_in(
-    """
-    variables run_name seed global_seed tokenizer tokenizer_name train_loader eval_loader
-    eval_loaders scheduler algorithms max_duration eval_interval eval_first
-    eval_subset_num_batches train_subset_num_batches device_eval_batch_size progress_bar
-    log_to_console console_log_interval callbacks loggers save_interval
-    save_num_checkpoints_to_keep save_folder save_overwrite save_latest_filename save_filename
-    save_weights_only save_ignore_keys load_path load_weights_only load_ignore_keys
-    load_strict_model_weights python_log_level log_config dist_timeout icl_tasks icl_tasks_str
-    icl_seq_len icl_subset_num_batches eval_gauntlet eval_gauntlet_str autoresume metadata
-    flatten_metadata profiler code_paths expandable_segments cuda_load_lazy max_split_size_mb
-    only_hf_checkpoint only_composer_checkpoint spin_dataloaders data_local data_remote image
-    accumulate_train_batch_on_tokens max_seq_len init_device init_config logit_scale
-    norm_eps clip_qkv softmax_scale attn_pdrop emb_pdrop fused_qkv alibi_bias_max rope_impl
-    rope_dail_config rope_hf_config loss_fn use_cache verbose limit_all_gathers
-    activation_checkpointing_reentrant sync_module_states forward_prefetch backward_prefetch
-    state_dict_type load_monolith_rank0_only use_orig_params flatten_parameters keep_low_precision
-    process_group moe_world_size min_params mixed_precision lr betas eps weight_decay foreach
-    init_fn init_std emb_init_std attn_uses_sequence_id pretrained use_auth_token use_pad_tok_in_ffn
-    ffn_type kv_dim trust_remote_code model_name load_in_8bit
-    use_train_metrics additional_train_metrics
-    save_planner load_planner te_checkpoint_wrapper te_shard_fp8_weight embedding_fraction fc_type
-    ignored_modules models project integrations command resumption_index compute cluster gpu_type
-    n_gpus
-    """
+from mistlab.formats.launched import (
+    assignments,
+    command_of,
+    named_text,
+    resolved,
+    take_ranks,
+    with_dotted,
 )
+from mistlab.plan.workload import ROTARY_BASE, ModelSpec
+from mistlab.shell.session import LaunchFile
+
+HARMLESS = harmless_names("llm_foundry")
 _PRECISIONS: Mapping[str, Precision] = {
     "amp_bf16": "bf16",
     "bf16": "bf16",
@@ -58,17 +37,14 @@ _PRECISIONS: Mapping[str, Precision] = {
     "amp_fp8": "fp8",
 }
 _KEYS = {
-    "device_train_microbatch_size",
-    "device_train_batch_size",
-    "global_train_batch_size",
-    "max_duration",
-    "device_train_grad_accum",
+    *("device_train_microbatch_size", "device_train_batch_size", "global_train_batch_size"),
+    *("max_duration", "device_train_grad_accum"),
 }
 # Keys that tell of a file beside its loader of sequences, where batches are left out.
 _OTHER_KEYS = {*_KEYS, "max_seq_len", "fsdp_config", "eval_first", "eval_interval", "algorithms"}
 
 
-def recognises(source: Source) -> bool:
+def recognises(source: LaunchFile) -> bool:
     """Whether a file has Composer's batches or loader beside a model, or a script starts it."""
     settings = _inner(settings_of(source))
     if isinstance(settings.get("model"), Mapping) and "base_model" not in settings:
@@ -83,7 +59,7 @@ def _inner(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters if isinstance(parameters, Mapping) and "compute" in settings else settings
 
 
-def _file(source: Source) -> str | None:
+def _file(source: LaunchFile) -> str | None:
     command = command_of(source)
     if command is None:
         return None
@@ -94,7 +70,7 @@ def _file(source: Source) -> str | None:
     return next((text for text in words if text.endswith((".yaml", ".yml"))), None)
 
 
-def read(source: Source, given: Given) -> Imported:
+def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of the file that a script names, with the script's changes."""
     found = Found()
     path, command = _file(source), command_of(source)
@@ -141,7 +117,7 @@ def _of_cluster(settings: Mapping[str, Any], found: Found) -> None:
             found.nodes, found.gpus_per_node = nodes, gpus // nodes
 
 
-def _model(section: Section, source: Source, found: Found) -> ModelSpec:
+def _model(section: Section, source: LaunchFile, found: Found) -> ModelSpec:
     kind = section.text("name", "mpt_causal_lm")
     if kind in ("hf_causal_lm", "hf_prefix_lm"):
         path = section.text("pretrained_model_name_or_path")

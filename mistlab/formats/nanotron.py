@@ -9,44 +9,23 @@ from collections.abc import Mapping
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
 from mistlab.engines.engine import Precision
-from mistlab.export.found import Found
+from mistlab.export.found import Found, Section, harmless_names
 from mistlab.export.given import Given, Imported
-from mistlab.export.sections import Section
-from mistlab.export.words import names_in
 from mistlab.formats.content import settings_of
 from mistlab.formats.launched import command_of, named_text, take_ranks
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 
 ENGINES = ("nanotron", "mistlab")
-HARMLESS = names_in(
-    """
-    checkpoints data_stages data general lighteval logging metrics_logging profiler s3_upload
-    tokenizer s3 experiment_logger kill_switch_path wandb doremi
-    ddp_bucket_cap_mb init_method learning_rate_scheduler weight_decay clip_grad adam_eps
-    adam_beta1 adam_beta2 torch_adam_is_fused weight_decay_exclude_named_params name
-    bos_token_id eos_token_id pad_token_id pretraining_tp rms_norm_eps rope_scaling use_cache
-    initializer_range max_position_embeddings is_llama_config is_qwen2_config is_starcoder2_config
-    is_mistral_config rope_interleaved z_loss_enabled z_loss_coefficient train_steps
-    val_check_interval limit_val_batches limit_test_batches tp_recompute_allgather log_attn_probs
-    ring_attn_heads_k_stride router_aux_loss_coef rope_seq_len_interpolation_factor
-    layer_norm_epsilon norm_epsilon optimizer_name scale_embeddings
-    learning_rate attention_softmax_in_fp32 scale_attn_weights attn_pdrop embd_pdrop
-    _fused_rotary_emb _fused_rms_norm _use_qkv_packed _attn_implementation
-    interleave_qkv rope_use_interleaved position_embedding_offset global_attn_layers
-    """
-)
+HARMLESS = harmless_names("nanotron")
 _UNSAID_MODEL: Mapping[str, str] = {
     "no_rope_layer": "all blocks are taken with rotary embedding",
     "flex_attention_mask": "attention is taken as causal over whole sequences",
     "_use_doc_masking": "attention is taken over whole sequences",
 }
 _FLASH = (
-    "flash_attention_2",
-    "flex_attention",
-    "sdpa",
-    "ring_flash_triton",
-    "llama3_ring_attention",
+    *("flash_attention_2", "flex_attention", "sdpa", "ring_flash_triton"),
+    *("llama3_ring_attention",),
 )
 _ORDERS = {"1f1b": "1f1b", "afab": "gpipe"}
 _DTYPES: Mapping[str, Precision] = {
@@ -67,7 +46,7 @@ _OTHER_CONFIGS = {
 }
 
 
-def recognises(source: Source) -> bool:
+def recognises(source: LaunchFile) -> bool:
     """Whether a file has nanotron's sections, or a script starts nanotron with a file."""
     settings = settings_of(source)
     parallelism, model = settings.get("parallelism"), settings.get("model")
@@ -76,14 +55,14 @@ def recognises(source: Source) -> bool:
     return _file(source) is not None
 
 
-def _file(source: Source) -> str | None:
+def _file(source: LaunchFile) -> str | None:
     command = command_of(source)
     if command is None or not command.launch.program.endswith("run_train.py"):
         return None
     return command.text("config_file")
 
 
-def read(source: Source, given: Given) -> Imported:
+def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of the file that a script names."""
     found = Found()
     path, settings = _file(source), settings_of(source)
@@ -108,7 +87,7 @@ def read(source: Source, given: Given) -> Imported:
     return found.job(given, ENGINES)
 
 
-def command_ranks(source: Source, given: Given) -> Found:
+def command_ranks(source: LaunchFile, given: Given) -> Found:
     """The ranks that a script's launcher starts."""
     ranks = Found()
     command = command_of(source)

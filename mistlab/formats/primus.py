@@ -12,17 +12,16 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, word_set
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported
 from mistlab.export.torchtitan_read import read_mapping
-from mistlab.export.words import names_in
 from mistlab.formats.checkpoints import model_named
 from mistlab.formats.content import settings_of
 from mistlab.formats.flags import Flags
-from mistlab.formats.interpolation import resolved
+from mistlab.formats.launched import resolved
 from mistlab.plan.workload import ModelSpec
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 
 GPUS_PER_NODE = 8
 TRAINERS = ("pre_trainer", "sft_trainer", "post_trainer", "trainer")
@@ -40,7 +39,7 @@ _TORCHTITAN: Mapping[str, Any] = {
     "activation_checkpoint": {"mode": "none"},
 }
 # Settings of a model's preset. Where the preset is not beside the file, one of them is not enough.
-_SHAPE = names_in(
+_SHAPE = word_set(
     """
     hidden_size ffn_hidden_size num_attention_heads num_query_groups num_experts
     kv_channels moe_ffn_hidden_size moe_router_topk moe_shared_expert_intermediate_size
@@ -66,7 +65,7 @@ _OWN_UNSAID: Mapping[str, str] = {
     "num_distributed_optimizer_instances": "states are taken as sharded over all replicas",
 }
 # Primus's own settings without cost, by how they begin.
-_OWN_CALM = names_in(
+_OWN_CALM = word_set(
     """
     turbo_ use_rocm_ stderr_ file_sink_ log_avg_ disable_ mlflow_ auto_continue
     torch_profiler_ trainable sink_ enable_primus_turbo profile wandb_
@@ -81,7 +80,7 @@ _OWN_CALM = names_in(
 _KEPT = ("profile_step_start", "memory_budget")
 
 
-def recognises(source: Source) -> bool:
+def recognises(source: LaunchFile) -> bool:
     """Whether a file is an experiment of Primus."""
     settings = settings_of(source)
     modules = settings.get("modules")
@@ -92,7 +91,7 @@ def recognises(source: Source) -> bool:
     return False
 
 
-def read(source: Source, given: Given) -> Imported:
+def read(source: LaunchFile, given: Given) -> Imported:
     """The job of an experiment's trainer."""
     settings = resolved(settings_of(source), source.settings)
     modules = settings["modules"]
@@ -118,7 +117,7 @@ def _of_torchtitan(
     module: Mapping[str, Any],
     overrides: Mapping[str, Any],
     where: str,
-    source: Source,
+    source: LaunchFile,
     given: Given,
 ) -> Imported:
     preset = _preset(str(module.get("model", "")), "models/torchtitan", source)
@@ -140,7 +139,7 @@ def _of_megatron(
     module: Mapping[str, Any],
     overrides: Mapping[str, Any],
     where: str,
-    source: Source,
+    source: LaunchFile,
     given: Given,
 ) -> Imported:
     preset = _preset(str(module.get("model", "")), "models/megatron", source)
@@ -215,7 +214,7 @@ def _take_ranks(found: Found, given: Given) -> None:
         found.remark("assumed", "gpus_per_node", f"{text} --gpus-per-node for others")
 
 
-def _preset(name: str, folder: str, source: Source, depth: int = 0) -> dict[str, Any] | None:
+def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[str, Any] | None:
     """The settings of a preset with those that it extends; None if it is not beside the file."""
     text = next(filter(None, map(source.beside, _places(name, folder))), None) if name else None
     if text is None or depth > 10:

@@ -8,17 +8,17 @@ import re
 from dataclasses import replace
 
 from mistlab.core.values import InputError
-from mistlab.export import accelerate_read, deepspeed_read
-from mistlab.export.accelerate_read import read_choices
-from mistlab.export.deepspeed_read import read_configuration
-from mistlab.export.found import Found
+from mistlab.export import accelerate as accelerate_read
+from mistlab.export import deepspeed as deepspeed_read
+from mistlab.export.accelerate import read_choices
+from mistlab.export.deepspeed import read_configuration
+from mistlab.export.found import Found, Section, listed, parse_json
 from mistlab.export.given import Given, Imported
-from mistlab.export.sections import Section, content_of, listed
-from mistlab.formats.accelerated import accelerate_settings
 from mistlab.formats.checkpoints import model_named
+from mistlab.formats.hf_sharing import accelerate_settings
 from mistlab.formats.hf_trainer import refuse_program
 from mistlab.formats.launched import Command, command_of, named_text, take_ranks, with_files
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 
 # Options of a program that name DeepSpeed's configuration.
 _NAMES = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file")
@@ -26,7 +26,7 @@ _NAMES = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file")
 _MEGATRON = {"num_layers", "hidden_size", "tensor_model_parallel_size", "micro_batch_size"}
 
 
-def starts_deepspeed(source: Source) -> bool:
+def starts_deepspeed(source: LaunchFile) -> bool:
     """Whether a script starts a program that is no Megatron with DeepSpeed's configuration."""
     command = command_of(source)
     if command is None or len(_MEGATRON & command.options.keys()) > 1:
@@ -42,7 +42,7 @@ def _path(command: Command) -> str | None:
     return None
 
 
-def starts_accelerate(source: Source) -> bool:
+def starts_accelerate(source: LaunchFile) -> bool:
     """Whether a script starts a program by ``accelerate launch``."""
     command = command_of(source)
     if command is None or len(_MEGATRON & command.options.keys()) > 1:
@@ -50,7 +50,7 @@ def starts_accelerate(source: Source) -> bool:
     return command.launch.launcher == "accelerate"
 
 
-def read_deepspeed(source: Source, given: Given) -> Imported:
+def read_deepspeed(source: LaunchFile, given: Given) -> Imported:
     """The job of DeepSpeed's JSON, or of a script that names one."""
     command = command_of(source)
     if command is None:
@@ -59,7 +59,7 @@ def read_deepspeed(source: Source, given: Given) -> Imported:
     _check_program(command, path)
     given = _with_model(command, given)
     take_ranks(command, source, found, given)
-    content = content_of(named_text(path, command, source, "is DeepSpeed's configuration"))
+    content = parse_json(named_text(path, command, source, "is DeepSpeed's configuration"))
     top = Section(content, path, found)
     read_configuration(top, found, given, given.model)
     _tell_of_options(command, found)
@@ -67,7 +67,7 @@ def read_deepspeed(source: Source, given: Given) -> Imported:
     return found.job(given, deepspeed_read.ENGINES)
 
 
-def read_accelerate(source: Source, given: Given) -> Imported:
+def read_accelerate(source: LaunchFile, given: Given) -> Imported:
     """The job of Accelerate's YAML, or of a script that it starts."""
     command = command_of(source)
     settings = accelerate_settings(command, source)

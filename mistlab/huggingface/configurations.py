@@ -1,7 +1,7 @@
 """Reads the model that a Hugging Face ``config.json`` describes, without torch or a download.
 
 Types whose blocks a ``ModelSpec`` describes, or nearly so, are read by the rows of a table
-(``mistlab.huggingface.model_types``). What a description has otherwise than the model is among its
+(``mistlab.huggingface.type_keys``). What a description has otherwise than the model is among its
 remarks. Other types are refused by name, and can be traced.
 """
 
@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from mistlab.core.values import near_matches, refuse, shown
-from mistlab.huggingface.block_parts import Fields, experts_of, latent_of, window_of
-from mistlab.huggingface.model_types import TypeRow, model_types, refused_types
-from mistlab.huggingface.type_keys import TypeKeys
-from mistlab.huggingface.unlike_blocks import UNLIKE
+from mistlab.huggingface.block_parts import UNLIKE, Fields, experts_of, latent_of, window_of
+from mistlab.huggingface.type_keys import TypeKeys, TypeRow, model_types, refused_types
 from mistlab.plan.workload import ModelSpec
 
 # The key that every config.json has, and no file of tracing.
@@ -99,7 +97,8 @@ def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
     fields: Fields = {**_family(keys), **_sizes(keys)}
     fields["activation"], remark = _activation(keys, fields)
     remarks += [remark, *_left_out(keys)]
-    fields |= {name: keys.flag(key) for name, key in _switches(row) if key}
+    pairs = (("qk_norm", row.qk_norm), ("post_norms", row.post_norms))
+    fields |= {name: keys.flag(key) for name, key in pairs if key}
     if row.biases:
         fields["biases"] = all(map(keys.flag, row.biases))
     fields |= _parts(keys)
@@ -113,10 +112,6 @@ def _family(keys: TypeKeys) -> Fields:
     """The fields that all models of the type have, or all whose switches are on."""
     switched = [own for key, own in keys.row.when.items() if keys.flag(key)]
     return dict(ChainMap(*map(dict, reversed(switched)), dict(keys.row.model)))
-
-
-def _switches(row: TypeRow) -> tuple[tuple[str, str], ...]:
-    return ("qk_norm", row.qk_norm), ("post_norms", row.post_norms)
 
 
 def _parts(keys: TypeKeys) -> Fields:

@@ -1,13 +1,162 @@
-"""Runs parts of a script apart from the rest, and ways that it may take beside one another."""
+"""Ways that a script may take beside one another: run apart, and their states merged."""
 
 from collections.abc import Callable, Sequence
 
 from mistlab.shell.launchers import parts_of
-from mistlab.shell.merge import merge
-from mistlab.shell.session import Guard, Session
-from mistlab.shell.state import EXIT, NORMAL, RETURN, State
+from mistlab.shell.session import EXIT, NORMAL, RETURN, Guard, Key, Session, State, Variable, scalar
+from mistlab.shell.shell_text import Text, Unknown, joined
 from mistlab.shell.syntax import Script
-from mistlab.shell.word import Unknown
+
+_MOST = 16
+_BLANKS = " \t\n"
+
+
+def merge(session: Session, state: State, other: State, cause: Unknown) -> None:
+    """Make ``state`` hold for either of two ways that a script may take.
+
+    ``cause`` is why it is not known which way is taken.
+    """
+    for name in {*state.variables, *other.variables}:
+        first, second = state.variables.get(name), other.variables.get(name)
+        if first != second:
+            state.variables[name] = _variable(session, name, (first, second), cause)
+    for frame, hidden in zip(state.frames, other.frames, strict=False):
+        for name, variable in hidden.items():
+            frame.setdefault(name, variable)
+    state.functions = {**other.functions, **state.functions}
+    if state.folder != other.folder:
+        state.folder = None
+    _merge_streams(session, state, other, cause)
+    for path, text in other.written.items():
+        state.written[path] = _text(session, path, (state.written.get(path), text), cause)
+    if state.arguments != other.arguments:
+        state.arguments = _sequence(session, "$@", state.arguments, other.arguments, cause)
+    if state.status != other.status:
+        state.status = cause
+
+
+def _merge_streams(session: Session, state: State, other: State, cause: Unknown) -> None:
+    """Join what was printed and what is left to read."""
+    if state.output != other.output and state.output is not None and other.output is not None:
+        state.output = _text(session, "the output", (state.output, other.output), cause)
+    if state.input != other.input and state.input is not None:
+        state.input = _text(session, "the input", (state.input, other.input), cause)
+
+
+def _variable(
+    session: Session, name: str, pair: tuple[Variable | None, Variable | None], cause: Unknown
+) -> Variable:
+    first, second = pair
+    sample = first or second
+    assert sample is not None
+    exported = any(each and each.exported for each in pair)
+    if any(each and (each.is_list or each.is_map) for each in pair):
+        if sample.is_map:
+            return _map(session, name, pair, cause)
+        lists = [each.values if each else [] for each in pair]
+        merged = _sequence(session, f"${{{name}[@]}}", lists[0], lists[1], cause)
+        items: dict[Key, Text] = dict(enumerate(merged))
+        return Variable(items=items, is_list=True, exported=exported)
+    texts = first.text if first else None, second.text if second else None
+    return scalar(_text(session, f"${name}", texts, cause), exported=exported)
+
+
+def _map(
+    session: Session, name: str, pair: tuple[Variable | None, Variable | None], cause: Unknown
+) -> Variable:
+    tables = [dict(each.items) if each else {} for each in pair]
+    items = {
+        key: _text(session, f"${{{name}[{key}]}}", (tables[0].get(key), tables[1].get(key)), cause)
+        for key in {**tables[0], **tables[1]}
+    }
+    return Variable(items=items, is_map=True)
+
+
+def _text(
+    session: Session, expression: str, pair: tuple[Text | None, Text | None], cause: Unknown
+) -> Text:
+    """What two texts have in common, with one unknown part in between."""
+    first, second = (each or Text() for each in pair)
+    if first == second and None not in pair:
+        return first
+    if first.chars == second.chars:
+        return first.assuming(second.assumed)
+    head = _alike(first.chars, second.chars, min(len(first), len(second)))
+    rest = min(len(first), len(second)) - head
+    tail = _alike(first.chars[::-1], second.chars[::-1], rest)
+    # The unknown part is whole words.
+    while head and not _parts_at(first.chars, second.chars, head):
+        head -= 1
+    while tail and not _parts_at(first.chars[::-1], second.chars[::-1], tail):
+        tail -= 1
+    middles = [each.part(head, len(each) - tail) for each in (first, second)]
+    unknown = _either(session, expression, [[each] if each else [] for each in middles], cause)
+    pieces = [first.part(0, head), unknown, first.part(len(first) - tail)]
+    return joined(_spaced(pieces, middles))
+
+
+def _alike(first: str, second: str, most: int) -> int:
+    """How many characters two texts have in common at their beginning."""
+    return next((at for at in range(most) if first[at] != second[at]), most)
+
+
+def _parts_at(first: str, second: str, offset: int) -> bool:
+    """Whether two texts that are alike up to an offset both part words there."""
+    if first[offset - 1] in _BLANKS:
+        return True
+    return all(text[offset : offset + 1] in ("", *_BLANKS) for text in (first, second))
+
+
+def _spaced(pieces: list[Text], middles: list[Text]) -> list[Text]:
+    """The pieces with blanks between them where a middle has some."""
+    blank = Text(" ")
+    starts = any(middle.chars[:1] in tuple(_BLANKS) for middle in middles)
+    stops = any(middle.chars[-1:] in tuple(_BLANKS) for middle in middles)
+    head, middle, tail = pieces
+    return [head, *([blank] if starts else []), middle, *([blank] if stops else []), tail]
+
+
+def _sequence(
+    session: Session, expression: str, first: Sequence[Text], second: Sequence[Text], cause: Unknown
+) -> tuple[Text, ...]:
+    """What two lists have in common at their ends, with one unknown part in between."""
+    shorter = min(len(first), len(second))
+    head = next((at for at in range(shorter) if first[at].chars != second[at].chars), shorter)
+    rest = shorter - head
+    tail = next((at for at in range(rest) if first[-1 - at].chars != second[-1 - at].chars), rest)
+    middles = [list(each[head : len(each) - tail]) for each in (first, second)]
+    middle = [_either(session, expression, middles, cause)] if any(middles) else []
+    return (*first[:head], *middle, *first[len(first) - tail :])
+
+
+def _either(
+    session: Session, expression: str, middles: Sequence[Sequence[Text]], cause: Unknown
+) -> Text:
+    """An unknown part that is one of two lists of words."""
+    choices = [_choices(session, words) for words in middles]
+    known = [choice for each in choices if each is not None for choice in each]
+    either = tuple(dict.fromkeys(known)) if None not in choices and len(known) <= _MOST else ()
+    line = max((word.line for words in middles for word in words), default=0)
+    text = session.unknown_at(line, expression, depends(cause), cause.remedy, either)
+    assumed = frozenset().union(*(word.assumed for words in middles for word in words))
+    return text.assuming(assumed)
+
+
+def depends(cause: Unknown) -> str:
+    """Why a part is unknown that was assigned under a condition."""
+    line = f"line {cause.line} of {cause.file}" if cause.file else f"line {cause.line}"
+    return f"depends on {line}: {cause.expression}, which is not known"
+
+
+def _choices(session: Session, words: Sequence[Text]) -> list[str] | None:
+    """The texts that words may be; their own choices where they are one unknown part."""
+    if len(words) == 1 and len(words[0]) == 1 and (unknown := session.first_unknown(*words)):
+        return list(unknown.either) or None
+    return [" ".join(session.rendered(word) for word in words).strip(_BLANKS)]
+
+
+# Runs parts of a script apart from the rest, and ways that it may take beside one another.
+
 
 Way = Callable[[State], None]
 

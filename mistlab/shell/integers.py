@@ -4,8 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
-from mistlab.shell.shell_text import LineError
-from mistlab.shell.word import Unknown
+from mistlab.shell.shell_text import LineError, Unknown
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+#[\w@]+|0[xX][0-9a-fA-F]+|\d+)|(?P<name>[A-Za-z_]\w*)"

@@ -1,20 +1,236 @@
-"""The one command of a script that starts training, and the files that the script wrote before."""
+"""The one command of a script that starts training, chosen among those that it starts."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
-from mistlab.core.values import InputError, near_matches
-from mistlab.shell.choice import Candidate, chosen
+from mistlab.core.values import InputError, near_matches, word_set
 from mistlab.shell.evaluator import Evaluator
-from mistlab.shell.launchers import is_launcher
-from mistlab.shell.scripts import parsed_file
-from mistlab.shell.session import Session, StepsError
-from mistlab.shell.shell_text import LineError, Text, plain
-from mistlab.shell.source import Source
-from mistlab.shell.state import State, Variable, scalar
+from mistlab.shell.launchers import CommandParts, is_launcher, name_of, parts_of
+from mistlab.shell.programs import parsed_file
+from mistlab.shell.session import (
+    Guard,
+    LaunchFile,
+    Session,
+    Started,
+    State,
+    StepsError,
+    Variable,
+    scalar,
+)
+from mistlab.shell.shell_text import LineError, Text, Unknown, Word, plain
 from mistlab.shell.syntax import Script
-from mistlab.shell.word import Unknown, Word
+
+_HELPERS = re.compile(
+    r"(?:^|[/_.-])(?:preprocess\w*|convert\w*|prepare\w*|tokeni[sz]e\w*|download\w*|merge\w*|eval\w*|"
+    r"infer\w*|generate\w*|generation|serve\w*|tools|setup|build|install|export\w*|plot\w*|parse\w*|"
+    r"upload\w*|check\w*|clean\w*|pip|venv|report\w*|analy[sz]e\w*|test|tests|get|find|http|json|ckpt\w*|"
+    r"checkpoint\w*|hf2\w*|\w+2hf|monitor\w*|split\w*|sample\w*|inspect\w*|vllm|debug)(?:[/_.-]|$)"
+)
+_TRAINS = re.compile(r"train|finetun|fine_tun|fine-tun|sft|dpo|ppo|grpo|run_clm|run_mlm|lora", re.I)
+_OPTION = re.compile(r"--?[A-Za-z]")
+# Values of options that name things, and change no cost.
+_NAMING_OPTIONS = re.compile(
+    r"port|addr|rank|path|dir|name|save|load|log|data|seed|id$|wandb|project|host|file|output|run|rdzv|"
+    r"prompt|tag|exp"
+)
+_OTHER_PROGRAMS = word_set(
+    """
+    git pip pip3 apt apt-get conda mamba wget curl tar unzip rsync scp cp mv rm ln ls mkdir chmod
+    find sed awk grep sort uniq sleep date nvidia-smi hostname scontrol sinfo squeue scancel aws
+    gsutil gcloud kubectl docker cmake make ninja npm yarn huggingface-cli hf wandb tensorboard ray
+    which nsys ncu module ml kill pkill killall ps df du free lscpu numactl touch jq yq export df ip
+    ifconfig modprobe ulimit sysctl mount umount chown tree less more tail head watch tmux screen
+    ssh-keygen ssh-keyscan sshpass gcc g++ nvcc bash sh crontab uv poetry black isort ruff pytest
+    """
+)
+
+
+class Candidate:
+    """A command that may start training, with its program taken apart from its launcher."""
+
+    def __init__(self, session: Session, started: Started, parts: CommandParts) -> None:
+        self.started = started
+        self.parts = parts
+        self.line = started.simple.line
+        self.words = [session.rendered(word) for word in started.words]
+        self.program = self.words[parts.at] if parts.at >= 0 else ""
+        self.arguments = self.words[parts.first :] if parts.at >= 0 else self.words
+
+    @property
+    def options(self) -> int:
+        """How many options the command has."""
+        return sum(bool(_OPTION.match(word)) for word in self.words)
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool]:
+        """How sure it is that the command trains; higher is surer."""
+        trains = bool(_TRAINS.search(self.program))
+        near = "/".join(self.program.split("/")[-2:])
+        helps = bool(_HELPERS.search(near)) and not _TRAINS.search(name_of(self.program))
+        return not helps, trains, bool(self.options)
+
+    @property
+    def signature(self) -> tuple[str, ...]:
+        """What commands that train alike have in common: all but names, paths and ports."""
+        kept, is_name = list[str](), False
+        for word in self.words[self.parts.start :]:
+            option, equals, value = word.partition("=")
+            if _OPTION.match(word):
+                is_name = bool(_NAMING_OPTIONS.search(option.lower()))
+                kept.append(option + ("" if is_name or not equals else f"={value}"))
+                is_name = is_name and not equals
+            elif not is_name and "/" not in word:
+                kept.append(word)
+        return tuple(kept)
+
+    def stands_at(self, session: Session, line: int) -> bool:
+        """Whether the command stands at a line of the script, or is reached from it."""
+        simple = self.started.simple
+        is_here = session.place(simple.line)[1] == ""
+        return (is_here and simple.line <= line <= simple.last_line) or line in self.started.callers
+
+
+def chosen(session: Session) -> Candidate | None:
+    """The command that trains; None where the script starts none; refuses where several may."""
+    candidates = list(_candidates(session))
+    if session.source.line is not None:
+        return _at_line(session, candidates, session.source.line)
+    known = [each for each in candidates if not each.started.is_captured]
+    if not known:
+        return None
+    best = max(each.rank for each in known)
+    if not best[0]:
+        each = known[0]
+        message = (
+            f"{session.at(each.line)}: {each.program} seems to prepare, convert or evaluate, and "
+            f"no command trains: give the script that does, or --line {each.line} to take this one"
+        )
+        raise InputError(message)
+    kept = _distinct(each for each in known if each.rank == best)
+    if len({each.signature for each in kept}) > 1:
+        _refuse(session, kept)
+    return kept[0]
+
+
+def _candidates(session: Session) -> Iterable[Candidate]:
+    fallback = list[Candidate]()
+    taken = False
+    for started in session.started:
+        parts = parts_of(started.words)
+        if parts is not None:
+            taken = True
+            yield Candidate(session, started, parts)
+        elif _may_train(started):
+            first = next(
+                number for number, word in enumerate(started.words) if word.chars.startswith("--")
+            )
+            fallback.append(Candidate(session, started, CommandParts("", -1, first)))
+    if not taken:
+        yield from fallback
+
+
+def _may_train(started: Started) -> bool:
+    """Whether a program that is not known has options as those that train do."""
+    program = name_of(started.words[0].chars)
+    options = sum(word.chars.startswith("--") for word in started.words)
+    return options > 0 and program not in _OTHER_PROGRAMS
+
+
+def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
+    kept: dict[tuple[str, ...], Candidate] = {}
+    for each in candidates:
+        kept.setdefault(tuple(each.words), each)
+    return list(kept.values())
+
+
+def _at_line(session: Session, candidates: Sequence[Candidate], line: int) -> Candidate:
+    here = _distinct(each for each in candidates if each.stands_at(session, line))
+    if not here:
+        lines = sorted({session.at(each.line) for each in candidates})
+        known = f"give one of {', '.join(lines)}" if lines else "the script starts none"
+        message = f"--line {line}: no command that starts training stands there: {known}"
+        raise InputError(message)
+    if len({each.signature for each in here}) > 1:
+        _refuse(session, here)
+    return here[0]
+
+
+def _refuse(session: Session, candidates: Sequence[Candidate]) -> NoReturn:
+    """Ask which of several commands is meant."""
+    if message := _by_loop(session, candidates) or _by_condition(session, candidates):
+        raise InputError(message)
+    lines = sorted({each.line for each in candidates})
+    shown = [f"{session.at(line)} ({_shown(candidates, line)})" for line in lines[:8]]
+    remedy = "give --line N with the line of the one to import"
+    callers = sorted({line for each in candidates for line in each.started.callers[:1]})
+    if len(lines) == 1 and len(callers) > 1:
+        called = ", ".join(session.at(line) for line in callers[:8])
+        remedy = f"called from {called}: give --line N with the line of the call to import"
+    elif len(lines) == 1:
+        remedy = "give by --set what makes them differ"
+    message = f"{len(candidates)} commands start training, at {', '.join(shown)}: {remedy}"
+    raise InputError(message)
+
+
+def _shown(candidates: Sequence[Candidate], line: int) -> str:
+    candidate = next(each for each in candidates if each.line == line)
+    return name_of(candidate.program) or candidate.words[0]
+
+
+def _by_loop(session: Session, candidates: Sequence[Candidate]) -> str | None:
+    """Which loop makes the commands differ."""
+    for name, line, _ in candidates[0].started.loops:
+        values = list(
+            dict.fromkeys(
+                value
+                for each in candidates
+                for other, at, value in each.started.loops
+                if (other, at) == (name, line)
+            )
+        )
+        others = {each.started.loops == () for each in candidates}
+        if len(values) > 1 and True not in others and _differ_by(candidates, name, line):
+            listed = ", ".join(values[:8])
+            return (
+                f"{session.at(line)}: the script trains once for each {name} of {listed}: "
+                f"give --set {name}={values[0]}"
+            )
+    return None
+
+
+def _differ_by(candidates: Sequence[Candidate], name: str, line: int) -> bool:
+    """Whether commands of one value of a loop's variable differ less than all of them."""
+    by_value: dict[str, set[tuple[str, ...]]] = {}
+    for each in candidates:
+        for other, at, value in each.started.loops:
+            if (other, at) == (name, line):
+                by_value.setdefault(value, set()).add(each.signature)
+    everything = set().union(*by_value.values())
+    return any(each != everything for each in by_value.values())
+
+
+def _by_condition(session: Session, candidates: Sequence[Candidate]) -> str | None:
+    """Which condition that is not known decides between the commands."""
+    for each in candidates:
+        for condition in each.started.conditions:
+            if condition.cause is not None:
+                return _asked(session, condition, candidates)
+    return None
+
+
+def _asked(session: Session, condition: Guard, candidates: Sequence[Candidate]) -> str:
+    assert condition.cause is not None
+    lines = ", ".join(session.at(line) for line in sorted({each.line for each in candidates})[:8])
+    remedy = condition.cause.remedy or "give --line N with the line of the one to import"
+    return (
+        f"{session.at(condition.line)}: {condition.source} is not known, and decides what trains "
+        f"({lines}): {remedy}"
+    )
+
+
+# The one command of a script that starts training, and the files that the script wrote before.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +263,7 @@ class Launch:
 _NAMES = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 
 
-def launch_of(source: Source) -> Launch:
+def launch_of(source: LaunchFile) -> Launch:
     """The command of a launch line or a shell script that starts training."""
     session = Session(source=source, run=lambda *_: None)
     evaluator = Evaluator(session)
@@ -80,7 +296,7 @@ def _evaluate(evaluator: Evaluator, script: Script, state: State) -> None:
             raise
 
 
-def _given(source: Source) -> dict[str, Variable]:
+def _given(source: LaunchFile) -> dict[str, Variable]:
     """The variables that the user gives."""
     for name in source.settings:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):

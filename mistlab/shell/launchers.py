@@ -3,65 +3,33 @@
 import re
 from collections.abc import Mapping, Sequence
 
+from mistlab.core.values import word_set
 from mistlab.shell.shell_text import Text
 
 _PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?$|pypy3?$|ipython$")
-_TORCHRUN = frozenset(
-    [
-        "--standalone",
-        "--no-python",
-        "--no_python",
-        "-m",
-        "--module",
-        "--run-path",
-        "--run_path",
-        "--use-env",
-        "--use_env",
-        "--no-use-env",
-        "--signals-to-handle",
-    ]
+_TORCHRUN = word_set(
+    """
+    --standalone --no-python --no_python -m --module --run-path --run_path --use-env --use_env
+    --no-use-env --signals-to-handle
+    """
 )
 # Options without a value, by launcher.
 _SWITCHES: Mapping[str, frozenset[str]] = {
     "torchrun": _TORCHRUN,
     "torchrun_npu": _TORCHRUN,
     "msrun": frozenset(("--bind_core",)),
-    "deepspeed": frozenset(
-        [
-            "--module",
-            "--no_python",
-            "--no_local_rank",
-            "--save_pid",
-            "--force_multi",
-            "--bind_cores_to_rank",
-            "--elastic_training",
-            "--no_ssh",
-            "--no_ssh_check",
-            "-m",
-        ]
+    "deepspeed": word_set(
+        """
+        --module --no_python --no_local_rank --save_pid --force_multi --bind_cores_to_rank
+        --elastic_training --no_ssh --no_ssh_check -m
+        """
     ),
-    "accelerate": frozenset(
-        [
-            "--multi_gpu",
-            "--cpu",
-            "--tpu",
-            "--ipex",
-            "--use_deepspeed",
-            "--use_fsdp",
-            "--use_megatron_lm",
-            "--quiet",
-            "-q",
-            "--debug",
-            "--module",
-            "-m",
-            "--no_python",
-            "--enable_cpu_affinity",
-            "--same_network",
-            "--use_xpu",
-            "--use_parallelism_config",
-            "--dynamo_use_dynamic",
-            "--dynamo_use_fullgraph",
-        ]
+    "accelerate": word_set(
+        """
+        --multi_gpu --cpu --tpu --ipex --use_deepspeed --use_fsdp --use_megatron_lm --quiet -q
+        --debug --module -m --no_python --enable_cpu_affinity --same_network --use_xpu
+        --use_parallelism_config --dynamo_use_dynamic --dynamo_use_fullgraph
+        """
     ),
     "composer": frozenset(["--module_mode", "-m", "--command_mode", "-c", "--verbose", "-v"]),
     "colossalai": frozenset(("-m", "--module")),

@@ -1,11 +1,99 @@
-"""Programs whose output is known without running them: those that only change texts and numbers."""
+"""What programs print that only change texts and numbers: ``echo``, ``printf``, ``sed``, others."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import ROUND_DOWN, Decimal, DivisionByZero, InvalidOperation
 from posixpath import normpath
 
-from mistlab.shell.shell_text import Text
+from mistlab.shell.expansion import text_of_file
+from mistlab.shell.lexer import escaped
+from mistlab.shell.loops import Call
+from mistlab.shell.session import Session
+from mistlab.shell.shell_text import Text, joined, plain
+
+_FORMAT = re.compile(r"%(?:%|([-+ #0]*)(\d*)(?:\.(\d*))?([a-zA-Z]))|[^%]+|%")
+
+
+def echoed(arguments: Sequence[Text]) -> Text:
+    """What ``echo`` prints."""
+    rest, newline, escapes = list(arguments), True, False
+    while rest and re.fullmatch(r"-[neE]+", rest[0].chars):
+        options = rest.pop(0).chars
+        newline &= "n" not in options
+        escapes = "e" in options or (escapes and "E" not in options)
+    text = joined(rest, " ")
+    if escapes:
+        text = text.with_chars(escaped(text.chars)) if text.is_known else text
+    return joined((text, plain("\n"))) if newline else text
+
+
+def printed(
+    session: Session, arguments: Sequence[Text], line: int, number: Callable[[Text], int]
+) -> Text:
+    """What ``printf`` prints; a format is used again while arguments are left."""
+    if not arguments:
+        return Text()
+    template, rest = arguments[0], list(arguments[1:])
+    if not template.is_known:
+        unknown = session.first_unknown(template)
+        assert unknown is not None
+        return session.unknown_at(line, "$(printf ...)", unknown.reason, unknown.remedy)
+    parts = list[Text]()
+    pieces = list(_FORMAT.finditer(template.chars))
+    takes = any(piece[4] for piece in pieces)
+    while True:
+        for piece in pieces:
+            session.spend(line)
+            parts.append(_printed(session, piece, rest, line, number))
+        if not rest or not takes:
+            return joined(parts)
+
+
+def _printed(
+    session: Session,
+    piece: re.Match[str],
+    rest: list[Text],
+    line: int,
+    number: Callable[[Text], int],
+) -> Text:
+    kind = piece[4]
+    if not kind:
+        return plain("%" if piece[0] == "%%" else escaped(piece[0]), line)
+    argument = rest.pop(0) if rest else Text()
+    if not argument.is_known:
+        return argument
+    width, precision = min(int(piece[2] or 0), 200), piece[3]
+    if kind in "diuxXo":
+        value = number(argument)
+        shown = format(value, {"x": "x", "X": "X", "o": "o"}.get(kind, "d"))
+    elif kind in "feEgG":
+        shown = _decimal(argument.chars, int(precision or 6) if precision != "" else 0, kind)
+    else:
+        shown = escaped(argument.chars) if kind == "b" else argument.chars
+        shown = _requoted(shown) if kind == "q" else shown
+        shown = shown[: int(precision)] if precision else shown
+    if "-" in piece[1]:
+        shown = shown.ljust(width)
+    else:
+        shown = shown.zfill(width) if "0" in piece[1] and kind != "s" else shown.rjust(width)
+    return argument.with_chars(shown) if argument.line else plain(shown, line)
+
+
+def _decimal(text: str, precision: int, kind: str) -> str:
+    try:
+        return format(float(text or 0), f".{min(precision, 50)}{kind}")
+    except ValueError:
+        return format(0.0, f".{min(precision, 50)}{kind}")
+
+
+def _requoted(text: str) -> str:
+    """A text as ``%q`` quotes it."""
+    return re.sub(r"([^\w@%+=:,./-])", r"\\\1", text, flags=re.ASCII) or "''"
+
+
+# Programs whose output is known without running them: those that only change texts and numbers.
+
 
 Program = Callable[[Sequence[str], str], str | None]
 _MOST = 10_000
@@ -193,9 +281,7 @@ _SETS = {"[:upper:]": "A-Z", "[:lower:]": "a-z", "[:space:]": r" \t\n", "[:digit
 def _letters(text: str) -> str:
     text = _SETS.get(text, text).replace("\\n", "\n").replace("\\t", "\t")
     return re.sub(
-        r"(\w)-(\w)",
-        lambda match: "".join(map(chr, range(ord(match[1]), ord(match[2]) + 1))),
-        text,
+        r"(\w)-(\w)", lambda match: "".join(map(chr, range(ord(match[1]), ord(match[2]) + 1))), text
     )
 
 
@@ -246,3 +332,73 @@ PROGRAMS: Mapping[str, Program] = {
 }
 # Those that read what is piped to them, which must be known, too.
 READERS = frozenset(("bc", "wc", "tr", "cut", "head", "tail", "xargs"))
+
+
+# ``sed``: replacements of plain texts, by which scripts make a configuration from a template.
+
+
+# A pattern with such a character means more than its letters.
+_MEANS_MORE = re.compile(r"[\\.\[\]*^$]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replacement:
+    """A command ``s/old/new/g`` whose old text stands for itself."""
+
+    old: str
+    new: str
+    everywhere: bool
+
+    def of(self, text: str) -> str:
+        """A text with the first old text of each line replaced, or all of them."""
+        count = -1 if self.everywhere else 1
+        lines = text.split("\n")
+        return "\n".join(line.replace(self.old, self.new, count) for line in lines)
+
+
+def run_sed(call: Call) -> bool:
+    """Print the input, or a file at hand, with texts replaced; whether that can be done exactly."""
+    commands, paths = _taken_apart(call.arguments)
+    replacements = [_replacement(text.chars) for text in commands]
+    if not commands or len(paths) > 1 or any(each is None for each in replacements):
+        return False
+    state = call.state
+    given = text_of_file(call.session, state, paths[0]) if paths else state.input
+    if given is None:
+        return False
+    chars = given.chars
+    for each in replacements:
+        assert each is not None
+        chars = each.of(chars)
+    call.session.spend(call.line, len(chars))
+    state.print(given.with_chars(chars))
+    state.status = 0
+    return True
+
+
+def _taken_apart(arguments: Sequence[Text]) -> tuple[list[Text], list[Text]]:
+    """The commands and the files of the arguments; no commands where an option is not known."""
+    commands: list[Text] = []
+    others: list[Text] = []
+    words = iter(arguments)
+    for word in words:
+        if word.chars in ("-e", "--expression"):
+            commands += [each for each in (next(words, None),) if each is not None]
+        elif word.chars.startswith("-") and word.chars not in ("-r", "-E"):
+            return [], []
+        elif not word.chars.startswith("-"):
+            others.append(word)
+    return (commands, others) if commands else (others[:1], others[1:])
+
+
+def _replacement(command: str) -> _Replacement | None:
+    """A command's replacement; None for one that a plain replacement is not."""
+    if len(command) < 4 or command[0] != "s":
+        return None
+    parts = command[2:].split(command[1])
+    if len(parts) != 3 or parts[2] not in ("", "g") or not parts[0]:
+        return None
+    old, new, flags = parts
+    if _MEANS_MORE.search(old) or "\\" in new or "&" in new:
+        return None
+    return _Replacement(old=old, new=new, everywhere=flags == "g")

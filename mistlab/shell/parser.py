@@ -1,13 +1,10 @@
 """Parses a shell script into commands."""
 
 import re
+from collections.abc import Callable
 
-from mistlab.shell.assignments import DECLARATIONS, read_assignment
-from mistlab.shell.braces import unbraced
-from mistlab.shell.bracketed import read_condition
-from mistlab.shell.cursor import CLOSING, RESERVED, Cursor
-from mistlab.shell.lexer import BLANK, Lexer, lexer_of, lexer_of_value
-from mistlab.shell.redirect_syntax import read_pattern, read_redirect
+from mistlab.shell.command_parts import DECLARATIONS, read_assignment, read_condition, unbraced
+from mistlab.shell.lexer import BLANK, BLANKS, WORD_ENDS, Lexer, lexer_of, lexer_of_value
 from mistlab.shell.shell_text import LineError, Text
 from mistlab.shell.syntax import (
     AndOr,
@@ -23,6 +20,7 @@ from mistlab.shell.syntax import (
     Function,
     Group,
     If,
+    Literal,
     Pipeline,
     RawWord,
     Redirect,
@@ -31,6 +29,111 @@ from mistlab.shell.syntax import (
     Simple,
     While,
 )
+
+RESERVED = re.compile(r"[a-z]+(?=[\s;&|()<>]|$)|[{}!](?=\s|$)|\}(?=[;&|)])|\[\[(?=\s)")
+CLOSING = frozenset(("then", "elif", "else", "fi", "do", "done", "esac", "}"))
+
+
+class Cursor:
+    """A lexer's position between words."""
+
+    def __init__(self, lexer: Lexer) -> None:
+        self._lexer = lexer
+
+    def closes(self) -> bool:
+        """Whether a word or sign ends a list of commands here."""
+        if self._lexer.starts(";;") or self._lexer.starts(";&"):
+            return True
+        return self.reserved() in CLOSING
+
+    def reserved(self) -> str:
+        """The word at the position where it may be a reserved one, else empty."""
+        lexer = self._lexer
+        match = RESERVED.match(lexer.text, lexer.at, lexer.end)
+        return match[0] if match else ""
+
+    def blanks(self) -> None:
+        """Skip blanks and comments on a line."""
+        lexer = self._lexer
+        while letter := lexer.peek():
+            if letter in BLANKS or letter == "\r":
+                lexer.at += 1
+            elif lexer.starts("\\\n"):
+                lexer.at += 2
+            elif letter == "#":
+                stop = lexer.text.find("\n", lexer.at, lexer.end)
+                lexer.at = lexer.end if stop < 0 else stop
+            else:
+                return
+
+    def lines(self) -> None:
+        """Skip blanks and ends of lines, with the here-documents that follow them."""
+        self.blanks()
+        while self._lexer.peek() == "\n":
+            self._lexer.at += 1
+            if self._lexer.awaited:
+                self._lexer.here_documents()
+            self.blanks()
+
+    def expect(self, word: str, opening: str, line: int) -> None:
+        """Take a reserved word, or refuse the construct that lacks it."""
+        self.lines()
+        if self.reserved() != word:
+            self._lexer.fail(f"{opening} has no {word}: write it", line)
+        self._lexer.at += len(word)
+        self.blanks()
+
+
+# Parses redirections, and the patterns of ``case``.
+
+
+_REDIRECT = re.compile(
+    r"(\d+|\{\w+\})?(&>>|&>|<<<|<<-|<<|<>|<&|<(?!\()|>>|>&|>\||>(?!\())", re.ASCII
+)
+
+
+def read_redirect(lexer: Lexer, blanks: Callable[[], None]) -> Redirect | None:
+    """The redirection at a lexer's position, or None for another word."""
+    match = _REDIRECT.match(lexer.text, lexer.at, lexer.end)
+    if match is None or BLANK.match(lexer.text, lexer.at, lexer.end):
+        return None
+    line = lexer.line
+    lexer.at = match.end()
+    blanks()
+    target = lexer.word()
+    if not target.source:
+        lexer.fail(f"{match[0]} names no file: write it", line)
+    redirect = Redirect(operator=match[2], target=target, line=line, descriptor=match[1] or "")
+    if match[2] in ("<<", "<<-"):
+        plain = re.sub(r"\\(.)|['\"]", r"\1", target.source)
+        lexer.awaited.append((redirect, plain, plain != target.source))
+    return redirect
+
+
+def read_pattern(lexer: Lexer) -> RawWord:
+    """A pattern of ``case``; those of ``extglob`` have parentheses."""
+    parts, start = list[RawWord](), lexer.at
+    while True:
+        parts.append(lexer.word(WORD_ENDS))
+        before = lexer.text[lexer.at - 1 : lexer.at]
+        if lexer.peek() != "(" or before not in "?*+@!":
+            break
+        line = lexer.line
+        lexer.at += 1
+        inner = lexer.word(")")
+        if lexer.peek() != ")":
+            lexer.unclosed("(", line)
+        lexer.at += 1
+        parts += [_literal("(", line), inner, _literal(")", line)]
+    if len(parts) == 1:
+        return parts[0]
+    every = tuple(part for word in parts for part in word.parts)
+    return RawWord(parts=every, line=parts[0].line, source=lexer.text[start : lexer.at])
+
+
+def _literal(text: str, line: int) -> RawWord:
+    return RawWord(parts=(Literal(text=text, line=line),), line=line, source=text)
+
 
 _FUNCTION = re.compile(r"([^\s\"'`$;&|<>(){}=\\]+)[ \t]*\([ \t]*\)\s*")
 _FUNCTION_WORD = re.compile(r"function[ \t]+([^\s\"'`$;&|<>(){}\\]+)[ \t]*(?:\([ \t]*\))?\s*")

@@ -1,40 +1,257 @@
-"""Programs that are not run: what they print if it is known, scripts that they start, launches."""
+"""Programs that are not run: scripts that they start, launches, headers for a queue."""
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from posixpath import normpath
 
-from mistlab.shell.call import Call
+from mistlab.core.values import word_set
+from mistlab.shell.expansion import known_path, text_of_file
+from mistlab.shell.flows import apart, collected
 from mistlab.shell.launchers import is_launcher, name_of
-from mistlab.shell.outside import READERS, output_of
-from mistlab.shell.redirects import text_of_file
-from mistlab.shell.scripts import evaluated, exported, run_file, run_text
-from mistlab.shell.sed import run_sed
-from mistlab.shell.session import Started
+from mistlab.shell.loops import Call
+from mistlab.shell.outside import READERS, output_of, run_sed
+from mistlab.shell.parser import parsed, parsed_value
+from mistlab.shell.session import (
+    EXIT,
+    FILE,
+    NORMAL,
+    RETURN,
+    Guard,
+    Session,
+    Started,
+    State,
+    Variable,
+)
 from mistlab.shell.shell_text import LineError, Text, joined
-from mistlab.shell.state import EXIT
+from mistlab.shell.syntax import Script, assigned_names
+
+_SBATCH = re.compile(r"[ \t]*#SBATCH[ \t]+(?P<words>.*?)[ \t]*(?:[ \t]#.*)?$")
+# A header ends with the first command; a text inside a script (a here-document) has one of its own.
+_COMMAND = re.compile(r"[ \t]*[^#\s]")
+_BEGINNING = re.compile(r"#!|[^#]*<<")
+# A value that stands behind a space begins with no dash.
+_OPTION = re.compile(r"(?<!\S)(?:(--[\w-]+)(?:=|[ \t]+(?!-)|(?!\S))|(-[A-Za-z])[= \t]*)([^\s#]*)")
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "--ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "--cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+    "--gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "--gres": ("SLURM_GPUS_ON_NODE",),
+    "--job-name": ("SLURM_JOB_NAME",),
+    "--partition": ("SLURM_JOB_PARTITION",),
+}
+_SHORT = {"-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-J": "--job-name"}
+_SHORT |= {"-p": "--partition"}
+Fact = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directive:
+    """The options of an ``#SBATCH`` line. Slurm passes over a line behind the first command, which
+    is not ``read``."""
+
+    line: int
+    words: str
+    read: bool
+
+
+def directives(text: str) -> Iterator[Directive]:
+    """All ``#SBATCH`` lines of a script, in order."""
+    read = True
+    for number, line in enumerate(text.split("\n"), 1):
+        if (match := _SBATCH.match(line.rstrip("\r"))) is not None:
+            yield Directive(line=number, words=match["words"], read=read)
+        elif _BEGINNING.match(line):
+            read = True
+        elif _COMMAND.match(line):
+            read = False
+
+
+def facts_of(text: str, session: Session, base: int) -> dict[str, Fact]:
+    """Values of Slurm's variables by a script's header, each with a note."""
+    facts: dict[str, Fact] = {}
+    for directive in directives(text):
+        if not directive.read:
+            continue
+        line = session.at(base + directive.line)
+        facts.setdefault("SLURM_JOB_ID", ("", f"{line}: the script is a job of Slurm"))
+        for option in _OPTION.finditer(directive.words):
+            spelt = option[1] or option[2]
+            name = _SHORT.get(spelt, spelt)
+            value = _value(name, option[3])
+            for variable in _NAMES.get(name, ()) if value else ():
+                note = f"{line}: {variable} is taken as {value}, by #SBATCH {option[0].strip()}"
+                facts[variable] = (value, f"{note}: --set {variable}=VALUE")
+    _multiply(facts)
+    return facts
+
+
+def _value(name: str, text: str) -> str:
+    """The value that a variable has: a number for nodes and GPUs."""
+    text = text.strip("\"'")
+    if name in ("--job-name", "--partition"):
+        return text
+    match = re.search(r"(?:gpu(?::[\w.-]*?)?:)?(\d+)(?:\(\S*\))?$", text)
+    if match is None or (name == "--gres" and "gpu" not in text) or "$" in text:
+        return ""
+    return match[1]
+
+
+def _multiply(facts: dict[str, Fact]) -> None:
+    """All tasks, where those of a node and the nodes are given."""
+    parts = [facts.get(name) for name in ("SLURM_NNODES", "SLURM_NTASKS_PER_NODE")]
+    if None in parts or "SLURM_NTASKS" in facts:
+        return
+    first, second = (part or ("0", "") for part in parts)
+    note = f"{second[1].split(':')[0]}: SLURM_NTASKS is taken as nodes times tasks of a node"
+    number = str(int(first[0]) * int(second[0]))
+    facts["SLURM_NTASKS"] = facts["SLURM_NPROCS"] = (number, f"{note}: --set SLURM_NTASKS=VALUE")
+
+
+# Follows texts and files that a script hands to a shell: ``eval``, ``source``, ``bash -c``.
+
+
+_MOST_FILES = 50
+
+
+def parsed_file(session: Session, text: str, name: str) -> Script:
+    """A file's commands; the names that it assigns are known from here on."""
+    if len(session.files) >= _MOST_FILES:
+        raise LineError(0, f"the script reads more than {_MOST_FILES} files: give the launch line")
+    number = len(session.files)
+    session.files.append(name)
+    script = parsed(text, number * FILE)
+    _know(session, script)
+    for fact, value in facts_of(text, session, number * FILE).items():
+        session.facts.setdefault(fact, value)
+    return script
+
+
+def _know(session: Session, script: Script) -> None:
+    for assigned, line in assigned_names(script).items():
+        session.assigned[assigned] = min(line, session.assigned.get(assigned, line))
+
+
+def evaluated(call: Call, text: Text) -> None:
+    """``eval``: a text's commands in the state at hand."""
+    call.session.spend(call.line, len(text))
+    script = parsed_value(text)
+    _know(call.session, script)
+    call.session.enter(call.line)
+    call.session.conditions.append(_handed(call, text))
+    call.runner.run(script, call.state)
+    call.session.conditions.pop()
+    call.session.callers.pop()
+
+
+def sourced(call: Call) -> int | None:
+    """``source file arguments``: a file's commands in the state at hand; None if it is missing."""
+    state, session, path = call.state, call.session, call.arguments[0]
+    text = text_of_file(session, state, path)
+    if text is None:
+        return None
+    script = _file(session, text, path)
+    before = state.arguments
+    if len(call.arguments) > 1:
+        state.arguments = call.arguments[1:]
+    session.enter(call.line)
+    session.parked.append(("function", []))
+    call.runner.run(script, state)
+    collected(session, state, (RETURN,))
+    session.parked.pop()
+    session.callers.pop()
+    if state.flow == RETURN:
+        state.flow = NORMAL
+    if len(call.arguments) > 1:
+        state.arguments = before
+    return 0
+
+
+def _file(session: Session, text: Text, path: Text) -> Script:
+    """The commands of a file at hand, or of one that the script wrote itself."""
+    if text.is_known and len(text.marks) <= 1:
+        return parsed_file(
+            session, text.chars, normpath(known_path(path) or session.rendered(path))
+        )
+    script = parsed_value(text)
+    _know(session, script)
+    return script
+
+
+def run_text(call: Call, text: Text, arguments: Sequence[Text], outer: Sequence[Text]) -> None:
+    """``bash -c text name arguments``: a text's commands in a shell of its own."""
+    call.session.spend(call.line, len(text))
+    script = parsed_value(text)
+    _know(call.session, script)
+    call.session.conditions.append(_handed(call, text))
+    _run_child(call, script, arguments, outer)
+    call.session.conditions.pop()
+
+
+def _handed(call: Call, text: Text) -> Guard:
+    """A text's commands rest on what the text rests on."""
+    return Guard(line=call.line, source="", assumed=text.assumed)
+
+
+def run_file(call: Call, text: Text, words: Sequence[Text], outer: Sequence[Text]) -> None:
+    """``bash file arguments``: a file's commands in a shell of its own.
+
+    A script that starts itself with the arguments that it has, such as to submit itself to a queue,
+    comes to the same place again: what it starts is taken as done.
+    """
+    session = call.session
+    start = (text.chars, *(session.rendered(word) for word in words[1:]))
+    itself = (session.source.text, *map(session.rendered, call.state.arguments))
+    if start in session.running or (start == itself and not session.running):
+        call.state.status = 0
+        return
+    session.running.append(start)
+    _run_child(call, _file(session, text, words[0]), words, outer)
+    session.running.pop()
+
+
+def _run_child(call: Call, script: Script, words: Sequence[Text], outer: Sequence[Text]) -> None:
+    session, state = call.session, call.state
+    child = State(
+        variables=exported(state.variables, session),
+        name=words[0] if words else None,
+        arguments=tuple(words[1:]),
+        written=dict(state.written),
+        output=state.output,
+        input=state.input,
+    )
+    before, session.outer = session.outer, (*session.outer, *outer)
+    session.enter(call.line)
+    apart(session, child, lambda each: call.runner.run(script, each))
+    session.callers.pop()
+    session.outer = before
+    state.written.update(child.written)
+    state.output = child.output
+    state.status = child.status
+
+
+def exported(variables: Mapping[str, Variable], session: Session) -> dict[str, Variable]:
+    """The variables that a program sees: exported ones, and those that the user gives."""
+    given = session.source.settings
+    return {
+        name: replace(variable, is_list=False)
+        for name, variable in variables.items()
+        if variable.exported or name in given
+    }
+
+
+# Programs that are not run: what they print if it is known, scripts that they start, launches.
+
 
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
 _QUEUES = frozenset(("sbatch", "qsub", "bsub"))
 # Their status is what a script wants to know from them.
-_ASKED = frozenset(
-    [
-        "grep",
-        "egrep",
-        "fgrep",
-        "cmp",
-        "diff",
-        "command",
-        "which",
-        "type",
-        "pgrep",
-        "ping",
-        "nc",
-        "test-path",
-        "timeout",
-        "curl",
-    ]
+_ASKED = word_set(
+    """
+    grep egrep fgrep cmp diff command which type pgrep ping nc test-path timeout curl
+    """
 )
 _PREFIXES = frozenset(("env", "nohup", "exec", "sudo", "nice", "time", "stdbuf", "setsid"))
 # They take a script as a file, and do not start it.

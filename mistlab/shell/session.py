@@ -1,15 +1,169 @@
-"""What an evaluation knows besides its state: what is given, unknown, and left to do."""
+"""What an evaluation knows: the text and what is given, the variables, and what is left to do."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
-from mistlab.shell.shell_text import FIRST_PLACEHOLDER, LAST_PLACEHOLDER, LineError, Text, plain
+from mistlab.shell.shell_text import (
+    FIRST_PLACEHOLDER,
+    LAST_PLACEHOLDER,
+    LineError,
+    Text,
+    Unknown,
+    Word,
+    joined,
+    plain,
+)
 from mistlab.shell.shell_text import is_placeholder as _is_placeholder
-from mistlab.shell.source import Source
-from mistlab.shell.state import State
-from mistlab.shell.syntax import Script, Simple
-from mistlab.shell.word import Unknown, Word
+from mistlab.shell.syntax import Command, Script, Simple
+
+
+def nothing_beside(path: str) -> None:
+    """No file: for texts that come without a folder."""
+    del path
+
+
+# A folder that only a running script knows, at the beginning of a path.
+_UNKNOWN_FOLDER = re.compile(r"^(?:`[^`]*`|\$\([^()]*\)|\$\{?\w+\}?)/")
+
+
+def known_part(path: str) -> str:
+    """A path as a script writes it, without leading folders that only the running script knows.
+
+    >>> known_part("$(pwd)/configs/ds.json")
+    'configs/ds.json'
+    """
+    return _UNKNOWN_FOLDER.sub("", path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFile:
+    """The text of a file to import, and how to find what the file refers to.
+
+    ``name`` is the file's path. ``beside`` gives the text of another file by the path that the file
+    writes, or None where there is no such file. ``settings`` are values of variables that the user
+    gives (``--set NAME=value``); they win over the file's own. ``arguments`` are those with which a
+    script is started (``$1``, ``$2``, ...); None where the user gives none. ``line`` is a line of
+    the command to take, where a script starts several (``--line``).
+    """
+
+    text: str
+    name: str = ""
+    beside: Callable[[str], str | None] = nothing_beside
+    settings: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] | None = None
+    line: int | None = None
+
+
+# The state of a script between two commands: variables, arguments, files and output.
+
+
+Key = int | str
+# How a command leaves the commands around it.
+NORMAL, BREAK, CONTINUE, RETURN, EXIT = "", "break", "continue", "return", "exit"
+Status = int | Unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A variable's values by index or key; a plain variable has index 0 alone."""
+
+    items: Mapping[Key, Text]
+    is_list: bool = False
+    is_map: bool = False
+    is_integer: bool = False
+    exported: bool = False
+
+    @property
+    def text(self) -> Text | None:
+        """The value that ``$name`` has: of index 0."""
+        return self.items.get("0" if self.is_map else 0)
+
+    @property
+    def values(self) -> list[Text]:
+        """All values, in the order of indices."""
+        if self.is_map:
+            return list(self.items.values())
+        return [self.items[key] for key in sorted(self.items, key=int)]
+
+    @property
+    def line(self) -> int:
+        """The line that wrote the first value; 0 for none."""
+        return next((text.line for text in self.items.values()), 0)
+
+    def is_same(self, other: "Variable | None") -> bool:
+        """Whether another variable has the same values, whichever lines wrote them."""
+        if other is None or self.items.keys() != other.items.keys():
+            return False
+        return all(text.chars == other.items[key].chars for key, text in self.items.items())
+
+    def assuming(self, notes: frozenset[str]) -> "Variable":
+        """The variable, its values resting on further notes."""
+        return replace(self, items={key: each.assuming(notes) for key, each in self.items.items()})
+
+    @property
+    def keys(self) -> list[Key]:
+        """All indices or keys, in order."""
+        return list(self.items) if self.is_map else sorted(self.items, key=int)
+
+
+def scalar(text: Text, *, exported: bool = False) -> Variable:
+    """A plain variable."""
+    return Variable(items={0: text}, exported=exported)
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """All that a command can read and change.
+
+    ``name`` is the script's own (``$0``). ``folder`` is the one that the script has entered by a
+    path that is known, None where it is in the folder that it was started from. ``frames`` hold,
+    for each running function, the variables that its local ones hide. ``output`` is what was
+    printed so far where it is captured, None where nobody reads it.
+    """
+
+    variables: dict[str, Variable] = field(default_factory=dict)
+    functions: dict[str, Command] = field(default_factory=dict)
+    name: Text | None = None
+    arguments: tuple[Text, ...] = ()
+    frames: tuple[dict[str, Variable | None], ...] = ()
+    options: frozenset[str] = frozenset()
+    written: dict[str, Text] = field(default_factory=dict)
+    output: Text | None = None
+    input: Text | None = None
+    folder: Text | None = None
+    status: Status = 0
+    flow: str = NORMAL
+    levels: int = 0
+
+    def copy(self) -> "State":
+        """A state that changes apart from this one."""
+        made = replace(self)
+        made.variables = dict(self.variables)
+        made.functions = dict(self.functions)
+        made.frames = tuple(dict(frame) for frame in self.frames)
+        made.written = dict(self.written)
+        return made
+
+    def take(self, other: "State") -> None:
+        """Become another state."""
+        for name in State.__slots__:
+            setattr(self, name, getattr(other, name))
+
+    def print(self, text: Text) -> None:
+        """Append to the output, where it is read."""
+        if self.output is not None:
+            self.output = joined((self.output, text))
+
+    def hide(self, name: str) -> None:
+        """Make a variable local to the running function."""
+        if self.frames and name not in self.frames[-1]:
+            self.frames[-1][name] = self.variables.get(name)
+
+
+# What an evaluation knows besides its state: what is given, unknown, and left to do.
+
 
 # Lines of the files that a script reads are told apart by thousands of millions.
 FILE = 10_000_000
@@ -63,7 +217,7 @@ class Session:
     ``filled`` those of variables that surely have a value.
     """
 
-    source: Source
+    source: LaunchFile
     run: Callable[[Script, State], None]
     files: list[str] = field(default_factory=list)
     conditions: list[Guard] = field(default_factory=list)
@@ -178,3 +332,171 @@ class Session:
                 either=either,
             )
         )
+
+
+# Reads and assigns variables: given ones win, and those that nobody sets are unknown.
+
+
+# Every shell has these, with values of its own.
+ALWAYS_SET = frozenset(
+    (
+        *("HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "HOSTNAME", "SHELL", "LANG"),
+        *("TMPDIR", "UID", "EUID", "RANDOM", "SECONDS", "PPID", "HOSTTYPE", "OSTYPE", "BASH"),
+        *("BASHPID", "BASH_VERSION", "EPOCHSECONDS", "LINENO", "SHLVL", "TERM", "COLUMNS"),
+    )
+)
+
+
+class Absence(Enum):
+    """Why a variable has no value."""
+
+    EMPTY = "the script leaves it without a value"
+    UNSET = "neither the script nor the user sets it"
+
+
+def given(text: str) -> Text:
+    """A text that the user gives."""
+    return plain(text)
+
+
+def value_of(session: Session, state: State, name: str, line: int) -> Text | Absence:
+    """The value of ``$name``."""
+    session.mentioned.add(name)
+    variable = state.variables.get(name)
+    if variable is not None:
+        text = variable.text
+        return Absence.EMPTY if text is None else text
+    return absence_of(session, name, line)
+
+
+def absence_of(session: Session, name: str, line: int) -> Text | Absence:
+    """Why a variable is not set; an unknown text for those that a shell or a job always has."""
+    remedy = f"give --set {name}=VALUE"
+    value, note = session.facts.get(name, ("", ""))
+    if value:
+        return plain(value, line).assuming(frozenset((note,)))
+    if name in ALWAYS_SET or (name.startswith("SLURM_") and "SLURM_JOB_ID" in session.facts):
+        reason = "is known only where the script runs"
+        text = session.unknown_at(line, f"${name}", reason, remedy)
+        session.filled.add(text.chars)
+        return text
+    first = session.assigned.get(name)
+    if first is not None and (first < line or session.callers):
+        return Absence.EMPTY
+    return Absence.UNSET
+
+
+def unset_text(session: Session, name: str, source: str, line: int) -> Text:
+    """The unknown value of a variable that nobody sets."""
+    reason = "is not set in the script"
+    if session.missing:
+        at, path = session.missing[-1]
+        reason += f" ({path}, which {session.at(at)} reads, is not at hand)"
+    text = session.unknown_at(line, source, reason, f"give --set {name}=VALUE")
+    session.absent[text.chars] = name
+    return text
+
+
+def taken_as(session: Session, name: str, line: int, taken: str) -> frozenset[str]:
+    """The note on a variable that is taken for granted."""
+    return frozenset((f"{session.at(line)}: {name} is taken as {taken}: --set {name}=VALUE",))
+
+
+def assign(session: Session, state: State, name: str, text: Text, key: Key | None = None) -> None:
+    """Give a variable a value; values that the user gives win."""
+    session.mentioned.add(name)
+    if name in session.source.settings:
+        return
+    session.spend(text.line, len(text))
+    text = named(session, name, text)
+    old = state.variables.get(name)
+    if old is None:
+        made = scalar(text, exported="allexport" in state.options)
+        if key is not None:
+            made = Variable(items={key: text}, is_list=True)
+    else:
+        at: Key = key if key is not None else ("0" if old.is_map else 0)
+        made = replace(old, items={**old.items, at: text}, is_list=old.is_list or key is not None)
+    state.variables[name] = made
+
+
+def assign_all(
+    session: Session, state: State, name: str, items: Mapping[Key, Text], *, is_map: bool = False
+) -> None:
+    """Give an array its values."""
+    session.mentioned.add(name)
+    if name in session.source.settings:
+        return
+    line = max((text.line for text in items.values()), default=0)
+    session.spend(line, 128 * len(items))
+    old = state.variables.get(name)
+    is_map = is_map or (old is not None and old.is_map)
+    made = {key: named(session, name, text) for key, text in items.items()}
+    exported = old is not None and old.exported
+    state.variables[name] = Variable(
+        items=made, is_list=not is_map, is_map=is_map, exported=exported
+    )
+
+
+def append(session: Session, state: State, name: str, text: Text, key: Key | None = None) -> None:
+    """Lengthen a variable's value."""
+    old = state.variables.get(name)
+    at: Key = key if key is not None else ("0" if old is not None and old.is_map else 0)
+    before = old.items.get(at) if old is not None else None
+    assign(session, state, name, joined((before, text)) if before else text, key)
+
+
+def named(session: Session, name: str, text: Text) -> Text:
+    """The text, where its unknown part gets a remedy from the variable that it is assigned to."""
+    unknown = session.first_unknown(text)
+    if unknown is None or unknown.remedy:
+        return text
+    better = session.unknown(replace(unknown, remedy=f"give --set {name}=VALUE"))
+    old = next(letter for letter in text.chars if session.first_unknown(Text(letter)) == unknown)
+    return Text(text.chars.replace(old, better.chars), text.marks, text.assumed)
+
+
+def argument_of(session: Session, state: State, number: int, line: int) -> Text | Absence:
+    """The value of ``$1``, ``$2``, ...; ``$0`` is the script's name."""
+    if number == 0:
+        if state.name is not None:
+            return state.name
+        name = session.source.name
+        return plain(name, line) if name else unknown_path(session, line)
+    if number <= len(state.arguments):
+        return state.arguments[number - 1]
+    return Absence.EMPTY if knows_arguments(session, state) else Absence.UNSET
+
+
+def unknown_path(session: Session, line: int) -> Text:
+    """The unknown path of the script itself."""
+    return session.unknown_at(line, "$0", "is the script's path, which is not known")
+
+
+def knows_arguments(session: Session, state: State) -> bool:
+    """Whether ``$1`` and others are those of a call, of ``set --`` or of the user."""
+    if session.source.arguments is not None or session.callers or state.arguments:
+        return True
+    return "arguments" in state.options
+
+
+def unset_argument(session: Session, number: int, source: str, line: int) -> Text:
+    """The unknown value of an argument that the user does not give."""
+    remedy = "give its arguments after --: -- " + " ".join(
+        f"ARG{each}" for each in range(1, min(number, 9) + 1)
+    )
+    text = session.unknown_at(line, source, "is an argument of the script", remedy)
+    session.absent[text.chars] = f"${number}"
+    return text
+
+
+def without_arguments(session: Session, line: int, source: str) -> frozenset[str]:
+    """The note on a script that is taken as started without arguments."""
+    where = f"{session.at(line)}: {source}"
+    note = f"{where}: the script is taken as started without arguments: -- ARG1 ..."
+    return frozenset((note,))
+
+
+def unknown_of(unknown: Unknown, expression: str) -> Unknown:
+    """The same lack of knowledge, of another expression."""
+    return replace(unknown, expression=expression, either=())

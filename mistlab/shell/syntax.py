@@ -1,26 +1,42 @@
-"""The syntax tree of a shell script. Lines count from 1; ``source`` is a part as it is written."""
+"""The syntax tree of a shell script, and the names that a script assigns somewhere.
 
-from dataclasses import dataclass, field
+Lines count from 1; ``source`` is a part as it is written.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Literal:
-    """Characters that stand for themselves; patterns and splitting look at unquoted ones alone."""
+class Node:
+    """A part of a script, on a line."""
 
-    text: str
     line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expanded(Node):
+    """A part of a word in whose place a value stands after expansion."""
+
+    source: str
     quoted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dollar:
+class Literal(Node):
+    """Characters that stand for themselves; patterns and splitting look at unquoted ones alone."""
+
+    text: str
+    quoted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dollar(Expanded):
     """``$name`` or ``${...}``: ``prefix`` is ``#`` for a length, ``!`` for an indirect name."""
 
     name: str
-    line: int
-    source: str
-    quoted: bool = False
     prefix: str = ""
     subscript: "RawWord | None" = None
     operator: str = ""
@@ -29,30 +45,23 @@ class Dollar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Substitution:
+class Substitution(Expanded):
     """``$(...)`` or backquotes."""
 
     script: "Script"
-    line: int
-    source: str
-    quoted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
+class Arithmetic(Expanded):
     """``$((...))``."""
 
     expression: "RawWord"
-    line: int
-    source: str
-    quoted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipe:
+class Pipe(Node):
     """``<(...)`` or ``>(...)``, a path of a running shell; or ``<path>``, to be filled in."""
 
-    line: int
     source: str
     quoted: bool = True
 
@@ -61,11 +70,10 @@ WordPart: TypeAlias = Literal | Dollar | Substitution | Arithmetic | Pipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RawWord:
+class RawWord(Node):
     """A word before expansion."""
 
     parts: tuple[WordPart, ...]
-    line: int
     source: str = ""
 
     @property
@@ -85,56 +93,51 @@ class Element:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(Node):
     """``name=word``, ``name+=word``, ``name[key]=word`` or ``name=(...)``."""
 
     name: str
     value: "RawWord | tuple[Element, ...]"
-    line: int
     subscript: RawWord | None = None
     appends: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Redirect:
+class Redirect(Node):
     """A redirection; ``body`` is filled with the text of a here-document once it is read."""
 
     operator: str
     target: RawWord
-    line: int
     descriptor: str = ""
     body: list[RawWord] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simple:
+class Simple(Node):
     """Assignments, then a command's words; declarations have assignments among their words."""
 
     assignments: tuple[Assignment, ...]
     words: tuple[RawWord | Assignment, ...]
     redirects: tuple[Redirect, ...]
-    line: int
     last_line: int
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class Pipeline(Node):
     """Commands joined by ``|``, or one after ``!``."""
 
     commands: tuple["Command", ...]
-    line: int
     negated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AndOr:
+class AndOr(Node):
     """Commands joined by ``&&`` and ``||``; ``operators`` has one fewer than ``commands``."""
 
     commands: tuple["Command", ...]
     operators: tuple[str, ...]
     sources: tuple[str, ...]
-    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +149,11 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class If:
+class If(Node):
     """``if`` with its ``elif``s as pairs of condition and body, and ``else``."""
 
     branches: tuple[tuple[Script, Script], ...]
     otherwise: Script | None
-    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,69 +166,62 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(Node):
     """``case word in ... esac``."""
 
     subject: RawWord
     arms: tuple[Arm, ...]
-    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForIn:
+class ForIn(Node):
     """``for name in words``; ``words`` is None for the script's arguments."""
 
     name: str
     words: tuple[RawWord, ...] | None
     body: Script
-    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForCount:
+class ForCount(Node):
     """``for ((start; condition; step))``."""
 
     start: RawWord
     condition: RawWord
     step: RawWord
     body: Script
-    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class While:
+class While(Node):
     """``while`` or ``until``."""
 
     condition: Script
     body: Script
-    line: int
     until: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
+class Function(Node):
     """A function's definition."""
 
     name: str
     body: "Command"
-    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Node):
     """``{ ...; }``, or ``( ... )`` with ``subshell``."""
 
     script: Script
-    line: int
     subshell: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
+class Count(Node):
     """``(( ... ))``."""
 
     expression: RawWord
-    line: int
     source: str
 
 
@@ -251,29 +246,26 @@ Comparison: TypeAlias = Operand | Joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bracketed:
+class Bracketed(Node):
     """``[[ ... ]]``."""
 
     condition: Comparison
-    line: int
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Redirected:
+class Redirected(Node):
     """A compound command with redirections."""
 
     command: "Command"
     redirects: tuple[Redirect, ...]
-    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Background:
+class Background(Node):
     """A command after which stands ``&``."""
 
     command: "Command"
-    line: int
 
 
 Command: TypeAlias = (
@@ -292,3 +284,66 @@ Command: TypeAlias = (
     | Redirected
     | Background
 )
+
+
+# The names that a script assigns somewhere, with the first line that does.
+
+
+_SETTERS = frozenset(("read", "mapfile", "readarray", "getopts", "printf", "let", "local"))
+_SETTERS_OF_NAMES = frozenset(("declare", "typeset"))
+_COUNTED = re.compile(
+    r"(?:\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)?"
+    r"(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))",
+    re.ASCII,
+)
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def assigned_names(node: object) -> dict[str, int]:
+    """The names that a part of a script assigns, with the first line of each."""
+    names: dict[str, int] = {}
+    for name, line in _assigned(node):
+        names[name] = min(line, names.get(name, line))
+    return names
+
+
+def _assigned(node: object) -> Iterator[tuple[str, int]]:
+    pending = [node]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, tuple | list):
+            pending += item
+        elif is_dataclass(item):
+            yield from _of(item)
+            pending += [getattr(item, each.name) for each in fields(item)]
+
+
+def _of(item: object) -> Iterator[tuple[str, int]]:
+    if isinstance(item, Assignment | ForIn) or (
+        isinstance(item, Dollar) and item.operator.lstrip(":") == "="
+    ):
+        yield item.name, item.line
+    elif isinstance(item, Arithmetic | Count):
+        yield from _counted(item.expression)
+    elif isinstance(item, ForCount):
+        yield from _counted(item.start)
+        yield from _counted(item.step)
+    elif isinstance(item, Simple) and item.words:
+        yield from _set_by_builtin(item)
+
+
+def _counted(word: RawWord) -> Iterator[tuple[str, int]]:
+    for match in _COUNTED.finditer(word.source):
+        yield match[1] or match[2], word.line
+
+
+def _set_by_builtin(item: Simple) -> Iterator[tuple[str, int]]:
+    first, *rest = item.words
+    program = first.bare if isinstance(first, RawWord) else None
+    if program in _SETTERS or program in _SETTERS_OF_NAMES:
+        for word in rest:
+            text = word.bare if isinstance(word, RawWord) else None
+            if text and _NAME.fullmatch(text):
+                yield text, item.line
+            elif program == "let" and isinstance(word, RawWord):
+                yield from _counted(word)

@@ -14,8 +14,8 @@ from typing import Any
 from unittest.mock import patch
 
 from mistlab.core.values import InputError
-from mistlab.export.table import TARGETS
-from mistlab.export.torchtitan_models import BROUGHT_TODAY
+from mistlab.export.targets import TARGETS
+from mistlab.export.torchtitan_rules import BROUGHT_TODAY
 from mistlab.job.job import Job
 from runtime.baselines.builds import check_installed
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mistlab.core.values import InputError
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from runtime.baselines.baseline import BaselineSettings, FirstWeights, sequences_of
 from runtime.comm.processes import world_of_launcher

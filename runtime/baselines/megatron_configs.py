@@ -23,11 +23,11 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from mistlab.core.values import InputError
-from mistlab.export.megatron_flags import Options
-from mistlab.export.megatron_parts import pattern_of
+from mistlab.export.megatron.megatron_flags import Options
+from mistlab.export.megatron.megatron_parts import pattern_of
 from mistlab.job.job import Job
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 
 _WHOLE: Mapping[str, str] = {
     "--num-experts": "num_moe_experts",
@@ -129,7 +129,7 @@ class MegatronConfigs:
 
 def configs_of(text: str, **overrides: Any) -> MegatronConfigs:
     """The configurations of a launch line; ``overrides`` are fields of the transformer's."""
-    launch = launch_of(Source(text=text))
+    launch = launch_of(LaunchFile(text=text))
     options = Options.of([word.text for word in launch.arguments])
     dtype = torch.bfloat16 if options.has("--bf16") else torch.float32
     dtype = torch.float16 if options.has("--fp16") else dtype
@@ -249,7 +249,7 @@ def arguments_of(text: str, job: Job, checkout: Path) -> Namespace:
     if not (checkout / "megatron" / "training" / "arguments.py").is_file():
         message = f"{checkout}: has no megatron/training/arguments.py: give Megatron-LM's checkout"
         raise InputError(message)
-    launch = launch_of(Source(text=text))
+    launch = launch_of(LaunchFile(text=text))
     words = [*map(str, launch.arguments), *_BESIDE.split()]
     with _on_its_machine(job, checkout, "32" if "--use-megatron-fsdp" in words else "1"):
         from megatron.training import arguments  # noqa: PLC0415 (its package)

@@ -22,7 +22,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from runtime.baselines.baseline import (
     BaselineSettings,

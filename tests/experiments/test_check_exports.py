@@ -15,7 +15,7 @@ from experiments.cli.commandline import run
 from experiments.interchange import check_exports as export_check
 from experiments.interchange.check_exports import MODELS, drawn_exports, rows_of
 from experiments.pages.tables import Row
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from tests.mistlab.megatron_parser import parsed
 

@@ -15,8 +15,8 @@ from experiments.cli.commandline import run
 from experiments.interchange import fidelity, refitting
 from experiments.interchange.fidelity import exported, fits, same_figures
 from mistlab.core.values import InputError
-from mistlab.export.back import read_back
-from mistlab.export.table import TARGETS
+from mistlab.export.target import read_back
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job, dump_job, job_from_mapping
 from mistlab.job.prediction import Prediction
 from tests.mistlab.drawn_plans import drawn_jobs

@@ -13,7 +13,7 @@ from experiments.interchange.launched_runs import launched_runs
 from experiments.interchange.single_changes import single_changes
 from mistlab.core.files import read_yaml
 from mistlab.core.values import InputError
-from mistlab.export.table import target_for
+from mistlab.export.targets import target_for
 from mistlab.job.job import load_job
 from tests.experiments.test_predict import plan_file
 

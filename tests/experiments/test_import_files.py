@@ -10,8 +10,7 @@ from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
 from experiments.interchange.source_files import source_of
 from mistlab.core.values import InputError
-from mistlab.formats.refused import REFUSED
-from mistlab.formats.table import FORMATS
+from mistlab.formats.file_formats import FORMATS, REFUSED
 
 SCRIPT = """\
 torchrun --nnodes 1 --nproc-per-node 4 pretrain_gpt.py --num-layers 32 --hidden-size 2560 \\

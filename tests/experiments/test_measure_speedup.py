@@ -20,7 +20,7 @@ from experiments.speedup.trial import _told, without_launcher
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from mistlab.job.search import Budget
 from mistlab.machine.cluster import Cluster

@@ -11,7 +11,7 @@ import pytest
 from experiments import check_models
 from experiments.cli.commandline import run
 from experiments.models.check_models import COMPLETED, TOLERANCE, row_of, types_page
-from mistlab.huggingface.model_types import TypeRow, model_types, refused_types
+from mistlab.huggingface.type_keys import TypeRow, model_types, refused_types
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Rows of types that the library does not have.

@@ -6,19 +6,19 @@ from typing import Any
 
 from mistlab import catalog
 from mistlab.export.given import Given, Imported
-from mistlab.formats.table import format_of
-from mistlab.shell.source import Source
+from mistlab.formats.file_formats import format_of
+from mistlab.shell.session import LaunchFile
 
 H100 = catalog.hardware("h100-80gb")
 
 
-def source_of(text: str, name: str = "", **beside: str) -> Source:
+def source_of(text: str, name: str = "", **beside: str) -> LaunchFile:
     """A source with files beside it, whose names have ``__`` for a dot."""
     files = {key.replace("__", "."): dedent(body) for key, body in beside.items()}
-    return Source(text=dedent(text), name=name, beside=files.get)
+    return LaunchFile(text=dedent(text), name=name, beside=files.get)
 
 
-def imported_from(source: Source, **given: Any) -> Imported:
+def imported_from(source: LaunchFile, **given: Any) -> Imported:
     """The job of a source on H100s, by the format that recognises it."""
     return format_of(source).read(source, Given(hardware=H100, **given))
 

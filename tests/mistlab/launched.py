@@ -5,10 +5,10 @@ from typing import Any
 
 from mistlab import catalog
 from mistlab.export.given import Given, Imported
-from mistlab.export.megatron_read import read_launch
+from mistlab.export.megatron.megatron_read import read_launch
 from mistlab.shell.launch import Launch
-from mistlab.shell.source import Source
-from mistlab.shell.word import Unknown, Word
+from mistlab.shell.session import LaunchFile
+from mistlab.shell.shell_text import Unknown, Word
 
 H100 = catalog.hardware("h100-80gb")
 SHAPE = (
@@ -58,7 +58,7 @@ def imported(
     *,
     shape: str = SHAPE,
     run: str = RUN,
-    source: Source | None = None,
+    source: LaunchFile | None = None,
     started: str = STARTED,
     program: str = "pretrain_gpt.py",
     written: dict[str, str] | None = None,
@@ -66,7 +66,7 @@ def imported(
 ) -> Imported:
     """The import of a whole launch line with more options at its end."""
     command = launch(f"{shape} {run} {more}", started, program, written=written or {})
-    return read_launch(command, source or Source(text=""), Given(**{"hardware": H100, **given}))
+    return read_launch(command, source or LaunchFile(text=""), Given(**{"hardware": H100, **given}))
 
 
 def texts(found: Imported, kind: str = "") -> dict[str, str]:

@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 
 SWITCHES = """
     --sequence-parallel --use-distributed-optimizer --use-megatron-fsdp --overlap-grad-reduce
@@ -104,7 +104,7 @@ def parser() -> ArgumentParser:
 
 def parsed(line: str) -> Namespace:
     """The options of a launch line; refuses what Megatron-LM would refuse."""
-    launch = launch_of(Source(text=line))
+    launch = launch_of(LaunchFile(text=line))
     arguments: Sequence[str] = [word.text for word in launch.arguments]
     found = parser().parse_args(arguments)
     for broken, rule in RULES.items():

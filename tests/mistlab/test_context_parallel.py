@@ -13,7 +13,7 @@ from mistlab.cost.stage import of_ranks
 from mistlab.engines.engine import ENGINES, HostTime
 from mistlab.export.given import Given
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.graph.layer_types import RING_KEYS
 from mistlab.graph.library import graph_of
 from mistlab.graph.stage_model import StageModel

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mistlab.core.values import InputError
-from mistlab.export.back import read_back
 from mistlab.export.nearest import Nearest, canonical, nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.target import read_back
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job, job_from_mapping, job_to_mapping
 from mistlab.plan.dimensions import DIMENSIONS
 from tests import added_rows

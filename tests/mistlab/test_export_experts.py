@@ -2,11 +2,10 @@
 
 import pytest
 
-from mistlab.export.given import Given
+from mistlab.export.given import Given, changes
 from mistlab.export.nearest import canonical, nearest
-from mistlab.export.remarks import changes
-from mistlab.export.table import TARGETS
-from mistlab.export.with_parts import with_values
+from mistlab.export.rules import with_values
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.plans_of_today import job_of

@@ -8,7 +8,7 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from tests.mistlab.megatron_parser import parsed
 from tests.mistlab.plans_of_today import job_of

@@ -9,10 +9,10 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
-from mistlab.export.megatron_flags import HARMLESS, TELLING
-from mistlab.export.megatron_tables.telling import RENAMED
+from mistlab.export.megatron.megatron_flags import HARMLESS, TELLING
+from mistlab.export.megatron.option_tables import RENAMED
 from mistlab.export.nearest import Nearest, nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from tests.mistlab.drawn_plans import drawn_jobs
 from tests.mistlab.megatron_parser import parsed, parser

@@ -6,7 +6,7 @@ import pytest
 
 from mistlab.export.given import Given
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from tests.mistlab.test_export import PLAIN
 from tests.mistlab.test_import_plans import TOML

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mistlab.export.nearest import Nearest, nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job, job_from_mapping
 from tests.mistlab.drawn_plans import drawn_jobs
 from tests.mistlab.plans_of_today import job_of, jobs_of_today

@@ -1,13 +1,16 @@
 """Files are recognised by their own keys; what is none of the formats is refused as what it is."""
 
+from pathlib import Path
+
 import pytest
 
+import mistlab
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Given
 from mistlab.formats.content import content_of
-from mistlab.formats.table import FORMATS, format_of
-from mistlab.shell.source import Source
+from mistlab.formats.file_formats import FORMATS, format_of
+from mistlab.shell.session import LaunchFile
 from tests.mistlab.launch_files import imported, source_of
 
 # A file of each format, with as few keys as its framework would start with.
@@ -38,13 +41,13 @@ RECOGNISED = {
 
 @pytest.mark.parametrize("name", RECOGNISED)
 def test_a_file_is_recognised_by_its_own_keys(name: str) -> None:
-    assert format_of(Source(text=RECOGNISED[name])).name == name
+    assert format_of(LaunchFile(text=RECOGNISED[name])).name == name
 
 
 @pytest.mark.parametrize("ending", ["", ".txt", ".template"])
 def test_the_ending_of_a_name_does_not_decide(ending: str) -> None:
     for name, text in RECOGNISED.items():
-        assert format_of(Source(text=text, name=f"run{ending}")).name == name
+        assert format_of(LaunchFile(text=text, name=f"run{ending}")).name == name
 
 
 def test_every_format_reads_under_its_own_name() -> None:
@@ -84,7 +87,7 @@ def test_what_is_no_launch_file_is_refused_as_what_it_looks_like(
     text: str, name: str, words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
-        format_of(Source(text=text, name=name))
+        format_of(LaunchFile(text=text, name=name))
 
 
 @pytest.mark.parametrize("name", ["olmo", "huggingface-model", "kubernetes", "maxtext"])
@@ -99,7 +102,7 @@ def test_a_script_is_known_without_an_ending_and_in_any_line_ending() -> None:
         "export A=1\r\ntorchrun train.py --x 1\r\n",
         "python a.py -x",
     ):
-        assert content_of(Source(text=text)).kind == "shell"
+        assert content_of(LaunchFile(text=text)).kind == "shell"
 
 
 def test_a_program_that_nobody_knows_is_refused_by_its_line() -> None:
@@ -157,6 +160,17 @@ def test_references_in_a_circle_are_refused(text: str, words: str) -> None:
 def test_values_of_another_kind_or_size_are_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         imported(text.replace("llama3", "llama3, flavor: 8B"), nodes=1, gpus_per_node=8)
+
+
+def test_lists_of_harmless_settings_are_read_and_hold_each_name_once() -> None:
+    package = Path(mistlab.__file__).parent
+    sources = [path.read_text(encoding="utf-8") for path in package.rglob("*.py")]
+    files = sorted((package / "export" / "harmless").glob("*.txt"))
+    assert len(files) >= 10
+    for file in files:
+        names = file.read_text(encoding="utf-8").split()
+        assert len(names) == len(set(names)), file.name
+        assert any(f'harmless_names("{file.stem}")' in source for source in sources), file.name
 
 
 def _given() -> Given:

@@ -4,7 +4,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.formats.table import format_of
+from mistlab.formats.file_formats import format_of
 from tests.mistlab.launch_files import imported, imported_from, source_of, texts
 
 NEOX = """

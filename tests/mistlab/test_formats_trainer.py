@@ -8,7 +8,7 @@ from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Imported
 from mistlab.formats.checkpoints import model_named
-from mistlab.formats.table import format_of
+from mistlab.formats.file_formats import format_of
 from mistlab.schedule.context_ways import HEADS
 from tests.mistlab.launch_files import imported, imported_from, source_of, texts
 

@@ -8,7 +8,7 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.graph.library import graph_of, sequence_graph_of
 from mistlab.graph.stage_model import StageModel
 from mistlab.graph.sums import Sum

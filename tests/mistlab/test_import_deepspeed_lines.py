@@ -7,9 +7,9 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
-from mistlab.export.megatron_read import read_launch
+from mistlab.export.megatron.megatron_read import read_launch
 from mistlab.plan.workload import Experts
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 from tests.mistlab.launched import H100, LINE, RUN, SHAPE, imported, launch, texts, word
 
 CONFIG: dict[str, Any] = {
@@ -43,7 +43,7 @@ def test_each_level_of_zero_is_read(stage: int) -> None:
 
 def test_a_file_beside_the_script_is_read() -> None:
     beside = {"ds.json": json.dumps({"zero_optimization": {"stage": 3}})}
-    found = imported(DEEPSPEED, source=Source(text="", beside=beside.get))
+    found = imported(DEEPSPEED, source=LaunchFile(text="", beside=beside.get))
     assert found.job.plan.stages[0].zero == 3
 
 
@@ -95,7 +95,7 @@ def test_what_is_unknown_of_a_written_file_is_told() -> None:
     )
     told = r"ds.json \(line 40\): line 40: \$STAGE is set nowhere: give --set"
     with pytest.raises(InputError, match=told):
-        read_launch(command, Source(text=""), Given(hardware=H100))
+        read_launch(command, LaunchFile(text=""), Given(hardware=H100))
 
 
 def test_sharded_gradients_in_a_pipeline_are_told() -> None:
@@ -106,7 +106,7 @@ def test_sharded_gradients_in_a_pipeline_are_told() -> None:
 def test_addresses_of_a_script_are_no_matter() -> None:
     notes = ("line 2: MASTER_ADDR is taken as localhost", "line 3: MP_VP is taken as not set")
     command = launch(f"{SHAPE} {RUN}", notes=notes)
-    found = read_launch(command, Source(text=""), Given(hardware=H100))
+    found = read_launch(command, LaunchFile(text=""), Given(hardware=H100))
     assert [one.text for one in found.remarks] == [notes[1]]
 
 

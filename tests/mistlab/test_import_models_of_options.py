@@ -5,8 +5,8 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Given
-from mistlab.export.megatron_hybrid_read import segments_of, shortest
-from mistlab.export.megatron_read import read_options
+from mistlab.export.megatron.megatron_parts import segments_of, shortest
+from mistlab.export.megatron.megatron_read import read_options
 from mistlab.plan.workload import Experts, ModelSpec, StateSpace
 from tests.mistlab.launched import H100, SHAPE, imported, texts
 

@@ -7,8 +7,8 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
-from mistlab.export.megatron_parts import pattern_of
-from mistlab.export.table import TARGETS
+from mistlab.export.megatron.megatron_parts import pattern_of
+from mistlab.export.targets import TARGETS
 from mistlab.plan.workload import Experts, LatentAttention, Window
 from tests.mistlab.test_import_plans import said
 

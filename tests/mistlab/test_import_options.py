@@ -4,10 +4,9 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.export.given import Given
-from mistlab.export.megatron_flags import Options
-from mistlab.export.megatron_read import read_launch
-from mistlab.export.megatron_remarks import nearest_name
-from mistlab.shell.source import Source
+from mistlab.export.megatron.megatron_flags import Options
+from mistlab.export.megatron.megatron_read import nearest_name, read_launch
+from mistlab.shell.session import LaunchFile
 from tests.mistlab.launched import H100, LINE, RUN, SHAPE, imported, launch, texts, word, words
 
 
@@ -258,7 +257,7 @@ def test_variables_of_transformer_engine_choose_attention(
     run = RUN.replace("--use-flash-attn", backend)
     environment = {name: word(text) for name, text in variables.items()}
     command = launch(f"{SHAPE} {run}", environment=environment)
-    found = read_launch(command, Source(text=""), Given(hardware=H100))
+    found = read_launch(command, LaunchFile(text=""), Given(hardware=H100))
     assert found.job.workload.attention == attention
 
 
@@ -282,7 +281,7 @@ def test_variables_of_transformer_engine_decide_over_its_relative_s_switch(
 ) -> None:
     off = {name: word("0") for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")}
     command = launch(f"{SHAPE} {RUN} {more}", environment=off)
-    found = read_launch(command, Source(text=""), Given(hardware=H100))
+    found = read_launch(command, LaunchFile(text=""), Given(hardware=H100))
     assert found.job.workload.attention == attention
     told = texts(found, "contradicting").get("attention", "")
     assert ("took math" in told) == (attention == "math")

@@ -9,9 +9,9 @@ from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 
 LINES = Path(__file__).parents[2] / "examples" / "launch"
 L4 = catalog.hardware("l4-24gb")
@@ -74,7 +74,7 @@ torchrun $LAUNCH pretrain_gpt.py "${MODEL_ARGS[@]}" \\
 
 
 def test_a_script_has_variables_arrays_sums_and_comments() -> None:
-    launch = launch_of(Source(text=SCRIPT))
+    launch = launch_of(LaunchFile(text=SCRIPT))
     started = ("torchrun", "--nproc_per_node", "4", "--nnodes=2")
     assert tuple(word.text for word in launch.started) == started
     assert " ".join(word.text for word in launch.arguments) == (

@@ -4,9 +4,9 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.export.given import Given
-from mistlab.export.megatron_read import read_launch
+from mistlab.export.megatron.megatron_read import read_launch
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 from tests.mistlab.launched import H100, RUN, SHAPE, imported, texts
 
 WIDE = RUN.replace("--global-batch-size 16", "--global-batch-size 32")
@@ -34,7 +34,7 @@ BATCH = "#!/bin/bash\n#SBATCH --nodes=2 --gres=gpu:8  # two nodes\n#SBATCH --nta
     ],
 )
 def test_launchers_say_nodes_and_gpus(started: str, ranks: tuple[int, int] | None) -> None:
-    source = Source(text="", beside={"hosts": "a slots=8\n# b slots=8\nc slots=8\n"}.get)
+    source = LaunchFile(text="", beside={"hosts": "a slots=8\n# b slots=8\nc slots=8\n"}.get)
     if ranks is None:
         with pytest.raises(
             InputError, match=r"--nnodes: line 40: \$N is set nowhere: .* --nodes N"
@@ -51,7 +51,7 @@ def test_launchers_say_nodes_and_gpus(started: str, ranks: tuple[int, int] | Non
 def test_a_batch_system_s_lines_fill_what_launchers_leave_open(started: str) -> None:
     cluster = imported(
         started=started,
-        source=Source(text=BATCH),
+        source=LaunchFile(text=BATCH),
         **({"gpus_per_node": 8} if "$" in started else {}),
     ).job.cluster
     assert (cluster.nodes, cluster.gpus_per_node) == (2, 8)
@@ -59,14 +59,14 @@ def test_a_batch_system_s_lines_fill_what_launchers_leave_open(started: str) -> 
 
 def test_a_batch_system_s_lines_after_the_first_command_do_not_count() -> None:
     text = "#!/bin/bash\n#SBATCH -N2 --gpus-per-node=8\nset -e\n#SBATCH --nodes=9\n"
-    cluster = imported(started="srun python -u", source=Source(text=text)).job.cluster
+    cluster = imported(started="srun python -u", source=LaunchFile(text=text)).job.cluster
     assert (cluster.nodes, cluster.gpus_per_node) == (2, 8)
 
 
 def test_one_task_a_node_is_not_one_gpu_a_node() -> None:
     text = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
     with pytest.raises(InputError, match="gpus_per_node: the file does not say it: give"):
-        imported(started="srun bash", source=Source(text=text))
+        imported(started="srun bash", source=LaunchFile(text=text))
 
 
 def test_unknown_ranks_are_asked_for_unless_they_are_given() -> None:
@@ -103,7 +103,7 @@ def test_torchrun_starts_one_node_unless_it_is_told() -> None:
 def test_short_options_may_have_their_value_attached(
     started: str, text: str, ranks: tuple[int, int]
 ) -> None:
-    cluster = imported(run=WIDE, started=started, source=Source(text=text)).job.cluster
+    cluster = imported(run=WIDE, started=started, source=LaunchFile(text=text)).job.cluster
     assert (cluster.nodes, cluster.gpus_per_node) == ranks
     with pytest.raises(InputError, match=r"-N: line 40: \$N is set nowhere"):
         imported(run=WIDE, started="srun -N$N --ntasks-per-node=8 python")
@@ -111,38 +111,42 @@ def test_short_options_may_have_their_value_attached(
 
 def test_tasks_of_slurm_are_told_where_they_stand_for_gpus() -> None:
     header = "#SBATCH -N 4\n#SBATCH --ntasks-per-node=8\n"
-    found = imported(run=WIDE, started="srun python", source=Source(text=header))
+    found = imported(run=WIDE, started="srun python", source=LaunchFile(text=header))
     assert found.job.cluster.num_gpus == 32
     assert "8, one for each task of --ntasks-per-node: line 2" in texts(found)["gpus_per_node"]
     asked = imported(
-        run=WIDE, started="srun python", source=Source(text=f"{header}#SBATCH --gres=gpu:8\n")
+        run=WIDE, started="srun python", source=LaunchFile(text=f"{header}#SBATCH --gres=gpu:8\n")
     )
     assert "gpus_per_node" not in texts(asked)
     other = imported(
-        run=WIDE, started="srun python", source=Source(text=f"{header}#SBATCH --gres=gpu:4\n")
+        run=WIDE, started="srun python", source=LaunchFile(text=f"{header}#SBATCH --gres=gpu:4\n")
     )
     assert "took the tasks" in texts(other, "contradicting")["gpus_per_node"]
     # What torchrun starts on a node counts.
     inner = imported(
-        run=WIDE, started="srun torchrun --nproc-per-node 4", source=Source(text=header)
+        run=WIDE, started="srun torchrun --nproc-per-node 4", source=LaunchFile(text=header)
     )
     assert (inner.job.cluster.num_gpus, "gpus_per_node" in texts(inner)) == (16, False)
 
 
 def test_lines_behind_the_first_command_are_none_of_the_batch_system_s() -> None:
     text = "#!/bin/bash\n\n#SBATCH --nodes=2\nexport A=1\n#SBATCH --nodes=4\n"
-    found = imported(run=WIDE, started="srun --ntasks-per-node=8 python", source=Source(text=text))
+    found = imported(
+        run=WIDE, started="srun --ntasks-per-node=8 python", source=LaunchFile(text=text)
+    )
     assert found.job.cluster.nodes == 2
     told = texts(found, "contradicting")["nodes"]
     assert told.startswith("#SBATCH --nodes=4 (line 5): stands behind the first command")
     # A script inside of the script has a header, too.
     inner = "X=1\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=4\nsrun python\nEOF\n"
-    found = imported(run=WIDE, started="srun --ntasks-per-node=8 python", source=Source(text=inner))
+    found = imported(
+        run=WIDE, started="srun --ntasks-per-node=8 python", source=LaunchFile(text=inner)
+    )
     assert found.job.cluster.nodes == 4
 
 
 def refusal(text: str, **given: int) -> str:
-    source = Source(text=text)
+    source = LaunchFile(text=text)
     with pytest.raises(InputError) as raised:
         read_launch(launch_of(source), source, Given(hardware=H100, **given))
     return str(raised.value)

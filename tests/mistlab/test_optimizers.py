@@ -6,7 +6,7 @@ from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.engines.engine import ENGINES, MOMENTS_BYTES, Optimizer
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster

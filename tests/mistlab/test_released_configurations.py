@@ -12,7 +12,7 @@ from mistlab.core.values import InputError
 from mistlab.economy.bill import model_parameters
 from mistlab.graph.library import graph_of, sequence_graph_of
 from mistlab.huggingface.configurations import model_of_config
-from mistlab.huggingface.model_types import model_types, refused_types
+from mistlab.huggingface.type_keys import model_types, refused_types
 from mistlab.job.job import model_from
 from mistlab.plan.workload import ModelSpec, Workload
 

@@ -7,8 +7,8 @@ import pytest
 from mistlab.core.values import InputError
 from mistlab.export.given import Given
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
-from mistlab.export.torchtitan_models import BROUGHT
+from mistlab.export.targets import TARGETS
+from mistlab.export.torchtitan_rules import BROUGHT
 from mistlab.job.job import Job
 from tests.mistlab.plans_of_today import job_of, jobs_of_today
 from tests.mistlab.test_export import what_is_trained

@@ -8,11 +8,11 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.export.back import read_back
 from mistlab.export.given import Given
 from mistlab.export.nearest import Nearest, nearest
-from mistlab.export.table import TARGETS
-from mistlab.export.torchtitan_models import BROUGHT, BROUGHT_TODAY
+from mistlab.export.target import read_back
+from mistlab.export.targets import TARGETS
+from mistlab.export.torchtitan_rules import BROUGHT, BROUGHT_TODAY
 from mistlab.job.job import Job
 from mistlab.schedule.context_ways import GATHER, RING
 from tests.mistlab.plans_of_today import job_of, jobs_of_today

@@ -7,7 +7,7 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from runtime.baselines import accepted
 from runtime.baselines.accepted import check_accepted

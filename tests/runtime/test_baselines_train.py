@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job, dump_job, job_from_mapping
 from runtime.baselines.baseline import (
     BaselineSettings,

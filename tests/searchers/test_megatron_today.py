@@ -7,7 +7,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster

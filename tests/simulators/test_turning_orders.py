@@ -13,7 +13,7 @@ from mistlab.core.values import InputError
 from mistlab.cost.order_memory import figures_in_order
 from mistlab.export.given import Given
 from mistlab.export.nearest import nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.targets import TARGETS
 from mistlab.graph.stage_model import StageModel
 from mistlab.job.job import Job
 from mistlab.job.search import Budget, Problem

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 from tests.mistlab.shell.bash_oracle import CASES, Script, launches_by_bash, scripts_of
 
 SCRIPTS = [script for file in sorted(CASES.glob("*.sh")) for script in scripts_of(file)]
@@ -28,7 +28,7 @@ def test_there_are_enough_scripts_and_all_are_named() -> None:
 def test_words_are_those_of_bash(script: Script, by_bash: dict[str, list[list[str]]]) -> None:
     expected = by_bash[script.name]
     assert expected, "bash starts nothing: the case is wrong"
-    source = Source(
+    source = LaunchFile(
         text=script.text,
         name="script.sh",
         settings=script.settings,

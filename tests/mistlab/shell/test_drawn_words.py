@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 
 BASH = shutil.which("bash") or "bash"
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash as the oracle")
@@ -35,7 +35,7 @@ def words_by_bash(script: str) -> list[str]:
 
 
 def words_here(script: str) -> list[str]:
-    launch = launch_of(Source(text=script))
+    launch = launch_of(LaunchFile(text=script))
     assert launch.program == "train.py"
     return ["train.py", *(word.text for word in launch.arguments)]
 

@@ -7,7 +7,7 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.shell.launch import launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 
 MANY = 30_000
 SCRIPTS = {
@@ -52,7 +52,7 @@ def test_a_hostile_script_is_refused_soon(name: str) -> None:
     begun = time.process_time()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(InputError) as refused:
-        launch_of(Source(text=text, name="run.sh", beside={"run.sh": text}.get))
+        launch_of(LaunchFile(text=text, name="run.sh", beside={"run.sh": text}.get))
     assert time.process_time() - begun < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
     assert str(refused.value)
@@ -71,5 +71,5 @@ def test_a_hostile_script_is_refused_soon(name: str) -> None:
 )
 def test_a_large_script_is_read_soon(text: str) -> None:
     begun = time.process_time()
-    assert launch_of(Source(text=text)).program == "x.py"
+    assert launch_of(LaunchFile(text=text)).program == "x.py"
     assert time.process_time() - begun < 10

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.source import Source
+from mistlab.shell.session import LaunchFile
 
 FOLDER = '"$(dirname "${BASH_SOURCE[0]}")"'
 
@@ -13,7 +13,7 @@ FOLDER = '"$(dirname "${BASH_SOURCE[0]}")"'
 def launched(text: str, files: Mapping[str, str] | None = None) -> Launch:
     name = "/home/me/runs/scripts/launch.sh"
     here = {f"/home/me/runs/{path}": content for path, content in (files or {}).items()}
-    return launch_of(Source(text=text, name=name, beside={**here, name: text}.get))
+    return launch_of(LaunchFile(text=text, name=name, beside={**here, name: text}.get))
 
 
 def argv(launch: Launch) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.source import Source, known_part
+from mistlab.shell.session import LaunchFile, known_part
 
 TEMPLATE = '{"train_batch_size": BATCH, "dir": "OUT", "stage": STAGE, "again": STAGE}\n'
 
@@ -11,7 +11,7 @@ TEMPLATE = '{"train_batch_size": BATCH, "dir": "OUT", "stage": STAGE, "again": S
 def launched(text: str) -> Launch:
     script = f"{text}\ndeepspeed pretrain_gpt.py --deepspeed_config ds.json\n"
     files = {"template.json": TEMPLATE}
-    return launch_of(Source(text=script, name="run.sh", beside=files.get))
+    return launch_of(LaunchFile(text=script, name="run.sh", beside=files.get))
 
 
 @pytest.mark.parametrize(

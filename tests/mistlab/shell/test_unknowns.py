@@ -6,8 +6,8 @@ import pytest
 
 from mistlab.core.values import InputError
 from mistlab.shell.launch import Launch, launch_of
-from mistlab.shell.source import Source
-from mistlab.shell.word import Unknown
+from mistlab.shell.session import LaunchFile
+from mistlab.shell.shell_text import Unknown
 
 
 def launched(
@@ -18,7 +18,7 @@ def launched(
     **settings: str,
 ) -> Launch:
     return launch_of(
-        Source(
+        LaunchFile(
             text=text,
             name="run.sh",
             beside=(files or {}).get,

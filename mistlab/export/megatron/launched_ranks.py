@@ -1,0 +1,358 @@
+"""Ranks of a launch command, the programs that train a decoder, and hints where one is refused."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from mistlab.core.values import InputError
+from mistlab.export.found import Found, checked_whole
+from mistlab.export.given import Given
+from mistlab.shell.launch import Launch
+from mistlab.shell.programs import directives
+from mistlab.shell.session import LaunchFile
+from mistlab.shell.shell_text import Word
+
+# Parts of a program's path, and why it is no pre-training of a decoder.
+_OTHERS: Mapping[str, str] = {
+    r"bert|biencoder|realm|\bict\b": "trains an encoder",
+    r"\bt5\b|ul2": "trains an encoder beside a decoder",
+    r"retro": "trains with retrieved text",
+    r"vlm|llava|\bvl\b|\d+vl\b|vision|\bvit\b|clip|dino|multimodal|mimo|omni|videochat|internvl": (
+        "trains an encoder of images beside a decoder"
+    ),
+    r"whisper|audio|speech|\btts\b": "trains on sound",
+    r"diffusion|\bdit\b|sora|\bwan\b|opensora": "trains a model of images",
+    r"\bdpo\b|\bppo\b|grpo|rlhf|\brl\b|reward|\borm\b|\bprm\b|simpo": "trains by preferences",
+    r"distill|\bkd\b|teacher": "trains beside a teacher",
+    r"generat|inference|\binfer\b|serve|server|deploy|quantiz|\bptq\b|prune": "trains nothing",
+    r"\beval\w*|benchmark_tasks|tasks\b|mmlu|harness": "evaluates, and trains nothing",
+    r"convert\w*|checkpoint|preprocess|merge|\butil": "prepares files, and trains nothing",
+    r"classif": "trains a classifier",
+}
+_DECODERS = re.compile(
+    r"gpt|llama|mamba|hybrid|mistral|mixtral|qwen|deepseek|bloom|falcon|baichuan|starcoder|galactica"
+    r"|chatglm|glm|\byi\b|yuan|moonlight|gemma|phi|olmo|opt|internlm|nemotron|codellama|moe|\blm\b"
+    r"|grok|granite|gpt2"
+)
+_PLAIN = frozenset(("finetune", "sft", "posttrain", "pretrain"))
+
+
+def refusal_of(program: str) -> str | None:
+    """Why a program is no pre-training of a decoder; None where it may be one."""
+    for part in _names_in_program(program):
+        for pattern, reason in _OTHERS.items():
+            if re.search(pattern, part):
+                return reason
+    return None
+
+
+def is_decoder(program: str) -> bool:
+    """Whether a program is known to train a decoder."""
+    name = _names_in_program(program)[0]
+    return bool(_DECODERS.search(name)) or name in _PLAIN
+
+
+def _names_in_program(program: str) -> list[str]:
+    """The words of the program's own name, and of the folder or package right above it."""
+    path = PurePath(program)
+    parts = [*path.parts[:-1], path.stem] if path.suffix == ".py" else program.split(".")
+    return [re.sub(r"[_\-.]", " ", part.lower()) for part in reversed(parts[-2:])]
+
+
+# What to give, where a launch script is refused for what its evaluation took for granted.
+
+
+# A note on a variable that has its default, in the words of the evaluation of scripts.
+_DEFAULT = re.compile(r"^(line \d+[^:]*): (\w+) is taken as (.+), its default: ")
+_WITHOUT_ARGUMENTS = "the script is taken as started without arguments"
+# Names of variables that count nodes or the processes on them, and how refusals speak of these.
+_COUNTS_NODES = re.compile(r"NODE|HOST|WORKER", re.IGNORECASE)
+_COUNTS_RANKS = re.compile(r"GPU|NPU|DEVICE|PROC|TASK|RANK|WORLD", re.IGNORECASE)
+_OF_RANKS = re.compile(r"\bGPUs\b|\bnodes\b|\bdata_parallel\b")
+_OF_NO_VALUE = re.compile(r": 0 is too small|: its value is missing")
+_READS_ARGUMENTS = re.compile(r"^(?!\s*#).*(?:\bgetopts\s|\$#|\$\{#\}|\bshift\b)", re.MULTILINE)
+
+
+def with_hints(error: InputError, launch: Launch, source: LaunchFile, given: Given) -> InputError:
+    """A refusal of a script, with what was taken for granted of the numbers that it is about."""
+    message = str(error)
+    hints: list[str] = []
+    if _OF_RANKS.search(message):
+        hints += _of_ranks(launch, given)
+    if _OF_NO_VALUE.search(message) and source.arguments is None:
+        hints += _of_arguments(launch, source)
+    return InputError("; ".join((message, *hints))) if hints else error
+
+
+def _of_ranks(launch: Launch, given: Given) -> Iterator[str]:
+    """Hints on counts of nodes and GPUs that are a variable's default and not given."""
+    for note in launch.notes:
+        if (match := _DEFAULT.match(note)) is None:
+            continue
+        line, name, value = match.groups()
+        taken = f"{name} is taken as {value}, its default ({line}): give"
+        if _COUNTS_NODES.search(name) and not re.search("PER_?NODE", name, re.IGNORECASE):
+            if given.nodes is None:
+                yield f"{taken} --nodes N or --set {name}=VALUE"
+        elif _COUNTS_RANKS.search(name) and given.gpus_per_node is None:
+            yield f"{taken} --gpus-per-node N or --set {name}=VALUE"
+
+
+def _of_arguments(launch: Launch, source: LaunchFile) -> Iterator[str]:
+    """A hint on arguments that a script reads and is not given."""
+    match = _READS_ARGUMENTS.search(source.text)
+    if match is not None:
+        line = source.text.count("\n", 0, match.end()) + 1
+        yield f"the script reads arguments (line {line}), and none are given: -- ARG ..."
+        return
+    yield from (note for note in launch.notes if _WITHOUT_ARGUMENTS in note)
+
+
+# Nodes and GPUs a node of a launch command, from the words of its launchers.
+#
+# The innermost launcher that says a number counts: ``torchrun`` before ``srun``, and that before
+# the lines with which a script asks its batch system for nodes.
+
+
+# Options of launchers by what they count: nodes, processes on a node, processes of all nodes, or
+# ranks by the places where they run.
+_NODES, _IN_NODE, _ALL, _HOSTS = "nodes", "gpus_per_node", "processes", "hosts"
+_TORCHRUN = {"--nnodes": _NODES, "--nproc-per-node": _IN_NODE}
+_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "torchrun": _TORCHRUN,
+    "torch.distributed.run": _TORCHRUN,
+    "torch.distributed.launch": _TORCHRUN,
+    "msrun": {"--worker-num": _ALL, "--local-worker-num": _IN_NODE},
+    "deepspeed": {
+        "--num-nodes": _NODES,
+        "--num-gpus": _IN_NODE,
+        "--include": _HOSTS,
+        "-i": _HOSTS,
+        "--hostfile": "hostfile",
+        "-H": "hostfile",
+    },
+    "accelerate": {"--num-machines": _NODES, "--num-processes": _ALL},
+    "srun": {
+        "--nodes": _NODES,
+        "-N": _NODES,
+        "--ntasks-per-node": _IN_NODE,
+        "--gpus-per-node": "gpus",
+        "--gres": "gpus",
+        "--ntasks": _ALL,
+        "-n": _ALL,
+    },
+    "mpirun": {
+        "-np": _ALL,
+        "-n": _ALL,
+        "--np": _ALL,
+        "-npernode": _IN_NODE,
+        "--npernode": _IN_NODE,
+        "-ppn": _IN_NODE,
+        "-N": _IN_NODE,
+        "--map-by": "ppr",
+    },
+}
+_ALIASES = {"mpiexec": "mpirun", "mpirun_rsh": "mpirun", "sbatch": "srun", "salloc": "srun"}
+# Options of one letter, with their value attached.
+_ATTACHED = re.compile(r"(-[A-Za-z])([\d$].*)", re.DOTALL)
+_DIRECT = ("nodes", "gpus_per_node")
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A number that a launcher says: the word, and the option before it; Slurm's if it is
+    ``by_slurm``."""
+
+    option: str
+    word: Word
+    by_slurm: bool = False
+
+
+def read_ranks(
+    launch: Launch, text: str, found: Found, given: Given, beside: Callable[[str], str | None]
+) -> None:
+    """Set the nodes and the GPUs of a node, as far as launchers say them."""
+    _tell_of_unread(text, found)
+    counts = _counts(launch, text)
+    _places(counts, found, beside)
+    is_placed = found.gpus_per_node is not None or given.gpus_per_node is not None
+    for name in _DIRECT:
+        if name in counts:
+            _settle(name, counts[name], found, getattr(given, name))
+    if found.gpus_per_node is None and "gpus" in counts:
+        _settle("gpus_per_node", counts["gpus"], found, given.gpus_per_node)
+    divides = _ALL in counts and found.gpus_per_node is None
+    if _ALL in counts:
+        _divide(counts[_ALL], found, given)
+    if not is_placed:
+        _tell_of_tasks(counts, found, _ALL if divides else _IN_NODE)
+    if found.nodes is None and not counts.keys() & {_NODES, _ALL} and _by_torch(launch.started):
+        # torchrun's default.
+        found.nodes = 1
+
+
+def _tell_of_unread(text: str, found: Found) -> None:
+    """Tell of numbers on lines of a batch system that stand where it does not read them."""
+    for directive in directives(text):
+        words = [Word(text=part) for part in directive.words.split()]
+        if not directive.read and _options_of(words, _OPTIONS["srun"]):
+            reason = "stands behind the first command, where Slurm does not read it"
+            where = f"#SBATCH {directive.words} (line {directive.line})"
+            found.remark("contradicting", "nodes", f"{where}: {reason}")
+
+
+def _tell_of_tasks(counts: Mapping[str, _Said], found: Found, kind: str) -> None:
+    """Tell where a batch system's tasks are taken as GPUs, unless it says as many GPUs."""
+    said, gpus = counts.get(kind), counts.get("gpus")
+    if said is None or not said.by_slurm:
+        return
+    number = str(found.gpus_per_node)
+    if gpus is None:
+        text = f"{number}, one for each task of {_where(said)}: Slurm is asked for no GPUs"
+        found.remark("assumed", "gpus_per_node", text)
+    elif gpus.word.text.isdecimal() and gpus.word.text != number:
+        text = f"{number} tasks a node by {_where(said)}, but {_where(gpus)} {gpus.word.text}"
+        found.remark("contradicting", "gpus_per_node", f"{text}: took the tasks, one for each GPU")
+
+
+def _by_torch(started: Iterable[Word]) -> bool:
+    return any(_OPTIONS.get(PurePath(word.text).name) is _TORCHRUN for word in started)
+
+
+def _counts(launch: Launch, text: str) -> dict[str, _Said]:
+    """What launchers count, the innermost first; a batch system fills what they leave unknown."""
+    counts: dict[str, _Said] = {}
+    for name, words in reversed(_launchers(launch.started)):
+        for kind, said in _options_of(words, _OPTIONS[name]):
+            if not _starts_starters(name, kind, said):
+                counts.setdefault(kind, said)
+    for kind, said in _options_of(_batch_words(text), _OPTIONS["srun"]):
+        known = counts.setdefault(kind, said)
+        if known.word.unknown is not None and said.word.unknown is None:
+            counts[kind] = said
+    return {kind: said for kind, said in counts.items() if not _starts_starters("srun", kind, said)}
+
+
+def _starts_starters(name: str, kind: str, said: _Said) -> bool:
+    """Whether a batch system starts one task on a node, which starts the processes of its GPUs."""
+    is_batch = name == "srun" and said.option in _OPTIONS["srun"]
+    return is_batch and kind in (_IN_NODE, _ALL) and said.word.text == "1"
+
+
+def _launchers(started: Iterable[Word]) -> list[tuple[str, list[Word]]]:
+    """The launchers of a command in order, each with its own words."""
+    parts: list[tuple[str, list[Word]]] = []
+    for word in started:
+        name = PurePath(word.text).name
+        name = _ALIASES.get(name, name)
+        if name in _OPTIONS:
+            parts.append((name, []))
+        elif parts:
+            parts[-1][1].append(word)
+    # A line of options alone is read as torchrun's.
+    return parts or [("torchrun", list(started))]
+
+
+def _batch_words(text: str) -> list[Word]:
+    return [
+        Word(text=part, line=directive.line)
+        for directive in directives(text)
+        if directive.read
+        for part in directive.words.split()
+    ]
+
+
+def _options_of(words: Iterable[Word], known: Mapping[str, str]) -> list[tuple[str, _Said]]:
+    """What a launcher's options count, with their words."""
+    counted: list[tuple[str, _Said]] = []
+    waiting, by_slurm = "", known is _OPTIONS["srun"]
+    for word in words:
+        if waiting:
+            counted.append((known[waiting], _Said(waiting, word, by_slurm)))
+            waiting = ""
+            continue
+        name, value = _parts_of(word.text)
+        if name in known and value is not None:
+            number = Word(text=value, line=word.line, unknown=word.unknown)
+            counted.append((known[name], _Said(name, number, by_slurm)))
+        elif name in known:
+            waiting = name
+    return counted
+
+
+def _parts_of(text: str) -> tuple[str, str | None]:
+    """An option's name, and the value that stands in the same word; None for none."""
+    if (attached := _ATTACHED.fullmatch(text)) is not None:
+        return attached[1], attached[2]
+    name, equals, value = text.partition("=")
+    return name.replace("_", "-") if name.startswith("--") else name, value if equals else None
+
+
+def _places(counts: dict[str, _Said], found: Found, beside: Callable[[str], str | None]) -> None:
+    """Numbers of ranks by the hosts, slots and generic resources that launchers name."""
+    if (said := counts.get(_HOSTS)) is not None and said.word.unknown is None:
+        hosts = said.word.text.split("@")
+        found.nodes = len(hosts)
+        places = [host.partition(":")[2] for host in hosts]
+        if all(places):
+            found.gpus_per_node = max(len(place.split(",")) for place in places)
+    elif (said := counts.get("hostfile")) is not None and (text := beside(said.word.text)):
+        slots = re.findall(r"^[^#\s]\S*\s+slots\s*=\s*(\d+)", text, re.MULTILINE)
+        if slots and _NODES not in counts:
+            found.nodes = len(slots)
+        if slots and _IN_NODE not in counts:
+            found.gpus_per_node = max(map(int, slots))
+    if (said := counts.get("gpus")) is not None and said.word.unknown is None:
+        number = said.word.text.rpartition(":")[2]
+        counts["gpus"] = _Said(said.option, Word(text=number, line=said.word.line))
+        if not number.isdecimal():
+            del counts["gpus"]
+    if (said := counts.get("ppr")) is not None:
+        match = re.fullmatch(r"ppr:(\d+):node.*", said.word.text)
+        if match:
+            counts.setdefault(_IN_NODE, _Said(said.option, Word(text=match[1])))
+
+
+def _settle(name: str, said: _Said, found: Found, given: int | None) -> None:
+    """A number that a launcher says; refuses an unknown one unless it is given."""
+    word = said.word
+    if getattr(found, name) is not None:
+        return
+    if word.unknown is None and word.text.isdecimal():
+        setattr(found, name, checked_whole(_where(said), word.text))
+    elif given is None:
+        option = f"--{name.replace('_', '-')}"
+        reason = word.unknown or f"{word.text} is no number: give one"
+        message = f"{said.option}: {reason}, or {option} N"
+        raise InputError(message)
+
+
+def _divide(said: _Said, found: Found, given: Given) -> None:
+    """Processes of all nodes, divided among the nodes."""
+    word, nodes = said.word, given.nodes or found.nodes
+    in_node = given.gpus_per_node or found.gpus_per_node
+    if nodes is not None and in_node is not None:
+        return
+    if word.unknown is not None or not word.text.isdecimal():
+        reason = word.unknown or f"{word.text} is no number: give one"
+        message = f"{said.option}: {reason}, or --nodes N --gpus-per-node N"
+        raise InputError(message)
+    ranks = checked_whole(_where(said), word.text)
+    if nodes is None:
+        size = in_node or given.hardware.node.gpus
+        nodes = found.nodes = max(ranks // size, 1)
+        if in_node is None:
+            text = f"{nodes}, for {said.option} {ranks} starts processes on nodes of {size} GPUs"
+            found.remark("assumed", "nodes", text)
+    if ranks % nodes:
+        message = (
+            f"{_where(said)}: {ranks} processes do not divide over {nodes} nodes: give others by "
+            "--nodes and --gpus-per-node"
+        )
+        raise InputError(message)
+    found.gpus_per_node = ranks // nodes
+
+
+def _where(said: _Said) -> str:
+    return f"{said.option}: line {said.word.line}" if said.word.line else said.option

@@ -1,0 +1,177 @@
+"""What DeepSpeed does in a launch line of Megatron-DeepSpeed: its configuration file and options.
+
+The file's ZeRO level counts, whatever ``--zero-stage`` says: the option only decides where weights
+are first made (Megatron-DeepSpeed, ``pretrain_gpt.py``). Batches and precision stand in both.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mistlab.core.values import InputError
+from mistlab.export.deepspeed import HARMLESS, read_states
+from mistlab.export.found import Found, Section, harmless_names, parse_json
+from mistlab.export.megatron.megatron_flags import Options
+from mistlab.schedule.context_ways import HEADS
+from mistlab.shell.session import LaunchFile, known_part
+from mistlab.shell.shell_text import Unknown
+
+ENGINES = ("deepspeed", "mistlab")
+_CONFIG, _STAGE = "--deepspeed-config", "--zero-stage"
+_HALVES = ("fp16", "bf16")
+# Sections of the file without effect on a plan, beside those of plain DeepSpeed.
+_HARMLESS = HARMLESS | harmless_names("megatron_deepspeed")
+_LEVELS = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """Where the files are that a launch line names: those that its script writes come first.
+
+    ``unknown`` tells of such files what is not known of their text.
+    """
+
+    written: Mapping[str, str]
+    source: LaunchFile
+    unknown: Mapping[str, Unknown] = field(default_factory=dict)
+
+    def text(self, path: str) -> str | None:
+        """The text of a file; None where it is not at hand."""
+        written = self._as_written(path, self.written)
+        return self.source.beside(known_part(path)) if written is None else self.written[written]
+
+    def unknown_in(self, path: str) -> Unknown | None:
+        """What is not known of the text of a file that the script writes."""
+        written = self._as_written(path, self.unknown)
+        return None if written is None else self.unknown[written]
+
+    def _as_written(self, path: str, paths: Iterable[str]) -> str | None:
+        plain = path.removeprefix("./")
+        return next((known for known in paths if known.removeprefix("./") == plain), None)
+
+
+def is_by_deepspeed(options: Options) -> bool:
+    """Whether DeepSpeed's engine runs the steps of a launch line."""
+    return options.has("--deepspeed")
+
+
+def read_deepspeed(options: Options, found: Found, files: Files) -> None:
+    """ZeRO, offloading, batches and precision of a line that DeepSpeed's engine runs."""
+    found.overlaps = False
+    level = options.whole(_STAGE, minimum=0)
+    if level is not None and level not in _LEVELS:
+        message = f"{options.where(_STAGE)}: {level} is unknown: give 0 to 3"
+        raise InputError(message)
+    name, text = _configuration(options, files)
+    if text is None:
+        _without_configuration(options, found, name, level)
+    else:
+        try:
+            _with_configuration(text, name, found, level)
+        except InputError as error:
+            unknown = files.unknown_in(options.words[_CONFIG][0])
+            message = f"{_CONFIG}: {name}: {unknown or error}"
+            raise InputError(message) from None
+    _offloads(options, found)
+
+
+def read_ulysses(options: Options, found: Found) -> None:
+    """Ranks that exchange tokens for heads, by DeepSpeed's name for their number."""
+    ranks = options.whole("--ds-sequence-parallel-size")
+    if ranks is not None and ranks > 1:
+        found.values["context_parallel"] = ranks
+        found.values["context_exchange"] = HEADS
+
+
+def _configuration(options: Options, files: Files) -> tuple[str, str | None]:
+    """The name of DeepSpeed's configuration, and its text if it is at hand."""
+    if _CONFIG not in options:
+        return "", None
+    option = options.given[_CONFIG]
+    name = option.words[0] if option.words else ""
+    options.taken.add(_CONFIG)
+    line = f" (line {option.line})" if option.line else ""
+    return f"{name}{line}", files.text(name) if name else None
+
+
+def _without_configuration(options: Options, found: Found, name: str, level: int | None) -> None:
+    """ZeRO by the option alone, told as assumed; refuses where not even the option is given."""
+    del options
+    missing = f"{name} is not at hand" if name else f"{_CONFIG} is not given"
+    if level is None:
+        message = (
+            f"{_CONFIG}: {missing}, so ZeRO's level, offloading and precision are unknown: put the "
+            f"file beside the script, or add {_STAGE} N for a configuration with nothing else"
+        )
+        raise InputError(message)
+    text = (
+        f"ZeRO-{level} of {_STAGE} with nothing offloaded, for {missing}: put it beside the script"
+    )
+    found.remark("assumed", _CONFIG, text)
+    found.values["zero"] = level
+
+
+def _with_configuration(text: str, name: str, found: Found, level: int | None) -> None:
+    top = Section(parse_json(text), "", found)
+    section = top.section("zero_optimization")
+    read_states(section, found)
+    if level is not None and found.values["zero"] != level:
+        said = f"{_STAGE} {level}, but {name} has stage {found.values['zero']}: took the file's"
+        found.remark("contradicting", "zero", said)
+    if found.num_stages > 1 and found.values["zero"] > 1:
+        said = f"ZeRO-{found.values['zero']} in a pipeline, which DeepSpeed refuses: taken as it is"
+        found.remark("contradicting", "zero", said)
+    _batches(top, name, found)
+    halves = [half for half in _HALVES if top.section(half).switch("enabled")]
+    if halves and found.precision not in (*halves, "fp8", "fp4"):
+        if found.precision != "fp32":
+            said = f"--{found.precision}, but {name} enables {halves[-1]}: took the file's"
+            found.remark("contradicting", "precision", said)
+        found.precision = "bf16" if "bf16" in halves else "fp16"
+    if top.section("activation_checkpointing").switch("cpu_checkpointing"):
+        found.values["offload_activations"] = 1.0
+    top.section("activation_checkpointing").get("number_checkpoints")
+    _tell_of_rest(top, name, found)
+
+
+def _tell_of_rest(top: Section, name: str, found: Found) -> None:
+    """Tell of settings that nobody reads; of those that cost nothing only how many they are."""
+    aside = len(found.remarks)
+    top.tell_of_rest(_HARMLESS)
+    told = found.remarks[aside:]
+    found.remarks[aside:] = [one for one in told if one.choice != "settings"]
+    calm = sum(len(one.text.partition(":")[0].split()) for one in told if one.choice == "settings")
+    if calm:
+        text = f"{calm} of {name} without effect on a step's cost"
+        found.remark("noted", "settings", text)
+
+
+def _batches(top: Section, name: str, found: Found) -> None:
+    """Batches of the file where the line says none; the line's count where the two differ."""
+    pairs = (
+        ("train_batch_size", "global_batch", "--global-batch-size"),
+        ("train_micro_batch_size_per_gpu", "micro_batch", "--micro-batch-size"),
+    )
+    for key, choice, option in pairs:
+        of_file, of_line = top.whole(key), getattr(found, choice)
+        if of_line is None:
+            setattr(found, choice, of_file)
+        elif of_file is not None and of_file != of_line:
+            text = f"{option} {of_line}, but {name} has {key} {of_file}: took the option's"
+            found.remark("contradicting", choice, text)
+    found.micro_batches = found.steps = top.whole("gradient_accumulation_steps")
+
+
+def _offloads(options: Options, found: Found) -> None:
+    """What the line's own options put on the host."""
+    if options.has("--cpu-optimizer") and not found.values.get("offload_optimizer"):
+        text = "--cpu-optimizer, but the configuration offloads no optimizer: taken as offloaded"
+        found.remark("contradicting", "offload.optimizer", text)
+        found.values["offload_optimizer"] = found.values["offload_gradients"] = 1.0
+        found.values["zero"] = max(found.values["zero"], 1)
+    options.has("--cpu-torch-adam")
+    device = options.choice("--remote-device", ("none", "cpu", "nvme")) or "none"
+    if device != "none" and found.values["zero"] == max(_LEVELS):
+        found.values["offload_weights"] = 1.0
+    elif device != "none":
+        text = f"--remote-device {device} counts under ZeRO-3 alone: ignored"
+        found.remark("contradicting", "offload.weights", text)

@@ -1,0 +1,469 @@
+"""Megatron-LM's options as a launch line gives them, and those that no plan can say."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mistlab.core.values import InputError, near_matches
+from mistlab.export.found import checked_whole
+from mistlab.export.megatron.option_tables import (
+    FAMILIES,
+    HARMLESS,
+    HARMLESS_SWITCHES,
+    MANY,
+    RENAMED,
+    SWITCHES,
+    TELLING,
+)
+from mistlab.shell.shell_text import Unknown, Word
+
+_WIDE_GRADIENTS = "gradients are taken in the engine's own width"
+_SIXTEEN_BITS = "weights are taken in 16 bits"
+_ON_GPU = "activations are taken to stay on the GPU"
+_WHOLE_SEQUENCES = "sequences are taken as whole"
+_ONE_BY_ONE = "kernels are taken as launched one by one"
+_EQUAL_BLOCKS = "stages are taken with equal blocks"
+_ALL_KEYS = "attention is taken over the whole sequence"
+_RESIDUALS = "residuals are taken before the norm"
+_KEPT_WHOLE = "kept inputs are taken whole on every rank"
+_BF16_PRODUCTS = "attention's own products are taken in 16 bits"
+_NO_OVERLAP = "communication is taken as the engine overlaps it"
+
+# What a prediction takes instead of an option's choice.
+UNSAID: Mapping[str, str] = {
+    "--moe-layer-recompute": "experts are taken as kept, not recomputed",
+    "--moe-shared-expert-overlap": "shared experts are taken as run before the exchange",
+    "--moe-shared-expert-gate": "shared experts are taken without a gate",
+    "--shared-expert-gate": "shared experts are taken without a gate",
+    "--overlap-moe-expert-parallel-comm": "exchanges of tokens are taken as waited for",
+    "--moe-fb-overlap": "exchanges of tokens are taken as waited for",
+    "--moe-alltoall-overlap-comm": "exchanges of tokens are taken as waited for",
+    "--moe-use-legacy-grouped-gemm": "experts are taken as Transformer Engine's grouped products",
+    "--moe-paged-stash": _ON_GPU,
+    "--use-tutel": "experts are taken as the engine's own",
+    "--num-zero-experts": "all experts are taken to compute",
+    "--no-rope-freq": "all blocks are taken with rotary embedding",
+    "--fp8-param-gather": _SIXTEEN_BITS,
+    "--fp4-param-gather": _SIXTEEN_BITS,
+    "--fp8-param": _SIXTEEN_BITS,
+    "--first-last-layers-bf16": "the first and last blocks are taken in 8 bits too",
+    "--no-fp8-wgrad": "gradients of weights are taken as products of 8 bits too",
+    "--fp8-dot-product-attention": _BF16_PRODUCTS,
+    "--fp8-multi-head-attention": _BF16_PRODUCTS,
+    "--fp8-output-proj": "the head's product is taken in 16 bits",
+    "--use-kitchen": "products are taken as Transformer Engine's",
+    "--kitchen-config-file": "products are taken as Transformer Engine's",
+    "--kitchen-recipe-number": "products are taken as Transformer Engine's",
+    "--te-precision-config-file": "products are taken alike in all layers",
+    "--add-qkv-bias": "queries, keys and values are taken without biases of their own",
+    "--add-dense-bias": "products are taken without biases of their own",
+    "--grad-reduce-in-bf16": _WIDE_GRADIENTS,
+    "--accumulate-allreduce-grads-in-fp32": _WIDE_GRADIENTS,
+    "--main-grads-dtype": _WIDE_GRADIENTS,
+    "--fp32-allreduce": _WIDE_GRADIENTS,
+    "--megatron-fsdp-main-grads-dtype": _WIDE_GRADIENTS,
+    "--megatron-fsdp-grad-comm-dtype": _WIDE_GRADIENTS,
+    "--main-params-dtype": "master weights are taken in 32 bits",
+    "--megatron-fsdp-main-params-dtype": "master weights are taken in 32 bits",
+    "--reuse-fp32-param": "weights are taken beside their masters",
+    "--o2-optimizer": "master weights are taken in 32 bits",
+    "--quant-states": "moments are taken in 32 bits",
+    "--quant-grads": _WIDE_GRADIENTS,
+    "--use-bnb-optimizer": "moments are taken in 32 bits",
+    "--outer-dp-sharding-strategy": "states are taken whole in every replica",
+    "--enable-full-sharding-in-hsdp": "states are taken whole in every replica",
+    "--fsdp-double-buffer": "gathered weights are taken in one buffer",
+    "--fine-grained-activation-offloading": _ON_GPU,
+    "--offload-modules": _ON_GPU,
+    "--activation-offload-fraction": _ON_GPU,
+    "--swap-attention": _ON_GPU,
+    "--swap-optimizer": "optimizer state is taken to stay on the GPU",
+    "--cpu-offloading-weights": "weights are taken to stay on the GPU",
+    "--recompute-activation-function": "activation functions are taken as kept",
+    "--recompute-norm": "norms are taken as kept",
+    "--recompute-mla-up-proj": "latent projections are taken as kept",
+    "--enable-recompute-layers-per-pp-rank": "recomputed blocks are counted for each stage",
+    "--recompute-in-advance": "recomputation is taken to come with the backward pass",
+    "--tp-comm-overlap": "tensor communication is taken as the engine overlaps it",
+    "--use-ascend-mc2": "tensor communication is taken as the engine overlaps it",
+    "--use-ascend-coc": "tensor communication is taken as the engine overlaps it",
+    "--rampup-batch-size": "the batch is taken at its full size",
+    "--step-batch-size-schedule": "the batch is taken at its full size",
+    "--defer-embedding-wgrad-compute": "the embedding's gradient is taken in its own pass",
+    "--overlap-param-gather-with-optimizer-step": _NO_OVERLAP,
+    "--apply-residual-connection-post-layernorm": _RESIDUALS,
+    "--use-post-ln": _RESIDUALS,
+    "--post-norm": _RESIDUALS,
+    "--fp32-residual-connection": "residuals are taken in 16 bits",
+    "--embed-layernorm": "the embedding is taken without a norm of its own",
+    "--input-embeds-norm": "the embedding is taken without a norm of its own",
+    "--parallel-layernorm": "attention and network are taken behind one norm",
+    "--qk-l2-norm": "queries and keys are taken without norms",
+    "--attn-logit-softcapping": "attention's scores are taken without caps",
+    "--use-alibi-mask": "attention is taken without biases of positions",
+    "--use-moba-attn": _ALL_KEYS,
+    "--fp16-lm-cross-entropy": "the loss is taken in 32 bits",
+    "--cross-entropy-loss-fusion": "the loss is taken as several kernels: --engine "
+    "megatron-core-fused-loss has it as one",
+    "--standalone-embedding-stage": _EQUAL_BLOCKS,
+    "--enable-cuda-graph": _ONE_BY_ONE,
+    "--external-cuda-graph": _ONE_BY_ONE,
+    "--cuda-graph-impl": _ONE_BY_ONE,
+    "--cuda-graph-scope": _ONE_BY_ONE,
+    "--cuda-graph-modules": _ONE_BY_ONE,
+    "--optimizer-cuda-graph": _ONE_BY_ONE,
+    "--distribute-saved-activations": _KEPT_WHOLE,
+    "--distribute-checkpointed-activations": _KEPT_WHOLE,
+    "--partition-activations": _KEPT_WHOLE,
+    "--reset-position-ids": _WHOLE_SEQUENCES,
+    "--reset-attention-mask": _WHOLE_SEQUENCES,
+    "--variable-seq-lengths": _WHOLE_SEQUENCES,
+    "--no-pad-to-seq-lengths": _WHOLE_SEQUENCES,
+    "--neat-pack": _WHOLE_SEQUENCES,
+    "--dataloader-inter-document-masking": _WHOLE_SEQUENCES,
+    "--max-seqlen-per-dp-cp-rank": _WHOLE_SEQUENCES,
+    "--hybrid-context-parallel": _WHOLE_SEQUENCES,
+    "--sft": "sequences are taken as whole, none of them padded or packed",
+    "--random-ltd": "sequences are taken at their full length",
+    "--data-efficiency-curriculum-learning": "sequences are taken at their full length",
+    "--curriculum-learning": "sequences are taken at their full length",
+    "--memory-centric-tiled-linear": "products are taken whole",
+    "--split-transformers": "blocks are taken as recomputed whole",
+    "--ds-sequence-parallel-fpdt": "sequences are taken in one piece",
+    "--ds-sequence-parallel-fpdt-offloading": _ON_GPU,
+    "--enable-zbh1-pipeline": "the order is taken as 1f1b",
+    "--schedules-method": "the order is taken as 1f1b",
+    "--microbatch-group-size-per-virtual-pipeline-stage": "chunks take as many micro-batches in "
+    "turn as there are stages",
+    "--microbatch-group-size-per-vp-stage": "chunks take as many micro-batches in turn as there "
+    "are stages",
+    "--hierarchical-context-parallel-sizes": "context parallelism is taken as one group",
+    "--mtp-use-repeated-layer": "further tokens are taken with a block each",
+    "--mtp-spec": "further tokens are taken with the model's last block",
+    "--high-priority-a2a-comm-stream": _NO_OVERLAP,
+    "--moe-tp-extend-ep-overlap": _NO_OVERLAP,
+    "--load-universal-checkpoint": "a step is taken without its checkpoint",
+    "--activation-func": "the activation is taken as the switches say",
+    "--interleave-sliding-window": _ALL_KEYS,
+    "--enable-seq1f1b": "the order is taken as 1f1b",
+    "--pack": _WHOLE_SEQUENCES,
+    "--use-mc2": _NO_OVERLAP,
+    "--num-microbatches-with-partial-activation-checkpoints": "blocks are recomputed for all "
+    "micro-batches alike",
+    "--chunked-loss": "the loss is taken in one piece",
+    "--loss-chunk-size": "the loss is taken in one piece",
+}
+
+_TOWER = "trains an encoder of images beside the decoder, which no plan says"
+_ENCODER = "trains an encoder, not a decoder alone"
+_RETRIEVAL = "trains with retrieved text, which no plan says"
+_TEACHER = "trains beside a teacher, whose passes no plan says"
+_FROZEN = "trains a part of the weights, which no plan says"
+_ADAPTERS = "trains adapters alone, which no plan of this import says"
+_SPARSE = "has sparse attention, which no model here says"
+_STREAMS = "has several residual streams, which no model here says"
+_WEIGHT_SHARDS = "shards weights along another axis, which no plan says"
+_REINFORCED = "trains by preferences or rewards, whose further passes no plan says"
+
+# Why an import stops at an option that makes another model or another task of it.
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            *("--img-h", "--img-w", "--num-channels", "--patch-dim", "--vision-pretraining"),
+            *("--vision-model-type", "--vision-tower", "--vision-backbone-type"),
+            *("--language-model-type", "--mm-projector-type", "--vision-pretraining-type"),
+            *("--image-size", "--dino-local-crops-number"),
+        ),
+        _TOWER,
+    ),
+    **dict.fromkeys(
+        ("--encoder-tensor-model-parallel-size", "--encoder-pipeline-model-parallel-size"), _ENCODER
+    ),
+    **dict.fromkeys(
+        (
+            *("--decoder-num-layers", "--pipeline-model-parallel-split-rank"),
+            *("--biencoder-projection-dim", "--ict-head-size", "--bert-load"),
+        ),
+        _ENCODER,
+    ),
+    **dict.fromkeys(
+        ("--retro-add-retriever", "--retro-workdir", "--retro-project-dir"), _RETRIEVAL
+    ),
+    **dict.fromkeys(
+        ("--kd", "--mos", "--load-teacher", "--num-layers-teacher", "--export-kd-teacher-load"),
+        _TEACHER,
+    ),
+    **dict.fromkeys(
+        (
+            *("--freeze-all-layers", "--freeze-LM", "--freeze-ViT", "--freeze-llm"),
+            *("--freeze-base-for-mtp",),
+        ),
+        _FROZEN,
+    ),
+    **dict.fromkeys(("--lora-r", "--lora-target-modules", "--qlora"), _ADAPTERS),
+    **dict.fromkeys(
+        (
+            *("--enable-dsa-indexer", "--dsa-indexer-topk", "--index-topk", "--compress-ratios"),
+            *("--use-sparse-flash-attn",),
+        ),
+        _SPARSE,
+    ),
+    **dict.fromkeys(("--enable-mhc", "--enable-mhc-connections", "--hc-mult"), _STREAMS),
+    **dict.fromkeys(("--perform-rl-step", "--dpo-loss-type", "--pref-ftx"), _REINFORCED),
+    "--num-experts-switch": "has experts of the old SwitchMLP, which no model here says",
+    "--cla-share-factor": "shares keys among blocks, which no model here says",
+    "--share-kvstates": "shares keys among blocks, which no model here says",
+    "--heterogeneous-layers-config-path": "makes each block as a file says: give --model",
+    "--heterogeneous-layers-config-encoded-json": "makes each block otherwise: give --model",
+    "--moe-expert-model-parallelism": "divides experts among data-parallel ranks: give "
+    "--expert-model-parallel-size N in its place",
+    "--moe-weight-parallelism": "divides experts among data-parallel ranks: give "
+    "--expert-model-parallel-size N in its place",
+    "--kv-compress": "compresses keys, which no model here says",
+    "--n-hash-layers": _SPARSE,
+    "--o-lora-rank": _SPARSE,
+    "--skip-train": "trains nothing: leave it out",
+    "--yaml-cfg": "takes all options from that file: import it in place of this one",
+    "--noop-layers": "has blocks that do nothing, which no model here says: leave them out, and "
+    "divide the blocks by --pipeline-model-parallel-layout",
+    "--mtp-hybrid-override-pattern": "has further tokens behind a hybrid model: no model here has",
+    "--tensor-parallel-num-weight-shards": _WEIGHT_SHARDS,
+    "--expert-tensor-parallel-num-weight-shards": _WEIGHT_SHARDS,
+    "--output-bert-embeddings": _ENCODER,
+}
+# Values with which an option that would be refused says nothing.
+IDLE = frozenset(("0", "1", "false", "none", "null", ""))
+
+
+# Megatron-LM's options as a launch line gives them: each with its words, its line and what is
+# unknown of it.
+#
+# Names are read as Megatron-LM's ``argparse`` reads them: dashes for underscores, a beginning that
+# only one option has, ``--no-X`` for a switch X; the last of several counts.
+
+
+KNOWN = HARMLESS | TELLING | UNSAID.keys() | REFUSED.keys()
+_SPELT = KNOWN | RENAMED.keys()
+# Values of switches, as other files write them.
+_ON, _OFF = frozenset(("true", "1", "yes", "on")), frozenset(("false", "0", "no", "off"))
+# A value that stands for none.
+_NONE = frozenset(("None", "null", "~"))
+_SHORTEST = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option of a launch line: its words, its line, and the first part that is unknown."""
+
+    words: tuple[str, ...]
+    line: int = 0
+    unknown: Unknown | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    """The options of a launch line by name; the last of several counts.
+
+    ``repeated`` holds the words of those before the last. ``strays`` are unknown words where an
+    option could stand, such as ``$EXTRA_ARGS``. ``shortened`` are abbreviations with the names that
+    they stand for, ``spelt`` the spellings of names that relatives spell otherwise. What is unknown
+    of an ``excused`` option counts as not given. ``taken`` grows with every option asked for.
+    """
+
+    given: Mapping[str, Option]
+    repeated: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    strays: Sequence[Word] = ()
+    shortened: Mapping[str, str] = field(default_factory=dict)
+    spelt: Mapping[str, str] = field(default_factory=dict)
+    excused: frozenset[str] = frozenset()
+    taken: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, arguments: Iterable[Word | str], excused: Iterable[str] = ()) -> "Options":
+        """Options of the words of a launch line."""
+        reader = _OptionReader()
+        for argument in arguments:
+            reader.take(argument if isinstance(argument, Word) else Word(text=argument))
+        return cls(
+            given=reader.given,
+            repeated=reader.repeated,
+            strays=tuple(reader.strays),
+            shortened=reader.shortened,
+            spelt=reader.spelt,
+            excused=frozenset(excused),
+        )
+
+    @property
+    def words(self) -> Mapping[str, Sequence[str]]:
+        """The words of every option, by its name."""
+        return {name: option.words for name, option in self.given.items()}
+
+    def where(self, name: str) -> str:
+        """An option's name with its line."""
+        line = self.given[name].line if name in self.given else 0
+        return f"{name}: line {line}" if line else name
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.given
+
+    def has(self, name: str) -> bool:
+        """Whether a switch is on."""
+        option = self._asked(name)
+        if option is None:
+            return False
+        return not option.words or option.words[0].lower() not in _OFF
+
+    def text(self, name: str) -> str | None:
+        """The first word of an option, if it is given."""
+        option = self._asked(name)
+        if option is None:
+            return None
+        if not option.words or not option.words[0]:
+            message = f"{self.where(name)}: its value is missing: give one"
+            raise InputError(message)
+        return None if option.words[0] in _NONE else option.words[0]
+
+    def all_words(self, name: str) -> tuple[str, ...]:
+        """All words of an option; none where it is not given."""
+        option = self._asked(name)
+        return () if option is None else option.words
+
+    def whole(self, name: str, *, minimum: int = 1) -> int | None:
+        """A whole number, if the option is given."""
+        text = self.text(name)
+        return None if text is None else checked_whole(self.where(name), text, minimum=minimum)
+
+    def number(self, name: str, default: float, *, maximum: float | None = None) -> float:
+        """A number that is not negative, or a default."""
+        text = self.text(name)
+        try:
+            number = default if text is None else float(text)
+        except ValueError:
+            message = f"{self.where(name)}: {text!r} is not a number: give one"
+            raise InputError(message) from None
+        if not 0 <= number <= (float("inf") if maximum is None else maximum):
+            top = "" if maximum is None else f" to {maximum:g}"
+            message = f"{self.where(name)}: {number:g} is out of range: give one from 0{top}"
+            raise InputError(message)
+        return number
+
+    def choice(self, name: str, known: Sequence[str]) -> str | None:
+        """One of some words, in small letters or as they are, if the option is given."""
+        text = self.text(name)
+        if text is None or text in known:
+            return text
+        same = [word for word in known if word.lower() == text.lower()]
+        if not same:
+            message = f"{self.where(name)}: {text!r} is unknown{near_matches(text, known)}"
+            raise InputError(message)
+        return same[0]
+
+    @property
+    def harmless(self) -> list[str]:
+        """Options that say nothing about cost."""
+        return [name for name in self.given if _is_harmless(name)]
+
+    @property
+    def unknown(self) -> list[str]:
+        """Options that no relative of Megatron-LM has, as far as is known here."""
+        return [name for name in self.given if name not in KNOWN and not _is_harmless(name)]
+
+    def _asked(self, name: str) -> Option | None:
+        self.taken.add(name)
+        option = self.given.get(name)
+        if option is None or option.unknown is None:
+            return option
+        if name in self.excused:
+            return None
+        message = f"{name}: {option.unknown}"
+        raise InputError(message)
+
+
+def _is_harmless(name: str) -> bool:
+    return name in HARMLESS or (name not in KNOWN and name.startswith(FAMILIES))
+
+
+class _OptionReader:
+    """Takes the words of a launch line one by one."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Option] = {}
+        self.repeated: dict[str, list[str]] = {}
+        self.strays: list[Word] = []
+        self.shortened: dict[str, str] = {}
+        self.spelt: dict[str, str] = {}
+        self._name = ""
+
+    def take(self, word: Word) -> None:
+        """Take the next word: an option, or a value of the last one."""
+        name, equals, value = word.text.partition("=")
+        if name.startswith("--") and len(name) > len("--") and "$" not in name:
+            self._begin(name, word)
+            if equals:
+                self._add(value, word.unknown)
+        elif word.unknown is not None and self._has_enough():
+            self.strays.append(word)
+        elif self._name:
+            self._add(word.text, word.unknown)
+
+    def _begin(self, spelt: str, word: Word) -> None:
+        name, value = self._canonical(spelt)
+        if name in self.given:
+            before = " ".join(self.given[name].words) or "on"
+            self.repeated.setdefault(name, []).append(before)
+        self.given[name] = Option(words=value, line=word.line)
+        self._name = name
+
+    def _canonical(self, spelt: str) -> tuple[str, tuple[str, ...]]:
+        """An option's usual name, and the value that its spelling implies."""
+        name = spelt.replace("_", "-")
+        for beginning in ("--no-", "--disable-"):
+            positive = "--" + name.removeprefix(beginning)
+            if (
+                name.startswith(beginning)
+                and positive in SWITCHES
+                and name not in _SPELT - HARMLESS
+            ):
+                return positive, ("false",)
+        if name not in _SPELT and not name.startswith(FAMILIES) and len(name) >= _SHORTEST:
+            longer = [known for known in _SPELT if known.startswith(name)]
+            if len(longer) == 1:
+                self.shortened[name] = longer[0]
+                name = longer[0]
+        if name in RENAMED:
+            self.spelt[RENAMED[name]] = name
+        return RENAMED.get(name, name), ()
+
+    def _add(self, text: str, unknown: Unknown | None) -> None:
+        option = self.given[self._name]
+        # A switch may be told off and then be given a value: the value counts.
+        kept = () if option.words == ("false",) and text.lower() in _ON | _OFF else option.words
+        if kept is not option.words:
+            text = "true" if text.lower() in _OFF else "false"
+        self.given[self._name] = Option(
+            words=(*kept, text), line=option.line, unknown=option.unknown or unknown
+        )
+
+    def _has_enough(self) -> bool:
+        """Whether the last option has all the words that it takes."""
+        if not self._name or self._name in SWITCHES | HARMLESS_SWITCHES:
+            return True
+        if self._name in MANY:
+            return False
+        return bool(self.given[self._name].words)
+
+
+# Options that Megatron-DeepSpeed alone has.
+_OF_DEEPSPEED = (
+    *("--deepspeed", "--deepspeed-config", "--zero-stage", "--ds-sequence-parallel-size"),
+    *("--no-pipeline-parallel", "--create-moe-param-group", "--deepspeed-activation-checkpointing"),
+)
+
+
+def is_of_deepspeed(options: Options) -> bool:
+    """Whether a line is Megatron-DeepSpeed's, which has defaults of its own."""
+    return any(name in options for name in _OF_DEEPSPEED)
+
+
+def is_of_epfl(options: Options) -> bool:
+    """Whether a line is that of EPFL's Megatron-LLM, which has no biases unless it is told to."""
+    return "--model-name" in options or "--use-bias" in options

@@ -1,0 +1,506 @@
+"""A model's shape and vocabulary as Megatron-LM's options, and back.
+
+Megatron-LM takes a tokenizer's own number of tokens, special ones included, and pads it. A name is
+matched in the last parts of a path, in small letters.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from mistlab.core.values import InputError, refuse
+from mistlab.export.found import Found
+from mistlab.export.megatron.megatron_flags import Options, is_of_epfl
+from mistlab.export.megatron.megatron_parts import (
+    check_hybrid,
+    hybrid_parts,
+    is_hybrid,
+    part_options,
+    parts_of,
+    sayable_parts,
+)
+from mistlab.export.rules import with_workload
+from mistlab.job.job import Job
+from mistlab.plan.workload import ROTARY_BASE, VOCAB_MULTIPLE, Family, ModelSpec
+
+# Types of tokenizers that fix the vocabulary, with the source of the number.
+BY_TYPE: Mapping[str, int] = {
+    # OpenAI's gpt2 vocab.json: 50,000 merges, 256 bytes and the end of a text.
+    "GPT2BPETokenizer": 50257,
+    # The released tokenizer.model of Llama and Llama 2 (SentencePiece).
+    "Llama2Tokenizer": 32000,
+    # Megatron-LM's fallback of its TikTokenizer, 2 ** 17.
+    "TikTokenizer": 131072,
+}
+# Types of Pai-Megatron-Patch (``--patch-tokenizer-type``): the vocabulary before
+# ``--extra-vocab-size``, which is not padded (``megatron_patch/tokenizer/__init__.py``).
+BY_PATCH_TYPE: Mapping[str, int] = {
+    "LLamaTokenizer": 32000,
+    "LLama2Tokenizer": 32000,
+    "LLama3Tokenizer": 128000,
+    "MistralTokenizer": 32000,
+    "QwenTokenizer": 151851,
+    "Qwen2Tokenizer": 151643,
+    "Qwen3Tokenizer": 151643,
+    "DeepSeekV2Tokenizer": 100000,
+    "FalconTokenizer": 65024,
+    "YiTokenizer": 64000,
+    "StarcoderTokenizerFromHF": 49152,
+    "BloomTokenizerFromHF": 250880,
+}
+# Patterns of names of models and tokenizers, with the number of tokens of the released tokenizer.
+_BY_NAME: Mapping[str, int] = {
+    # Meta's releases: SentencePiece models, CodeLlama's with 16 more; tiktoken of Llama 3 and 4.
+    r"code-?llama": 32016,
+    r"llama-?4(?!\d)": 202048,
+    r"llama-?v?3(?!\d)|llama-?3[123]\b": 128256,
+    r"llama-?v?[12](?![\db])|llama-(7b|13b|30b|33b|65b)|vicuna|tinyllama": 32000,
+    # Mistral AI's releases.
+    r"mistral-?nemo": 131072,
+    r"mistral-7b(-instruct)?-v0\.3|mixtral-8x22b-(instruct-)?v0\.3": 32768,
+    r"mi[sx]tral-(7b|8x7b)": 32000,
+    # Alibaba's releases: 151,643 merges and bytes, and the special tokens of each generation.
+    r"qwen-?3": 151669,
+    r"qwen-?2\.5|qwen25|qwq": 151665,
+    r"qwen-?(1\.5|2)(-|\b)": 151646,
+    # DeepSeek's releases.
+    r"deepseek-?(v3|r1)": 128815,
+    r"deepseek-?(v2|coder-v2)": 100002,
+    # Google's Gemma and Gemma 2.
+    r"gemma-?(2-|2b|7b)": 256000,
+    # EleutherAI's gpt-neox-20b, which Pythia shares.
+    r"gpt-?neox|pythia": 50277,
+    # OpenAI's gpt2, whatever its size.
+    r"gpt-?2": 50257,
+    # BigScience's BLOOM, TII's Falcon, Baichuan, Shanghai AI Laboratory's InternLM 2, 01.AI's Yi.
+    r"bloom": 250680,
+    r"falcon-?(7b|40b|180b)": 65024,
+    r"baichuan-?2": 125696,
+    r"baichuan": 64000,
+    r"internlm-?2": 92544,
+    r"\byi-": 64000,
+    # BigCode's StarCoder and StarCoder 2.
+    r"starcoder": 49152,
+    # NVIDIA's tokenizer of Nemotron-4 (SentencePiece).
+    r"nemotron.*256k": 256000,
+    # OpenAI's encodings by name.
+    r"cl100k": 100277,
+    r"o200k": 200019,
+}
+
+
+def size_by_name(name: str) -> int | None:
+    """The number of tokens of a tokenizer, by the name of its folder, file or model."""
+    parts = [part for part in re.split(r"[/\\]", name.lower()) if part]
+    for part in reversed(parts[-3:]):
+        for pattern, size in _BY_NAME.items():
+            if "$" not in part and re.search(pattern, part.replace("_", "-")):
+                return size
+    return None
+
+
+# The vocabulary that a launch line of Megatron-LM or a relative trains with, by its tokenizer.
+
+
+_NULL = ("NullTokenizer", "NullMultimodalTokenizer")
+_GPT2 = "GPT2BPETokenizer"
+_OF_ENCODERS = "BertWordPiece"
+_LLAMA2 = "Llama2Tokenizer"
+# Names of files, and of folders that say nothing of the tokenizer in them.
+_GPT2_FILES, _LLAMA_FILES = ("vocab.json", "encoder.json"), ("tokenizer.model",)
+_PLAIN_FOLDERS = frozenset(
+    ("", "data", "dataset", "datasets", "tokenizer", "tokenizers", "vocab", "models", "assets")
+)
+_NAMES = ("--tokenizer-model", "--tokenizer-name-or-path")
+
+
+def vocab_of(options: Options, found: Found, given: int | None = None) -> int:
+    """The vocabulary in training, padded as Megatron-LM does unless plans would pad it so
+    themselves; ``given`` is what a user says beside the file."""
+    if given is not None:
+        return _padded(options, given)
+    if (whole := options.whole("--padded-vocab-size", minimum=0)) is not None and whole > 0:
+        return whole
+    if (patched := _patched(options)) is not None:
+        return patched
+    return _padded(options, _tokens(options, found))
+
+
+def _patched(options: Options) -> int | None:
+    """The vocabulary of Pai-Megatron-Patch's tokenizers; None for any other line."""
+    kind = options.text("--patch-tokenizer-type")
+    extra = options.whole("--extra-vocab-size", minimum=0)
+    if kind is not None and kind in BY_PATCH_TYPE:
+        return BY_PATCH_TYPE[kind] + (extra or 0)
+    if extra is not None and extra > 0 and (vocab := options.whole("--vocab-size")) is not None:
+        return vocab + extra
+    if kind is not None and kind != _GPT2:
+        raise _unknown(options, kind)
+    return None
+
+
+def _tokens(options: Options, found: Found) -> int:
+    """The tokens of a line's tokenizer, special ones included."""
+    said, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
+    if kind is not None and kind.startswith(_OF_ENCODERS):
+        where = options.where("--tokenizer-type")
+        message = f"{where}: {kind} is of encoders: give a launch line that trains a decoder"
+        raise InputError(message)
+    if kind in _NULL and said is not None:
+        text = f"{said + 1} tokens: {kind} adds one to --vocab-size {said}, up to core 0.18"
+        found.remark("assumed", "model.vocab", text)
+        return said + 1
+    known = _known(options, kind)
+    if said is not None:
+        if known is not None and _padded(options, known) != _padded(options, said):
+            text = (
+                f"--vocab-size {said}, but the tokenizer has {known} tokens: took the tokenizer's"
+            )
+            found.remark("contradicting", "model.vocab", text)
+            return known
+        return said
+    if known is None:
+        raise _unknown(options, kind)
+    text = f"{known} tokens, as {_words(options, kind)} has: --vocab-size is not given"
+    found.remark("assumed", "model.vocab", text)
+    return known
+
+
+def _known(options: Options, kind: str | None) -> int | None:
+    """The size of a well-known tokenizer; None if a type or a name is said and not known."""
+    names = [name for name in _NAMES if name in options]
+    if kind is None and not names and "--vocab-size" in options:
+        return None
+    if kind in (None, _GPT2) and not (kind is None and names):
+        # pretrain_gpt.py's default.
+        return _by_file(options, "--vocab-file", BY_TYPE[_GPT2], _GPT2_FILES)
+    sizes = [size_by_name(_name_of(options, name)) for name in (*names, "--model-name")]
+    if size := next((size for size in sizes if size is not None), None):
+        return size
+    if kind == _LLAMA2:
+        return _by_file(options, "--tokenizer-model", BY_TYPE[_LLAMA2], _LLAMA_FILES)
+    return BY_TYPE.get(kind or "") or _by_file(options, "--vocab-file", None, _LLAMA_FILES)
+
+
+def _by_file(
+    options: Options, option: str, usual: int | None, files: tuple[str, ...]
+) -> int | None:
+    """The size of a tokenizer by the file that holds it: a well-known one, or the ``usual`` one if
+    the file's name is unknown or says nothing else."""
+    name = _name_of(options, option)
+    if (size := size_by_name(name)) is not None:
+        return size
+    path = PurePath(name)
+    folders = [part for part in path.parts[:-1] if part.lower().strip("./") not in _PLAIN_FOLDERS]
+    is_plain = path.name in files and (option != "--vocab-file" or not folders)
+    is_open = not name or "$" in name or "<" in name
+    return usual if is_open or is_plain else None
+
+
+def _name_of(options: Options, option: str) -> str:
+    """A tokenizer's name or path as far as it is known, unknown parts as the script writes them."""
+    options.taken.add(option)
+    words = options.words.get(option, ())
+    return words[0] if words else ""
+
+
+def _padded(options: Options, vocab: int) -> int:
+    tensor = options.whole("--tensor-model-parallel-size") or 1
+    divisor = options.whole("--make-vocab-size-divisible-by") or VOCAB_MULTIPLE
+    padded = -(-vocab // (divisor * tensor)) * divisor * tensor
+    by_plans = vocab
+    if vocab % tensor:
+        multiple = VOCAB_MULTIPLE * tensor
+        by_plans = -(-vocab // multiple) * multiple
+    return vocab if padded == by_plans else padded
+
+
+def _words(options: Options, kind: str | None) -> str:
+    """A line's tokenizer in words."""
+    given = [f"--tokenizer-type {kind}"] if kind else []
+    for name in (*_NAMES, "--vocab-file"):
+        given += [f"{name} {word}" for word in options.words.get(name, ())[:1]]
+    return " ".join(given) or _GPT2
+
+
+def _unknown(options: Options, kind: str | None) -> InputError:
+    line = options.given["--tokenizer-type"].line if "--tokenizer-type" in options else 0
+    where = f" (line {line})" if line else ""
+    return InputError(
+        f"--vocab-size: is not said, and the vocabulary of {_words(options, kind)}{where} is not "
+        "known here: give --vocab-size N, or add --vocab-size or --padded-vocab-size to the line"
+    )
+
+
+# A model's shape as Megatron-LM's options, and back.
+#
+# Megatron-LM's options choose norm, activation and position embedding of all blocks alike; parts
+# that only some models have are those of ``megatron_parts``. It pads vocabularies to a multiple,
+# and takes a dropout of a tenth unless it is told otherwise.
+
+
+DROPOUT = 0.1
+
+_NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
+_POSITIONS = {"learned_absolute": "absolute", "rope": "rotary", "none": "none"}
+# Other words of older versions and relatives.
+_READ_POSITIONS = {
+    **_POSITIONS,
+    "absolute": "absolute",
+    "rotary": "rotary",
+    "yarn": "rotary",
+    "mrope": "rotary",
+    "alibi": "none",
+}
+_KINDS = ("norm", "mlp_type", "activation", "position_embedding", "parallel_block")
+_WITHOUT_SOME_BIASES = ("--disable-bias-linear-fc", "--disable-bias-attn-fc")
+_FAMILIES: tuple[Family, ...] = ("llama", "nemotron", "falcon", "gpt")
+_STRUCTURES: Mapping[Family, Mapping[str, Any]] = {
+    model.family: {kind: getattr(model, kind) for kind in _KINDS}
+    for model in (ModelSpec.of(family=name, hidden=64, layers=1, heads=1) for name in _FAMILIES)
+}
+
+
+def sayable_model(job: Job) -> Job:
+    """The job with the nearest model that Megatron-LM builds."""
+    model = job.workload.model
+    if model.graph_file is not None:
+        problem = (
+            "is traced from code of its own, which no option builds: export a plan of a model of "
+            "the catalogue, or of a mapping"
+        )
+        refuse("workload.model", problem)
+    if model.post_norms:
+        refuse("workload.model.post_norms", "has no row in this export: leave it out")
+    check_hybrid(model)
+    model = sayable_parts(model)
+    if not model.rotary_base.is_integer():
+        model = replace(model, name="", rotary_base=float(round(model.rotary_base)))
+    if model.parallel_block:
+        model = replace(model, name="", family="gpt", parallel_block=False)
+    if model.mlp_type == "mlp" and model.activation not in ("gelu_tanh", "relu2"):
+        model = replace(model, name="", activation="gelu_tanh")
+    return with_workload(job, model=model)
+
+
+def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
+    """The options of a model that ``sayable_model`` gave, without its sequence length."""
+    yield f"--num-layers {model.layers}"
+    yield f"--hidden-size {model.hidden}"
+    yield f"--ffn-hidden-size {model.ffn}"
+    yield f"--num-attention-heads {model.heads}"
+    if model.kv_heads != model.heads:
+        yield f"--group-query-attention --num-query-groups {model.kv_heads}"
+    is_divided = model.hidden % model.heads == 0
+    if model.head_dim * model.heads != model.hidden and not (model.latent and is_divided):
+        yield f"--kv-channels {model.head_dim}"
+    yield from _kinds(model)
+    yield from part_options(model)
+    if not model.tied_embeddings:
+        yield "--untie-embeddings-and-output-weights"
+    if not model.biases:
+        yield "--disable-bias-linear"
+    yield f"--attention-dropout {model.dropout!r} --hidden-dropout {model.dropout!r}"
+    divisor = 1 if model.vocab % tensor_parallel == 0 else VOCAB_MULTIPLE
+    yield f"--vocab-size {model.vocab} --make-vocab-size-divisible-by {divisor}"
+
+
+def _kinds(model: ModelSpec) -> Iterator[str]:
+    """The options for kinds of norms, activations and positions."""
+    if model.norm == "rmsnorm":
+        yield "--normalization RMSNorm"
+    if model.mlp_type == "gated_mlp":
+        yield "--swiglu"
+    elif model.activation == "relu2":
+        yield "--squared-relu"
+    words = {position: word for word, position in _POSITIONS.items()}
+    yield f"--position-embedding-type {words[model.position_embedding]}"
+    if model.position_embedding == "rotary":
+        if model.rotary_fraction != 1 and model.latent is None:
+            yield f"--rotary-percent {model.rotary_fraction!r}"
+        if model.rotary_base != ROTARY_BASE:
+            yield f"--rotary-base {int(model.rotary_base)}"
+
+
+def model_of(
+    options: Options, found: Found, vocab: int | None = None, program: str = ""
+) -> ModelSpec:
+    """The model that options describe; ``vocab`` is a vocabulary that is given beside them."""
+    hidden, heads = _needed(options, "--hidden-size"), _needed(options, "--num-attention-heads")
+    layers, hybrid = _layers_of(options, hidden, program)
+    gated = _is_gated(options, found)
+    ffn = options.whole("--ffn-hidden-size") or _default_ffn(options, hidden)
+    position = _position(options, found)
+    channels = options.whole("--kv-channels")
+    percent = options.number("--rotary-percent", 1.0, maximum=1)
+    base = options.number("--rotary-base", ROTARY_BASE)
+    is_rotary = position == "rotary"
+    fields: dict[str, Any] = {
+        "mlp_type": "gated_mlp" if gated else "mlp",
+        "activation": _activation(options, gated=gated),
+        "norm": _norm(options),
+        "position_embedding": position,
+        "parallel_block": options.has("--parallel-attn"),
+    }
+    fields |= {} if channels is None else {"head_dim": channels}
+    fields |= {"rotary_fraction": percent if is_rotary else 0.0}
+    parts = parts_of(options, found, layers, ffn)
+    if hybrid:
+        _check_hybrid(parts)
+    fields |= parts | hybrid
+    return ModelSpec.of(
+        family=_family(fields),
+        hidden=hidden,
+        layers=fields.pop("layers", layers),
+        heads=heads,
+        kv_heads=_key_heads(options, found, heads),
+        ffn=ffn,
+        rotary_base=base if is_rotary else ROTARY_BASE,
+        tied_embeddings=not options.has("--untie-embeddings-and-output-weights"),
+        biases=_has_biases(options, found),
+        dropout=_dropout(options, found),
+        vocab=vocab_of(options, found, vocab),
+        **fields,
+    )
+
+
+def _layers_of(options: Options, hidden: int, program: str) -> tuple[int, dict[str, Any]]:
+    """The number of blocks, and the fields of a hybrid model; none for any other."""
+    layers = options.whole("--num-layers") or options.whole("--encoder-num-layers")
+    if is_hybrid(options, program):
+        fields = hybrid_parts(options, layers, hidden)
+        return fields["layers"], fields
+    return layers or _needed(options, "--num-layers"), {}
+
+
+def _check_hybrid(parts: dict[str, Any]) -> None:
+    for name in ("latent", "window", "sinks", "further_tokens", "attention_gate"):
+        if parts.get(name):
+            message = f"model.{name}: no hybrid model here has it: give a model by --model"
+            raise InputError(message)
+
+
+def _family(fields: Mapping[str, Any]) -> Family:
+    """The family whose structure a model has; ``gpt`` for a structure that no family has."""
+    for family, structure in _STRUCTURES.items():
+        if all(fields[name] == value for name, value in structure.items()):
+            return family
+    return "gpt"
+
+
+def _is_gated(options: Options, found: Found) -> bool:
+    """Whether the network has a gate; a gate of another kind than SwiGLU's is told."""
+    word = options.choice("--glu-activation", ("swiglu", "geglu", "reglu", "liglu"))
+    if options.has("--swiglu") or word == "swiglu":
+        return True
+    kinds = [name for name in ("--geglu", "--quick-geglu") if options.has(name)]
+    if word is not None:
+        kinds.append(f"--glu-activation {word}")
+    for kind in kinds:
+        text = "the gate is taken as SwiGLU's, which costs as much"
+        found.remark("assumed", kind, text)
+    return bool(kinds)
+
+
+def _activation(options: Options, *, gated: bool) -> str:
+    if options.has("--squared-relu") and not gated:
+        return "relu2"
+    return "silu" if gated else "gelu_tanh"
+
+
+def _norm(options: Options) -> str:
+    known = (*_NORMS, "layernorm1p")
+    said = options.choice("--normalization", known) or "LayerNorm"
+    return "rmsnorm" if options.has("--use-rmsnorm") else _NORMS.get(said, "layernorm")
+
+
+def _key_heads(options: Options, found: Found, heads: int) -> int:
+    """Heads of keys and values."""
+    of_relatives = options.whole("--num-key-heads")
+    if of_relatives is not None:
+        return of_relatives
+    if options.choice("--attention-head-type", ("multihead", "multiquery")) == "multiquery":
+        return 1
+    groups, grouped = options.whole("--num-query-groups"), options.has("--group-query-attention")
+    if grouped:
+        # Megatron-LM's default is a single group.
+        return groups or 1
+    if groups is not None and groups != heads:
+        text = f"--num-query-groups {groups} without --group-query-attention: heads share no keys"
+        found.remark("contradicting", "model.kv_heads", text)
+    return heads
+
+
+def _has_biases(options: Options, found: Found) -> bool:
+    """Whether products have biases."""
+    without = [name for name in _WITHOUT_SOME_BIASES if options.has(name)]
+    if without and not options.has("--disable-bias-linear"):
+        # Pai-Megatron-Patch's switches leave biases to queries, keys and values at least.
+        all_but_those = len(without) == len(_WITHOUT_SOME_BIASES)
+        said = "none" if all_but_those else "all products"
+        text = f"biases are taken in {said}, though some products alone have them"
+        found.remark("assumed", " ".join(without), text)
+        return not all_but_those
+    if is_of_epfl(options):
+        return options.has("--use-bias")
+    if "--add-bias-linear" in options:
+        return options.has("--add-bias-linear")
+    return not options.has("--disable-bias-linear")
+
+
+def _default_ffn(options: Options, hidden: int) -> int:
+    """The width that Megatron-LM takes where none is given: two thirds for SwiGLU.
+
+    FlagScale multiplies two thirds by a number, and rounds them up to a multiple.
+    """
+    multiple = options.whole("--multiple-of")
+    factor = options.number("--hidden-dim-multiplier", 1.0)
+    if not options.has("--swiglu"):
+        return 4 * hidden
+    if multiple is not None:
+        return -(-int(8 * hidden // 3 * factor) // multiple) * multiple
+    return 8 * hidden // 3 // 64 * 64
+
+
+def _needed(options: Options, name: str) -> int:
+    number = options.whole(name)
+    if number is None and options.strays:
+        message = f"{name}: is missing, unless it stands in what {options.strays[0].unknown}"
+        raise InputError(message)
+    if number is None:
+        message = f"{name}: is missing: give it, or the model by --model"
+        raise InputError(message)
+    return number
+
+
+def _position(options: Options, found: Found) -> str:
+    said = options.choice("--position-embedding-type", tuple(_READ_POSITIONS))
+    if options.has("--use-rotary-position-embeddings"):
+        return "rotary"
+    if said is None:
+        return "none" if options.has("--no-position-embedding") else "absolute"
+    if said == "mrope":
+        message = (
+            f"{options.where('--position-embedding-type')}: mrope turns the positions of images "
+            "beside text, which no plan says: give a launch line that trains a decoder of text"
+        )
+        raise InputError(message)
+    if said == "alibi":
+        text = "alibi: attention is taken without biases of positions"
+        found.remark("ignored", "--position-embedding-type", text)
+    return _READ_POSITIONS[said]
+
+
+def _dropout(options: Options, found: Found) -> float:
+    names = ("--attention-dropout", "--hidden-dropout")
+    silent = [name for name in names if name not in options.words]
+    attention, hidden = (options.number(name, DROPOUT, maximum=1) for name in names)
+    if silent:
+        text = f"{DROPOUT}, Megatron-LM's default: {' and '.join(silent)} are not given"
+        found.remark("assumed", "model.dropout", text)
+    if attention != hidden:
+        text = f"--attention-dropout {attention:g}, --hidden-dropout {hidden:g}: took {hidden:g}"
+        found.remark("contradicting", "model.dropout", text)
+    return hidden

@@ -1,0 +1,558 @@
+"""Parts of models as Megatron-LM's options, and back: patterns, experts, latent attention, windows.
+
+The grammar is that of ``--hybrid-layer-pattern`` (core 0.17): a letter a block, ``|`` between
+stages, ``/`` before the blocks of further tokens. Older lines give shares of attention and of
+networks (``--hybrid-attention-ratio``, ``--hybrid-mlp-ratio``).
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mistlab.core.values import InputError, refuse, within
+from mistlab.export.found import Found, checked_whole
+from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
+from mistlab.job.job import Job
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Experts, LatentAttention, ModelSpec, StateSpace, Window
+from mistlab.schedule.orders import INTERLEAVED
+from mistlab.schedule.placement import even_shares
+
+PATTERN = "--hybrid-layer-pattern"
+# Megatron-LM's defaults.
+STATES, CHANNELS, GROUPS, EXPAND = 128, 64, 8, 2
+# Its letters for blocks that models here have; its G, D and + are parts that they have not.
+_LETTERS = "M*-E"
+_MEANINGS = {
+    "G": "a gated delta net without a network",
+    "D": "sparse attention",
+    "+": "latent attention",
+}
+_SWITCHES = ("--is-hybrid-model", "--hybrid-attention-ratio", "--hybrid-mlp-ratio")
+
+
+def is_hybrid(options: Options, program: str = "") -> bool:
+    """Whether options, or the program, build blocks of a pattern."""
+    name = program.lower()
+    builds = "pretrain_mamba" in name or "pretrain_hybrid" in name
+    return builds or PATTERN in options or any(options.has(name) for name in _SWITCHES)
+
+
+def hybrid_parts(options: Options, layers: int | None, hidden: int) -> dict[str, Any]:
+    """The pattern of a hybrid model and its state space, as fields of a model."""
+    pattern = "".join(segments_of(options, layers))
+    fields: dict[str, Any] = {"pattern": shortest(pattern), "layers": len(pattern)}
+    if "M" in pattern:
+        fields["state_space"] = _state_space(options, hidden)
+    return fields
+
+
+def segments_of(options: Options, layers: int | None) -> list[str]:
+    """The blocks of each part of a pipeline by a pattern's bars; without bars all of them."""
+    text = options.text(PATTERN)
+    if text is None:
+        return [_by_shares(options, layers)]
+    main, *further = text.split("/")
+    if any(further):
+        message = (
+            f"{options.where(PATTERN)}: {text} has further tokens (/): no hybrid model here has "
+            "them: leave them out"
+        )
+        raise InputError(message)
+    for letter in main.replace("|", ""):
+        if letter not in _LETTERS:
+            meaning = _MEANINGS.get(letter, "no kind of block")
+            message = (
+                f"{options.where(PATTERN)}: {letter!r} is {meaning}, which no model here has: give "
+                f"blocks of {_LETTERS}"
+            )
+            raise InputError(message)
+    if not main.replace("|", ""):
+        message = f"{options.where(PATTERN)}: {text!r} has no blocks: give a letter for each"
+        raise InputError(message)
+    return main.split("|")
+
+
+def shortest(pattern: str) -> str:
+    """The shortest pattern that makes the same blocks when it takes turns.
+
+    >>> shortest("DADA")
+    'DA'
+    """
+    sizes = (size for size in range(1, len(pattern) + 1) if len(pattern) % size == 0)
+    return next(
+        pattern[:size] for size in sizes if pattern[:size] * (len(pattern) // size) == pattern
+    )
+
+
+def _by_shares(options: Options, layers: int | None) -> str:
+    """Blocks of state spaces with attention and networks at even distances, by their shares."""
+    if layers is None:
+        message = "--num-layers: is missing: give it, or --hybrid-layer-pattern"
+        raise InputError(message)
+    attention = round(layers * options.number("--hybrid-attention-ratio", 0.0, maximum=1))
+    networks = round(layers * options.number("--hybrid-mlp-ratio", 0.0, maximum=1))
+    blocks = ["M"] * layers
+    # Attention between sections of equal length; networks among what is left, the first one late.
+    _spread(blocks, "*", (layers - attention) / (attention + 1))
+    if networks:
+        _spread(blocks, "-", (layers - attention - networks) / networks)
+    return "".join(blocks)
+
+
+def _spread(blocks: list[str], letter: str, distance: float) -> None:
+    """Turn the mixer after every so many mixers into another kind of block."""
+    left = distance
+    for index, block in enumerate(blocks):
+        if block != "M":
+            continue
+        if left < 1 / 2:
+            blocks[index] = letter
+            left += distance
+        else:
+            left -= 1
+
+
+def _state_space(options: Options, hidden: int) -> StateSpace:
+    channels = options.whole("--mamba-head-dim") or CHANNELS
+    heads = options.whole("--mamba-num-heads")
+    expand = options.whole("--mamba-expand") or EXPAND
+    with within("model.state_space"):
+        return StateSpace(
+            heads=heads or hidden * expand // channels,
+            channels=channels,
+            groups=options.whole("--mamba-num-groups") or GROUPS,
+            states=options.whole("--mamba-state-dim") or STATES,
+        )
+
+
+# Hybrid models as Megatron-LM's options: a letter for each block, and the state-space mixer.
+#
+# Its letters are those of patterns here: ``M`` the mixer of Mamba-2, ``*`` attention, ``-`` the
+# network, ``E`` experts. A plain pattern is what core 0.16 and all later ones take, beside other
+# numbers of blocks of the first and the last stage. One that is cut into segments, for stages that
+# are unlike otherwise or have several chunks, is what core 0.17 and later take. Whole blocks are
+# recomputed from core 0.18 on; before, the option is taken and ignored.
+
+
+_KINDS_OF_BLOCKS = frozenset("M*-E")
+_SPEC = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
+# The programs that train models without and with a pattern.
+PLAIN_PROGRAM, HYBRID_PROGRAM = "pretrain_gpt.py", "pretrain_mamba.py"
+
+
+def check_hybrid(model: ModelSpec) -> None:
+    """Refuse kinds of blocks, and gates, that no option builds."""
+    others = sorted(set(model.pattern) - _KINDS_OF_BLOCKS)
+    if others:
+        _refuse("pattern", f"{model.pattern!r} has blocks of kind {' '.join(others)}")
+    if model.state_space is not None and model.state_space.delta_rule:
+        _refuse("state_space.delta_rule", "true")
+    if model.attention_gate:
+        _refuse("attention_gate", "true")
+
+
+def _refuse(field: str, what: str) -> None:
+    problem = (
+        f"{what}, which the launch line cannot say, and without it the model would be another: "
+        "give --to deepspeed or accelerate, where the script brings the model"
+    )
+    refuse(f"workload.model.{field}", problem)
+
+
+def program_of(model: ModelSpec) -> str:
+    """The program of Megatron-LM that trains a model."""
+    return HYBRID_PROGRAM if model.pattern else PLAIN_PROGRAM
+
+
+def hybrid_options(job: Job) -> Iterator[str]:
+    """The options of a hybrid model's blocks; none of another model's."""
+    model, mixer = job.workload.model, job.workload.model.state_space
+    if not model.pattern:
+        return
+    letters = (model.pattern * model.layers)[: model.layers]
+    yield f"--spec {_SPEC} --is-hybrid-model"
+    if is_cut(job.plan):
+        segments = _cut(letters, segment_sizes(job.plan))
+        yield f'--hybrid-layer-pattern "{"|".join(segments)}"'
+    else:
+        yield f'--hybrid-override-pattern "{letters}"'
+        yield from _ends(job.plan)
+    if mixer is not None:
+        yield f"--mamba-num-heads {mixer.heads} --mamba-head-dim {mixer.channels}"
+        yield f"--mamba-num-groups {mixer.groups} --mamba-state-dim {mixer.states}"
+
+
+def is_cut(plan: Plan) -> bool:
+    """Whether a pattern has to say where stages begin: those between the first and the last are
+    unlike, or stages have chunks."""
+    inner = {stage.layers for stage in plan.stages[1:-1]}
+    return len(inner) > 1 or plan.order in INTERLEAVED
+
+
+def _ends(plan: Plan) -> Iterator[str]:
+    """The options for the blocks of the first and the last stage, where stages are unlike."""
+    layers = [stage.layers for stage in plan.stages]
+    if len(set(layers)) > 1:
+        yield f"--decoder-first-pipeline-num-layers {layers[0]}"
+        yield f"--decoder-last-pipeline-num-layers {layers[-1]}"
+
+
+def segment_sizes(plan: Plan) -> list[int]:
+    """The number of blocks in each part of the model: first chunks of all stages, then second."""
+    chunks = INTERLEAVED.get(plan.order, 1)
+    parts = [even_shares(stage.layers, chunks) for stage in plan.stages]
+    return [parts[stage][chunk] for chunk in range(chunks) for stage in range(plan.num_stages)]
+
+
+def _cut(letters: str, sizes: Sequence[int]) -> Iterator[str]:
+    begin = 0
+    for size in sizes:
+        yield letters[begin : begin + size]
+        begin += size
+
+
+def hybrid_notes(job: Job) -> Iterator[str]:
+    """The versions of Megatron-core that a hybrid's line needs."""
+    if not job.workload.model.pattern:
+        return
+    if is_cut(job.plan):
+        yield "a pattern that is cut into segments needs Megatron-core 0.17 or later"
+    if any(stage.checkpointed_layers for stage in job.plan.stages):
+        yield "blocks of hybrids are recomputed from Megatron-core 0.18 on; 0.16 and 0.17 keep all"
+
+
+# Parts of models of today as Megatron-LM's options, and back: experts, latent attention, windows.
+#
+# Latent vectors are normalised if ``--qk-layernorm`` is given, as DeepSeek's are; their rotary
+# embedding is YaRN's, which costs what the plain one costs. ``--window-size N,0`` stands for the
+# last N tokens, as Megatron-LM's own launch lines of gpt-oss give its window.
+
+
+# Megatron-LM's defaults.
+ACTIVE, KEY_RANK, HEAD_DIM, ROTATED, VALUE_DIM = 2, 32, 128, 64, 128
+DELTA_KEY_HEADS, DELTA_VALUE_HEADS, DELTA_CHANNELS = 16, 32, 128
+# Shares of rotated channels are told with so many digits, as in configurations that are read.
+_DIGITS = 12
+_MOST_BLOCKS = 10_000
+
+
+def sayable_parts(model: ModelSpec) -> ModelSpec:
+    """The model with the nearest parts that Megatron-LM builds."""
+    if model.latent is None:
+        return model
+    if not model.rotated_channels:
+        problem = f"{model.position_embedding!r} with latent attention, which rotates channels here"
+        refuse("workload.model.position_embedding", f"{problem}: give rotary")
+    fraction = round(model.rotated_channels / model.head_dim, _DIGITS)
+    return replace(model, qk_norm=False, rotary_fraction=fraction)
+
+
+def part_options(model: ModelSpec) -> Iterator[str]:
+    """The options of a model's parts, but for experts' ranks and exchange."""
+    if model.latent is not None:
+        yield from _latent_options(model, model.latent)
+    elif model.qk_norm:
+        yield "--qk-layernorm"
+    if model.window is not None:
+        yield f"--window-size {model.window.size},0"
+        if model.window.full_every:
+            yield f"--window-attn-skip-freq {model.window.full_every}"
+    if model.sinks:
+        yield "--softmax-type learnable"
+    if model.experts is not None:
+        yield from _expert_options(model.experts, model.layers)
+    if model.further_tokens:
+        yield f"--mtp-num-layers {model.further_tokens}"
+
+
+def _latent_options(model: ModelSpec, latent: LatentAttention) -> Iterator[str]:
+    yield "--multi-latent-attention --qk-layernorm"
+    of_queries = "" if latent.query_rank is None else f"--q-lora-rank {latent.query_rank} "
+    yield f"{of_queries}--kv-lora-rank {latent.key_rank}"
+    rotated = model.rotated_channels
+    yield f"--qk-head-dim {model.head_dim - rotated} --qk-pos-emb-head-dim {rotated}"
+    yield f"--v-head-dim {latent.value_dim}"
+
+
+def _expert_options(experts: Experts, layers: int) -> Iterator[str]:
+    yield f"--num-experts {experts.count} --moe-router-topk {experts.active}"
+    if experts.active == 1:
+        # Megatron-LM refuses the softmax over a single chosen expert.
+        yield "--moe-router-pre-softmax"
+    yield f"--moe-ffn-hidden-size {experts.ffn}"
+    if experts.shared_ffn:
+        yield f"--moe-shared-expert-intermediate-size {experts.shared_ffn}"
+    if experts.hidden:
+        yield f"--moe-latent-size {experts.hidden}"
+    if dense := experts.dense_blocks:
+        yield f'--moe-layer-freq "([0]*{dense}+[1]*{layers - dense})"'
+
+
+def parts_of(options: Options, found: Found, layers: int, ffn: int) -> dict[str, Any]:
+    """The parts that options describe, as fields of a model."""
+    experts, blocks = experts_of(options, found, layers, ffn)
+    parts = {
+        "experts": experts,
+        "window": _window_of(options, found),
+        "sinks": _has_sinks(options, found),
+        "further_tokens": _further_tokens(options),
+        **_attention_of(options, found),
+    }
+    parts |= _turns_of(options, blocks, layers)
+    if parts.get("pattern") and (beside := _beside_pattern(parts)):
+        message = (
+            f"{beside}: no model here has it in blocks of several kinds that take turns: give a "
+            "model of the catalogue by --model"
+        )
+        raise InputError(message)
+    return parts
+
+
+def _further_tokens(options: Options) -> int:
+    number = options.whole("--mtp-num-layers", minimum=0) or 0
+    if number > _MOST_BLOCKS:
+        message = f"{options.where('--mtp-num-layers')}: {number} is too large: give a few"
+        raise InputError(message)
+    return number
+
+
+def _beside_pattern(parts: dict[str, Any]) -> str | None:
+    """The option of a part that no block of a pattern has; None where there is none."""
+    options = {
+        "latent": "--multi-latent-attention",
+        "window": "--window-size",
+        "sinks": "--softmax-type",
+        "further_tokens": "--mtp-num-layers",
+    }
+    return next((option for name, option in options.items() if parts.get(name)), None)
+
+
+def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any]:
+    """The pattern of blocks that take turns: with and without experts, or with delta nets."""
+    if (deltas := _delta_nets(options, layers)) is not None:
+        if 0 in blocks:
+            message = (
+                "--moe-layer-freq: no model here has delta nets beside blocks without experts: "
+                "give experts in every block"
+            )
+            raise InputError(message)
+        return deltas
+    dense = blocks.index(1) if 1 in blocks else layers
+    if 0 not in blocks[dense:]:
+        return {}
+    return {"pattern": shortest("".join("DA"[has_experts] for has_experts in blocks))}
+
+
+def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
+    """Gated delta nets in place of attention in most blocks, as Qwen3-Next has them."""
+    variant = options.text("--experimental-attention-variant")
+    if variant is None:
+        return None
+    if variant not in ("gated_delta_net", "gdn"):
+        message = (
+            f"{options.where('--experimental-attention-variant')}: {variant} is attention that no "
+            "model here has: give a model of the catalogue by --model"
+        )
+        raise InputError(message)
+    every = options.text("--linear-attention-freq") or options.text("--full-attention-interval")
+    if every is None:
+        message = f"--linear-attention-freq: is missing beside {variant}: give one"
+        raise InputError(message)
+    where = options.where("--linear-attention-freq")
+    blocks = [] if "[" in every else _linear_blocks(checked_whole(where, every), layers)
+    linear = blocks or pattern_of(every)
+    space = StateSpace(
+        heads=options.whole("--linear-num-value-heads") or DELTA_VALUE_HEADS,
+        channels=options.whole("--linear-value-head-dim") or DELTA_CHANNELS,
+        groups=options.whole("--linear-num-key-heads") or DELTA_KEY_HEADS,
+        states=options.whole("--linear-key-head-dim") or DELTA_CHANNELS,
+        delta_rule=True,
+    )
+    return {
+        "pattern": shortest("".join("AG"[is_linear] for is_linear in linear)),
+        "state_space": space,
+    }
+
+
+def _linear_blocks(every: int, layers: int) -> list[int]:
+    """Which blocks are linear, where every so many-th one attends."""
+    return [int((block + 1) % every != 0) for block in range(layers)]
+
+
+def _attention_of(options: Options, found: Found) -> dict[str, Any]:
+    normalises = options.has("--qk-layernorm")
+    if not options.has("--multi-latent-attention"):
+        return {"qk_norm": normalises, "attention_gate": options.has("--attention-output-gate")}
+    if not normalises:
+        text = "latent vectors are taken as normalised: --qk-layernorm is not given"
+        found.remark("assumed", "model.latent", text)
+    plain = options.whole("--qk-head-dim") or HEAD_DIM
+    rotated = options.whole("--qk-pos-emb-head-dim") or ROTATED
+    latent = LatentAttention(
+        query_rank=options.whole("--q-lora-rank"),
+        key_rank=options.whole("--kv-lora-rank") or KEY_RANK,
+        value_dim=options.whole("--v-head-dim") or VALUE_DIM,
+    )
+    return {
+        "latent": latent,
+        "head_dim": plain + rotated,
+        "rotary_fraction": round(rotated / (plain + rotated), _DIGITS),
+    }
+
+
+def _window_of(options: Options, found: Found) -> Window | None:
+    if (size := options.whole("--sliding-window")) is not None:
+        return Window(size=size, full_every=0)
+    text, every = options.text("--window-size"), options.text("--window-attn-skip-freq")
+    if text is None:
+        return None
+    words = [word for word in " ".join(options.all_words("--window-size")).split(",") if word]
+    left = checked_whole(options.where("--window-size"), words[0].strip(" ()") if words else "")
+    if every is not None and (not every.isdecimal() or int(every) < 2):
+        _tell_of_window(options, found, f"--window-size {text}", left, every)
+        return None
+    return Window(size=left, full_every=int(every or 0))
+
+
+def _tell_of_window(options: Options, found: Found, choice: str, size: int, every: str) -> None:
+    """A remark on a window that plans cannot say, unless it holds the whole sequence."""
+    length = options.whole("--seq-length")
+    if length is None or size < length:
+        told = f"--window-attn-skip-freq {every}: attention is taken over the whole sequence"
+        found.remark("ignored", choice, told)
+
+
+def _has_sinks(options: Options, found: Found) -> bool:
+    said = options.choice("--softmax-type", ("vanilla", "off-by-one", "learnable"))
+    if said == "off-by-one":
+        text = "off-by-one: taken as the plain softmax, which costs as much"
+        found.remark("ignored", "--softmax-type", text)
+    return said == "learnable"
+
+
+def experts_of(
+    options: Options, found: Found, layers: int, ffn: int
+) -> tuple[Experts | None, list[int]]:
+    """The experts that options describe, and for each block whether it has them."""
+    count = _count_of(options, found)
+    if count is None:
+        return None, []
+    blocks = _expert_blocks(options, layers)
+    dense = blocks.index(1) if 1 in blocks else layers
+    width = options.whole("--moe-ffn-hidden-size")
+    if width is None:
+        text = f"{ffn}, the network's own: --moe-ffn-hidden-size is not given"
+        found.remark("assumed", "model.experts.ffn", text)
+        width = ffn
+    active = options.whole("--moe-router-topk")
+    if active is None:
+        active = 1 if is_of_deepspeed(options) else ACTIVE
+        text = f"{active}, the default (1 up to core 0.4): --moe-router-topk is not given"
+        found.remark("assumed", "model.experts.active", text)
+    with within("model.experts"):
+        experts = Experts(
+            count=count,
+            active=active,
+            ffn=width,
+            shared_ffn=_shared_of(options, found, width, ffn),
+            hidden=options.whole("--moe-latent-size") or 0,
+            dense_blocks=0 if 0 in blocks[dense:] else dense,
+        )
+    return experts, blocks
+
+
+def _count_of(options: Options, found: Found) -> int | None:
+    """The number of experts of a block that has any; None for a model without experts."""
+    counts = {
+        checked_whole(options.where("--num-experts"), word, minimum=0)
+        for word in options.all_words("--num-experts")
+        if word not in ("None", "null")
+    }
+    if "--num-experts" in options and not options.all_words("--num-experts"):
+        options.text("--num-experts")
+    if len(counts) > 1:
+        words = " ".join(options.words["--num-experts"])
+        message = (
+            f"{options.where('--num-experts')}: {words}: blocks have unlike numbers of experts, "
+            "which no model here has: give one number"
+        )
+        raise InputError(message)
+    if 1 in counts and not is_of_deepspeed(options):
+        text = "a single expert is taken as a network without a router"
+        found.remark("assumed", "--num-experts 1", text)
+    return next((count for count in counts if count > 1), None)
+
+
+def _shared_of(options: Options, found: Found, width: int, ffn: int) -> int:
+    """The width of the experts that every token takes."""
+    shared = options.whole("--moe-shared-expert-intermediate-size")
+    number = options.whole("--num-shared-experts")
+    if options.choice("--mlp-type", ("standard", "residual")) == "residual":
+        text = "residual: the network beside the experts is taken as one that every token takes"
+        found.remark("assumed", "--mlp-type", text)
+        return ffn
+    if shared is None and number is not None:
+        return number * width
+    if shared is None and options.has("--enable-shared-expert"):
+        return width
+    return shared or 0
+
+
+def _expert_blocks(options: Options, layers: int) -> list[int]:
+    """For each block whether it has experts."""
+    first = options.whole("--first-k-dense-replace", minimum=0) or 0
+    interval = options.whole("--expert-interval")
+    if interval is None and is_of_deepspeed(options):
+        # Megatron-DeepSpeed's default.
+        interval = 2
+    if interval is not None and "--moe-layer-freq" not in options:
+        return [int((block + 1) % interval == 0) for block in range(layers)]
+    text = options.text("--moe-layer-freq") or "1"
+    blocks = pattern_of(text) if "[" in text else []
+    if not blocks:
+        every = checked_whole(options.where("--moe-layer-freq"), text)
+        blocks = [int(block % every == 0 and block >= first) for block in range(layers)]
+    if len(blocks) != layers:
+        message = (
+            f"{options.where('--moe-layer-freq')}: {text} is of {len(blocks)} blocks, the model "
+            f"has {layers}: give as many"
+        )
+        raise InputError(message)
+    return blocks
+
+
+def pattern_of(text: str) -> list[int]:
+    """The list that an expression of lists makes, as Megatron-LM's frequencies are given.
+
+    >>> pattern_of("([0]*2+[1]*3)")
+    [0, 0, 1, 1, 1]
+    """
+    try:
+        blocks = _list_of(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError):
+        message = f"{text!r} is no list of blocks: give one such as ([0]*3+[1]*58)"
+        raise InputError(message) from None
+    return blocks
+
+
+def _list_of(node: ast.AST) -> list[int]:
+    match node:
+        case ast.List(elts=elements):
+            return [_number_of(element) for element in elements]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [*_list_of(left), *_list_of(right)]
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            one, times = _list_of(left), _number_of(right)
+            if len(one) * times <= _MOST_BLOCKS:
+                return one * times
+        case _:
+            pass
+    raise ValueError(ast.dump(node))
+
+
+def _number_of(node: ast.AST) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    raise ValueError(ast.dump(node))

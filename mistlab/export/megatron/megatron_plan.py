@@ -1,0 +1,510 @@
+"""A plan as Megatron-LM's options: stages, states, experts and precisions, and back."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from mistlab.core.values import InputError
+from mistlab.engines.engine import Optimizer
+from mistlab.export.found import Found, checked_whole
+from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
+from mistlab.export.megatron.megatron_parts import PATTERN, segments_of
+from mistlab.job.job import Job
+from mistlab.machine.hardware import Hardware
+from mistlab.plan.workload import Workload
+from mistlab.schedule.orders import INTERLEAVED, order_of_chunks
+from mistlab.schedule.placement import even_shares
+
+_MOST_BLOCKS = 1_000
+_ENDS = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+
+
+def read_stages(options: Options, found: Found, layers: int) -> None:
+    """The blocks of each stage, and the order of its chunks."""
+    layout = options.text("--pipeline-model-parallel-layout")
+    first, last = (options.whole(name) for name in _ENDS)
+    chunks = _chunks(options, found, layers)
+    segments = segments_of(options, layers) if PATTERN in options else []
+    listed = _listed(options, found, layers)
+    if layout is not None:
+        parts = parts_of_layout(layout)
+        chunks = _of_parts(parts, "--pipeline-model-parallel-layout", found)
+    elif len(segments) > 1:
+        chunks = _of_parts([len(part) for part in segments], PATTERN, found)
+    elif listed is not None:
+        found.layers = listed
+    elif first is not None or last is not None:
+        found.layers = _with_ends(found.num_stages, layers, first, last)
+    elif by_ends := _beside_ends(options, found.num_stages, layers):
+        found.layers = by_ends
+    elif layers % found.num_stages and not is_of_deepspeed(options):
+        message = (
+            f"--num-layers {layers}: {found.num_stages} stages do not divide them: Megatron-LM "
+            "refuses this; give --pipeline-model-parallel-layout, or another number of stages"
+        )
+        raise InputError(message)
+    _order(options, chunks, found)
+
+
+def _order(options: Options, chunks: int, found: Found) -> None:
+    if chunks > 1:
+        order = order_of_chunks(chunks)
+        if order in INTERLEAVED:
+            found.order = order
+            if options.text("--recompute-method") == "block":
+                text = f"of a stage, though Megatron-LM counts each of its {chunks} chunks"
+                found.remark("assumed", "checkpointed_layers", text)
+        else:
+            text = f"{chunks} chunks a stage: no order is named {order}; taken as 1f1b"
+            found.remark("ignored", "order", text)
+
+
+def _of_parts(parts: Sequence[int], option: str, found: Found) -> int:
+    """Set the blocks of stages by those of the parts of a pipeline; gives chunks of a stage."""
+    if len(parts) % found.num_stages:
+        message = (
+            f"{option}: {len(parts)} parts are no multiple of {found.num_stages} stages: give a "
+            "part for each chunk of each stage"
+        )
+        raise InputError(message)
+    found.layers = [sum(parts[stage :: found.num_stages]) for stage in range(found.num_stages)]
+    return len(parts) // found.num_stages
+
+
+def _listed(options: Options, found: Found, layers: int) -> Sequence[int] | None:
+    """Blocks stage by stage, as some relatives of Megatron-LM list them."""
+    words = ",".join(options.all_words("--num-layer-list")).split(",")
+    if words == [""]:
+        return None
+    where = options.where("--num-layer-list")
+    listed = [checked_whole(where, word) for word in words if word]
+    if len(listed) != found.num_stages or sum(listed) != layers:
+        message = (
+            f"{where}: {sum(listed)} blocks in {len(listed)} stages, but the model has {layers} in "
+            f"{found.num_stages}: give a number for each stage"
+        )
+        raise InputError(message)
+    return listed
+
+
+def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int] | None:
+    """Blocks of stages, where embedding and head count as blocks of the first and the last."""
+    method = options.text("--pp-partition-method") or ""
+    both = "embed" in method
+    at_start = both or options.has("--account-for-embedding-in-pipeline-split")
+    at_end = both or options.has("--account-for-loss-in-pipeline-split")
+    if num_stages == 1 or not (at_start or at_end):
+        return None
+    shares = list(even_shares(layers + at_start + at_end, num_stages))
+    if len(set(shares)) > 1 and not both:
+        message = (
+            f"--num-layers {layers}: with embedding and loss {sum(shares)} parts do not divide "
+            f"over {num_stages} stages: Megatron-LM refuses this; give another number of stages"
+        )
+        raise InputError(message)
+    shares[0] -= at_start
+    shares[-1] -= at_end
+    if 0 in shares:
+        message = (
+            f"--num-layers {layers}: beside embedding and loss a stage of {num_stages} has no "
+            "blocks, which no plan says: give fewer stages"
+        )
+        raise InputError(message)
+    return shares
+
+
+def _chunks(options: Options, found: Found, layers: int) -> int:
+    chunks = options.whole("--num-virtual-stages-per-pipeline-rank")
+    each = options.whole("--num-layers-per-virtual-pipeline-stage")
+    if each is not None and chunks is None:
+        ends = ("embedding", "loss")
+        counted = layers + sum(
+            options.has(f"--account-for-{end}-in-pipeline-split") for end in ends
+        )
+        chunks, rest = divmod(counted, found.num_stages * each)
+        if rest:
+            message = (
+                f"--num-layers-per-virtual-pipeline-stage {each}: {layers} blocks on "
+                f"{found.num_stages} stages are no chunks of {each}: Megatron-LM refuses this; "
+                "give a divisor of the blocks of a stage"
+            )
+            raise InputError(message)
+    return chunks or 1
+
+
+def _with_ends(
+    num_stages: int, layers: int, first: int | None, last: int | None
+) -> Sequence[int] | None:
+    """Blocks of stages, of which the first and the last may have numbers of their own."""
+    inner = num_stages - (first is not None) - (last is not None)
+    left = layers - (first or 0) - (last or 0)
+    if inner < 0 or left < 0 or (inner and left % inner) or (not inner and left):
+        message = (
+            f"--num-layers {layers}: {left} blocks are left for {max(inner, 0)} stages between the "
+            "first and the last: give other --decoder-first- and --decoder-last-pipeline-num-layers"
+        )
+        raise InputError(message)
+    middle = [left // inner] * inner if inner else []
+    return [*([first] if first else []), *middle, *([last] if last else [])]
+
+
+def _repeated(match: re.Match[str]) -> str:
+    if len(match[2]) > len(str(_MOST_BLOCKS)) or int(match[2]) > _MOST_BLOCKS:
+        message = (
+            f"--pipeline-model-parallel-layout: {match[2]} times is too often: give at most "
+            f"{_MOST_BLOCKS}"
+        )
+        raise InputError(message)
+    return match[1] * int(match[2])
+
+
+def parts_of_layout(layout: str) -> list[int]:
+    """The blocks of each part of a layout such as ``Ett|(tt|)*2tL``.
+
+    >>> parts_of_layout("Ett|(tt|)*2,t*3L")
+    [2, 2, 2, 3]
+    """
+    text = layout.replace(",", "")
+    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        text = re.sub(pattern, _repeated, text)
+    if unknown := sorted(set(text) - set("EtmL|")):
+        message = (
+            f"--pipeline-model-parallel-layout: {''.join(unknown)!r} is not known here: give E, t, "
+            "m, L and |, with (...)*N"
+        )
+        raise InputError(message)
+    return [part.count("t") for part in text.split("|")]
+
+
+# States and activations of Megatron-LM's options: sharding, offloading, recomputation.
+
+
+# Megatron-FSDP's strategies by ZeRO level.
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+_ADAMS = ("adam", "adamw", "Adam", "AdamW", "FusedAdam", "fused_adam", "cpu_adam")
+_OFFLOADING = "hybridadam"
+
+
+def read_states(options: Options, found: Found) -> None:
+    """How Megatron-LM's own optimizer shards and offloads states."""
+    level = _level(options, found)
+    found.values["zero"] = level
+    replicas = options.whole("--num-distributed-optimizer-instances")
+    if replicas is not None and level:
+        found.values["state_replicas"] = replicas
+    _offload(options, found, level)
+    _overlap(options, found, level)
+
+
+def read_optimizer(options: Options, found: Found) -> None:
+    """Tell of an optimizer whose moments are not Adam's."""
+    said = options.text("--optimizer")
+    if said is not None and said not in (*_ADAMS, _OFFLOADING):
+        found.remark("ignored", f"--optimizer {said}", "moments are taken as AdamW's, two of them")
+
+
+def _level(options: Options, found: Found) -> int:
+    level = 1 if options.has("--use-distributed-optimizer") else 0
+    strategy = options.choice("--data-parallel-sharding-strategy", STRATEGIES)
+    if options.has("--use-torch-fsdp2"):
+        return 2 if options.has("--torch-fsdp2-no-reshard-after-forward") else 3
+    if options.has("--use-megatron-fsdp"):
+        return STRATEGIES.index(strategy or "no_shard")
+    if strategy is not None:
+        text = f"--data-parallel-sharding-strategy {strategy} without --use-megatron-fsdp: ignored"
+        found.remark("contradicting", "zero", text)
+    return level
+
+
+def _offload(options: Options, found: Found, level: int) -> None:
+    # Pai-Megatron-Patch's optimizer offloads a half unless it is told another share.
+    patched = options.text("--optimizer") == _OFFLOADING
+    policy = options.text("--optimizer-offload-policy")
+    fraction = options.number("--optimizer-offload-fraction", 0.5 if patched else 1.0, maximum=1)
+    if patched and policy == "auto":
+        text = f"auto: taken as the share {fraction:g} of the optimizer"
+        found.remark("assumed", "--optimizer-offload-policy", text)
+    if options.has("--optimizer-cpu-offload") or patched:
+        if not level:
+            text = "--optimizer-cpu-offload without --use-distributed-optimizer, which it needs"
+            found.remark("contradicting", "offload.optimizer", f"{text}: taken as it stands")
+        found.values["offload_optimizer"] = fraction
+
+
+def _overlap(options: Options, found: Found, level: int) -> None:
+    reduces, gathers = (
+        options.has(f"--overlap-{name}") for name in ("grad-reduce", "param-gather")
+    )
+    found.overlaps = reduces
+    if gathers and not reduces:
+        text = "--overlap-param-gather needs --overlap-grad-reduce: taken as no overlap at all"
+        found.remark("contradicting", "overlap_communication", text)
+    elif reduces and level and not gathers:
+        text = "--overlap-grad-reduce alone: weights are taken as gathered beside passes too"
+        found.remark("assumed", "overlap_communication", text)
+
+
+def read_activations(options: Options, found: Found, layers: int) -> None:
+    """Which blocks are recomputed or offloaded, and what of them."""
+    granularity = options.choice("--recompute-granularity", ("full", "selective"))
+    method = options.choice("--recompute-method", ("uniform", "block"))
+    count = options.whole("--recompute-num-layers", minimum=0)
+    options.has("--deepspeed-activation-checkpointing")
+    if options.has("--recompute-activations-of-all-blocks"):
+        granularity, method = "full", "uniform"
+    elif options.has("--recompute-activations") and granularity is None:
+        granularity = "selective"
+    elif granularity is None and method is not None and "--recompute-method" in options.spelt:
+        # Versions up to 2.6 have no granularity.
+        granularity = "full"
+    if granularity == "full":
+        _full(method, count, found, layers)
+    elif granularity == "selective":
+        modules = " ".join(options.all_words("--recompute-modules")) or "core_attn"
+        _selective(modules, found, layers)
+    elif (method or count) and not is_of_deepspeed(options):
+        text = "--recompute-method or -num-layers without --recompute-granularity: ignored"
+        found.remark("contradicting", "checkpointed_layers", text)
+    _activations_offloaded(options, found, layers)
+
+
+def _full(method: str | None, count: int | None, found: Found, layers: int) -> None:
+    if method is None:
+        text = "full without --recompute-method, which Megatron-LM refuses: taken as uniform"
+        found.remark("contradicting", "checkpointed_layers", text)
+    if method == "block":
+        if count is None:
+            text = "block without --recompute-num-layers: taken as 1, the older default"
+            found.remark("contradicting", "checkpointed_layers", text)
+        found.values["checkpointed_layers"] = 1 if count is None else count
+        return
+    found.values["checkpointed_layers"] = layers
+    if count and count > 1:
+        text = f"--recompute-num-layers {count}: taken as blocks recomputed one by one"
+        found.remark("assumed", "checkpointed_layers", text)
+
+
+def _selective(modules: str, found: Found, layers: int) -> None:
+    others = [name for name in modules.split() if name != "core_attn"]
+    if "core_attn" in modules.split():
+        found.values["core_recomputed_layers"] = layers
+    if others:
+        text = f"--recompute-modules {' '.join(others)}: taken as nothing of them recomputed"
+        found.remark("ignored", "checkpointed_layers", text)
+
+
+def _activations_offloaded(options: Options, found: Found, layers: int) -> None:
+    offloaded = options.whole("--cpu-offloading-num-layers", minimum=0)
+    options.has("--cpu-offloading")
+    if offloaded:
+        found.values["offload_activations"] = min(offloaded / layers, 1.0)
+    if options.has("--checkpoint-in-cpu") and is_of_deepspeed(options):
+        found.values["offload_activations"] = 1.0
+
+
+# How Megatron-LM's options divide experts among ranks and send tokens to them, and back.
+#
+# Whatever the options say, routing is taken as even: a loss for balance, which they switch on,
+# makes it nearly so. Tokens are sent by the plain exchange (``alltoall``).
+
+
+# Where experts are not divided otherwise, tensor-parallel ranks divide each expert.
+_PARTS, _RANKS = "--expert-tensor-parallel-size", "--expert-model-parallel-size"
+# The strength of the loss for balance that Megatron-LM recommends to begin with.
+_BALANCE = "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01"
+_CAPACITY = "--moe-expert-capacity-factor"
+# MindSpeed's switch for tensor-parallel ranks that divide experts, not each expert.
+_EXPERTS_DIVIDED = "--moe-tp-extend-ep"
+# Megatron-core's (0.8 to 0.9) for ranks of both degrees that divide each expert
+# (megatron/core/transformer/moe/moe_layer.py and experts.py).
+_EXPERT_DIVIDED = "--moe-extended-tp"
+_EXCHANGES = ("allgather", "alltoall", "alltoall_seq", "flex")
+
+
+def expert_options(job: Job) -> Iterator[str]:
+    """The options of a job's experts beyond their sizes."""
+    stage, workload = job.plan.stages[0], job.workload
+    if workload.model.experts is None:
+        return
+    yield f"{_RANKS} {stage.expert_parallel} {_PARTS} {stage.expert_tensor_parallel}"
+    yield f"--moe-grouped-gemm --moe-token-dispatcher-type alltoall {_BALANCE}"
+    if workload.expert_capacity is not None:
+        yield f"--moe-expert-capacity-factor {workload.expert_capacity!r}"
+    if workload.expert_padding:
+        yield "--moe-pad-expert-input-to-capacity"
+
+
+def read_experts(options: Options, found: Found, *, has_experts: bool) -> None:
+    """The degrees and the capacity of experts, where a model has any."""
+    ranks, parts = _divisions(options, found)
+    capacity, pads = _capacity(options)
+    if not has_experts:
+        if ranks > 1:
+            where = options.where(_RANKS)
+            message = f"{where} {ranks}: the model has no experts: give --num-experts, or 1"
+            raise InputError(message)
+        return
+    found.values |= {"expert_parallel": ranks, "expert_tensor_parallel": parts}
+    found.expert_capacity = capacity or None
+    found.expert_padding = pads and capacity > 0
+    if pads and not capacity:
+        text = "--moe-pad-expert-input-to-capacity without --moe-expert-capacity-factor: ignored"
+        found.remark("contradicting", "expert_padding", text)
+    of_deepspeed = is_of_deepspeed(options)
+    is_whole = found.values["tensor_parallel"] > 1 and not options.has("--sequence-parallel")
+    if is_whole and not of_deepspeed:
+        text = "off, but Megatron-LM trains experts with tensor parallelism only with it"
+        found.remark("contradicting", "sequence_parallel", f"{text}: taken on")
+        found.values["sequence_parallel"] = 1
+    if not of_deepspeed:
+        # DeepSpeed has one exchange, and balances by a loss of its own.
+        _remark_exchange(options, found)
+        _remark_balance(options, found)
+
+
+def _divisions(options: Options, found: Found) -> tuple[int, int]:
+    """Ranks that divide the experts, and ranks that divide each expert."""
+    tensor = found.values["tensor_parallel"]
+    ranks = options.whole(_RANKS) or 1
+    if options.has(_EXPERTS_DIVIDED):
+        text = f"{ranks * tensor}, as {_EXPERTS_DIVIDED} gives tensor-parallel ranks experts too"
+        found.remark("noted", "expert_parallel", text)
+        return ranks * tensor, 1
+    if options.has(_EXPERT_DIVIDED):
+        return 1, ranks * tensor
+    if is_of_deepspeed(options):
+        return ranks, tensor if options.has("--enable-expert-tensor-parallelism") else 1
+    return ranks, options.whole(_PARTS) or tensor
+
+
+def _capacity(options: Options) -> tuple[float, bool]:
+    """The capacity factor of experts, 0 for none, and whether experts are filled up to it."""
+    if is_of_deepspeed(options):
+        if options.has("--disable-moe-token-dropping"):
+            return 0.0, False
+        return options.number(_CAPACITY, 1.0), True
+    return options.number(_CAPACITY, 0.0), options.has("--moe-pad-expert-input-to-capacity")
+
+
+def _remark_exchange(options: Options, found: Found) -> None:
+    exchange = options.choice("--moe-token-dispatcher-type", _EXCHANGES) or "allgather"
+    if exchange == "flex":
+        text = (
+            "flex: tokens are taken as sent by alltoall; --engine megatron-bridge has fused kernels"
+        )
+        found.remark("ignored", "--moe-token-dispatcher-type", text)
+    elif exchange == "allgather":
+        text = "allgather: tokens are taken as sent by alltoall"
+        found.remark("ignored", "--moe-token-dispatcher-type", text)
+    if not options.has("--moe-grouped-gemm"):
+        text = "not given: the experts of a rank are taken as one grouped product all the same"
+        found.remark("assumed", "--moe-grouped-gemm", text)
+
+
+def _remark_balance(options: Options, found: Found) -> None:
+    """Tell of routing that nothing balances, which is taken as even all the same."""
+    kind = options.text("--moe-router-load-balancing-type")
+    weight = options.number("--moe-aux-loss-coeff", 0.0)
+    # The bias and forced routing balance without a loss.
+    switches = [
+        options.has(f"--moe-router-{name}")
+        for name in ("enable-expert-bias", "force-load-balancing")
+    ]
+    has_loss = kind == "sinkhorn" or (kind != "none" and weight > 0)
+    if not (has_loss or any(switches)):
+        text = "1, though no option balances experts: --moe-aux-loss-coeff is 0"
+        found.remark("assumed", "expert_imbalance", text)
+
+
+# Precisions as Megatron-LM's options, and back: of products, and of an optimizer's moments.
+#
+# Products of 8 bits are scaled by blocks where the tensor cores do that (GPUs with products of 4
+# bits), and by tensors elsewhere. Weights stay in 16 bits.
+
+
+# How products of 8 bits are scaled: by the tensor cores, by blocks of 32; or by whole tensors.
+BY_BLOCKS, BY_TENSORS = "mxfp8", "tensorwise"
+_RECIPES = ("tensorwise", "delayed", "mxfp8", "blockwise", "custom")
+_NOT_SAID = "delayed"
+_MOMENTS: Mapping[Optimizer, str] = {"adamw": "fp32", "adamw-bf16": "bf16", "adamw-8bit": "fp8"}
+# Megatron-LM's optimizer for moments of few bits.
+PRECISION_AWARE = "--use-precision-aware-optimizer"
+
+
+def recipe_for(hardware: Hardware) -> str:
+    """The recipe of 8-bit products that a machine's tensor cores are made for."""
+    return BY_BLOCKS if hardware.gpu.peak_tflops.fp4 is not None else BY_TENSORS
+
+
+def precision_options(workload: Workload, hardware: Hardware) -> Iterator[str]:
+    """The options for the precision of products."""
+    match workload.precision:
+        case "fp8":
+            yield f"--bf16 --fp8-format hybrid --fp8-recipe {recipe_for(hardware)}"
+        case "fp4":
+            yield "--bf16 --fp4-format e2m1 --fp4-recipe nvfp4"
+        case "fp32":
+            pass
+        case precision:
+            yield f"--{precision}"
+
+
+def moment_options(optimizer: Optimizer) -> Iterator[str]:
+    """The options for moments in fewer bits than 32."""
+    if optimizer != "adamw":
+        word = _MOMENTS[optimizer]
+        yield f"{PRECISION_AWARE} --exp-avg-dtype {word} --exp-avg-sq-dtype {word}"
+
+
+def read_precision(options: Options, found: Found, hardware: Hardware) -> None:
+    """The precision of products and of moments."""
+    halves = [name for name in ("bf16", "fp16") if options.has(f"--{name}")]
+    if len(halves) > 1:
+        found.remark("contradicting", "precision", "--bf16 and --fp16 are both given: took bf16")
+    found.precision = "bf16" if "bf16" in halves else "fp16" if halves else "fp32"
+    _narrow_products(options, found, hardware)
+    _moments(options, found)
+
+
+def _narrow_products(options: Options, found: Found, hardware: Hardware) -> None:
+    eight = options.choice("--fp8-format", ("e4m3", "hybrid"))
+    for name in ("e4m3", "hybrid"):
+        # The switches of older versions.
+        eight = name if options.has(f"--fp8-{name}") else eight
+    four = options.choice("--fp4-format", ("e2m1",))
+    recipe = options.choice("--fp8-recipe", _RECIPES) or _NOT_SAID
+    options.choice("--fp4-recipe", ("nvfp4", "custom"))
+    peaks = hardware.gpu.peak_tflops
+    if four is not None and eight is not None:
+        text = "--fp4-format and --fp8-format are both given: took --fp4-format"
+        found.remark("contradicting", "precision", text)
+    words = f"--fp4-format {four}" if four else f"--fp8-format {eight}"
+    if (four or eight) and (peaks.fp4 if four else peaks.fp8) is None:
+        text = f"products are taken in 16 bits: {hardware.name} has none of fewer"
+        found.remark("ignored", words, text)
+    elif (four or eight) and found.precision != "bf16":
+        text = f"{words} beside {found.precision}: taken beside bf16"
+        found.remark("contradicting", "precision", text)
+        found.precision = "fp4" if four else "fp8"
+    elif four:
+        found.precision = "fp4"
+    elif eight:
+        found.precision = "fp8"
+        if recipe != recipe_for(hardware):
+            text = f"{recipe}: products are taken as those of {recipe_for(hardware)}"
+            found.remark("ignored", "--fp8-recipe", text)
+
+
+def _moments(options: Options, found: Found) -> None:
+    said = [
+        options.choice(f"--{name}-dtype", ("fp32", "fp16", "bf16", "fp8")) or "fp32"
+        for name in ("exp-avg", "exp-avg-sq")
+    ]
+    known = {word: optimizer for optimizer, word in _MOMENTS.items()}
+    if said[0] == said[1] and said[0] in known:
+        found.optimizer = known[said[0]]
+        if found.optimizer != "adamw" and not options.has(PRECISION_AWARE):
+            text = f"--exp-avg-dtype {said[0]} without {PRECISION_AWARE}, which it needs"
+            found.remark("contradicting", "optimizer", f"{text}: taken as it stands")
+    else:
+        text = f"--exp-avg-dtype {said[0]}, --exp-avg-sq-dtype {said[1]}: taken in 32 bits"
+        found.remark("ignored", "optimizer", text)

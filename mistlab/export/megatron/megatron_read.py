@@ -1,0 +1,476 @@
+"""Reads launch lines of Megatron-LM and its relatives: options become a job, with remarks."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mistlab.core.values import InputError
+from mistlab.engines.engine import Precision
+from mistlab.export.found import Found
+from mistlab.export.given import Given, Imported, Remark
+from mistlab.export.megatron.launched_ranks import is_decoder, read_ranks, refusal_of, with_hints
+from mistlab.export.megatron.megatron_deepspeed import ENGINES as ENGINES_OF_DEEPSPEED
+from mistlab.export.megatron.megatron_deepspeed import (
+    Files,
+    is_by_deepspeed,
+    read_deepspeed,
+    read_ulysses,
+)
+from mistlab.export.megatron.megatron_flags import (
+    IDLE,
+    KNOWN,
+    REFUSED,
+    UNSAID,
+    Option,
+    Options,
+    is_of_deepspeed,
+    is_of_epfl,
+)
+from mistlab.export.megatron.megatron_model import model_of
+from mistlab.export.megatron.megatron_plan import (
+    read_activations,
+    read_experts,
+    read_optimizer,
+    read_precision,
+    read_stages,
+    read_states,
+)
+from mistlab.export.megatron.option_tables import TELLING
+from mistlab.export.target import is_of_today
+from mistlab.plan.workload import Attention, ModelSpec
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
+from mistlab.shell.launch import Launch, launch_of
+from mistlab.shell.session import LaunchFile
+from mistlab.shell.shell_text import Word
+
+# How far a misspelt name may be from the one that was meant, and from how long names on.
+_FARTHEST, _SHORTEST = 2, 10
+# Parts of names that tell of cost.
+_COSTLY = re.compile(
+    r"parallel|expert|moe|layer|head|hidden|zero|offload|swap|recompute|checkpoint-act|shard|seq"
+    r"|batch|precision|quant|fp8|lora|freeze|stage|pipeline|chunk|attention|attn|window|vocab|mamba"
+)
+_ONE_UNKNOWN = "is unknown: no option that is"
+_CALM = "without effect on a step's cost"
+
+
+@dataclass(slots=True, kw_only=True)
+class OptionRemarks:
+    """Remarks on options: ``first`` those that may hide what costs, then what is not ``said`` in
+    plans, then ``unknown`` names, and a ``count`` of the rest."""
+
+    first: list[Remark] = field(default_factory=list)
+    said: list[Remark] = field(default_factory=list)
+    unknown: list[Remark] = field(default_factory=list)
+    count: list[Remark] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, options: Options) -> "OptionRemarks":
+        """All remarks that options themselves call for."""
+        return cls(
+            first=[_of_stray(word) for word in options.strays],
+            said=[*_of_spellings(options), *_unsaid(options), *_repeated(options)],
+            unknown=[*_unknown(options)],
+            count=[*_count(options)],
+        )
+
+    def around(self, remarks: Sequence[Remark]) -> tuple[Remark, ...]:
+        """All remarks in order, with those that were made while options were read."""
+        return (*self.first, *remarks, *self.said, *self.unknown, *self.count)
+
+
+def check_refused(options: Options) -> None:
+    """Refuse options that make another model or another task of a line."""
+    for name, reason in REFUSED.items():
+        option = options.given.get(name)
+        if option is None or (option.words and option.words[0].lower() in IDLE):
+            continue
+        words = " ".join((options.where(name), *option.words))
+        message = f"{words}: {reason}"
+        raise InputError(message if ": " in reason else f"{message}: import a line without it")
+
+
+def _of_stray(word: Word) -> Remark:
+    assert word.unknown is not None
+    unknown = word.unknown
+    line = f"line {unknown.line}: " if unknown.line else ""
+    text = f"{line}{unknown.reason}: taken as empty; {unknown.remedy}"
+    return Remark(kind="assumed", choice=word.text, text=text)
+
+
+def _of_spellings(options: Options) -> Iterator[Remark]:
+    for short, name in options.shortened.items():
+        if name in TELLING:
+            yield Remark(kind="assumed", choice=short, text=f"read as {name}, which begins so")
+
+
+def _unsaid(options: Options) -> Iterator[Remark]:
+    for name, instead in UNSAID.items():
+        option = options.given.get(name)
+        if option is not None and not _is_off(option):
+            words = " ".join((name, *option.words))
+            yield Remark(kind="ignored", choice=words, text=f"{instead}{_line_of(option)}")
+
+
+def _is_off(option: Option) -> bool:
+    return bool(option.words) and option.words[0].lower() in ("false", "none", "null", "0")
+
+
+def _line_of(option: Option) -> str:
+    return f" (line {option.line})" if option.line else ""
+
+
+def _repeated(options: Options) -> Iterator[Remark]:
+    for name, before in options.repeated.items():
+        last = " ".join(options.words[name]) or "on"
+        if any(value != last for value in before) and name in TELLING:
+            text = f"is given as {', '.join((*before, last))}: took the last"
+            yield Remark(kind="contradicting", choice=name, text=text)
+
+
+def _unknown(options: Options) -> Iterator[Remark]:
+    """At most three lines: a misspelt name, names that sound as if they cost, and all others."""
+    costly: list[str] = []
+    others: list[str] = []
+    near = None
+    for name in options.unknown:
+        words = " ".join((name, *options.words[name]))
+        if near is None and (near := nearest_name(name)) is not None:
+            text = f"is unknown: did you mean {near!r}?{_line_of(options.given[name])}"
+            yield Remark(kind="ignored", choice=words, text=text)
+        else:
+            (costly if _COSTLY.search(name) else others).append(words)
+    if costly:
+        text = "unknown here, and by name they may cost: the prediction is without them"
+        yield Remark(kind="ignored", choice=" ".join(costly), text=text)
+    if others:
+        several = "are unknown: no options that are" if len(others) > 1 else _ONE_UNKNOWN
+        yield Remark(kind="ignored", choice=" ".join(others), text=f"{several} known here")
+
+
+def _count(options: Options) -> Iterator[Remark]:
+    if number := len(options.harmless):
+        text = f"{number} option{'s' * (number > 1)} {_CALM}"
+        yield Remark(kind="noted", choice="options", text=text)
+
+
+def nearest_name(name: str) -> str | None:
+    """The known option that a misspelt name is nearest to, if it is near.
+
+    >>> nearest_name("--micro-bath-size")
+    '--micro-batch-size'
+    >>> nearest_name("--llm-ep") is None
+    True
+    """
+    if len(name) < _SHORTEST:
+        return None
+    near = [
+        (distance, known)
+        for known in KNOWN
+        if abs(len(known) - len(name)) <= _FARTHEST
+        and (distance := _distance(name, known)) <= _FARTHEST
+    ]
+    return min(near)[1] if near else None
+
+
+def _distance(one: str, other: str) -> int:
+    """The number of letters to add, drop or change that makes one name of another."""
+    row = list(range(len(other) + 1))
+    for index, letter in enumerate(one, 1):
+        before, row[0] = row[0], index
+        for place, target in enumerate(other, 1):
+            change = before + (letter != target)
+            before = row[place]
+            row[place] = min(change, row[place] + 1, row[place - 1] + 1)
+    return row[-1]
+
+
+# Reads launch lines of Megatron-LM and its relatives: options become a job.
+#
+# ``read_launch`` takes a command that is taken apart already, ``read_options`` options alone, as
+# other files of Megatron-LM spell them; ``read`` takes the text of a launch line or a script.
+
+
+# What predictions are made with: Megatron-LM's own engine, or one that takes every plan.
+ENGINES = ("megatron", "mistlab")
+# Those that have what models and machines of today have come before them.
+ENGINES_OF_TODAY = ("megatron-core", "megatron-fsdp")
+# A plan's engine, where a launch line alone would be taken for another's.
+_ENGINE = re.compile(r"^# predicted under engine ([\w-]+)$", re.MULTILINE)
+# What evaluating a script assumed of addresses, ranks and accounts, on which no cost depends.
+_IDLE_NOTE = re.compile(
+    r"^line \d+: (MASTER_ADDR|MASTER_PORT|NODE_RANK|RANK|LOCAL_RANK|PYTHONPATH|HOME|USER|WANDB_\w+)"
+    " is taken as"
+)
+# How context-parallel ranks exchange keys, by the word for ``--cp-comm-type``.
+EXCHANGES: Mapping[str, int] = {"p2p": RING, "all_gather": GATHER, "a2a": HEADS}
+# The same by MindSpeed's word for ``--context-parallel-algo``.
+_ALGORITHMS: Mapping[str, int] = {
+    "megatron_cp_algo": RING,
+    "kvallgather_cp_algo": GATHER,
+    "ulysses_cp_algo": HEADS,
+}
+# Options of which a launch line of Megatron-LM or a relative has one at least.
+_SHAPE = (
+    *("--num-layers", "--hidden-size", "--num-attention-heads", "--hybrid-layer-pattern"),
+    *("--use-checkpoint-args", "--encoder-num-layers"),
+)
+# Options whose value a user gives in place of the file's.
+_EXCUSES: Mapping[str, tuple[str, ...]] = {
+    "sequence_length": ("--seq-length", "--encoder-seq-length"),
+    "global_batch": ("--global-batch-size",),
+    "micro_batch": ("--micro-batch-size",),
+    "attention": ("--attention-backend", "--use-flash-attn"),
+    "vocab_size": ("--vocab-size", "--padded-vocab-size", "--tokenizer-type"),
+}
+
+
+def read(text: str, given: Given) -> Imported:
+    """The job of a launch line or a script, and what was assumed."""
+    source = LaunchFile(text=text)
+    return read_launch(launch_of(source), source, given)
+
+
+def read_options(
+    options: Sequence[Word | str],
+    given: Given,
+    *,
+    launch: Launch | None = None,
+    source: LaunchFile | None = None,
+) -> Imported:
+    """The job of options that stand alone, as in the YAML of Megatron-LM's tests; ``launch`` tells
+    of the launcher and of files that were written, as far as anything is known of them."""
+    words = tuple(word if isinstance(word, Word) else Word(text=word) for word in options)
+    launch = replace(launch or Launch(), arguments=words)
+    return read_launch(launch, source or LaunchFile(text=""), given)
+
+
+def read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
+    """The job of a command that starts training, and what was assumed."""
+    try:
+        return _read_launch(launch, source, given)
+    except InputError as error:
+        raise with_hints(error, launch, source, given) from None
+
+
+def _read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
+    options = Options.of(launch.arguments, _excused(given))
+    found = Found(shares_experts=not is_by_deepspeed(options))
+    for note in launch.notes:
+        if not _IDLE_NOTE.search(note):
+            found.remark("assumed", "script", note)
+    _check_program(launch, found)
+    check_refused(options)
+    _check_stage(options)
+    if given.model is None:
+        _check_shape(launch, options)
+    if said := _ENGINE.search(source.text):
+        found.engine = said[1]
+    files = Files(written=launch.written, source=source, unknown=launch.unknown_in)
+    read_ranks(launch, source.text, found, given, files.text)
+    _world(options, found)
+    model = _model(options, found, given, launch.program)
+    _degrees(options, found)
+    read_experts(options, found, has_experts=model.experts is not None)
+    _workload(options, found, launch)
+    read_precision(options, found, given.hardware)
+    read_activations(options, found, model.layers)
+    _engine_s_states(options, found, files)
+    read_stages(options, found, model.layers)
+    by_deepspeed = is_by_deepspeed(options)
+    engines = ENGINES_OF_DEEPSPEED if by_deepspeed else engines_for(model, found.precision)
+    imported = found.job(given, engines)
+    remarks = OptionRemarks.of(options).around(imported.remarks)
+    return replace(imported, remarks=remarks)
+
+
+def engines_for(model: ModelSpec, precision: Precision | None) -> tuple[str, ...]:
+    """The engines that may stand for a launch line of a model, the best first."""
+    return (*ENGINES_OF_TODAY, *ENGINES) if is_of_today(model, precision) else ENGINES
+
+
+def engine_line(engine: str) -> str:
+    """A comment that keeps the engine of a plan."""
+    return f"# predicted under engine {engine}\n"
+
+
+def _excused(given: Given) -> Iterable[str]:
+    for choice, names in _EXCUSES.items():
+        if getattr(given, choice) is not None:
+            yield from names
+
+
+def _check_program(launch: Launch, found: Found) -> None:
+    """Refuse programs that train no decoder; tell of those that nobody knows."""
+    program = launch.program
+    if not program:
+        return
+    line = f"line {launch.line}: " if launch.line else ""
+    if (reason := refusal_of(program)) is not None:
+        message = f"{line}{program} {reason}: give a launch line that trains a decoder"
+        raise InputError(message)
+    if not is_decoder(program):
+        text = f"{program} is not known here: taken as a program that trains a decoder"
+        found.remark("assumed", "program", text)
+
+
+def _check_stage(options: Options) -> None:
+    """Refuse what MindSpeed-LLM trains after fine-tuning, by its name for it."""
+    stage = options.text("--stage")
+    if stage not in (None, "sft", "pretrain", "pt"):
+        message = (
+            f"{options.where('--stage')}: {stage} trains by preferences or rewards, whose further "
+            "passes no plan says: give a launch line of pre-training or fine-tuning"
+        )
+        raise InputError(message)
+
+
+def _check_shape(launch: Launch, options: Options) -> None:
+    """Refuse a program of another framework, which has none of the options of a model."""
+    if launch.program and not options.strays and not any(name in options for name in _SHAPE):
+        line = f"line {launch.line}: " if launch.line else ""
+        message = (
+            f"{line}{launch.program} has none of Megatron-LM's options {', '.join(_SHAPE[:3])}: "
+            "give a launch line of Megatron-LM or a relative, or the configuration file that it "
+            "reads"
+        )
+        raise InputError(message)
+
+
+def _world(options: Options, found: Found) -> None:
+    option = options.given.get("--world-size")
+    world = None if option is None or option.unknown else options.whole("--world-size")
+    if world and found.nodes and found.gpus_per_node and world != found.nodes * found.gpus_per_node:
+        text = (
+            f"--world-size {world}, but {found.nodes} x {found.gpus_per_node} processes: took these"
+        )
+        found.remark("contradicting", "gpus_per_node", text)
+
+
+def _model(options: Options, found: Found, given: Given, program: str) -> ModelSpec:
+    """The given model, or that of the options; of both the first, if the options are whole."""
+    if given.model is None:
+        found.model = model_of(options, found, given.vocab_size, program)
+        if options.has("--use-checkpoint-args"):
+            text = "the model is taken as the options say, whatever the checkpoint holds"
+            found.remark("assumed", "--use-checkpoint-args", text)
+        return found.model
+    if "--num-layers" in options:
+        aside = Found()
+        try:
+            found.model = model_of(options, aside, given.vocab_size, program)
+        except InputError:
+            # What the options leave open is not asked for: the given model counts.
+            return given.model
+        found.remarks += aside.remarks
+    return given.model
+
+
+def _degrees(options: Options, found: Found) -> None:
+    found.values["tensor_parallel"] = options.whole("--tensor-model-parallel-size") or 1
+    found.num_stages = options.whole("--pipeline-model-parallel-size") or 1
+    found.values["context_parallel"] = options.whole("--context-parallel-size") or 1
+    found.values["sequence_parallel"] = int(options.has("--sequence-parallel"))
+    _exchange(options, found)
+    read_ulysses(options, found)
+
+
+def _exchange(options: Options, found: Found) -> None:
+    """How context-parallel ranks exchange keys, where layers do it alike."""
+    algorithm = options.text("--context-parallel-algo")
+    said = {*options.all_words("--cp-comm-type")} or {"p2p"}
+    word = said.pop() if len(said) == 1 else " ".join(sorted(said))
+    if algorithm is not None:
+        if algorithm in _ALGORITHMS:
+            found.values["context_exchange"] = _ALGORITHMS[algorithm]
+        else:
+            text = f"--context-parallel-algo {algorithm}: taken as a ring"
+            found.remark("ignored", "context_exchange", text)
+    elif word in EXCHANGES:
+        found.values["context_exchange"] = EXCHANGES[word]
+    else:
+        text = f"--cp-comm-type {word}: taken as p2p"
+        found.remark("ignored", "context_exchange", text)
+
+
+def _workload(options: Options, found: Found, launch: Launch) -> None:
+    found.sequence_length = _length(options, found)
+    found.micro_batch = options.whole("--micro-batch-size")
+    found.global_batch = options.whole("--global-batch-size")
+    positions = options.whole("--max-position-embeddings")
+    if positions and found.sequence_length and positions < found.sequence_length:
+        text = (
+            f"--max-position-embeddings {positions} is shorter than --seq-length: took --seq-length"
+        )
+        found.remark("contradicting", "sequence_length", text)
+    _attention(options, found, launch)
+
+
+def _length(options: Options, found: Found) -> int | None:
+    """The length of the decoder's sequences."""
+    length = options.whole("--seq-length") or options.whole("--encoder-seq-length")
+    decoder = options.whole("--decoder-seq-length")
+    if length is not None and decoder is not None and decoder != length:
+        text = (
+            f"--seq-length {length}, but --decoder-seq-length {decoder}, as beside an encoder: "
+            f"took {decoder}"
+        )
+        found.remark("contradicting", "sequence_length", text)
+    return decoder or length
+
+
+def _attention(options: Options, found: Found, launch: Launch) -> None:
+    """Whether attention is one kernel, by options or by Transformer Engine's own variables."""
+    backend = options.choice("--attention-backend", ("flash", "fused", "unfused", "local", "auto"))
+    is_flash = options.has("--use-flash-attn")
+    implementation = options.text("--transformer-impl")
+    if backend in ("unfused", "local"):
+        found.attention = "math"
+        if is_flash:
+            text = f"--use-flash-attn and --attention-backend {backend}: took {backend}"
+            found.remark("contradicting", "attention", text)
+    elif is_flash and backend in (None, "auto") and _is_written_out(options, launch):
+        found.attention = "math"
+        text = (
+            "--use-flash-attn, but NVTE_FLASH_ATTN and NVTE_FUSED_ATTN are 0, which decide under "
+            "Transformer Engine: took math"
+        )
+        found.remark("contradicting", "attention", text)
+    elif is_flash or backend not in (None, "auto"):
+        found.attention = "flash"
+    elif (by_variables := _attention_by_variables(launch)) is not None:
+        found.attention = by_variables
+    elif backend == "auto":
+        found.attention = "flash"
+    elif implementation == "local" or is_of_deepspeed(options) or is_of_epfl(options):
+        found.attention = "math"
+        text = "math, for layers of Megatron-LM's own have no other without --use-flash-attn"
+        found.remark("assumed", "attention", text)
+
+
+def _is_written_out(options: Options, launch: Launch) -> bool:
+    """Whether Transformer Engine runs attention, and its variables switch all its kernels off."""
+    is_local = options.text("--transformer-impl") == "local" or options.has("--use-legacy-models")
+    is_other = is_of_deepspeed(options) or is_of_epfl(options)
+    return not (is_local or is_other) and _attention_by_variables(launch) == "math"
+
+
+def _attention_by_variables(launch: Launch) -> Attention | None:
+    """What Transformer Engine's variables leave: kernels that are switched on, or off."""
+    words = [launch.environment.get(name) for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")]
+    switches = [word.text for word in words if word is not None and word.unknown is None]
+    if "1" in switches:
+        return "flash"
+    return "math" if switches == ["0", "0"] else None
+
+
+def _engine_s_states(options: Options, found: Found, files: Files) -> None:
+    """States as DeepSpeed's engine keeps them, or Megatron-LM's own optimizer."""
+    read_optimizer(options, found)
+    if is_by_deepspeed(options):
+        read_deepspeed(options, found, files)
+        return
+    read_states(options, found)
+    if idle := [name for name in ("--deepspeed-config", "--zero-stage") if name in options]:
+        text = f"{' and '.join(idle)} without --deepspeed, which reads them: ignored"
+        found.remark("contradicting", "zero", text)

@@ -1,1 +1,0 @@
-"""Tables of names: options of Megatron-LM and its relatives, their programs, their tokenizers."""

@@ -1,0 +1,17 @@
+"""The table of all export targets by name; a new target is a file with its row, and a name here."""
+
+from mistlab.export.accelerate import ACCELERATE
+from mistlab.export.deepspeed import DEEPSPEED
+from mistlab.export.megatron.megatron_write import MEGATRON
+from mistlab.export.target import Target
+from mistlab.export.torchtitan_write import TORCHTITAN, TORCHTITAN_TOML
+
+TARGETS: dict[str, Target] = {
+    row.name: row for row in (MEGATRON, DEEPSPEED, TORCHTITAN, TORCHTITAN_TOML, ACCELERATE)
+}
+
+
+def target_for(engine: str) -> Target:
+    """The framework that stands behind an engine; Megatron-LM for engines that have none."""
+    own = (row for row in TARGETS.values() if engine in (row.engines[0], *row.own_engines))
+    return next(own, MEGATRON)

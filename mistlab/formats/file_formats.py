@@ -1,0 +1,347 @@
+"""The table of all formats of launch files, and the format of a given file."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any
+
+from mistlab.core.values import InputError
+from mistlab.export.found import listed
+from mistlab.export.given import Given, Imported, Remark
+from mistlab.export.megatron import megatron_read
+from mistlab.export.megatron.launched_ranks import is_decoder, refusal_of
+from mistlab.export.megatron.megatron_flags import Options
+from mistlab.export.megatron.option_tables import TELLING
+from mistlab.formats import (
+    gpt_neox,
+    hf_trainer,
+    hf_tuners,
+    llm_foundry,
+    megatron_files,
+    nanotron,
+    nemo,
+    primus,
+    scripts,
+    torchtitan_files,
+)
+from mistlab.formats.content import content_of, settings_of
+from mistlab.formats.launched import command_of
+from mistlab.huggingface.configurations import KIND
+from mistlab.shell.launch import launch_of
+from mistlab.shell.session import LaunchFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A kind of file that launches or configures training.
+
+    ``name`` is the word for ``--format``, ``title`` the framework's name. ``recognises`` tells
+    whether a text is of this format by the format's own keys. ``read`` gives the job of a text.
+    ``target`` is the export target (``mistlab.export.targets.TARGETS``) whose engines stand for the
+    framework.
+    """
+
+    name: str
+    title: str
+    recognises: Callable[[LaunchFile], bool]
+    read: Callable[[LaunchFile, Given], Imported]
+    target: str
+
+
+# Files that are recognised by their keys and cannot be read here, and why.
+
+
+def _below(settings: Any, path: str) -> Any:
+    for part in path.split("."):
+        if not isinstance(settings, Mapping) or part not in settings:
+            return None
+        settings = settings[part]
+    return settings
+
+
+def _has(settings: Mapping[str, Any], keys: str) -> bool:
+    """Whether settings have all keys of one of the lists between bars."""
+    return any(
+        all(_below(settings, key) is not None for key in names.split()) for names in keys.split("|")
+    )
+
+
+# Name, title, keys (lists between bars, of which a file has one), and why a file is not read. The
+# first that matches counts.
+_REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
+    (
+        "huggingface-model",
+        "a model's configuration (Hugging Face)",
+        f"{KIND} hidden_size",
+        "it describes a model, not a run: give it by --model beside the file of a run",
+    ),
+    (
+        "olmo",
+        "OLMo",
+        (
+            "device_train_microbatch_size model.d_model fsdp.wrapping_strategy | "
+            "device_train_microbatch_size model.d_model save_folder evaluators | "
+            "global_train_batch_size model.mlp_ratio"
+        ),
+        "give the model by --model and the rest as a configuration of Accelerate",
+    ),
+    (
+        "olmo-core",
+        "OLMo-core",
+        "train_module data_loader | trainer dataset model.block",
+        "its recipes are Python: give the model by --model and the rest as one of the formats read",
+    ),
+    (
+        "nemo-automodel",
+        "NeMo AutoModel",
+        "model._target_ step_scheduler | step_scheduler distributed",
+        "give the model by --model and the rest as a configuration of Accelerate",
+    ),
+    (
+        "nemo-rl",
+        "a run of reinforcement learning",
+        "actor_rollout_ref | policy grpo | actor rollout | algorithm.adv_estimator",
+        "it generates text and trains several models in turn",
+    ),
+    (
+        "torchtune",
+        "torchtune",
+        "model._component_ optimizer._component_",
+        "give the model by --model and the rest as a configuration of Accelerate",
+    ),
+    (
+        "maxtext",
+        "MaxText",
+        "ici_fsdp_parallelism | base_config per_device_batch_size",
+        "it trains by JAX, which no engine stands for",
+    ),
+    (
+        "levanter",
+        "Levanter",
+        "trainer.mp model.type",
+        "it trains by JAX, which no engine stands for",
+    ),
+    (
+        "beaker",
+        "an experiment of Beaker",
+        "tasks budget | tasks version",
+        "give the command that it starts as a script",
+    ),
+    (
+        "kubernetes",
+        "a manifest of Kubernetes",
+        "apiVersion kind",
+        "give the command that it starts as a script",
+    ),
+    (
+        "flagscale-experiment",
+        "an experiment of FlagScale",
+        "experiment defaults | experiment.task experiment.runner",
+        "it names the file with the run's settings: import that",
+    ),
+    (
+        "test-recipe",
+        "a recipe of Megatron-LM's tests",
+        "spec products",
+        "it names tests, whose model_config.yaml has the options: import that",
+    ),
+    (
+        "model-card",
+        "a card of a model",
+        "base_model license",
+        "it describes a model, not a run",
+    ),
+    (
+        "mindspeed",
+        "MindSpeed's training by FSDP2",
+        "parallel.fsdp_plan | model.model_id parallel training",
+        "its plan of sharding has no reader here: give it as a configuration of Accelerate",
+    ),
+)
+
+
+def _refused_row(name: str, title: str, keys: str, why: str) -> Format:
+    def read(source: LaunchFile, given: Given) -> Imported:
+        del source, given
+        message = f"this is {title}: not read here: {why}"
+        raise InputError(message)
+
+    def recognises(source: LaunchFile) -> bool:
+        return command_of(source) is None and _has(settings_of(source), keys)
+
+    return Format(name=name, title=title, recognises=recognises, read=read, target="megatron")
+
+
+REFUSED: tuple[Format, ...] = tuple(_refused_row(*row) for row in _REFUSED_ROWS)
+
+
+# The table of all formats of launch files, and the format of a given file.
+#
+# Each format recognises its files by their own keys, or by the program that a script starts; rows
+# are asked in order. What none recognises is refused as what it looks like.
+
+
+_Recognises = Callable[[LaunchFile], bool]
+_Read = Callable[[LaunchFile, Given], Imported]
+# Choices of remarks that tell of settings without cost.
+_CALM = ("settings", "options")
+_ORDER = ("noted", "contradicting", "ignored", "assumed")
+_SHOWN = 8
+# A program with fewer of Megatron-LM's options is none of its relatives.
+_FEWEST = 3
+
+
+def _is_deepspeed(source: LaunchFile) -> bool:
+    keys = settings_of(source).keys()
+    batches = {"train_batch_size", "train_micro_batch_size_per_gpu"}
+    parts = {"zero_optimization", "fp16", "bf16", "optimizer", "gradient_accumulation_steps"}
+    return "zero_optimization" in keys or bool(batches & keys and parts & keys)
+
+
+def _is_accelerate(source: LaunchFile) -> bool:
+    keys = settings_of(source).keys()
+    named = {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config"} & keys
+    return "distributed_type" in keys or len(named) > 1
+
+
+def _is_script(source: LaunchFile) -> bool:
+    return content_of(source).kind == "shell"
+
+
+def _read_megatron(source: LaunchFile, given: Given) -> Imported:
+    launch = launch_of(source)
+    options = Options.of(launch.arguments)
+    known = TELLING & options.given.keys()
+    stem = PurePath(launch.program).stem
+    is_known = is_decoder(stem) and (given.model is not None or stem.startswith("pretrain"))
+    if launch.program and len(known) < _FEWEST and not is_known:
+        refused = refusal_of(launch.program)
+        reason = refused or "is no program that is known here, nor are its options Megatron-LM's"
+        line = f"line {launch.line}: " if launch.line else ""
+        message = f"{line}{launch.program} {reason}: known are the programs of {_titles()}"
+        raise InputError(message)
+    return megatron_read.read_launch(launch, source, given)
+
+
+def _titles() -> str:
+    return ", ".join(row.title for row in _ROWS if row not in REFUSED)
+
+
+def _row(name: str, title: str, target: str, read: _Read, *tests: _Recognises) -> Format:
+    return Format(
+        name=name,
+        title=title,
+        recognises=lambda source: any(test(source) for test in tests),
+        read=lambda source, given: _in_order(read(source, given), content_of(source).repeated),
+        target=target,
+    )
+
+
+def _in_order(imported: Imported, repeated: Sequence[str]) -> Imported:
+    """Remarks on what costs before those on what does not, and equal texts in one remark;
+    ``repeated`` are keys that a file has twice."""
+    joint: dict[tuple[str, str], list[Remark]] = {}
+    text = "stands twice in one mapping: took the last"
+    twice = (Remark(kind="contradicting", choice=key, text=text) for key in repeated)
+    for remark in (*twice, *imported.remarks):
+        joint.setdefault((remark.kind, remark.text), []).append(remark)
+    remarks = [
+        replace(same[0], choice=listed(list(dict.fromkeys(each.choice for each in same)), ", "))
+        for same in joint.values()
+    ]
+    return Imported(job=imported.job, remarks=tuple(sorted(remarks, key=_rank)))
+
+
+def _rank(remark: Remark) -> tuple[bool, int]:
+    place = _ORDER.index(remark.kind) if remark.kind in _ORDER else len(_ORDER)
+    return remark.choice in _CALM, place
+
+
+_ROWS = (
+    _row(
+        "megatron-test",
+        "Megatron-LM's tests",
+        "megatron",
+        megatron_files.read_test,
+        megatron_files.recognises_test,
+    ),
+    _row("primus", "Primus", "megatron", primus.read, primus.recognises),
+    _row(
+        "llama-factory",
+        "LLaMA-Factory",
+        "accelerate",
+        hf_tuners.read_llama_factory,
+        hf_tuners.recognises_llama_factory,
+    ),
+    _row("axolotl", "axolotl", "accelerate", hf_tuners.read_axolotl, hf_tuners.recognises_axolotl),
+    _row("nemo", "NeMo", "megatron", nemo.read_nemo, nemo.recognises_nemo),
+    _row(
+        "megatron-bridge", "Megatron-Bridge", "megatron", nemo.read_bridge, nemo.recognises_bridge
+    ),
+    _row(
+        "flagscale",
+        "FlagScale",
+        "megatron",
+        megatron_files.read_flagscale,
+        megatron_files.recognises_flagscale,
+    ),
+    _row(
+        "megatron-yaml",
+        "Megatron-LM's YAML",
+        "megatron",
+        megatron_files.read_yaml,
+        megatron_files.recognises_yaml,
+    ),
+    _row(
+        "torchtitan", "torchtitan", "torchtitan", torchtitan_files.read, torchtitan_files.recognises
+    ),
+    _row("nanotron", "nanotron", "megatron", nanotron.read, nanotron.recognises),
+    _row("gpt-neox", "gpt-neox", "deepspeed", gpt_neox.read, gpt_neox.recognises),
+    *(row for row in REFUSED if row.name == "olmo"),
+    _row("llm-foundry", "llm-foundry", "accelerate", llm_foundry.read, llm_foundry.recognises),
+    *(row for row in REFUSED if row.name != "olmo"),
+    _row(
+        "hf-trainer", "Hugging Face's Trainer", "accelerate", hf_trainer.read, hf_trainer.recognises
+    ),
+    _row(
+        "accelerate",
+        "Accelerate",
+        "accelerate",
+        scripts.read_accelerate,
+        _is_accelerate,
+        scripts.starts_accelerate,
+    ),
+    _row(
+        "deepspeed",
+        "DeepSpeed",
+        "deepspeed",
+        scripts.read_deepspeed,
+        _is_deepspeed,
+        scripts.starts_deepspeed,
+    ),
+    _row("megatron", "Megatron-LM", "megatron", _read_megatron, _is_script),
+)
+FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
+
+
+def format_of(source: LaunchFile) -> Format:
+    """The format of a file, by what the file holds; refuses a file that has none."""
+    content = content_of(source)
+    if content.kind == "strange":
+        raise InputError(content.problem)
+    for row in FORMATS.values():
+        if row.recognises(source):
+            return row
+    if content.kind == "python":
+        message = (
+            "is a Python program, and no registry of torchtitan's configurations: give the script "
+            "that starts it, or its configuration"
+        )
+        raise InputError(message)
+    keys = [str(key) for key in content.settings]
+    shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
+    message = (
+        f"is of no format that is known here: its keys are {shown or 'none'}; known are those of "
+        f"{_titles()}"
+    )
+    raise InputError(message)

@@ -1,0 +1,129 @@
+"""Reads the YAML of axolotl and of LLaMA-Factory; other than full training is refused by name.
+
+Keys are turned into the Trainer's. Left-out keys take the defaults of src/axolotl/utils/schemas
+(2026): one step of accumulation, no recomputation, no packing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mistlab.core.files import parse_yaml
+from mistlab.core.values import InputError
+from mistlab.export.given import Given, Imported
+from mistlab.formats.content import settings_of
+from mistlab.formats.hf_trainer import Trainer, arguments_of, read_arguments
+from mistlab.formats.launched import Command, command_of, named_text
+from mistlab.shell.session import LaunchFile
+
+_AXOLOTL = Trainer(
+    title="axolotl",
+    names={
+        "model_name_or_path": "base_model",
+        "per_device_train_batch_size": "micro_batch_size",
+        "max_seq_length": "sequence_len",
+        "packing": "sample_packing",
+        "optim": "optimizer",
+    },
+)
+_DEGREES = {
+    "tensor_parallel_size": "tensor_parallel",
+    "context_parallel_size": "context_parallel",
+    "sequence_parallel_degree": "context_parallel",
+    "dp_replicate_size": "replicas of states",
+}
+
+
+def recognises_axolotl(source: LaunchFile) -> bool:
+    """Whether a file has axolotl's keys, or a script starts axolotl."""
+    command = command_of(source)
+    if command is not None:
+        words = [command.launch.program, *(word.text for word in command.launch.started)]
+        return any(word == "axolotl" or word.startswith("axolotl.cli.train") for word in words)
+    settings = settings_of(source)
+    if not isinstance(settings.get("base_model"), str):
+        return False
+    return bool(settings.keys() & {"sequence_len", "datasets", "pretraining_dataset", "adapter"})
+
+
+def read_axolotl(source: LaunchFile, given: Given) -> Imported:
+    """The job of a file, or of the file that a script names."""
+    command = command_of(source)
+    settings: Mapping[str, Any] = settings_of(source)
+    if command is not None:
+        words = [word.text for word in command.launch.arguments]
+        path = next((word for word in words if word.endswith((".yml", ".yaml"))), None)
+        if path is None:
+            message = "starts axolotl without a configuration: give its YAML"
+            raise InputError(message)
+        text = named_text(path, command, source, "configures axolotl's run")
+        settings = {**parse_yaml(text, path), **_options(arguments_of(command, source))}
+    for key in ("adapter", "rl", "load_in_4bit", "load_in_8bit", "peft"):
+        value = settings.get(key)
+        if value:
+            what = f"{value} ({key})" if isinstance(value, str) else key
+            message = f"{key}: this is an axolotl file with {what}: not read here, only the full "
+            message += "training of a model by the next token is"
+            raise InputError(message)
+    for key, choice in _DEGREES.items():
+        if settings.get(key) not in (None, 1, "1"):
+            message = f"{key}: {choice} of axolotl is not read here: give 1"
+            raise InputError(message)
+    if isinstance(settings.get("fsdp_config"), Mapping) and not settings.get("fsdp"):
+        settings = {**settings, "fsdp": True}
+    return read_arguments(settings, _AXOLOTL, source, given, command)
+
+
+def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if value is not True}
+
+
+# Reads LLaMA-Factory's YAML of full training; other ways to tune are refused by name.
+#
+# Left-out keys take the defaults of src/llamafactory/hparams (2026): LoRA, 2,048 tokens, and
+# recomputation unless it is turned off.
+
+
+_LLAMA_FACTORY = Trainer(title="LLaMA-Factory", recomputes=True, length=2048)
+_STAGES = {
+    "rm": "a reward model",
+    "ppo": "by reinforcement learning (PPO), which generates text",
+    "dpo": "by preferences (DPO), beside a reference model",
+    "kto": "by preferences (KTO), beside a reference model",
+}
+
+
+def recognises_llama_factory(source: LaunchFile) -> bool:
+    """Whether a file has LLaMA-Factory's way to tune, or a script starts it."""
+    command = command_of(source)
+    if command is not None:
+        return _is_started(command)
+    keys = settings_of(source).keys()
+    return {"stage", "model_name_or_path"} <= keys and bool(keys & {"finetuning_type", "template"})
+
+
+def _is_started(command: Command) -> bool:
+    words = [command.launch.program, *(word.text for word in command.launch.started)]
+    if any(word.endswith(("llamafactory-cli", "llamafactory")) for word in words):
+        return True
+    return {"stage", "finetuning_type"} <= command.options.keys()
+
+
+def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
+    """The job of a file, or of a script's arguments."""
+    command = command_of(source)
+    settings = settings_of(source) if command is None else arguments_of(command, source)
+    stage = str(settings.get("stage", "sft"))
+    if stage in _STAGES:
+        message = f"stage: this is a LLaMA-Factory file that trains {_STAGES[stage]}: not read here"
+        raise InputError(message)
+    kind = str(settings.get("finetuning_type", "lora"))
+    if kind != "full":
+        message = (
+            f"finetuning_type: this is a LLaMA-Factory file with {kind}: not read here, only full "
+            "training is"
+        )
+        raise InputError(message)
+    trainer = _LLAMA_FACTORY
+    if stage == "pt" and settings.get("packing") is None:
+        trainer = Trainer(title=_LLAMA_FACTORY.title, recomputes=True, length=2048, pads=False)
+    return read_arguments(settings, trainer, source, given, command)

@@ -1,0 +1,195 @@
+"""Reads YAML with Megatron-LM's options: ``--yaml-cfg``, functional tests, and FlagScale's.
+
+Left-out fields take the options' defaults (megatron/training/yaml_arguments.py).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mistlab.core.values import InputError
+from mistlab.export.found import checked_whole
+from mistlab.export.given import Given, Imported
+from mistlab.formats.content import settings_of
+from mistlab.formats.flags import Flags
+from mistlab.formats.launched import resolved
+from mistlab.shell.session import LaunchFile
+
+_YAML_SECTIONS = ("language_model", "model_parallel")
+_ACTIVATIONS = {"swiglu": "--swiglu", "squaredrelu": "--squared-relu"}
+# Fields of other names than their options', or of none.
+_OWN = (
+    "activation_func gated_linear_unit params_dtype perform_initialization init_method timers "
+    "output_layer_init_method layernorm_zero_centered_gamma bias_activation_fusion "
+    "memory_efficient_layer_norm clone_scatter_output_in_embedding moe_token_dropping spec "
+    "tp_comm_split_ag tp_comm_split_rs tp_comm_bulk_dgrad tp_comm_bulk_wgrad tp_comm_atomic_ag"
+)
+
+
+def recognises_yaml(source: LaunchFile) -> bool:
+    """Whether a file has both sections."""
+    settings = settings_of(source)
+    return all(isinstance(settings.get(name), Mapping) for name in _YAML_SECTIONS)
+
+
+def read_yaml(source: LaunchFile, given: Given) -> Imported:
+    """The job of a file's fields."""
+    settings = resolved(settings_of(source), source.settings)
+    flags = Flags(where="language_model")
+    _put_fields(
+        {key: value for key, value in settings.items() if key not in _YAML_SECTIONS}, flags, ""
+    )
+    for name in _YAML_SECTIONS:
+        _put_fields(settings[name], flags, f"{name}.")
+    model = settings["language_model"]
+    kind = str(model.get("activation_func", "gelu")).lower()
+    if kind in _ACTIVATIONS or (kind == "silu" and model.get("gated_linear_unit")):
+        flags.options[_ACTIVATIONS.get(kind, "--swiglu")] = None
+    elif kind != "gelu":
+        flags.remark("language_model.activation_func", f"{kind}: taken as gelu")
+    if model.get("num_query_groups"):
+        flags.put("group_query_attention", True)
+    return flags.read(given)
+
+
+def _put_fields(section: Mapping[str, Any], flags: Flags, where: str) -> None:
+    own = _OWN.split()
+    for key, value in section.items():
+        if key not in own and not isinstance(value, Mapping):
+            flags.put(str(key), value, f"{where}{key}")
+
+
+# Megatron-LM's functional tests: YAML whose ``MODEL_ARGS`` are the options of a run.
+#
+# A test starts ``pretrain_gpt.py`` unless its folder is another model's, on one node of eight GPUs
+# unless its environment says otherwise (tests/functional_tests/shell_test_utils/_run_training.sh).
+
+
+GPUS_PER_NODE = 8
+_RANKS = re.compile(r"(\d+)N(\d+)G(?=[/_.]|$)", re.IGNORECASE)
+# Options, or parts of the file's path, that only programs have which train no decoder.
+_OTHERS: Mapping[str, str] = {
+    "--encoder-seq-length": "T5, an encoder with a decoder",
+    "--encoder-num-layers": "T5, an encoder with a decoder",
+    "--img-h": "a model of images",
+    "--retro-project-dir": "a retrieval model",
+    "--bert-no-binary-head": "BERT, an encoder",
+    "--inference-max-requests": "inference",
+    "--max-tokens-to-oom": "inference",
+    "--grpo-prompts-per-step": "reinforcement learning",
+    "--perform-rl-step": "reinforcement learning",
+    "--model-provider": "inference, or a program of its own",
+    "--language-model-type": "a vision-language model",
+}
+_FOLDERS = {
+    "bert": "BERT, an encoder",
+    "t5": "T5, an encoder with a decoder",
+    "multimodal-llava": "a vision-language model",
+    "mimo": "a vision-language model",
+    "ict": "a retrieval model",
+    "retro": "a retrieval model",
+}
+_MODES = {"inference": "inference", "rl": "reinforcement learning"}
+
+
+def recognises_test(source: LaunchFile) -> bool:
+    """Whether a file has the options of a test."""
+    return isinstance(settings_of(source).get("MODEL_ARGS"), Mapping)
+
+
+def read_test(source: LaunchFile, given: Given) -> Imported:
+    """The job of a test's first run."""
+    settings = settings_of(source)
+    arguments = settings["MODEL_ARGS"]
+    _check_program(settings, arguments, source)
+    flags = Flags()
+    for name, value in arguments.items():
+        option = f"--{str(name).lstrip('-')}"
+        if value is True or str(value).lower() == "true" or value is None or value == "":
+            flags.options[option] = None
+        elif value is not False and str(value).lower() != "false":
+            # A shell takes the values: what it would not take as it is stands behind a backslash.
+            flags.options[option] = re.sub(r"\\(.)", r"\1", str(value))
+    _take_ranks(settings, flags, source, given)
+    if any(str(key).startswith("MODEL_ARGS_") for key in settings):
+        flags.assume("options", "MODEL_ARGS, those of the first run; MODEL_ARGS_2 are not read")
+    return flags.read(given)
+
+
+def _check_program(
+    settings: Mapping[str, Any], arguments: Mapping[str, Any], source: LaunchFile
+) -> None:
+    names = {str(name) for name in arguments}
+    dotted = [name for name in sorted(names) if "." in name and not name.startswith("--")]
+    if dotted:
+        message = (
+            f"MODEL_ARGS: {dotted[0]} overrides a recipe of NeMo, which is not in this file: print "
+            "the recipe and import that, or give the run's options as a launch line"
+        )
+        raise InputError(message)
+    parts = re.split(r"[/\\]", source.name)
+    reasons = [
+        _MODES.get(str(settings.get("MODE", "")).lower(), ""),
+        *(reason for option, reason in _OTHERS.items() if option in names),
+        *(reason for folder, reason in _FOLDERS.items() if folder in parts[:-1]),
+    ]
+    if str(arguments.get("--tokenizer-type", "")).startswith("BertWordPiece"):
+        reasons.append(_FOLDERS["bert"])
+    for reason in filter(None, reasons):
+        message = f"is a test of {reason}: only the training of decoders is read here"
+        raise InputError(message)
+
+
+def _take_ranks(
+    settings: Mapping[str, Any], flags: Flags, source: LaunchFile, given: Given
+) -> None:
+    """The ranks of the test's environment, of its folder's name, or those that tests have."""
+    environment = settings.get("ENV_VARS")
+    environment = environment if isinstance(environment, Mapping) else {}
+    match = _RANKS.search(source.name)
+    nodes = environment.get("NUM_NODES") or (match[1] if match else None)
+    gpus = environment.get("GPUS_PER_NODE") or (match[2] if match else None)
+    flags.nodes = checked_whole("ENV_VARS.NUM_NODES", nodes or 1)
+    flags.gpus_per_node = checked_whole("ENV_VARS.GPUS_PER_NODE", gpus or GPUS_PER_NODE)
+    if given.nodes is not None:
+        flags.nodes = given.nodes
+    if given.gpus_per_node is not None:
+        flags.gpus_per_node = given.gpus_per_node
+    elif gpus is None:
+        text = f"{flags.nodes} x {GPUS_PER_NODE} GPUs, as Megatron-LM's tests start: --nodes and"
+        flags.assume("gpus_per_node", f"{text} --gpus-per-node for others")
+
+
+# Reads FlagScale's training YAML: Megatron-LM's options in the sections system, model and data.
+
+
+_FLAGSCALE_SECTIONS = ("system", "model", "data")
+# Sections inside, without effect on cost.
+_CALM = ("logging", "checkpoint", "learning_rate_scheduler", "optimizer")
+
+
+def recognises_flagscale(source: LaunchFile) -> bool:
+    """Whether a file has FlagScale's sections with a model's blocks."""
+    settings = settings_of(source)
+    model = settings.get("model")
+    return "system" in settings and isinstance(model, Mapping) and "num_layers" in model
+
+
+def read_flagscale(source: LaunchFile, given: Given) -> Imported:
+    """The job of a file's options."""
+    settings = resolved(settings_of(source), source.settings)
+    flags = Flags(where="model")
+    for name in _FLAGSCALE_SECTIONS:
+        _put(settings.get(name), flags, name)
+    return flags.read(given)
+
+
+def _put(section: Any, flags: Flags, where: str) -> None:
+    if not isinstance(section, Mapping):
+        return
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            if key not in _CALM:
+                _put(value, flags, f"{where}.{key}")
+        else:
+            flags.put(str(key), value, f"{where}.{key}")
