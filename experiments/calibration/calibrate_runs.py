@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 from experiments.cli.commandline import DONE, about, as_options, print_json, progress, writable
+from experiments.runs.configuration import configuration_of
+from experiments.runs.run_jobs import job_of
+from experiments.runs.runs_table import TableRow, count_of, number_of, rows_of_table
 from mistlab import catalog
 from mistlab.calibration.run_constants import (
     CONSTANTS,
@@ -24,10 +27,6 @@ from mistlab.core.values import InputError, near_matches, to_mapping
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware, Source
-from mistlab.runs.cells import count_of, number_of
-from mistlab.runs.configuration import configuration_of
-from mistlab.runs.jobs import job_of
-from mistlab.runs.table import TableRow, rows_of_table
 from simulators.symbolic import SymbolicPredictor
 
 

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from experiments.pages.tables import aligned, number, yes_no
-from mistlab.runs.answers import RunAnswer
-from mistlab.runs.cells import count_of
-from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
-from mistlab.runs.table import TableRow
+from experiments.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
+from experiments.runs.run_sureness import RunAnswer
+from experiments.runs.runs_table import TableRow, count_of
 
 # The errors of a group: heads, and how each is written.
 ERROR_FORMS = {

@@ -12,6 +12,11 @@ from time import perf_counter
 
 from experiments.cli.commandline import as_options, batch_status, print_json, progress
 from experiments.measured.errors import error_lines
+from experiments.runs.configuration import Configuration, configuration_of
+from experiments.runs.judged import check_measured
+from experiments.runs.run_jobs import RunJob, job_of, ways_of
+from experiments.runs.run_sureness import RunAnswer, answered, is_far_too_full, nearly_fills
+from experiments.runs.runs_table import TableRow, rows_of_table, text_of
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.job.job import hardware_from
@@ -19,13 +24,6 @@ from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Profile
 from mistlab.machine.hardware import Hardware
 from mistlab.plan.plan import Plan
-from mistlab.runs.answers import RunAnswer, answered, is_far_too_full, nearly_fills
-from mistlab.runs.cells import text_of
-from mistlab.runs.configuration import Configuration, configuration_of
-from mistlab.runs.jobs import RunJob, job_of
-from mistlab.runs.judged import check_measured
-from mistlab.runs.table import TableRow, rows_of_table
-from mistlab.runs.ways import ways_of
 from simulators.symbolic import SymbolicPredictor
 
 # Rows that are predicted together, and the seconds after which progress is shown.

@@ -11,10 +11,19 @@ from experiments.measured.errors import ERROR_FORMS, error_cells
 from experiments.measured.predict_runs import RowPredictor
 from experiments.measured.sureness import left_out_lines, write_sureness
 from experiments.pages.tables import narrow
+from experiments.runs.judged import (
+    GroupErrors,
+    Judged,
+    Ranked,
+    errors_of,
+    groups_of,
+    judged,
+    ranked,
+    separation,
+    spreads,
+)
 from mistlab import catalog
 from mistlab.core.files import naming
-from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
-from mistlab.runs.ranking import Ranked, ranked, separation, spreads
 
 # Where there are more tables than colours, the next ones have another shape.
 COLOURS, SHAPES = 10, "o^sv"

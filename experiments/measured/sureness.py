@@ -7,12 +7,12 @@ from statistics import mean, median
 
 from experiments.cli.commandline import progress, writable
 from experiments.pages.tables import narrow
+from experiments.runs.judged import Judged
+from experiments.runs.run_sureness import Held, Miss, left_out, sureness_of
+from experiments.runs.runs_table import TableRow
 from mistlab.core.files import write_yaml
 from mistlab.core.values import to_mapping
 from mistlab.cost.confidence import Shares
-from mistlab.runs.judged import Judged
-from mistlab.runs.sureness import Held, Miss, left_out, sureness_of
-from mistlab.runs.table import TableRow
 
 # What is left out at once: the runs of one software with an equal cell, or all of a table.
 WAYS: Mapping[str, Callable[[TableRow, str], str]] = {

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from experiments.pages.groups import grouped
+from experiments.runs.configuration import Configuration
+from experiments.runs.run_jobs import job_of
 from mistlab.core.values import InputError
 from mistlab.cost.memory import room_of_plan
 from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction
-from mistlab.runs.configuration import Configuration
-from mistlab.runs.jobs import job_of
 from mistlab.schedule.orders import INTERLEAVED
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor

@@ -10,12 +10,12 @@ from experiments.cli.commandline import DONE
 from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, table, table_of
+from experiments.runs.configuration import Configuration, configuration_of
+from experiments.runs.runs_table import TableRow
 from experiments.studies.other_configurations import TriedConfiguration, played_s, search, tried
 from mistlab.core.files import parse_yaml
 from mistlab.core.units import GIB_BYTES
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, dimension_words
-from mistlab.runs.configuration import Configuration, configuration_of
-from mistlab.runs.table import TableRow
 
 FILE = "published_configurations.yaml"
 # For a first look: models of one node.

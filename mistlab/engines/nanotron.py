@@ -9,7 +9,7 @@ Pipelines are 1F1B, and a stage sends and receives in turn with its passes. Bloc
 divided over the stages by their weights, so the last stages may have no block.
 
 ``nanotron-whole-inputs`` holds whole tensors of the blocks that its host is ahead of the GPU by
-(``mistlab.runs.ahead`` says which measured runs are).
+(``experiments.runs.run_jobs`` says which measured runs are).
 """
 
 from dataclasses import replace

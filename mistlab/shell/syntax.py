@@ -10,14 +10,14 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class SyntaxNode:
     """A part of a script, on a line."""
 
     line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expanded(Node):
+class Expanded(SyntaxNode):
     """A part of a word in whose place a value stands after expansion."""
 
     source: str
@@ -25,7 +25,7 @@ class Expanded(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Literal(Node):
+class Literal(SyntaxNode):
     """Characters that stand for themselves; patterns and splitting look at unquoted ones alone."""
 
     text: str
@@ -59,7 +59,7 @@ class Arithmetic(Expanded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipe(Node):
+class Pipe(SyntaxNode):
     """``<(...)`` or ``>(...)``, a path of a running shell; or ``<path>``, to be filled in."""
 
     source: str
@@ -70,7 +70,7 @@ WordPart: TypeAlias = Literal | Dollar | Substitution | Arithmetic | Pipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RawWord(Node):
+class RawWord(SyntaxNode):
     """A word before expansion."""
 
     parts: tuple[WordPart, ...]
@@ -93,7 +93,7 @@ class Element:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment(Node):
+class Assignment(SyntaxNode):
     """``name=word``, ``name+=word``, ``name[key]=word`` or ``name=(...)``."""
 
     name: str
@@ -103,7 +103,7 @@ class Assignment(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Redirect(Node):
+class Redirect(SyntaxNode):
     """A redirection; ``body`` is filled with the text of a here-document once it is read."""
 
     operator: str
@@ -113,7 +113,7 @@ class Redirect(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simple(Node):
+class Simple(SyntaxNode):
     """Assignments, then a command's words; declarations have assignments among their words."""
 
     assignments: tuple[Assignment, ...]
@@ -124,7 +124,7 @@ class Simple(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline(Node):
+class Pipeline(SyntaxNode):
     """Commands joined by ``|``, or one after ``!``."""
 
     commands: tuple["Command", ...]
@@ -132,7 +132,7 @@ class Pipeline(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AndOr(Node):
+class AndOr(SyntaxNode):
     """Commands joined by ``&&`` and ``||``; ``operators`` has one fewer than ``commands``."""
 
     commands: tuple["Command", ...]
@@ -149,7 +149,7 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class If(Node):
+class If(SyntaxNode):
     """``if`` with its ``elif``s as pairs of condition and body, and ``else``."""
 
     branches: tuple[tuple[Script, Script], ...]
@@ -166,7 +166,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case(Node):
+class Case(SyntaxNode):
     """``case word in ... esac``."""
 
     subject: RawWord
@@ -174,7 +174,7 @@ class Case(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForIn(Node):
+class ForIn(SyntaxNode):
     """``for name in words``; ``words`` is None for the script's arguments."""
 
     name: str
@@ -183,7 +183,7 @@ class ForIn(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForCount(Node):
+class ForCount(SyntaxNode):
     """``for ((start; condition; step))``."""
 
     start: RawWord
@@ -193,7 +193,7 @@ class ForCount(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class While(Node):
+class While(SyntaxNode):
     """``while`` or ``until``."""
 
     condition: Script
@@ -202,7 +202,7 @@ class While(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Function(Node):
+class Function(SyntaxNode):
     """A function's definition."""
 
     name: str
@@ -210,7 +210,7 @@ class Function(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group(Node):
+class Group(SyntaxNode):
     """``{ ...; }``, or ``( ... )`` with ``subshell``."""
 
     script: Script
@@ -218,7 +218,7 @@ class Group(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Count(Node):
+class Count(SyntaxNode):
     """``(( ... ))``."""
 
     expression: RawWord
@@ -246,7 +246,7 @@ Comparison: TypeAlias = Operand | Joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bracketed(Node):
+class Bracketed(SyntaxNode):
     """``[[ ... ]]``."""
 
     condition: Comparison
@@ -254,7 +254,7 @@ class Bracketed(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Redirected(Node):
+class Redirected(SyntaxNode):
     """A compound command with redirections."""
 
     command: "Command"
@@ -262,7 +262,7 @@ class Redirected(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Background(Node):
+class Background(SyntaxNode):
     """A command after which stands ``&``."""
 
     command: "Command"

@@ -66,7 +66,7 @@ REPORT = """\
 import json, sys
 from pathlib import Path
 
-from experiments.gpu_reports.gpu_report import Report
+from experiments.gpu_reports.gpu_report import ReportFolder
 from experiments.training.plan_runs import RunRows
 from experiments.gpu_reports.report_figures import figures_of
 from experiments.gpu_reports.gpu_report import pack
@@ -83,7 +83,7 @@ def profiler(path, seconds):
     return True
 
 
-report = Report(folder=folder, plans=PLANS[-1:], runner=lambda run, seconds: said,
+report = ReportFolder(folder=folder, plans=PLANS[-1:], runner=lambda run, seconds: said,
                 profiler=profiler, seconds=100.0)
 assert report.work()
 figures = figures_of(folder, PLANS[-1:], RunRows(path=folder / "runs.jsonl").said)

@@ -25,6 +25,8 @@ from experiments import (
 from experiments.bench.cases import Case, case_of, clusters
 from experiments.bench.remembered import Remembered
 from experiments.cli.commandline import run
+from experiments.runs.configuration import configuration_of
+from experiments.runs.runs_table import TableRow
 from experiments.studies import published_configurations as published
 from experiments.studies import spaces as side_by_side
 from experiments.studies.scaling import efficiencies, falls_faster
@@ -32,8 +34,6 @@ from experiments.studies.sensitivity import worse
 from experiments.studies.space_size import FEATURES
 from mistlab.job.search import Budget
 from mistlab.plan.named_spaces import space_of
-from mistlab.runs.configuration import configuration_of
-from mistlab.runs.table import TableRow
 from mistlab.stages.stage_batch import StageBatch
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher

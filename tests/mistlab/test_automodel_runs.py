@@ -2,12 +2,11 @@
 
 import pytest
 
+from experiments.runs.run_jobs import RunJob, job_of, recomputed
+from experiments.runs.run_sureness import answered
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.engines.engine import ENGINES
-from mistlab.runs.answers import answered
-from mistlab.runs.jobs import RunJob, job_of
-from mistlab.runs.recomputed import recomputed
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.test_runs import run
 

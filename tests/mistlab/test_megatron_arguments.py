@@ -2,11 +2,11 @@
 
 import pytest
 
+from experiments.runs.configuration import Configuration, configuration_of
+from experiments.runs.run_jobs import job_of
+from experiments.runs.runs_table import TableRow
 from mistlab.core.values import InputError
 from mistlab.engines.engine import ENGINES
-from mistlab.runs.configuration import Configuration, configuration_of
-from mistlab.runs.jobs import job_of
-from mistlab.runs.table import TableRow
 
 TEST = {
     "engine": "Megatron-Core (CI)",

@@ -2,11 +2,11 @@
 
 import pytest
 
+from experiments.runs.configuration import configuration_of
+from experiments.runs.run_jobs import job_of
+from experiments.runs.runs_table import TableRow
 from mistlab import catalog
 from mistlab.job.job import Job
-from mistlab.runs.configuration import configuration_of
-from mistlab.runs.jobs import job_of
-from mistlab.runs.table import TableRow
 
 RUN = {
     "engine": "nanotron",

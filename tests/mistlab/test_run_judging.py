@@ -6,6 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.runs.configuration import configuration_of
+from experiments.runs.judged import Judged, errors_of, ranked, separation, spreads
+from experiments.runs.run_jobs import job_of
+from experiments.runs.run_sureness import RunAnswer, answered, stage_of
+from experiments.runs.runs_table import TableRow
 from mistlab import catalog
 from mistlab.calibration.run_constants import ConstantSetting, fitted, values_of, with_values
 from mistlab.core.units import GIB_BYTES
@@ -16,12 +21,6 @@ from mistlab.engines.nanotron import NANOTRON
 from mistlab.job.job import dump_job, load_job
 from mistlab.job.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
 from mistlab.machine.cluster import Cluster, Profile
-from mistlab.runs.answers import RunAnswer, answered, stage_of
-from mistlab.runs.configuration import configuration_of
-from mistlab.runs.jobs import job_of
-from mistlab.runs.judged import Judged, errors_of
-from mistlab.runs.ranking import ranked, separation, spreads
-from mistlab.runs.table import TableRow
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.test_runs import run
 

@@ -2,14 +2,11 @@
 
 import pytest
 
+from experiments.runs.configuration import Configuration
+from experiments.runs.run_shapes import alike_of, named_model, words_of
+from experiments.runs.run_words import CHIPS, engine_of, gpus_of, software_of
 from mistlab.calibration.table_rows import is_of_machine
 from mistlab.core.values import InputError
-from mistlab.runs.configuration import Configuration
-from mistlab.runs.gpu_names import CHIPS, gpus_of
-from mistlab.runs.name_words import words_of
-from mistlab.runs.named_models import named_model
-from mistlab.runs.parts import alike_of
-from mistlab.runs.words import engine_of, software_of
 from tests.mistlab.test_run_words import run
 
 

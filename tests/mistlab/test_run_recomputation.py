@@ -2,8 +2,8 @@
 
 import pytest
 
+from experiments.runs.run_jobs import job_of
 from mistlab.core.values import InputError
-from mistlab.runs.jobs import job_of
 from tests.mistlab.test_runs import run
 
 LAYERS = 24

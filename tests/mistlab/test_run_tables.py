@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.runs.runs_table import TableRow, count_of, rows_of_table
 from mistlab.core.values import InputError
-from mistlab.runs.cells import count_of
-from mistlab.runs.table import TableRow, rows_of_table
 
 HEADER = "layers,hidden,heads,sequence_length,micro_batch,notes"
 ROW = "2,64,2,128,1,"

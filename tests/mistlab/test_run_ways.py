@@ -2,10 +2,9 @@
 
 import pytest
 
-from mistlab.runs.configuration import Configuration, configuration_of
-from mistlab.runs.jobs import job_of
-from mistlab.runs.table import TableRow
-from mistlab.runs.ways import ways_of
+from experiments.runs.configuration import Configuration, configuration_of
+from experiments.runs.run_jobs import job_of, ways_of
+from experiments.runs.runs_table import TableRow
 
 ROW = {
     "engine": "Megatron-Core",

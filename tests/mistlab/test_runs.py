@@ -2,13 +2,13 @@
 
 import pytest
 
+from experiments.runs.configuration import Configuration, configuration_of
+from experiments.runs.run_jobs import job_of
+from experiments.runs.runs_table import TableRow
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.job.job import Job
 from mistlab.machine.hardware import OperatorClass
-from mistlab.runs.configuration import Configuration, configuration_of
-from mistlab.runs.jobs import job_of
-from mistlab.runs.table import TableRow
 
 FULL = {
     "engine": "nanotron",

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from experiments.runs.run_jobs import job_of
+from experiments.runs.run_sureness import MOST_SHARES, Held, Miss, Range, left_out, sureness_of
 from mistlab.cost.confidence import (
     ANY,
     GROUPS_OF_WIDER,
@@ -20,8 +22,6 @@ from mistlab.cost.confidence import (
     bounds_of,
     known_sureness,
 )
-from mistlab.runs.jobs import job_of
-from mistlab.runs.sureness import MOST_SHARES, Held, Miss, Range, left_out, sureness_of
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.test_runs import run
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.runs.judged import judged
+from experiments.runs.run_jobs import job_of
+from experiments.runs.run_sureness import RunAnswer
+from experiments.runs.runs_table import TableRow
 from mistlab.core.units import GIB_BYTES
-from mistlab.runs.answers import RunAnswer
-from mistlab.runs.jobs import job_of
-from mistlab.runs.judged import judged
-from mistlab.runs.table import TableRow
 from tests.mistlab.test_run_judging import prediction
 from tests.mistlab.test_runs import run
 

@@ -4,37 +4,34 @@ Nothing that was measured is read. From the column ``notes`` only these phrases 
 embeddings" and "untie-embeddings", "dropout on", "first and last stage have one layer less",
 "unfused attention" and "attention-backend=unfused", "swiglu=1", "non-overlap launch", "tokendrop",
 "schedule ZBV", "torch.compile", "kernels TE", "LBS N",
-those about parts of models (``mistlab.runs.parts``), and the network, as "1600 Gbps node-node" or
-"400 Gb/s RDMA a GPU".
+those about parts of models (``experiments.runs.run_shapes``), and the network, as "1600 Gbps
+node-node" or "400 Gb/s RDMA a GPU".
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mistlab.core.values import refuse, shown
-from mistlab.cost.confidence import BITS, Blocks, RunKind
-from mistlab.engines.engine import ENGINES, Precision
-from mistlab.plan.workload import Attention
-from mistlab.runs.cells import count_of, flag_of, text_of
-from mistlab.runs.gpu_names import Gpus, gpus_of
-from mistlab.runs.megatron_arguments import (
+from experiments.runs.run_arguments import (
     are_arguments,
+    batches_at_once,
     data_parallel_of,
     ends_of,
+    fsdp_of,
     fuses_loss,
+    recompute_of,
+    recompute_said,
+    unsaid_of,
     writes_attention_out,
 )
-from mistlab.runs.of_torch import batches_at_once, fsdp_of, recompute_of, recompute_said
-from mistlab.runs.shapes import Shape, replicated, shape_of
-from mistlab.runs.table import TableRow
-from mistlab.runs.unsaid import unsaid_of
-from mistlab.runs.words import (
+from experiments.runs.run_words import (
     USUAL_OF_ENGINE,
+    Gpus,
     Usual,
     dispatcher_of,
     engine_of,
     exchange_of,
+    gpus_of,
     network_of,
     order_of,
     precision_of,
@@ -42,6 +39,12 @@ from mistlab.runs.words import (
     software_of,
     zero_of,
 )
+from experiments.runs.runs_table import TableRow, count_of, flag_of, text_of
+from experiments.runs.shapes import Shape, replicated, shape_of
+from mistlab.core.values import refuse, shown
+from mistlab.cost.confidence import BITS, Blocks, RunKind
+from mistlab.engines.engine import ENGINES, Precision
+from mistlab.plan.workload import Attention
 
 # Micro-batches of a step where a table does not say the batch.
 MICRO_BATCHES = 8
@@ -59,7 +62,7 @@ class Configuration:
     host gets ahead of its GPU; empty for none. A step fills and drains its pipeline ``fillings``
     times, each with ``micro_batches``. ``recompute`` is what a row says; with ``saves_unsaid`` it
     says nothing, and ``recompute`` is what recipes say. ``notes`` are the assumptions; the fastest
-    choice of what is ``unsaid`` counts (``mistlab.runs.ways``).
+    choice of what is ``unsaid`` counts (``experiments.runs.run_jobs``).
     """
 
     shape: Shape

@@ -4,11 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
-from mistlab import catalog
-from mistlab.core.values import near_matches, refuse, to_mapping
-from mistlab.plan.workload import ModelSpec
-from mistlab.runs.cells import count_of, text_of
-from mistlab.runs.megatron_arguments import (
+from experiments.runs.run_arguments import (
     DROPOUT,
     TOKENS,
     are_arguments,
@@ -20,10 +16,21 @@ from mistlab.runs.megatron_arguments import (
     pattern_in,
     two_thirds,
 )
-from mistlab.runs.name_words import first_named, words_of
-from mistlab.runs.named_models import base_of_pattern, hybrid_of_sizes, named_model
-from mistlab.runs.parts import alike_of, experts_of_row, parts_of
-from mistlab.runs.words import Usual
+from experiments.runs.run_shapes import (
+    alike_of,
+    base_of_pattern,
+    experts_of_row,
+    first_named,
+    hybrid_of_sizes,
+    named_model,
+    parts_of,
+    words_of,
+)
+from experiments.runs.run_words import Usual
+from experiments.runs.runs_table import count_of, text_of
+from mistlab import catalog
+from mistlab.core.values import near_matches, refuse, to_mapping
+from mistlab.plan.workload import ModelSpec
 
 # Words of a model's name, and its family; other models are taken as Llama's.
 FAMILIES_BY_WORD: Mapping[str, str] = {

@@ -1,15 +1,14 @@
 """Predictions beside measurements: the errors of answered rows, in groups."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from experiments.runs.run_sureness import RunAnswer, stage_of
+from experiments.runs.runs_table import TableRow, number_of, text_of
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
-from mistlab.runs.answers import RunAnswer, stage_of
-from mistlab.runs.cells import number_of, text_of
-from mistlab.runs.table import TableRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,3 +158,137 @@ def _sortable(text: str) -> tuple[float, str]:
         return float(text), ""
     except ValueError:
         return float("inf"), text
+
+
+# How well predictions order runs, tell runs that fit from runs that failed, and how far repeated
+# measurements lie apart.
+
+
+# Groups with fewer runs are not ranked.
+FEWEST = 5
+# The columns that make a task: what is trained, and on which GPUs. Runs of one task are choices.
+TASK = (
+    *("model", "gpus", "hardware", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn"),
+    *("vocab", "experts", "topk", "sequence_length", "global_batch", "precision"),
+)
+# The columns that make a configuration.
+CONFIGURATION = (
+    *("engine", "hardware", "gpus", "gpus_per_node", "model", "layers", "hidden", "heads"),
+    *("kv_heads", "ffn", "vocab", "sequence_length", "global_batch", "micro_batch", "tp", "pp"),
+    *("vpp", "cp", "ep", "dp", "zero", "sequence_parallel", "recompute", "offload", "precision"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """The runs of a task: how alike the orders of predicted and measured times are (-1 to 1), and
+    the time of the run that is predicted best, as a multiple of the measured best.
+
+    ``near`` has such multiples of all runs that are predicted about as fast as that run.
+    """
+
+    name: str
+    runs: int
+    correlation: float
+    regret: float
+    near: tuple[float, ...]
+
+
+def predicted_s(one: Judged) -> float | None:
+    """The seconds that a run is ordered by: the predicted ones."""
+    return one.predicted_s
+
+
+def ranked(
+    rows: Iterable[Judged],
+    *,
+    by: Callable[[Judged], float | None] = predicted_s,
+    near: float = 0.0,
+) -> Iterator[Ranked]:
+    """The ranking of the runs of each task, in the order of seconds that ``by`` gives.
+
+    Runs are about as fast as the best one if they take longer by a share ``near`` at most.
+    """
+    groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
+    for one in rows:
+        seconds = by(one)
+        if seconds is not None and one.measured_s is not None:
+            group = tuple(text_of(one.row.cells, name) for name in TASK)
+            groups[group].append((seconds, one.measured_s))
+    for (model, gpus, *_), pairs in sorted(groups.items()):
+        predicted, measured = zip(*pairs, strict=True)
+        if len(pairs) >= FEWEST and len({*predicted}) > 1 < len({*measured}):
+            best, limit = min(measured), min(predicted) * (1 + near)
+            yield Ranked(
+                name=f"{model} on {gpus} GPUs",
+                runs=len(pairs),
+                correlation=_correlation(_ranks(predicted), _ranks(measured)),
+                regret=min(pairs)[1] / best,
+                near=tuple(took / best for seconds, took in pairs if seconds <= limit),
+            )
+
+
+def _ranks(numbers: Sequence[float]) -> list[float]:
+    """The rank of each number; equal numbers share their mean rank."""
+    places: dict[float, list[int]] = defaultdict(list)
+    for rank, number in enumerate(sorted(numbers)):
+        places[number].append(rank)
+    return [mean(places[number]) for number in numbers]
+
+
+def _correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    middles = mean(one), mean(other)
+    pairs = [(a - middles[0], b - middles[1]) for a, b in zip(one, other, strict=True)]
+    spreads = [sum(pair[place] ** 2 for pair in pairs) for place in (0, 1)]
+    return float(sum(a * b for a, b in pairs) / (spreads[0] * spreads[1]) ** 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Separation:
+    """Runs that ran and were said to fit, and runs that failed and were said not to."""
+
+    ran: int
+    ran_right: int
+    failed: int
+    failed_right: int
+
+    @property
+    def share(self) -> float:
+        """The share of all runs that were told apart rightly."""
+        return (self.ran_right + self.failed_right) / (self.ran + self.failed)
+
+
+def separation(rows: Sequence[Judged]) -> Separation:
+    """How well ``fits`` tells runs that ran from runs that failed; a refusal counts as wrong."""
+    ran = [one for one in rows if not one.failed]
+    failed = [one for one in rows if one.failed]
+    says = {True: [one for one in ran if _fits(one) is True]}
+    says[False] = [one for one in failed if _fits(one) is False]
+    return Separation(
+        ran=len(ran),
+        ran_right=len(says[True]),
+        failed=len(failed),
+        failed_right=len(says[False]),
+    )
+
+
+def _fits(one: Judged) -> bool | None:
+    return None if one.answer.prediction is None else one.answer.prediction.fits
+
+
+def spreads(rows: Iterable[Judged]) -> list[float]:
+    """For each configuration that was measured several times, the mean distance of its times from
+    their median, as a share of the median."""
+    times: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for one in rows:
+        if one.measured_s is not None:
+            times[_configuration(one.row.cells)].append(one.measured_s)
+    return [
+        mean(abs(time / median(found) - 1) for time in found)
+        for found in times.values()
+        if len(found) > 1
+    ]
+
+
+def _configuration(cells: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(text_of(cells, name) for name in CONFIGURATION)

@@ -1,0 +1,414 @@
+"""Whether the host of a run's first stage gets ahead of its GPU, so that tensors of collectives
+stay in memory."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from experiments.runs.configuration import GPUS_OF_A_NODE, Configuration
+from experiments.runs.run_words import Gpus
+from experiments.runs.shapes import Shape
+from mistlab import catalog
+from mistlab.core.values import FieldError, refuse, shown
+from mistlab.cost.confidence import RunKind, slowest_cluster
+from mistlab.engines.engine import ENGINES, Precision
+from mistlab.job.job import Job
+from mistlab.machine.cluster import Cluster, Profile
+from mistlab.machine.hardware import Hardware
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Attention, Workload
+from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
+from mistlab.schedule.placement import even_shares, most_chunks
+
+
+def host_is_ahead(run: Configuration, blocks: Sequence[int], cluster: Cluster) -> bool:
+    """Whether the first stage's host gets ahead of its GPU.
+
+    Without a pipeline it does. In a pipeline the GPU of a stage waits for its neighbours, while the
+    host goes on; but a first stage with more blocks than any other never waits. Where sends are
+    late on the slowest cluster that the engine is known on, hosts wait for them too.
+    """
+    if len(blocks) == 1:
+        return True
+    if blocks[0] > max(blocks[1:]):
+        return False
+    known = slowest_cluster(cluster, ENGINES[run.engine]) or cluster
+    if known.profile is None:
+        return True
+    late_s = known.profile.send_s(np.array([run.tensor_parallel]), known.num_gpus)
+    return not late_s.any()
+
+
+# The blocks of a stage that a measured run recomputes, whole or in part, by what its row says.
+
+
+# What torchtitan calls recomputing each second product of all blocks (with everything but attention
+# between products), and each second block.
+ALTERNATE = "selective op"
+HALF_OF_BLOCKS = ("selective layer", "selective every 2nd layer")
+# Words that alone say that nothing is recomputed, or all blocks.
+_NOTHING = ("no", "0", "false", "off")
+_EVERYTHING = (
+    *("whole", "1", "true", "yes", "on", "uniform", "block"),
+    *("checkpointing", "activation checkpointing", "gradient checkpointing"),
+)
+# Megatron's own selective recomputation, which is attention's core.
+_CORE = ("selective", "attn", "attention", "core attention")
+# Beginnings of ways to recompute what takes hardly any time.
+_CHEAP = ("selective:", "selective (recipe", "minimal")
+
+
+def recomputed(run: Configuration, layers: int) -> dict[str, int]:
+    """How many of a stage's blocks are recomputed, by the treatment's dimension."""
+    words = run.recompute
+    if words in _NOTHING or words.startswith(("none", "no activation")):
+        return {}
+    if words.startswith(ALTERNATE) or _is_torch_s_selective(run):
+        return {"products_recomputed_layers": layers}
+    if (whole := _whole_blocks(run, layers)) is not None:
+        return {"checkpointed_layers": whole}
+    recipe_s_core = words.startswith("selective (recipe") and run.attention == "math"
+    if "core_attn" in words or words in _CORE or recipe_s_core:
+        return {"core_recomputed_layers": layers}
+    if words.startswith(_CHEAP):
+        # With fused attention the core keeps nothing that could be recomputed; MaxText's policies
+        # that keep all products with weights recompute what is cheap.
+        return {}
+    column = "recompute"
+    raise FieldError(column, f"{shown(words)} cannot be said: give none, full or core_attn")
+
+
+def _is_torch_s_selective(run: Configuration) -> bool:
+    """Torchtitan's selective recomputation is of products, unless it says otherwise."""
+    return run.recompute == "selective" and ENGINES[run.engine].system == "fsdp"
+
+
+def _whole_blocks(run: Configuration, layers: int) -> int | None:
+    """How many blocks are recomputed whole; None if the row says another way."""
+    words = run.recompute
+    if found := re.match(r"(?:full )?block (\d+)\b", words):
+        return min(layers, int(found[1]) * run.chunks)
+    if words in _EVERYTHING or words.startswith("full"):
+        return layers
+    if words.startswith(HALF_OF_BLOCKS):
+        return layers // 2
+    if words.startswith("selective:") and "moe" in re.split(r"[:+]", words):
+        return _blocks_of_experts(run, layers)
+    return None
+
+
+def _blocks_of_experts(run: Configuration, layers: int) -> int:
+    """Of a stage's blocks those with experts, on average; blocks of hybrid models are short."""
+    pattern = run.shape.model.pattern
+    if not pattern:
+        return layers
+    return round(layers * sum(letter in "EGA" for letter in pattern) / len(pattern))
+
+
+# How engines divide a model's blocks over the stages of a pipeline.
+
+
+LAST_PARTS = ("head", "cast", "loss")
+# No pipeline that anybody trained with has more stages.
+MOST_STAGES = 1024
+
+
+def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
+    """The blocks of each stage; a stage without blocks is left out, and noted."""
+    stages, layers = run.pipeline_parallel, run.shape.layers
+    if stages == 1:
+        return [layers]
+    is_by_cost = ENGINES[run.engine].system == "nanotron"
+    most = MOST_STAGES if is_by_cost else layers
+    if stages > most:
+        refuse("pp", f"{stages} stages for {layers} blocks: give at most {most}")
+    if is_by_cost:
+        blocks = _by_cost(run)
+    elif run.ends is not None and stages > 2:
+        inner, rest = divmod(layers - sum(run.ends), stages - 2)
+        if rest:
+            refuse("pp", f"{layers} blocks do not divide over {stages} stages between such ends")
+        blocks = [run.ends[0], *([inner] * (stages - 2)), run.ends[1]]
+    elif run.short_ends:
+        inner = -(-(layers + 2) // stages)
+        blocks = [inner - 1, *([inner] * (stages - 2)), inner - 1]
+        if sum(blocks) != layers:
+            refuse("pp", f"{layers} blocks do not divide over {stages} stages with shorter ends")
+    else:
+        # The stages in front have the extra blocks: the last one has the head.
+        blocks = [*even_shares(layers, stages)]
+    if empty := blocks.count(0):
+        notes.append(f"{empty} of {stages} stages have no blocks")
+    return blocks
+
+
+def _by_cost(run: Configuration) -> list[int]:
+    """Blocks as nanotron divides them: by weights of blocks and of the head, in order.
+
+    A stage takes parts until it has passed its share of all weights (nanotron/models/base.py). The
+    head may come to a stage of its own, and the stages after it have nothing. Here the head is on
+    the last stage wherever one has nothing: measured runs of 32 blocks on 16 stages take the time
+    of three blocks, not that of two blocks and the head.
+    """
+    shape, stages = run.shape, run.pipeline_parallel
+    block = 4 * shape.hidden * shape.hidden + 3 * shape.ffn * shape.hidden
+    whole = shape.layers * block + shape.vocab * shape.hidden
+    counts, reached = [0], 0
+    for _ in range(shape.layers):
+        if reached * stages > whole * len(counts):
+            counts.append(0)
+        counts[-1] += 1
+        reached += block
+    return counts + [0] * (stages - len(counts))
+
+
+def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
+    """Why an engine cannot run a pipeline with these blocks; empty if it can.
+
+    Nanotron's pipeline ends with the head, a cast and the loss, each on a stage of its own where
+    stages are left. A stage after these has nothing, and nanotron does not start. Of its runs whose
+    stages share a table of tokens, without ZeRO and over several data-parallel ranks and
+    micro-batches, five in six failed, whatever their memory.
+    """
+    if ENGINES[run.engine].system != "nanotron":
+        return ""
+    spare = list(blocks).count(0) - len(LAST_PARTS)
+    if spare > 0:
+        return f"{spare} of {len(blocks)} stages would have nothing: nanotron does not start"
+    shares_table = run.shape.tied_embeddings and run.pipeline_parallel > 1
+    if shares_table and run.zero == 0 and run.data_parallel > 1 and run.micro_batches > 1:
+        return "stages share a table of tokens without ZeRO: most such runs of nanotron failed"
+    return ""
+
+
+# What a run chose where its row does not say: of several ways, the fastest that fits.
+#
+# Who publishes a benchmark without its micro-batch, or without its chunks a stage, has chosen them
+# for speed. So such a row stands for several configurations, and is answered with the fastest of
+# those that leave room in memory.
+
+
+# Micro-batches of so many sequences are tried.
+SEQUENCES = (1, 2, 4, 8, 16)
+
+
+def ways_of(run: Configuration) -> tuple[Configuration, ...]:
+    """The configurations that a run may have had, those with smaller micro-batches and fewer chunks
+    first; the run itself if its row says all."""
+    if not run.unsaid:
+        return (run,)
+    return tuple(
+        replace(way, unsaid=(), notes=_told(way, run.unsaid))
+        for batch in _of_micro_batches(run)
+        for way in _of_chunks(batch)
+    )
+
+
+def _of_micro_batches(run: Configuration) -> Iterator[Configuration]:
+    """The run with each micro-batch that divides a rank's sequences of a step."""
+    if "micro_batch" not in run.unsaid:
+        yield run
+        return
+    of_rank = run.micro_batch * run.micro_batches
+    for sequences in SEQUENCES:
+        if of_rank % sequences == 0:
+            yield replace(run, micro_batch=sequences, micro_batches=of_rank // sequences)
+
+
+def _of_chunks(run: Configuration) -> Iterator[Configuration]:
+    """The run with each number of chunks a stage."""
+    most = run.shape.layers // run.pipeline_parallel if "vpp" in run.unsaid else 1
+    for chunks in (1, *sorted(INTERLEAVED.values())):
+        if chunks <= most:
+            yield replace(run, chunks=chunks)
+
+
+def _told(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
+    """The notes of a way, with what is assumed in it."""
+    taken = {"micro_batch": way.micro_batch, "vpp": way.chunks}
+    others = (note for note in way.notes if not note.startswith("micro_batch is empty"))
+    return (
+        *others,
+        *(f"{name} is empty: {taken[name]} is the fastest that fits" for name in unsaid),
+    )
+
+
+# A measured run's configuration as a job: a workload, a cluster and a plan of this package.
+
+
+# Runs take so many GPUs of a rack.
+RACK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJob:
+    """A run's job, the assumptions with which it was made, and why it cannot run, if so.
+
+    A step runs the job ``times``. With ``saves_unsaid`` nothing tells what the run recomputes.
+    Bounds depend on its ``kind``.
+    """
+
+    job: Job
+    notes: tuple[str, ...]
+    kind: RunKind
+    times: int = 1
+    unrunnable: str = ""
+    saves_unsaid: bool = False
+
+
+def job_of(
+    run: Configuration, profile: Profile | None = None, hardware: Hardware | None = None
+) -> RunJob:
+    """The job of a run, on a cluster with a profile; refuses what no plan here can say.
+
+    A ``hardware`` stands in for that of its name in the catalogue.
+    """
+    notes = list(run.notes)
+    drops_tokens = run.drops_tokens and run.shape.model.experts is not None
+    workload = _workload(
+        run.shape,
+        run.sequence_length,
+        run.global_batch,
+        run.attention,
+        run.precision,
+        drops_tokens=drops_tokens,
+    )
+    blocks = blocks_of_stages(run, notes)
+    order = _order(run, blocks, notes)
+    mesh = {
+        "data_parallel": run.data_parallel,
+        "tensor_parallel": run.tensor_parallel,
+        "micro_batch": run.micro_batch,
+        "zero": run.zero if run.data_parallel * run.context_parallel > 1 else 0,
+        "state_replicas": run.state_replicas,
+        "context_parallel": run.context_parallel,
+        "sequence_parallel": int(run.sequence_parallel),
+        "expert_parallel": run.expert_parallel,
+        "expert_tensor_parallel": run.expert_tensor_parallel,
+    }
+    stages = tuple(
+        StagePlan.of_values({"layers": layers, **mesh, **recomputed(run, layers)})
+        for layers in blocks
+    )
+    network = run.node_gbytes_per_s
+    cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node, network, profile, hardware)
+    waits = run.otherwise and not host_is_ahead(run, blocks, cluster)
+    plan = Plan(
+        engine=run.otherwise if waits else run.engine,
+        micro_batches=run.micro_batches,
+        overlap_communication=_overlaps(run),
+        order=order,
+        stages=stages,
+    )
+    return RunJob(
+        job=Job(workload=workload, cluster=cluster, plan=plan),
+        notes=tuple(notes),
+        kind=run.kind,
+        times=run.fillings,
+        unrunnable=unrunnable(run, blocks),
+        saves_unsaid=run.saves_unsaid,
+    )
+
+
+def _overlaps(run: Configuration) -> bool:
+    """Whether gradients and weights go on beside passes.
+
+    Those of experts, which are most of a rank's, do not where they cross nodes: gpt-oss 120B on
+    eight nodes, each with all experts, takes 2.7 s a step besides its micro-batches.
+    """
+    if ENGINES[run.engine].afterwards is None:
+        return True
+    in_node = run.gpus_per_node or GPUS_OF_A_NODE
+    copies = run.data_parallel * run.tensor_parallel * run.context_parallel
+    copies //= run.expert_parallel * run.expert_tensor_parallel
+    crosses = copies > 1 and run.num_gpus > in_node
+    has_experts = dict(run.shape.parts).get("experts") is not None
+    is_rack = catalog.hardware(run.gpus.hardware).node.is_rack
+    is_bridge = ENGINES[run.engine].system == "megatron-bridge"
+    return run.overlaps and not (is_bridge and has_experts and crosses and not is_rack)
+
+
+def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
+    """The order of the run's passes; where it cannot be said, the nearest one is noted."""
+    if run.pipeline_parallel == 1:
+        return DEFAULT_ORDER
+    if run.order:
+        return run.order
+    if run.chunks == 1:
+        return DEFAULT_ORDER
+    engine, most = ENGINES[run.engine], most_chunks(blocks)
+    for name, chunks in sorted(INTERLEAVED.items(), key=lambda one: -one[1]):
+        problem = engine.order_problem(name, default=DEFAULT_ORDER) or order_problem(
+            name, run.pipeline_parallel, run.micro_batches, most
+        )
+        if chunks <= run.chunks and not problem:
+            if chunks < run.chunks:
+                notes.append(f"{run.chunks} chunks a stage are predicted as {chunks}")
+            return name
+    notes.append(f"{run.chunks} chunks a stage are predicted as one")
+    return DEFAULT_ORDER
+
+
+@cache
+def _workload(
+    shape: Shape,
+    sequence_length: int,
+    global_batch: int,
+    attention: Attention,
+    precision: Precision,
+    *,
+    drops_tokens: bool,
+) -> Workload:
+    return Workload(
+        model=shape.model,
+        sequence_length=sequence_length,
+        global_batch=global_batch,
+        attention=attention,
+        precision=precision,
+        # Every expert takes as many tokens as come in the mean.
+        expert_capacity=1.0 if drops_tokens else None,
+        expert_padding=drops_tokens,
+    )
+
+
+@cache
+def _cluster(
+    gpus: Gpus,
+    num_gpus: int,
+    gpus_per_node: int,
+    node_gbytes_per_s: float | None,
+    profile: Profile | None,
+    own: Hardware | None,
+) -> Cluster:
+    """The fewest whole nodes that hold the GPUs."""
+    if own is not None and own.name == gpus.hardware:
+        hardware = own
+    else:
+        hardware = _with_products(catalog.hardware(gpus.hardware), gpus.products_share)
+    in_node = RACK if hardware.node.is_rack else gpus_per_node or hardware.node.gpus
+    used = min(num_gpus, in_node, hardware.node.gpus)
+    return Cluster(
+        hardware=hardware,
+        nodes=-(-num_gpus // used),
+        gpus_per_node=used,
+        memory_gib=gpus.memory_gib,
+        inter_node_gbytes_per_s=node_gbytes_per_s,
+        profile=profile,
+    )
+
+
+def _with_products(hardware: Hardware, share: float) -> Hardware:
+    """A hardware whose products in 16 bits keep up a share of their rate."""
+    compute = hardware.compute
+    if share == 1 or compute is None:
+        return hardware
+    rates = tuple(
+        replace(rate, tflops=rate.tflops * share)
+        if rate.operators in ("matmul", "batched_matmul", "grouped_matmul") and rate.tflops
+        else rate
+        for rate in compute.rates
+    )
+    return replace(hardware, compute=replace(compute, rates=rates))
