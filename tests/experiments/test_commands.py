@@ -92,6 +92,8 @@ def test_a_process_that_a_command_spawns_runs_no_command(
 ) -> None:
     """Python runs the module again in it, by another name."""
     monkeypatch.setattr(sys, "argv", ["x", "--help"])
+    # Another test may have imported it, of which runpy warns.
+    monkeypatch.delitem(sys.modules, "experiments.analyse", raising=False)
     names = runpy.run_module("experiments.analyse", run_name="__mp_main__", alter_sys=True)
     assert callable(names["main"])
     assert capsys.readouterr().out == ""
