@@ -1,4 +1,4 @@
-"""The ways in which a stage may save memory: all combinations of a space's choices, by dimension.
+"""The plans of a space: savings of a stage, host memory, membership, random choices, empty spaces.
 
 Axes: W ways to save memory, B ways to treat blocks.
 """
@@ -32,6 +32,11 @@ from searchers.meshes import (
     other_names,
     pipelines,
 )
+
+# The ways in which a stage may save memory: all combinations of a space's choices, by dimension.
+#
+# Axes: W ways to save memory, B ways to treat blocks.
+
 
 # One value for each of ``names_of("savings")``, and for each of ``counts_of_blocks``.
 SavingsRow = tuple[float, ...]

@@ -1,8 +1,4 @@
-"""Counts the questions of a search to its predictor, and keeps the best plan so far.
-
-Every searcher asks through a ``Ledger``, so all are counted in the same way, and the same budget
-ends them.
-"""
+"""A search's strategy and its ledger, which counts questions and keeps the best plan so far."""
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +29,12 @@ from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
 from searchers.savings import ways_listed, why_empty
+
+# Counts the questions of a search to its predictor, and keeps the best plan so far.
+#
+# Every searcher asks through a ``Ledger``, so all are counted in the same way, and the same budget
+# ends them.
+
 
 # This many stage candidates count as one plan.
 STAGES_A_PLAN = 1000

@@ -1,8 +1,4 @@
-"""One pass of a micro-batch through a stage, as columns of tasks with what they wait for.
-
-The schedule says which tasks there are and what they wait for (``mistlab.stages.pass_columns``).
-How long each takes comes from the stage.
-"""
+"""Builds the graph of an iteration's tasks, pass by pass, from columns of tasks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +12,12 @@ from mistlab.schedule.stage_passes import StagePass, StagePasses, rows_of_pass
 from mistlab.stages.pass_columns import Offsets, PassLinks, PassWaits, pass_waits
 from mistlab.stages.stage_shape import layer_at
 from simulators.graph import LANES, SENDS, Label, TaskGraph, Use
+
+# One pass of a micro-batch through a stage, as columns of tasks with what they wait for.
+#
+# The schedule says which tasks there are and what they wait for (``mistlab.stages.pass_columns``).
+# How long each takes comes from the stage.
+
 
 # A kind of task and its direction: F, P<, A>.
 Name = tuple[Kind, Direction | None]

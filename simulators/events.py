@@ -1,7 +1,4 @@
-"""The times of the tasks of each part of a plan's model, for the event simulator.
-
-A part is a chunk of a stage; a stage that is not cut into chunks is one part.
-"""
+"""The event simulator: plays every task of a plan, with times from the same task model."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +31,11 @@ from simulators.graph import LANES, TaskGraph, Use
 from simulators.play import ALONE, Factors, PassTimes, Times, pass_times, play
 from simulators.symbolic import SymbolicPredictor, as_they_are
 from simulators.variability import Quantiles, Variability
+
+# The times of the tasks of each part of a plan's model, for the event simulator.
+#
+# A part is a chunk of a stage; a stage that is not cut into chunks is one part.
+
 
 _COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
 

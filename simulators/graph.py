@@ -1,10 +1,4 @@
-"""Slows down sends of different stages that use the network of one node at the same time.
-
-A node's network sends and receives at the same bandwidth. A send's time alone assumes that only its
-own stage uses the network. If sends of several stages together ask for more than the bandwidth, all
-of them slow down by the same factor. Collectives across nodes are not slowed: a group never has
-more than its own ranks' share of the network, whether others use it or not.
-"""
+"""The graph of tasks that the simulator plays, and sends that share the network of a node."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +8,14 @@ from typing import Protocol
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.placement import StageChunk
 from mistlab.schedule.slots import Action, Direction, Kind
+
+# Slows down sends of different stages that use the network of one node at the same time.
+#
+# A node's network sends and receives at the same bandwidth. A send's time alone assumes that only
+# its own stage uses the network. If sends of several stages together ask for more than the
+# bandwidth, all of them slow down by the same factor. Collectives across nodes are not slowed: a
+# group never has more than its own ranks' share of the network, whether others use it or not.
+
 
 # A link's number, and the share of the link that a send takes when it is alone.
 Use = tuple[int, float]

@@ -1,4 +1,4 @@
-"""The costs of single stages, from which the cost of a pipeline is put together.
+"""The symbolic predictor: predicts plans in closed form from the costs of single stages.
 
 Axes: C candidates.
 """
@@ -43,6 +43,11 @@ from mistlab.stages.stage_batch import (
     StageTimes,
     rows_of,
 )
+
+# The costs of single stages, from which the cost of a pipeline is put together.
+#
+# Axes: C candidates.
+
 
 # Bytes that 64 bits hold: 8 EiB.
 MOST_BYTES = 2.0**63

@@ -1,4 +1,4 @@
-"""What pages of the cross-check say beside figures: what plans are, and why predictors differ."""
+"""The closed form against the event simulator over random plans: rows, a summary and a page."""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +27,9 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from simulators.events import EventSimulator
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor
+
+# What pages of the cross-check say beside figures: what plans are, and why predictors differ.
+
 
 BESIDE = """## What the plans are
 

@@ -1,4 +1,5 @@
-"""The workload and the cluster that the options of a command describe."""
+"""The problem that a command's options describe, and predictions of plans of which some are
+refused."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,9 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from simulators.symbolic import SymbolicPredictor
+
+# The workload and the cluster that the options of a command describe.
+
 
 # What a command says that does not know groups of unlike nodes.
 EQUAL_NODES = (

@@ -1,4 +1,4 @@
-"""Works on many items in processes side by side, and takes the answers in order."""
+"""Many items worked on in processes side by side, with a predictor's answers remembered."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,9 @@ from mistlab.job.prediction import Prediction
 from mistlab.plan.plan import Plan
 from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
 from simulators.symbolic import SymbolicPredictor
+
+# Works on many items in processes side by side, and takes the answers in order.
+
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

@@ -1,4 +1,4 @@
-"""A changed plan, tried in place of one that does not fit, and what it would cost."""
+"""Whether a plan fits, in words and pictures, with the changes that were tried in its place."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from mistlab.cost.memory import allocator_of
 from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction
 from mistlab.plan.plan_words import plan_words
+
+# A changed plan, tried in place of one that does not fit, and what it would cost.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

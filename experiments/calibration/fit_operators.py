@@ -1,4 +1,4 @@
-"""Steps that fit how fast a GPU computes: the rates of operators, and the time of a launch."""
+"""Fits how fast a GPU computes: rates of operators and kernels, and the time of a launch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +28,9 @@ from mistlab.machine.hardware import (
     Rate,
     Transfers,
 )
+
+# Steps that fit how fast a GPU computes: the rates of operators, and the time of a launch.
+
 
 FUSED_ATTENTION: tuple[OperatorClass, ...] = ("attention_forward", "attention_backward")
 

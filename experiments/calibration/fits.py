@@ -1,4 +1,4 @@
-"""Steps of a calibration: each fits one group of a hardware file, and says how well."""
+"""The steps of a calibration, each fitting one group of a hardware file, and the file's text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +20,9 @@ from mistlab.machine.hardware import (
     Source,
     Transfers,
 )
+
+# Steps of a calibration: each fits one group of a hardware file, and says how well.
+
 
 DIGEST_CHARACTERS = 16
 

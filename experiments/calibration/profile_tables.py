@@ -1,4 +1,4 @@
-"""Tables of measurements that grow row by row, so that what was measured is not measured again."""
+"""The tables of one machine's profile, which grow row by row."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,9 @@ from typing import Self
 
 from mistlab.core.files import naming
 from mistlab.core.values import InputError
+
+# Tables of measurements that grow row by row, so that what was measured is not measured again.
+
 
 Key = Mapping[str, object]
 

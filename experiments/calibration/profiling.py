@@ -1,4 +1,4 @@
-"""The sizes at which a machine is measured: all of them, or few for a first look."""
+"""Profiles a machine: sizes to measure, memory, peaks and clocks, and tables of times."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -37,6 +37,9 @@ from runtime.profiling.operator_times import (
 from runtime.profiling.side_by_side import Lengths, OverlapCase, OverlapTiming, overlap_cases
 from runtime.profiling.timing import Clock, Timing, clock_of, group_sizes
 from runtime.profiling.world import Case, Outcome, ProfiledWorld
+
+# The sizes at which a machine is measured: all of them, or few for a first look.
+
 
 # Columns of the table that do not shape any operator of a block.
 VOCAB = 50304

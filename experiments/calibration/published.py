@@ -1,4 +1,4 @@
-"""A run that somebody measured and published: what ran, and how long an iteration took."""
+"""Measured runs that were published: what ran, and how long an iteration took."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +23,8 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import in_flight
 from mistlab.schedule.placement import even_shares
 from mistlab.stages.stage_batch import StageBatch
+
+# A run that somebody measured and published: what ran, and how long an iteration took.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,5 +1,4 @@
-"""One case of the evaluation, searched as each system would: times, plans, and what times are made
-of."""
+"""The published evaluation: each case searched as each system would, beside what was published."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,10 @@ from mistlab.job.search import Budget
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan_words import plan_line
 from mistlab.plan.workload import Attention
+
+# One case of the evaluation, searched as each system would: times, plans, and what times are made
+# of.
+
 
 OURS = "mist"
 # Searchers of the systems that are compared with ours, in spaces of the same names.

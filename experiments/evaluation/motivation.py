@@ -1,4 +1,4 @@
-"""Iterations drawn one below the other, on one axis of time."""
+"""The motivating case: two plans side by side, drawn on one axis of time."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +26,8 @@ from mistlab.plan.plan_words import plan_line
 from mistlab.plan.workload import Workload
 from mistlab.schedule.slots import Kind
 from simulators.events import Simulation
+
+# Iterations drawn one below the other, on one axis of time.
 
 
 def timelines(played: Mapping[str, Simulation]) -> Figure:

@@ -1,4 +1,5 @@
-"""Random plans in every view, to see in which order the views' times are."""
+"""Views compared over random plans: in which order their times are, and what their winners are
+worth."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,9 @@ from mistlab.plan.plan_words import plan_line
 from mistlab.schedule.placement import spread_shares
 from searchers.methods.published import published
 from searchers.savings import Chooser, chosen_plan
+
+# Random plans in every view, to see in which order the views' times are.
+
 
 # Spaces that plans are drawn from, in turns: those of all engines.
 SPACES = ("mist", "wide", "mist", "megatron", "mist", "deepspeed", "mist", "aceso")

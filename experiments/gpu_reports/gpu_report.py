@@ -1,4 +1,4 @@
-"""A report's folder as one file, to carry: written after each call, and begun from elsewhere."""
+"""Fills the folder of a report on one GPU in calls of some minutes, and packs it as one file."""
 
 import argparse
 import sys
@@ -26,6 +26,9 @@ from experiments.training.plan_runs import (
 from mistlab import catalog
 from mistlab.core.values import InputError, to_mapping
 from mistlab.job.job import dump_job
+
+# A report's folder as one file, to carry: written after each call, and begun from elsewhere.
+
 
 NAME = "report.zip"
 # What a folder holds, by its parts; all that is not measured can be made again from what is.

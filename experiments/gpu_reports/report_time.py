@@ -1,8 +1,4 @@
-"""How long a run of a plan takes on one H100 besides its iterations, by estimate.
-
-None of the constants was measured on a GPU. They are high, since what is estimated must fit the
-time for which a machine is rented.
-"""
+"""How long a report on one GPU takes, by estimate, run by run."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +9,12 @@ from experiments.training.run_results import prediction_of
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
 from mistlab.machine.hardware import Hardware, Line
+
+# How long a run of a plan takes on one H100 besides its iterations, by estimate.
+#
+# None of the constants was measured on a GPU. They are high, since what is estimated must fit the
+# time for which a machine is rented.
+
 
 # Of iterations over predicted ones, and of those in strict mode over others.
 SLOWER, STRICT = 1.2, 2.0

@@ -1,4 +1,4 @@
-"""Random plans of all families of models, to be exported: the same for the same seed."""
+"""Random plans exported to all targets, each text held against what is claimed of it."""
 
 import argparse
 import json
@@ -24,6 +24,9 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.placement import even_shares
+
+# Random plans of all families of models, to be exported: the same for the same seed.
+
 
 # Models by family, each family drawn as often as the others.
 MODELS: Mapping[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""The picture of measured runs: predicted over measured seconds, each table with its own look."""
+"""Writes the page and the picture of predicted beside measured runs."""
 
 import argparse
 from collections import Counter
@@ -24,6 +24,9 @@ from experiments.runs.judged import (
 )
 from mistlab import catalog
 from mistlab.core.files import naming
+
+# The picture of measured runs: predicted over measured seconds, each table with its own look.
+
 
 # Where there are more tables than colours, the next ones have another shape.
 COLOURS, SHAPES = 10, "o^sv"

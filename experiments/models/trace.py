@@ -1,4 +1,4 @@
-"""The content of a traced model's file, as JSON and in words."""
+"""Traces a model into a file that a plan may name, and tells what the file holds."""
 
 import argparse
 import sys
@@ -14,6 +14,8 @@ from mistlab.graph import graph_text as graphfile
 from mistlab.graph.graph import ModelGraph
 from mistlab.graph.layer_types import expressions_of
 from mistlab.plan.workload import ModelSpec
+
+# The content of a traced model's file, as JSON and in words.
 
 
 def summary_of(spec: ModelSpec, graphs: Sequence[ModelGraph], out: Path) -> dict[str, Any]:

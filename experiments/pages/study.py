@@ -1,4 +1,4 @@
-"""Paragraphs that a page of results has beside its own results: published ones, and comments."""
+"""A run of an experiment: its folder, its rows as they come, and in the end summary and page."""
 
 import argparse
 import time
@@ -12,6 +12,8 @@ from experiments.cli.commandline import DONE, Countdown, as_json, print_json, pr
 from experiments.cli.rundir import RunDirectory, command_line, earlier_rows
 from experiments.pages.charts import Picture
 from experiments.pages.tables import TIMING, Row, csv_of
+
+# Paragraphs that a page of results has beside its own results: published ones, and comments.
 
 
 def beside(package: str, name: str) -> Sequence[str]:

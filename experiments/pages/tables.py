@@ -1,4 +1,4 @@
-"""Numbers with their units, rounded alike by all commands: times, memory, rates and bounds."""
+"""Tables of rows as Markdown, text and CSV, and numbers with units, rounded alike everywhere."""
 
 import csv
 import io
@@ -11,6 +11,9 @@ from typing import Any
 from mistlab.core.units import GIB_BYTES
 from mistlab.job.prediction import Prediction
 from mistlab.plan.plan import Plan
+
+# Numbers with their units, rounded alike by all commands: times, memory, rates and bounds.
+
 
 # A number that is not there.
 NONE = "-"

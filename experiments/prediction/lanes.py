@@ -1,4 +1,4 @@
-"""Draws the tasks of a played iteration: four lanes a stage, a bar a task."""
+"""Draws a played iteration: four lanes a stage, a bar a task; also as a trace for Perfetto."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +21,9 @@ from simulators.events import PlayedTask, Simulation
 from simulators.graph import SENDS
 from simulators.memory import MemoryOverTime, memory_of
 from simulators.timeline import WORDS, trace_text
+
+# Draws the tasks of a played iteration: four lanes a stage, a bar a task.
+
 
 # What each kind of task is drawn in, lane by lane.
 TASK_COLOURS: Mapping[Kind, str] = {

@@ -1,4 +1,4 @@
-"""Where the GPUs' time of an iteration goes, as a table and in a sentence."""
+"""Predicts plan files: times with bounds, memory, and where the time goes, as text and JSON."""
 
 import argparse
 import math
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from experiments.prediction.disturbed import Disturbed
     from simulators.events import Simulation
     from simulators.variability import Variability
+
+# Where the GPUs' time of an iteration goes, as a table and in a sentence.
 
 
 WORDS: Mapping[str, str] = {

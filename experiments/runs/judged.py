@@ -1,4 +1,4 @@
-"""Predictions beside measurements: the errors of answered rows, in groups."""
+"""Predictions beside measurements: errors in groups, and how well runs of a workload are ranked."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,6 +9,8 @@ from experiments.runs.run_sureness import RunAnswer, stage_of
 from experiments.runs.runs_table import TableRow, number_of, text_of
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
+
+# Predictions beside measurements: the errors of answered rows, in groups.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,4 @@
-"""Megatron's arguments among the remarks of a measured run, and its defaults for those not said.
-
-Remarks hold arguments as "name=value". They hold all that differ from the defaults if they say
-"transformer-impl", as tables made of Megatron's own tests do. Other rows have no such defaults: a
-table tells of its runs what their authors found worth telling.
-"""
+"""Options of Megatron-LM, torchtitan and others in the text columns of a measured run."""
 
 import re
 from collections.abc import Mapping
@@ -13,6 +8,13 @@ from mistlab.core.values import refuse
 from mistlab.engines.engine import ENGINES
 from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.orders import INTERLEAVED
+
+# Megatron's arguments among the remarks of a measured run, and its defaults for those not said.
+#
+# Remarks hold arguments as "name=value". They hold all that differ from the defaults if they say
+# "transformer-impl", as tables made of Megatron's own tests do. Other rows have no such defaults:
+# a table tells of its runs what their authors found worth telling.
+
 
 # Defaults of Megatron-LM: dropout, and its tests' tokens (GPT-2's), to which padding is added.
 DROPOUT = 0.1

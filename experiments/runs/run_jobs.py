@@ -1,5 +1,4 @@
-"""Whether the host of a run's first stage gets ahead of its GPU, so that tensors of collectives
-stay in memory."""
+"""Jobs from the configurations of measured runs: their stages, recomputation and hosts ahead."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,9 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Attention, Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.placement import even_shares, most_chunks
+
+# Whether the host of a run's first stage gets ahead of its GPU, so that tensors of collectives
+# stay in memory.
 
 
 def host_is_ahead(run: Configuration, blocks: Sequence[int], cluster: Cluster) -> bool:

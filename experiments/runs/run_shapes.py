@@ -1,9 +1,4 @@
-"""The words of names that people give models, GPUs and software, so that names match whole words.
-
-A word ends where letters turn into digits, and at every other sign. A number keeps its decimal,
-and the letter of a size: ``Qwen3.6-35B-A3B`` is qwen, 3.6, 35b, a, 3b, and ``llama3_70b`` is llama,
-3, 70b. So ``qwen-35b`` is no Qwen 3.5, and ``l40s`` no L4.
-"""
+"""Names of models and of their parts in tables of runs, matched by whole words."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -14,6 +9,13 @@ from experiments.runs.runs_table import count_of
 from mistlab import catalog
 from mistlab.core.values import refuse
 from mistlab.plan.workload import Experts, ModelSpec
+
+# The words of names that people give models, GPUs and software, so that names match whole words.
+#
+# A word ends where letters turn into digits, and at every other sign. A number keeps its decimal,
+# and the letter of a size: ``Qwen3.6-35B-A3B`` is qwen, 3.6, 35b, a, 3b, and ``llama3_70b`` is
+# llama, 3, 70b. So ``qwen-35b`` is no Qwen 3.5, and ``l40s`` no L4.
+
 
 Named = TypeVar("Named")
 

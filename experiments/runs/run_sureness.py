@@ -1,9 +1,4 @@
-"""Kinds of runs and their shares, from measured runs: how far each lies from its prediction.
-
-The runs of one group, a model of one software or a table, are alike: a new model is like a new draw
-of models, not of rows. So in each kind a group counts as the root of its number of runs. In kinds
-of one software groups are its models, in kinds of an engine or of any engine they are tables.
-"""
+"""How far measured runs lie from predictions, by kind of run, and the answers of predicted rows."""
 
 import math
 from collections import defaultdict
@@ -29,6 +24,14 @@ from mistlab.cost.confidence import (
 from mistlab.cost.memory import room_bytes
 from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction, StagePrediction
+
+# Kinds of runs and their shares, from measured runs: how far each lies from its prediction.
+#
+# The runs of one group, a model of one software or a table, are alike: a new model is like a new
+# draw of models, not of rows. So in each kind a group counts as the root of its number of runs. In
+# kinds of one software groups are its models, in kinds of an engine or of any engine they are
+# tables.
+
 
 # A kind of more runs is told by as many shares, each of which stands for as many runs.
 MOST_SHARES = 40

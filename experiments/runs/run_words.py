@@ -1,9 +1,4 @@
-"""GPUs as tables of runs name them, each the hardware of the catalogue or refused.
-
-The name of the chip must be a whole word: ``L40S`` is no L4, and ``H1000`` no H100. Further words
-of a name tell its memory and its make; those that make no other chip of it are known, and what is
-not known is told in a note.
-"""
+"""GPUs, software and further facts in the words of tables of measured runs."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,6 +11,12 @@ from mistlab.core.values import FieldError, near_matches, refuse, shown
 from mistlab.engines.engine import ENGINES, Precision
 from mistlab.plan.workload import Attention
 from mistlab.schedule.orders import DEFAULT_ORDER
+
+# GPUs as tables of runs name them, each the hardware of the catalogue or refused.
+#
+# The name of the chip must be a whole word: ``L40S`` is no L4, and ``H1000`` no H100. Further
+# words of a name tell its memory and its make; those that make no other chip of it are known, and
+# what is not known is told in a note.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Reads the cells of a row of a table of runs: whole numbers, numbers and texts, or nothing."""
+"""Tables of measured runs: their columns, and the cells of a row as numbers and texts."""
 
 import csv
 import math
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mistlab.core.values import FieldError, InputError, refuse, shown
+
+# Reads the cells of a row of a table of runs: whole numbers, numbers and texts, or nothing.
+
 
 # Texts that stand for nothing.
 NOTHING = frozenset(

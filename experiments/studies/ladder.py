@@ -1,10 +1,4 @@
-"""Climbs from one plan to another, one choice at a time: first save memory, then spend it.
-
-Both plans have equal stages. A rung takes one choice over from the plan at the end. Rungs that save
-memory (ZeRO, recomputation, offloading) come in the order of the table of dimensions; a rung that
-spends memory (fewer ranks share a layer or a pipeline, larger micro-batches) comes as soon as its
-plan fits.
-"""
+"""The ladder between two plans, one choice at a time: first save memory, then spend it."""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +30,14 @@ from mistlab.plan.space import OffloadRatios, SearchSpace
 from searchers.meshes import even_layers
 from searchers.methods.exhaustive import all_plans
 from searchers.savings import alike, saving_names
+
+# Climbs from one plan to another, one choice at a time: first save memory, then spend it.
+#
+# Both plans have equal stages. A rung takes one choice over from the plan at the end. Rungs that
+# save memory (ZeRO, recomputation, offloading) come in the order of the table of dimensions; a
+# rung that spends memory (fewer ranks share a layer or a pipeline, larger micro-batches) comes as
+# soon as its plan fits.
+
 
 # The number of stages, which is a choice of the pipeline and not of a stage.
 STAGES = "stages"

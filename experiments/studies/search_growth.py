@@ -1,8 +1,4 @@
-"""Searches from which one idea is taken away: a weaker part stands in its place for the time of a
-search.
-
-The answer stays the same: no idea decides what is found, only how soon it is proven.
-"""
+"""How the time of a proving search grows, and what each of its ideas is worth when taken away."""
 
 import argparse
 import time
@@ -32,6 +28,12 @@ from searchers.exact.partials import Completions
 from searchers.registry import SEARCHERS
 from searchers.strategy import Ending, Ledger, NeedsStageCosts, Strategy, StrategySearcher
 from simulators.symbolic import SymbolicPredictor
+
+# Searches from which one idea is taken away: a weaker part stands in its place for the time of a
+# search.
+#
+# The answer stays the same: no idea decides what is found, only how soon it is proven.
+
 
 # A module or a class, a name in it, and what stands there instead.
 Weaker = tuple[Any, str, Any]

@@ -1,9 +1,4 @@
-"""How many plans a space has, however many: pipelines are counted, not listed.
-
-Where meshes may differ from stage to stage, a pipeline is a walk over ranks and blocks: each stage
-takes some of both. Walks that arrive at the same rank with equally many blocks go on alike, so they
-are counted together.
-"""
+"""How many plans spaces have, counted feature by feature and never listed."""
 
 import argparse
 from collections import defaultdict
@@ -26,6 +21,13 @@ from mistlab.plan.space import SearchSpace
 from searchers.meshes import lies_well, meshes, micro_batch_counts
 from searchers.methods.exhaustive import count_plans
 from searchers.savings import counts_choices, savings_choices
+
+# How many plans a space has, however many: pipelines are counted, not listed.
+#
+# Where meshes may differ from stage to stage, a pipeline is a walk over ranks and blocks: each
+# stage takes some of both. Walks that arrive at the same rank with equally many blocks go on
+# alike, so they are counted together.
+
 
 # Whole numbers of any size, by number of blocks.
 Counts = NDArray[np.object_]

@@ -1,9 +1,4 @@
-"""Evaluates all pipelines of equal stages on a mesh at once, to see which fit in memory.
-
-A candidate is a pipeline of equal stages, with its number of stages, degrees, micro-batch, ZeRO
-level, checkpointed blocks and four offload ratios. Its first and its last stage are evaluated. A
-frontier has the least recomputation that fits for each use of host memory.
-"""
+"""Every pipeline of equal stages of a space at once: what fits, and what makes it fit."""
 
 import argparse
 import time
@@ -29,6 +24,13 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import in_flight
 from mistlab.stages.stage_batch import StageBatch, StageFigures
+
+# Evaluates all pipelines of equal stages on a mesh at once, to see which fit in memory.
+#
+# A candidate is a pipeline of equal stages, with its number of stages, degrees, micro-batch, ZeRO
+# level, checkpointed blocks and four offload ratios. Its first and its last stage are evaluated. A
+# frontier has the least recomputation that fits for each use of host memory.
+
 
 KINDS = ("weights", "gradients", "optimizer", "activations")
 LARGEST_MICRO_BATCH = 8

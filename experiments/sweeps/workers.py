@@ -1,8 +1,4 @@
-"""Which version of the project a process has: answers of different versions must not mix.
-
-``told`` may be sent by value to a machine that has another version of this project, or none. So it
-imports only what every Python has, and answers in plain texts.
-"""
+"""Worker processes of a sweep, on this machine or a Ray cluster, and the version that each has."""
 
 import platform
 import socket
@@ -18,6 +14,12 @@ from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 
 from experiments.cli.commandline import progress
 from mistlab.core.values import InputError
+
+# Which version of the project a process has: answers of different versions must not mix.
+#
+# ``told`` may be sent by value to a machine that has another version of this project, or none. So
+# it imports only what every Python has, and answers in plain texts.
+
 
 # What must be equal, by the word for it.
 Version = Mapping[str, str]

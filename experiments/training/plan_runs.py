@@ -1,4 +1,4 @@
-"""Finds the message of a failed run: the line of its standard error that tells what was wrong."""
+"""Runs plans in other processes, keeps what each said, and finds the message of one that failed."""
 
 import json
 import re
@@ -18,6 +18,9 @@ from typing import Any
 from experiments.cli.commandline import WRONG_USAGE
 from mistlab.core.files import naming
 from mistlab.core.values import InputError
+
+# Finds the message of a failed run: the line of its standard error that tells what was wrong.
+
 
 ERROR = "error: "
 # As torch has a rank's traceback: its number, then the error.

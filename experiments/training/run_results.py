@@ -1,8 +1,5 @@
-"""The times of a stage's passes in a measured iteration, named as in a prediction.
-
-As in a prediction, the times of a micro-batch in several chunks add up, and gradients of weights
-count as part of its backward pass.
-"""
+"""The results of a run of a plan: as JSON, as a measurement with times of stages, as rows, in
+words."""
 
 import argparse
 import math
@@ -25,6 +22,11 @@ if TYPE_CHECKING:
     from runtime.comm.group import Shortage
     from runtime.engine.executor import Report
     from runtime.session import MeasuredTask, RankMemory
+
+# The times of a stage's passes in a measured iteration, named as in a prediction.
+#
+# As in a prediction, the times of a micro-batch in several chunks add up, and gradients of weights
+# count as part of its backward pass.
 
 
 # A layer's optimizer step is part of the first forward pass.

@@ -1,4 +1,4 @@
-"""Searchers compared on one problem, one after another, with their results kept in a folder."""
+"""Compares searchers on one problem, and keeps, prints and draws what each found."""
 
 import argparse
 import json
@@ -41,6 +41,8 @@ from mistlab.plan.plan_words import plan_words
 from mistlab.plan.space import SearchSpace
 from searchers.registry import SEARCHERS
 from searchers.strategy import INTERRUPTED as SEARCH_INTERRUPTED
+
+# Searchers compared on one problem, one after another, with their results kept in a folder.
 
 
 @dataclass(slots=True, kw_only=True)

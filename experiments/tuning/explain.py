@@ -1,9 +1,4 @@
-"""Plans one step away from another that save less memory, inside the same space.
-
-A step lowers one choice of a stage to its next value: the number of recomputed blocks, the ZeRO
-level, or an offload ratio. If the space keeps stages alike, it lowers this choice of all stages. A
-step may also make micro-batches twice as large and half as many.
-"""
+"""Why a plan won: what limits its stages, and why its neighbours and the next best plan lost."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,6 +18,13 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.space import SearchSpace
 from searchers.meshes import mesh_of, meshes, micro_batch_counts
 from simulators.symbolic import NAME as CLOSED_FORM
+
+# Plans one step away from another that save less memory, inside the same space.
+#
+# A step lowers one choice of a stage to its next value: the number of recomputed blocks, the ZeRO
+# level, or an offload ratio. If the space keeps stages alike, it lowers this choice of all stages.
+# A step may also make micro-batches twice as large and half as many.
+
 
 Step = Callable[[StagePlan], StagePlan]
 

@@ -1,4 +1,4 @@
-"""Stages of a plan in words: those that follow one another and are alike share a line."""
+"""What searches found, in words and tables that a person reads."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +13,8 @@ from mistlab.core.values import to_mapping
 from mistlab.job.prediction import Comparison, Prediction
 from mistlab.plan.plan import Plan
 from mistlab.plan.plan_words import count_words, runs_of
+
+# Stages of a plan in words: those that follow one another and are alike share a line.
 
 
 def limits_in_words(limits: Sequence[StageLimit]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Fits the rates of attention kernels to a measurement table of them."""
+"""Fits the rates of operators and of attention kernels to measurement tables."""
 
 import json
 import math
@@ -34,6 +34,9 @@ from mistlab.graph.library import graph_of
 from mistlab.graph.symbols import size_columns
 from mistlab.machine.hardware import OperatorClass, PeakTflops, Rate
 from mistlab.plan.workload import ModelSpec, Workload
+
+# Fits the rates of attention kernels to a measurement table of them.
+
 
 BATCHED = ("baddbmm", "bmm")
 FUSED: tuple[tuple[OperatorClass, int, str], ...] = (

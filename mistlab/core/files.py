@@ -1,4 +1,4 @@
-"""Factors from the units of files to SI base units."""
+"""Reads and writes YAML and JSON files, with limits on their size and nesting."""
 
 import json
 import re
@@ -11,6 +11,9 @@ import yaml
 
 from mistlab.core.units import MIB_BYTES
 from mistlab.core.values import InputError, refuse, shown
+
+# Factors from the units of files to SI base units.
+
 
 # Refuses YAML that is nested too deeply, or grows without bound, before it is built.
 #

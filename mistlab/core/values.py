@@ -1,7 +1,4 @@
-"""The exception for malformed input, ``InputError``, whose message says what to do.
-
-A message names the field, the value and the remedy.
-"""
+"""Checked values: frozen dataclasses, their conversion to and from mappings, and their errors."""
 
 import math
 import sys
@@ -28,6 +25,10 @@ from typing import (
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+# The exception for malformed input, ``InputError``, whose message says what to do.
+#
+# A message names the field, the value and the remedy.
 
 
 class InputError(ValueError):

@@ -1,4 +1,4 @@
-"""What the kernels of layers take, by what limits them.
+"""Where the time of an iteration goes: kernels, exposed communication and waits of each stage.
 
 Axes: T types of layers, S strategies.
 """
@@ -26,6 +26,11 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageTimes, batch_of_parts
+
+# What the kernels of layers take, by what limits them.
+#
+# Axes: T types of layers, S strategies.
+
 
 # Classes whose operators do no arithmetic that counts.
 OF_MEMORY = ("memory", "scan")

@@ -1,10 +1,4 @@
-"""The two operations from which the time of a pipeline is computed: the longest of durations, and
-sums.
-
-A recurrence that is written with an ``Algebra`` works for any kind of duration: for numbers, for
-columns of candidates, and for expressions of a linear programme. There the longest of several ways
-becomes a variable with an inequality for each way (``searchers.exact.milp``).
-"""
+"""The longest chains of passes in a 1F1B pipeline, stage by stage, in any algebra."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +11,13 @@ import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.stages.stage_batch import TIMES, times_of
+
+# The two operations from which the time of a pipeline is computed: the longest of durations, and
+# sums.
+#
+# A recurrence that is written with an ``Algebra`` works for any kind of duration: for numbers, for
+# columns of candidates, and for expressions of a linear programme. There the longest of several
+# ways becomes a variable with an inequality for each way (``searchers.exact.milp``).
 
 
 class Duration(Protocol):

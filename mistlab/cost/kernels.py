@@ -1,4 +1,5 @@
-"""Finds the rule of an engine for an operator of a layer graph, and the operator's class."""
+"""The kernels of operators: an engine's rules and rates for them, and the arithmetic of a whole
+job."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,8 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import LAUNCHES
 from mistlab.stages.plan_orders import ends_of_plan
+
+# Finds the rule of an engine for an operator of a layer graph, and the operator's class.
 
 
 def class_of(operator: Operator) -> OperatorClass:

@@ -1,12 +1,4 @@
-"""The most bytes that stages hold while they run their passes, layer by layer, beside their states.
-
-From a layer's forward pass until its backward pass a stage keeps the part of its activations that
-stays on the GPU. If gradients of weights have passes of their own (W), it then keeps what W needs.
-Offloaded activations of a layer leave while the layer after it runs forward, and come back while
-that layer runs backward.
-
-Layers of one type that follow one another are a run: their bytes change evenly, so one of its ends
-is fullest.
+"""The peaks of memory of stages: what passes hold layer by layer, states, and what lies outside.
 
 Axes: C candidates, V chunks of a stage, T types of layers, R runs of layers.
 """
@@ -28,6 +20,19 @@ from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan
 from mistlab.stages.held_moments import HeldMoments, PassMoments
 from mistlab.stages.stage_batch import StageBatch, StageFigures, StagePeaks
+
+# The most bytes that stages hold while they run their passes, layer by layer, beside their states.
+#
+# From a layer's forward pass until its backward pass a stage keeps the part of its activations
+# that stays on the GPU. If gradients of weights have passes of their own (W), it then keeps what W
+# needs. Offloaded activations of a layer leave while the layer after it runs forward, and come
+# back while that layer runs backward.
+#
+# Layers of one type that follow one another are a run: their bytes change evenly, so one of its
+# ends is fullest.
+#
+# Axes: C candidates, V chunks of a stage, T types of layers, R runs of layers.
+
 
 # How long each run is (R, C), and the place of its type (R, C or R, 1).
 Runs = tuple[Floats, Ints]

@@ -1,9 +1,4 @@
-"""How much longer passes take that follow a pass whose last gradients are still to be reduced.
-
-Where a stage has several chunks, a backward pass may follow another one, and a forward pass another
-forward pass. The last gradients of a backward pass are reduced beside the first layer of the next
-pass, whichever it is, or before it where weights are fetched (``mistlab.cost.slot_work``). After a
-forward pass there is nothing to reduce.
+"""The time of an iteration in any order of passes: its longest path, and lower bounds of it.
 
 Axes: C candidates, P parts of the model in order, K kinds of slots, S distinct strategies.
 """
@@ -34,6 +29,15 @@ from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
 from mistlab.stages.stage_batch import StageBatch, StageTimes
+
+# How much longer passes take that follow a pass whose last gradients are still to be reduced.
+#
+# Where a stage has several chunks, a backward pass may follow another one, and a forward pass
+# another forward pass. The last gradients of a backward pass are reduced beside the first layer of
+# the next pass, whichever it is, or before it where weights are fetched
+# (``mistlab.cost.slot_work``). After a forward pass there is nothing to reduce.
+#
+# Axes: C candidates, P parts of the model in order, K kinds of slots, S distinct strategies.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

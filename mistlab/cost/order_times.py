@@ -1,8 +1,4 @@
-"""The times of stages on a cluster whose groups of nodes are unlike.
-
-A stage has the times of its own group, as if all nodes were of that group. Only stages at a border
-between two groups depend on both: a send takes as long as on the slower side, and so does the
-reduction of a table that the first and the last stage share.
+"""The times of stages in named orders, and on clusters whose groups of nodes are unlike.
 
 Axes: C candidates, S strategies.
 """
@@ -37,6 +33,14 @@ from mistlab.schedule.slots import Task
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
+
+# The times of stages on a cluster whose groups of nodes are unlike.
+#
+# A stage has the times of its own group, as if all nodes were of that group. Only stages at a
+# border between two groups depend on both: a send takes as long as on the slower side, and so does
+# the reduction of a table that the first and the last stage share.
+#
+# Axes: C candidates, S strategies.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

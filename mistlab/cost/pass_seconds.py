@@ -1,9 +1,4 @@
-"""The first forward pass, in which a stage also takes the optimizer's steps of its layers.
-
-Steps need no activations, so they run ahead of a first micro-batch that comes late. With offloaded
-weights there is room for two blocks that have stepped; meanwhile the state of a third block comes
-in. Where state or weights are offloaded, a layer's step waits until those of the layer two before
-it have left. Nobody in the pass waits for those of the last block. The stage's next pass does.
+"""Seconds of passes: sums of slots for each phase, the first forward pass among them.
 
 Axes: C candidates, S distinct strategies, K kinds of slots; the four streams first.
 """
@@ -43,6 +38,17 @@ from mistlab.cost.slot_work import (
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slots import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase
+
+# The first forward pass, in which a stage also takes the optimizer's steps of its layers.
+#
+# Steps need no activations, so they run ahead of a first micro-batch that comes late. With
+# offloaded weights there is room for two blocks that have stepped; meanwhile the state of a third
+# block comes in. Where state or weights are offloaded, a layer's step waits until those of the
+# layer two before it have left. Nobody in the pass waits for those of the last block. The stage's
+# next pass does.
+#
+# Axes: C candidates, S distinct strategies, K kinds of slots; the four streams first.
+
 
 # Kinds of tasks that come with a layer's step.
 OF_STEPS = frozenset({"S", "P", "G", "O"})

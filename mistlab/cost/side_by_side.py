@@ -1,15 +1,4 @@
-"""Derives the slowdowns of a shape of communicating group from those of measured shapes.
-
-A shape changes the joint speed of the streams, and how they share this speed. Both are expected to
-change smoothly with the size of the group, and factors follow from them. Each set of busy streams
-is treated by itself:
-
-    u_j   the work of stream j, in the time that a copy of its length would take alone
-    f_j   its factor, so 1 / f_j is its speed
-    C     what the copies and the communication get through together: the sum of u_j / f_j
-
-Logarithms of the f_j and of C are averaged over the measured shapes, with a slope in the size; the
-f_j are then scaled together until they get C through. Compute has no part in C.
+"""How streams that run side by side slow one another down, for groups of any shape.
 
 Axes: G measured shapes; J streams of a set.
 """
@@ -23,6 +12,22 @@ from numpy.typing import NDArray
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
+
+# Derives the slowdowns of a shape of communicating group from those of measured shapes.
+#
+# A shape changes the joint speed of the streams, and how they share this speed. Both are expected
+# to change smoothly with the size of the group, and factors follow from them. Each set of busy
+# streams is treated by itself:
+#
+#     u_j   the work of stream j, in the time that a copy of its length would take alone
+#     f_j   its factor, so 1 / f_j is its speed
+#     C     what the copies and the communication get through together: the sum of u_j / f_j
+#
+# Logarithms of the f_j and of C are averaged over the measured shapes, with a slope in the size;
+# the f_j are then scaled together until they get C through. Compute has no part in C.
+#
+# Axes: G measured shapes; J streams of a set.
+
 
 # Derives the slowdowns of a shape of communicating group from those of measured shapes.
 #

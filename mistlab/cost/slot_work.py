@@ -1,11 +1,4 @@
-"""How often each kind of slot occurs while a stage passes through its layers.
-
-A stage's layers lie in order, as runs of layers of one type. A slot is a position of the pass: the
-layer that computes there, the lower layer ``depth`` before it and the upper one ``depth`` after it;
-the first and last ``depth`` positions lie outside, where nothing computes and neighbours are still
-fetched or evicted. Slots with the same three types of layers last equally long, so only counts are
-needed. The three types change where a run ends, or ``depth`` before or after it; between two such
-points all slots are of one kind.
+"""The work of slots: how often each kind occurs, what runs in it, and how long it lasts.
 
 Axes: R runs, J stages, P points, K kinds of slots.
 """
@@ -40,6 +33,18 @@ from mistlab.schedule.slots import (
     Task,
 )
 from mistlab.stages.stage_shape import layers_above
+
+# How often each kind of slot occurs while a stage passes through its layers.
+#
+# A stage's layers lie in order, as runs of layers of one type. A slot is a position of the pass:
+# the layer that computes there, the lower layer ``depth`` before it and the upper one ``depth``
+# after it; the first and last ``depth`` positions lie outside, where nothing computes and
+# neighbours are still fetched or evicted. Slots with the same three types of layers last equally
+# long, so only counts are needed. The three types change where a run ends, or ``depth`` before or
+# after it; between two such points all slots are of one kind.
+#
+# Axes: R runs, J stages, P points, K kinds of slots.
+
 
 # The type of what lies before and after a stage's layers: the last row of a table by types.
 NOTHING = -1

@@ -1,14 +1,4 @@
-"""When hosts have issued the passes of stages, and which passes wait for their hosts.
-
-The host issues passes one after another, and the GPU runs them in the same order. A host does not
-wait for its GPU: while a stage is idle, or has longer passes than usual, its host gets ahead. So
-the host's time is apart from that of passes (``Issued``), and an iteration takes as long as the
-longer of two chains (``mistlab.cost.chains``).
-
-No host is a pass ahead where ranks of a block wait for the latest of their hosts, as on a cluster
-with a profile, or where hosts wait for each message of a pipeline. Then a forward and a backward
-pass together take as long as the slower of the two: the host's time for both, or the GPU's. Passes
-share the wait by their lengths.
+"""The times of stages: their passes under their hosts, with sends and extras.
 
 Axes: C candidates.
 """
@@ -52,6 +42,20 @@ from mistlab.schedule import placement
 from mistlab.schedule.context_ways import LAUNCHES
 from mistlab.schedule.slots import IN_TURN, Phase
 from mistlab.stages.stage_batch import StageBatch, StageSeconds
+
+# When hosts have issued the passes of stages, and which passes wait for their hosts.
+#
+# The host issues passes one after another, and the GPU runs them in the same order. A host does
+# not wait for its GPU: while a stage is idle, or has longer passes than usual, its host gets
+# ahead. So the host's time is apart from that of passes (``Issued``), and an iteration takes as
+# long as the longer of two chains (``mistlab.cost.chains``).
+#
+# No host is a pass ahead where ranks of a block wait for the latest of their hosts, as on a
+# cluster with a profile, or where hosts wait for each message of a pipeline. Then a forward and a
+# backward pass together take as long as the slower of the two: the host's time for both, or the
+# GPU's. Passes share the wait by their lengths.
+#
+# Axes: C candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

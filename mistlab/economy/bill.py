@@ -1,4 +1,4 @@
-"""The number of parameters of a model, as its layer graphs have them."""
+"""The bill of a training: parameters, time by the formula, GPU hours, energy and money."""
 
 from dataclasses import dataclass, field
 
@@ -7,6 +7,8 @@ from mistlab.graph.stage_model import StageModel
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch
+
+# The number of parameters of a model, as its layer graphs have them.
 
 
 def model_parameters(workload: Workload) -> int:

@@ -1,4 +1,4 @@
-"""Precisions of a training run: of its arithmetic, and of the two moments that AdamW keeps."""
+"""The row of an engine: slot tables, kernels, memory, limits; and the table of all engines."""
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Literal, Self
 from mistlab.core.values import FieldError, OnUse, imported, one_of, refuse
 from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import Sends, Template
+
+# Precisions of a training run: of its arithmetic, and of the two moments that AdamW keeps.
+
 
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit"]

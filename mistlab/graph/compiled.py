@@ -1,9 +1,4 @@
-"""Turns the source text of compiled expressions into a function, if it is only arithmetic.
-
-The text may come from a folder, so it is parsed first. Every part must be one that printing
-expressions makes. Anything else (an import, an attribute of anything but NumPy, a call of another
-name, a loop) is refused, so that running the text never does more than arithmetic.
-"""
+"""Compiles expressions into NumPy functions, and keeps the functions' source text on disk."""
 
 import ast
 import hashlib
@@ -27,6 +22,13 @@ from numpy.typing import NDArray
 
 from mistlab.core.arrays import Floats, Ints
 from mistlab.graph.sums import Value, source_of_sums, sympy
+
+# Turns the source text of compiled expressions into a function, if it is only arithmetic.
+#
+# The text may come from a folder, so it is parsed first. Every part must be one that printing
+# expressions makes. Anything else (an import, an attribute of anything but NumPy, a call of
+# another name, a loop) is refused, so that running the text never does more than arithmetic.
+
 
 # The functions of NumPy that printed expressions use.
 FUNCTIONS = frozenset(

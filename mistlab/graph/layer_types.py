@@ -1,12 +1,5 @@
-"""Splits sequences over context-parallel ranks: makes the layer graphs that they run.
-
-A rank has s tokens of each sequence, of s cp. Attention alone looks at other ranks' tokens: keys
-and values go round a ring of the ranks while each rank attends to those that it has (Liu et al.
-2023), or each rank gathers them all, or ranks exchange tokens for heads. Of a causal sequence each
-rank takes one part of the first half and one of the second, so that all have as much to do.
-
-With one rank (cp is 1) the graphs count what they counted before.
-"""
+"""Types of layers that a stage runs, with sequences split over context-parallel ranks, and their
+sums."""
 
 from __future__ import annotations
 
@@ -34,6 +27,16 @@ from mistlab.graph.graph import (
 from mistlab.graph.sums import Sum, largest, sympy, total, where
 from mistlab.graph.treatments import PLAIN, TREATMENTS, Treatment, treatments_of
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
+
+# Splits sequences over context-parallel ranks: makes the layer graphs that they run.
+#
+# A rank has s tokens of each sequence, of s cp. Attention alone looks at other ranks' tokens: keys
+# and values go round a ring of the ranks while each rank attends to those that it has (Liu et al.
+# 2023), or each rank gathers them all, or ranks exchange tokens for heads. Of a causal sequence
+# each rank takes one part of the first half and one of the second, so that all have as much to do.
+#
+# With one rank (cp is 1) the graphs count what they counted before.
+
 
 Part = TypeVar("Part", Operator, SavedTensor, Peak)
 

@@ -1,5 +1,4 @@
-"""The kinds of blocks that a model has: which parts each kind has, and which block is of which
-kind."""
+"""The library of layer graphs: kinds of blocks of a model, and the graph that each has."""
 
 from __future__ import annotations
 
@@ -34,6 +33,9 @@ from mistlab.plan.workload import Activation, Family, ModelSpec, Window, Workloa
 
 if TYPE_CHECKING:
     from mistlab.graph.graph import Condition
+
+# The kinds of blocks that a model has: which parts each kind has, and which block is of which
+# kind.
 
 
 # Parts that a block may have beyond those of its family, in the order of graphs' names.

@@ -1,9 +1,4 @@
-"""Expressions for bytes of weights, gradients and optimizer state, by ZeRO level and ratio.
-
-The engine says how many bytes a parameter takes (``mistlab.engines.engine``). A ratio is a
-share of the rank's bytes of blocks after sharding. The states of embedding and head stay on the
-device, because they are needed first and last in every pass.
-"""
+"""Expressions for the bytes and the work of a stage: states, buffers, activations, peaks."""
 
 from __future__ import annotations
 
@@ -21,6 +16,12 @@ from mistlab.graph.sums import largest
 from mistlab.graph.symbols import choice_symbol, size_symbol
 from mistlab.graph.treatments import Treatment
 from mistlab.plan.dimensions import AXES, DIMENSIONS, GROUPS, STATE_AXES, Axis, states_as_changed
+
+# Expressions for bytes of weights, gradients and optimizer state, by ZeRO level and ratio.
+#
+# The engine says how many bytes a parameter takes (``mistlab.engines.engine``). A ratio is a share
+# of the rank's bytes of blocks after sharding. The states of embedding and head stay on the
+# device, because they are needed first and last in every pass.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,4 @@
-"""Imports SymPy only when one of its names is first used.
-
-Importing SymPy takes longer than answering a small question. Modules that make expressions take
-``sympy`` from here. If their results are kept already, SymPy is never imported.
-"""
+"""Sums of products of sizes, which stand for SymPy's expressions where speed matters."""
 
 from __future__ import annotations
 
@@ -30,6 +26,11 @@ else:
             return getattr(import_module("sympy"), name)
 
     sympy = _OnUse()
+
+# Imports SymPy only when one of its names is first used.
+#
+# Importing SymPy takes longer than answering a small question. Modules that make expressions take
+# ``sympy`` from here. If their results are kept already, SymPy is never imported.
 
 
 # Sums of products of sizes, such as ``2*b*h*s/tp + 2*h``: what layer graphs count.

@@ -1,8 +1,5 @@
-"""The symbols of layer graphs and of stages, one or two letters each.
-
-Sizes are positive integers of the whole model; a rank's share is a quotient by ``tp``. A plan's
-choices for a stage are columns, with the names of ``mistlab.plan.dimensions``.
-"""
+"""The symbols of layer graphs and of stages, their sizes, and the graph that a stage's choices
+take."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +12,12 @@ from mistlab.graph.compiled import Compiled
 from mistlab.graph.sums import sympy
 from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.workload import Workload
+
+# The symbols of layer graphs and of stages, one or two letters each.
+#
+# Sizes are positive integers of the whole model; a rank's share is a quotient by ``tp``. A plan's
+# choices for a stage are columns, with the names of ``mistlab.plan.dimensions``.
+
 
 # Sizes of a workload, which are the same for every candidate. Sizes of a candidate are dimensions.
 WORKLOAD_SIZES: Mapping[str, str] = {

@@ -1,13 +1,4 @@
-"""Blocks that recompute every second product: torchtitan's selective recomputation ``op``.
-
-A block keeps its input, what attention gives, and the results of its first product, its third, and
-so on. Before its backward pass it runs everything else again: the other products, norms, rotations,
-gates, and gathers of tokens; what ranks sum or scatter is kept
-(``torchtitan/distributed/activation_checkpoint.py``). Nothing needs the result of the last product.
-
-A product of a graph may be several of torch's side by side: those of queries, keys and values, of
-which the keys' is the second, or those of gate and network, one of which is run again.
-"""
+"""Treatments: the ways in which a stage may run a block, each a row of a table."""
 
 from __future__ import annotations
 
@@ -18,6 +9,18 @@ from typing import Any
 
 from mistlab.graph.graph import LayerGraph, Operator, Peak, SavedTensor
 from mistlab.graph.sums import Sum, expanded, factors_of, names_in, sympy, total
+
+# Blocks that recompute every second product: torchtitan's selective recomputation ``op``.
+#
+# A block keeps its input, what attention gives, and the results of its first product, its third,
+# and so on. Before its backward pass it runs everything else again: the other products, norms,
+# rotations, gates, and gathers of tokens; what ranks sum or scatter is kept
+# (``torchtitan/distributed/activation_checkpoint.py``). Nothing needs the result of the last
+# product.
+#
+# A product of a graph may be several of torch's side by side: those of queries, keys and values,
+# of which the keys' is the second, or those of gate and network, one of which is run again.
+
 
 # Collectives that run again.
 _GATHERS = frozenset(("mistlab.gather_tokens", "mistlab.gather_again"))

@@ -1,10 +1,4 @@
-"""Finds what a plan file names by catalogue name or path: its model, hardware and order of passes.
-
-The space that a search names is found in the same way.
-
-A text is a path if it holds a slash or has the ending of such a file. A path is relative to the
-folder of the plan file.
-"""
+"""A job: everything that one plan file says, read, checked across its parts, and written."""
 
 import os.path
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +32,14 @@ from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.stages.plan_orders import check_order
+
+# Finds what a plan file names by catalogue name or path: its model, hardware and order of passes.
+#
+# The space that a search names is found in the same way.
+#
+# A text is a path if it holds a slash or has the ending of such a file. A path is relative to the
+# folder of the plan file.
+
 
 MODEL = "workload.model"
 HARDWARE = "cluster.hardware"

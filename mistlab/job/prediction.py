@@ -1,4 +1,4 @@
-"""Where the GPU-seconds of an iteration go: parts that add up to it."""
+"""Predictions of plans with their parts, measurements in the same terms, and their Protocol."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +8,9 @@ from typing import Protocol, Self
 from mistlab.core.values import bounded, check_fields, name_in, refuse
 from mistlab.engines.engine import names_for_plans
 from mistlab.plan.plan import Plan
+
+# Where the GPU-seconds of an iteration go: parts that add up to it.
+
 
 _SECONDS = bounded(minimum=0)
 

@@ -1,4 +1,4 @@
-"""A group of equal nodes of a cluster that has nodes of several kinds."""
+"""A cluster: its groups of equal nodes, its hardware, and its profile if it has one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from mistlab.core.values import (
 )
 from mistlab.engines.engine import Precision
 from mistlab.machine.hardware import Hardware
+
+# A group of equal nodes of a cluster that has nodes of several kinds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

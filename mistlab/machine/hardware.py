@@ -1,9 +1,4 @@
-"""How fast a GPU computes inside a training step: a rate for each class of operators.
-
-An operator takes ``flop / rate + bytes / bandwidth``. Computing and moving bytes overlap little in
-practice. The sum also tells a small product, which moves many bytes for each operation, from a
-large one.
-"""
+"""Hardware: rates of compute, links, and what whole runs showed, each group with its provenance."""
 
 import math
 from collections.abc import Mapping
@@ -23,6 +18,13 @@ from mistlab.core.values import (
 )
 from mistlab.engines.engine import Precision, names_for_plans
 from mistlab.machine.slowdowns import Interference
+
+# How fast a GPU computes inside a training step: a rate for each class of operators.
+#
+# An operator takes ``flop / rate + bytes / bandwidth``. Computing and moving bytes overlap little
+# in practice. The sum also tells a small product, which moves many bytes for each operation, from
+# a large one.
+
 
 OperatorClass = Literal[
     "matmul",

@@ -1,7 +1,4 @@
-"""How a model was trained by those who published it: tokens, tokens of a batch, learning rate.
-
-None of it changes a prediction. ``python -m experiments.estimate`` starts from it.
-"""
+"""A workload: the model, its parts, and what is trained with which batch and precision."""
 
 import math
 from collections.abc import Mapping
@@ -25,6 +22,10 @@ from mistlab.core.values import (
     within,
 )
 from mistlab.engines.engine import Optimizer, Precision
+
+# How a model was trained by those who published it: tokens, tokens of a batch, learning rate.
+#
+# None of it changes a prediction. ``python -m experiments.estimate`` starts from it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

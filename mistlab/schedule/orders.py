@@ -1,11 +1,4 @@
-"""Orders of chunks in a V: micro-batches go down to the last stage and back up to the first.
-
-The first stage has the first and the last of the model's parts, so a micro-batch's gradients begin
-where its tokens came in. ZB-V (Qi et al. 2023) takes F, B and W to be equally long: then no stage
-waits between its first pass and its last, and each stage holds as much as the first one of 1F1B.
-DualPipeV (DeepSeek 2025) is one half of DualPipe, in which micro-batches enter at both ends: in the
-middle, a stage takes forwards of one chunk and whole backwards of the other one in turn.
-"""
+"""The named orders of passes: 1F1B, interleaved, in a V, controlled, and split backward passes."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +10,16 @@ from math import lcm
 from mistlab.core.values import refuse
 from mistlab.schedule.order_text import placement_line
 from mistlab.schedule.placement import turning
+
+# Orders of chunks in a V: micro-batches go down to the last stage and back up to the first.
+#
+# The first stage has the first and the last of the model's parts, so a micro-batch's gradients
+# begin where its tokens came in. ZB-V (Qi et al. 2023) takes F, B and W to be equally long: then
+# no stage waits between its first pass and its last, and each stage holds as much as the first one
+# of 1F1B. DualPipeV (DeepSeek 2025) is one half of DualPipe, in which micro-batches enter at both
+# ends: in the middle, a stage takes forwards of one chunk and whole backwards of the other one in
+# turn.
+
 
 # The chunk on the way down, and the chunk on the way back up.
 DOWN, UP = 0, 1

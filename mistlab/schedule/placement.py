@@ -1,4 +1,4 @@
-"""Shares of a number of like things."""
+"""Where the parts of a model lie on the stages of a pipeline, and shares of equal things."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from mistlab.core.values import InputError
+
+# Shares of a number of like things.
 
 
 def even_shares(count: int, parts: int) -> tuple[int, ...]:

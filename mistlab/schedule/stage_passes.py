@@ -1,4 +1,4 @@
-"""Lanes: the queues of a GPU, and one of its host, which run the tasks of a stage in order."""
+"""The passes of a stage in order, their lanes, and the messages that each receives."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,9 @@ from typing import Literal, NamedTuple, get_args
 from mistlab.schedule.order_text import OrderedPass, PassKind, PipelineOrder, splits_backward
 from mistlab.schedule.placement import Placement, StageChunk, loop
 from mistlab.schedule.slots import Kind, Phase, Task
+
+# Lanes: the queues of a GPU, and one of its host, which run the tasks of a stage in order.
+
 
 Lane = Literal[
     "compute",

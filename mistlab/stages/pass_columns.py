@@ -1,9 +1,4 @@
-"""The buffers that tasks of simulated passes use where the runtime would make tasks share one.
-
-In the closed form all tasks of a slot run side by side, and the event simulator gives them room to
-do so. In the runtime some of these tasks share a buffer and wait for one another
-(docs/decisions/0016-waits.md). Each function here is a task whose buffers differ, and says how.
-"""
+"""Simulated passes as columns of tasks, with the waits and links between passes."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +13,12 @@ from mistlab.schedule.stage_passes import StagePass
 from mistlab.stages.buffers import RINGS, TOUCHES, Buffer, Buffers, Touched, Touches
 from mistlab.stages.pass_tasks import COMPUTING, Pace, PassTask, PassTasks, leaves_of, near
 from mistlab.stages.stage_shape import ChunkLayers, StageShape, goes_up, layer_at, ring_entries
+
+# The buffers that tasks of simulated passes use where the runtime would make tasks share one.
+#
+# In the closed form all tasks of a slot run side by side, and the event simulator gives them room
+# to do so. In the runtime some of these tasks share a buffer and wait for one another
+# (docs/decisions/0016-waits.md). Each function here is a task whose buffers differ, and says how.
 
 
 def _forward(touched: Touched) -> tuple[Buffers, Buffers]:

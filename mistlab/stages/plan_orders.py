@@ -1,8 +1,4 @@
-"""Checks that a pipeline order can run: it has every pass once, after the passes that it needs, and
-no stages wait for one another for ever.
-
-An error names the line of the order's text and the pass that is wrong there.
-"""
+"""The order of a plan's passes, resolved and checked: each once, after those that it needs."""
 
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +27,12 @@ from mistlab.schedule.orders import (
 )
 from mistlab.schedule.placement import Placement, loop, most_chunks
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn, passes_of
+
+# Checks that a pipeline order can run: it has every pass once, after the passes that it needs, and
+# no stages wait for one another for ever.
+#
+# An error names the line of the order's text and the pass that is wrong there.
+
 
 # Orders that are kept: each as long as its text.
 _MOST_KEPT = 64

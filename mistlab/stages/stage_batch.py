@@ -1,4 +1,4 @@
-"""Where candidates for stages stand in pipelines whose passes run in a named order.
+"""Candidates for stages as columns, their times and costs, and their chunks in pipelines.
 
 Axes: C candidates.
 """
@@ -18,6 +18,10 @@ from mistlab.schedule.placement import NEXT, PREVIOUS, Placement
 from mistlab.stages.held_moments import HeldMoments, in_flight_of_plan, moments_in
 from mistlab.stages.plan_orders import ends_of_plan
 from mistlab.stages.stage_shape import parts_of_plan
+
+# Where candidates for stages stand in pipelines whose passes run in a named order.
+#
+# Axes: C candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,11 +1,4 @@
-"""Finds the layer of each task in a slot, and the entry of a ring of buffers that it takes.
-
-A pass meets the layers of a stage one after another, at positions 0, 1, 2 and so on: a forward pass
-from the first layer up, a backward pass from the last layer down. In each slot one layer computes.
-The slot's other tasks are for the same layer, or for the layers that compute ``depth`` slots later
-(ahead) or earlier (behind). In the first and the last ``depth`` slots of a pass nothing computes.
-Layers that pass through a ring take its ``depth + 1`` entries in turn.
-"""
+"""The shape of a stage of a plan: its chunks and layers, and where tasks of a slot lie."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +20,15 @@ from mistlab.schedule.stage_passes import (
     receipts_of,
 )
 from mistlab.stages.plan_orders import ends_of_plan, passes_of_plan
+
+# Finds the layer of each task in a slot, and the entry of a ring of buffers that it takes.
+#
+# A pass meets the layers of a stage one after another, at positions 0, 1, 2 and so on: a forward
+# pass from the first layer up, a backward pass from the last layer down. In each slot one layer
+# computes. The slot's other tasks are for the same layer, or for the layers that compute ``depth``
+# slots later (ahead) or earlier (behind). In the first and the last ``depth`` slots of a pass
+# nothing computes. Layers that pass through a ring take its ``depth + 1`` entries in turn.
+
 
 _AWAY: Mapping[Place, int] = {"ahead": 1, "here": 0, "behind": -1}
 

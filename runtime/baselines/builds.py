@@ -1,8 +1,4 @@
-"""Finds compilations of torch extensions that were interrupted: the next one would wait for ever.
-
-DeepSpeed compiles its optimizers when they are first used. A compilation holds a lock file, which
-stays where the compilation is killed, and others wait for the file to go.
-"""
+"""What baselines need installed, and compilations of torch extensions that were interrupted."""
 
 import os
 from collections.abc import Mapping
@@ -10,6 +6,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mistlab.core.values import InputError
+
+# Finds compilations of torch extensions that were interrupted: the next one would wait for ever.
+#
+# DeepSpeed compiles its optimizers when they are first used. A compilation holds a lock file,
+# which stays where the compilation is killed, and others wait for the file to go.
 
 
 def check_builds(environment: Mapping[str, str] = os.environ) -> None:

@@ -1,7 +1,4 @@
-"""Parts of models of today as fields of Megatron-core's configurations, from Megatron-LM's options.
-
-Fields of options that are not given keep the configuration's defaults.
-"""
+"""Megatron-core's configurations and arguments from Megatron-LM's options."""
 
 import os
 import sys
@@ -28,6 +25,11 @@ from mistlab.export.megatron.megatron_parts import pattern_of
 from mistlab.job.job import Job
 from mistlab.shell.launch import Launch, launch_of
 from mistlab.shell.session import LaunchFile
+
+# Parts of models of today as fields of Megatron-core's configurations, from Megatron-LM's options.
+#
+# Fields of options that are not given keep the configuration's defaults.
+
 
 _WHOLE: Mapping[str, str] = {
     "--num-experts": "num_moe_experts",

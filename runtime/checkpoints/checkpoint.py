@@ -1,4 +1,4 @@
-"""Finds the checkpoints in a folder; a complete checkpoint is a folder called ``step-N``."""
+"""Writes and reads checkpoints of a run, which any plan may go on from."""
 
 import re
 import shutil
@@ -30,6 +30,9 @@ from runtime.comm.group import RankLostError
 from runtime.comm.processes import gathered, heard_from, is_distributed, meet
 from runtime.engine.executor import Executor
 from runtime.engine.work.stage_modules import TABLE, TIED
+
+# Finds the checkpoints in a folder; a complete checkpoint is a folder called ``step-N``.
+
 
 _NAME = re.compile(r"step-(\d+)")
 

@@ -1,10 +1,5 @@
-"""Makes a small plan of the same structure, with sizes that a CPU computes at once.
-
-The small plan keeps everything that decides a rank's tasks, their waits and their messages: stages,
-degrees, ZeRO levels, ratios, precision and padding. Widths shrink. So do the numbers of blocks and
-micro-batches, by even numbers in each chunk and each repetition of the order, because tasks take
-turns in rings of two buffers.
-"""
+"""Checks plans without a GPU: races, hidden waits and collectives of a small plan of equal
+structure."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -24,6 +19,14 @@ from runtime.checks.races.recorded_rank import ITERATIONS, trace_of
 from runtime.comm.topology import Topology
 from runtime.engine.training import Training
 from runtime.runnable import check_runnable
+
+# Makes a small plan of the same structure, with sizes that a CPU computes at once.
+#
+# The small plan keeps everything that decides a rank's tasks, their waits and their messages:
+# stages, degrees, ZeRO levels, ratios, precision and padding. Widths shrink. So do the numbers of
+# blocks and micro-batches, by even numbers in each chunk and each repetition of the order, because
+# tasks take turns in rings of two buffers.
+
 
 MOST_BLOCKS = 6
 MOST_BLOCKS_OF_CHUNK = 3

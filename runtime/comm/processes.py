@@ -1,11 +1,4 @@
-"""Gives the processes of one attempt a store of their own, when torchrun starts them repeatedly.
-
-torchrun lends the processes its own store. The store outlives them: after a restart it still holds
-the addresses of processes that are gone, and a process that reads such an address fails to connect
-or waits (pytorch #135712). The number of restarts differs from node to node, so it cannot name the
-attempt. Instead, each process greets rank 0 with a random word of its own, and rank 0 answers every
-greeting with the name of the attempt.
-"""
+"""The processes of a run: their groups, objects they exchange, and attempts that begin again."""
 
 import os
 import re
@@ -39,6 +32,15 @@ from runtime.comm.group import (
     then,
 )
 from runtime.devices.cuda import driver_of
+
+# Gives the processes of one attempt a store of their own, when torchrun starts them repeatedly.
+#
+# torchrun lends the processes its own store. The store outlives them: after a restart it still
+# holds the addresses of processes that are gone, and a process that reads such an address fails to
+# connect or waits (pytorch #135712). The number of restarts differs from node to node, so it
+# cannot name the attempt. Instead, each process greets rank 0 with a random word of its own, and
+# rank 0 answers every greeting with the name of the attempt.
+
 
 MOMENT_S = 0.01
 

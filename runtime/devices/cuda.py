@@ -1,4 +1,4 @@
-"""CUDA devices, as ``torch.cuda`` drives them."""
+"""CUDA devices, as ``torch.cuda`` drives them, and the table of devices."""
 
 import os
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from mistlab.schedule.stage_passes import LANES
 from runtime.devices.driver import DevicePeaks, Driver, Event, Stream
+
+# CUDA devices, as ``torch.cuda`` drives them.
+
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 # CUDA reads the first setting when it starts, torch the second when it makes a communicator. A

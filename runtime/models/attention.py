@@ -1,4 +1,4 @@
-"""Gates of what attention gives, channel by channel; a trace sees one operator in each pass.
+"""Attention split over tensor-parallel ranks, with gates of its output.
 
 Axes: B batch, S sequence, H the rank's query heads, D channels of a head.
 """
@@ -18,6 +18,10 @@ from runtime.models.operators import CausalSoftmax, RMSNorm, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import Size, TensorParallel, value_of
 from runtime.models.wide_attention import WideAttention
+
+# Gates of what attention gives, channel by channel; a trace sees one operator in each pass.
+#
+# Axes: B batch, S sequence, H the rank's query heads, D channels of a head.
 
 
 @torch.library.custom_op("mistlab::output_gate", mutates_args=())

@@ -1,8 +1,4 @@
-"""Fused operators of blocks with experts; a trace sees each as one operator.
-
-Tokens go to experts as copies, one copy for each expert that a token takes. Copies lie in the order
-of experts, so each expert's copies are neighbouring rows of one matrix. A grouped product
-multiplies each group of rows with the group's own matrix.
+"""Blocks with experts: router, exchange and fused operators; a trace sees each as one operator.
 
 Axes: T tokens, A experts a token takes, R = T A rows, E experts, G experts on this rank.
 """
@@ -16,6 +12,14 @@ from runtime.models.config import ExpertRanks, ModelConfig, Structure, shard
 from runtime.models.parallel import product
 from runtime.models.ranks import Size, TensorParallel, counted
 from runtime.models.state_space import SquaredRelu
+
+# Fused operators of blocks with experts; a trace sees each as one operator.
+#
+# Tokens go to experts as copies, one copy for each expert that a token takes. Copies lie in the
+# order of experts, so each expert's copies are neighbouring rows of one matrix. A grouped product
+# multiplies each group of rows with the group's own matrix.
+#
+# Axes: T tokens, A experts a token takes, R = T A rows, E experts, G experts on this rank.
 
 
 @torch.library.custom_op("mistlab::route", mutates_args=())

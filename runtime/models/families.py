@@ -1,4 +1,4 @@
-"""The torch models GPT, Llama and Falcon, the three families of the published evaluations."""
+"""The torch models GPT, Llama and Falcon, and blocks that are recomputed."""
 
 from collections.abc import Mapping
 from typing import final
@@ -10,6 +10,9 @@ from mistlab.plan.workload import Workload
 from runtime.models.config import ModelConfig, Structure, config_of, structure_of
 from runtime.models.ranks import TensorParallel
 from runtime.models.transformer import Transformer
+
+# The torch models GPT, Llama and Falcon, the three families of the published evaluations.
+
 
 STRUCTURES: Mapping[str, Structure] = {
     # Brown et al. 2020.

@@ -1,10 +1,4 @@
-"""Fused operators that eager PyTorch lacks; a trace sees each as one operator.
-
-They keep the same tensors for the backward pass as a fused GPU kernel does. RMSNorm keeps its input
-and one number a row, SwiGLU its input, causal softmax its result. Rotary embedding works in place
-and keeps nothing. On GPUs where Triton works, softmax, SwiGLU and rotary embedding are one kernel
-each (``runtime.models.kernels``); elsewhere torch runs several.
-"""
+"""Fused operators that eager PyTorch lacks, and norms made of them; a trace sees each as one."""
 
 import math
 import warnings
@@ -17,6 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.ranks import Size
+
+# Fused operators that eager PyTorch lacks; a trace sees each as one operator.
+#
+# They keep the same tensors for the backward pass as a fused GPU kernel does. RMSNorm keeps its
+# input and one number a row, SwiGLU its input, causal softmax its result. Rotary embedding works
+# in place and keeps nothing. On GPUs where Triton works, softmax, SwiGLU and rotary embedding are
+# one kernel each (``runtime.models.kernels``); elsewhere torch runs several.
+
 
 # How often ``_hide_future`` halves the squares at the diagonal before it masks the rest.
 HALVINGS = 4

@@ -1,8 +1,4 @@
-"""Sizes of a model: numbers, or symbols while a model is traced.
-
-The module that makes symbols (``runtime.tracing.symbolic_sizes``) takes seconds to import. Nothing
-here imports it, so that processes that train start quickly.
-"""
+"""Sizes of a model on ranks that split it: numbers, or symbols while a model is traced."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +6,12 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, distributed
+
+# Sizes of a model: numbers, or symbols while a model is traced.
+#
+# The module that makes symbols (``runtime.tracing.symbolic_sizes``) takes seconds to import.
+# Nothing here imports it, so that processes that train start quickly.
+
 
 # A torch.SymInt passes for an int everywhere; PyTorch's own annotations say int.
 Size = int

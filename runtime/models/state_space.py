@@ -1,11 +1,4 @@
-"""Fused operators of state-space blocks; a trace sees each as one operator.
-
-A state-space block reads a sequence into states of fixed size, head by head (Mamba-2, Dao and Gu
-2024). Kernels take the sequence in chunks: products inside a chunk, and a state that is passed from
-chunk to chunk. The gated delta rule (Yang et al. 2024) also takes back from a state what the state
-already says about a key.
-
-The text here is for the CPU, and small; it goes through a sequence token by token.
+"""State-space blocks and their fused operators; a trace sees each as one operator.
 
 Axes: B batch, S sequence, H heads, P channels of a head, G groups, N channels of a state. Queries
 and keys (N each) belong to groups, values (P) to heads.
@@ -21,6 +14,19 @@ from torch import Tensor, nn
 from runtime.models.config import ModelConfig, Structure, shard
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import Size, TensorParallel
+
+# Fused operators of state-space blocks; a trace sees each as one operator.
+#
+# A state-space block reads a sequence into states of fixed size, head by head (Mamba-2, Dao and Gu
+# 2024). Kernels take the sequence in chunks: products inside a chunk, and a state that is passed
+# from chunk to chunk. The gated delta rule (Yang et al. 2024) also takes back from a state what
+# the state already says about a key.
+#
+# The text here is for the CPU, and small; it goes through a sequence token by token.
+#
+# Axes: B batch, S sequence, H heads, P channels of a head, G groups, N channels of a state.
+# Queries and keys (N each) belong to groups, values (P) to heads.
+
 
 EPSILON = 1e-5
 

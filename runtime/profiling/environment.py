@@ -1,4 +1,4 @@
-"""Asks nvidia-smi, the command of NVIDIA's driver, about a GPU."""
+"""The machine that is measured: its devices, software, clocks and what nvidia-smi says."""
 
 import os
 import platform
@@ -16,6 +16,9 @@ from mistlab.job.prediction import Clocks, Environment
 from runtime.devices import outside
 from runtime.devices.cuda import DRIVERS, driver_of
 from runtime.threads import allowed_cores, cores_of_device, on_cores
+
+# Asks nvidia-smi, the command of NVIDIA's driver, about a GPU.
+
 
 _PATIENCE_S = 20.0
 

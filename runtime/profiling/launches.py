@@ -1,4 +1,4 @@
-"""Runs blocks so small that only the host takes time, by the executor on one device."""
+"""Measures the host's time to launch kernels, by blocks so small that only the host takes time."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -23,6 +23,9 @@ from runtime.engine.streams.device_streams import streams_of
 from runtime.engine.streams.lanes import Streams
 from runtime.engine.training import Training
 from runtime.profiling.timing import Clock, Timing
+
+# Runs blocks so small that only the host takes time, by the executor on one device.
+
 
 HIDDEN, HEADS, SEQUENCE, VOCAB = 64, 2, 8, 128
 # The time of an iteration with few blocks is subtracted from that of an iteration with many blocks.

@@ -1,4 +1,4 @@
-"""Counts the operations and bytes of running operators, in the same way as layer graphs do."""
+"""Measures operators of blocks, with operations and bytes counted as layer graphs count them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from runtime.models.operators import CausalSoftmax
 from runtime.models.parallel import product
 from runtime.profiling.timing import Clock, Timing
 from runtime.tracing.traced_operators import TracedCall, flop_of, read_bytes, written_bytes
+
+# Counts the operations and bytes of running operators, in the same way as layer graphs do.
 
 
 class WorkCounter(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""Finds the module that an operator belongs to, in the forward and in the backward pass."""
+"""Records the operators of a model's forward and backward pass, and the module of each."""
 
 import bisect
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +24,8 @@ from runtime.tracing.traced_operators import (
     read_bytes,
     written_bytes,
 )
+
+# Finds the module that an operator belongs to, in the forward and in the backward pass.
 
 
 class ModulePaths:

@@ -1,8 +1,4 @@
-"""Symbols with names for the sizes of a model, in a form that PyTorch can compute with.
-
-A ``SizeSpace`` is PyTorch's shape environment, with names for its symbols and a fake-tensor mode. A
-model built with these sizes has parameters of symbolic shape, without storage.
-"""
+"""Symbols for sizes of a model in which PyTorch computes, and what tracing assumes of them."""
 
 import traceback
 from collections.abc import Iterable, Sequence
@@ -19,6 +15,11 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Mod, PythonMod
 from mistlab.core.values import InputError
 from mistlab.graph.symbols import size_symbol
 from runtime.models.ranks import Size, value_of
+
+# Symbols with names for the sizes of a model, in a form that PyTorch can compute with.
+#
+# A ``SizeSpace`` is PyTorch's shape environment, with names for its symbols and a fake-tensor
+# mode. A model built with these sizes has parameters of symbolic shape, without storage.
 
 
 class TraceError(InputError):

@@ -1,4 +1,4 @@
-"""Turns the recorded operators of a layer into a layer graph with expressions for sizes."""
+"""Traces a layer of a torch model into a layer graph with expressions for sizes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -34,6 +34,8 @@ from runtime.tracing.symbolic_sizes import (
     conditions_of,
     expression_of,
 )
+
+# Turns the recorded operators of a layer into a layer graph with expressions for sizes.
 
 
 def layer_graph(

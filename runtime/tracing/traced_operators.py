@@ -1,12 +1,4 @@
-"""The cost of scans over a sequence: of their products, and of the states that chunks pass on.
-
-Kernels take a sequence in chunks (Dao and Gu 2024, section 6). In a chunk of Q tokens each group
-multiplies its keys with its queries, each head multiplies these scores with its values, and each
-head writes to a state and asks it. A token sees no later ones, so half of the scores is counted.
-
-The gated delta rule (Yang et al. 2024, section 3.3) adds, for each head, the products that take
-back what a state says already: of keys with keys, and of their inverse with keys and values.
-"""
+"""The operations and bytes of traced operators, scans over a sequence among them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +12,16 @@ from torch.utils.flop_counter import flop_registry
 
 from mistlab.graph.graph import Kind, Phase
 from runtime.models.ranks import Size, value_of
+
+# The cost of scans over a sequence: of their products, and of the states that chunks pass on.
+#
+# Kernels take a sequence in chunks (Dao and Gu 2024, section 6). In a chunk of Q tokens each group
+# multiplies its keys with its queries, each head multiplies these scores with its values, and each
+# head writes to a state and asks it. A token sees no later ones, so half of the scores is counted.
+#
+# The gated delta rule (Yang et al. 2024, section 3.3) adds, for each head, the products that take
+# back what a state says already: of keys with keys, and of their inverse with keys and values.
+
 
 # Tokens of a chunk: as Nemotron's configurations and as kernels of the delta rule have it.
 CHUNK, CHUNK_OF_DELTA_RULE = 128, 64

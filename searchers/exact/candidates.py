@@ -1,4 +1,5 @@
-"""Candidates for a stage as columns: the way in which each saves memory, and its times.
+"""Candidates for a stage: ways to save memory, their times as columns, and the frontier of each
+place.
 
 Axes: F candidates.
 """
@@ -25,6 +26,10 @@ from searchers.exact.groups import Group, LeastWork
 from searchers.meshes import Mesh
 from searchers.savings import CountsRow, Way, counts_choices, savings_choices, stage_of
 from searchers.strategy import Ledger
+
+# Candidates for a stage as columns: the way in which each saves memory, and its times.
+#
+# Axes: F candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,4 @@
-"""Makes calls one after another, or in processes where joblib's context asks for several jobs.
-
-    with joblib.parallel_config(n_jobs=2):
-        ...
-
-joblib takes long to import. If nobody has imported it, nobody has asked for jobs.
-"""
+"""Searches of groups of pipelines as calls, one after another or in processes."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +17,14 @@ from searchers.exact.programme import join_hastily, near_best
 from searchers.meshes import Mesh
 from searchers.savings import Way
 from searchers.strategy import SHORT_LIST, BudgetSpentError, Clock, Ledger
+
+# Makes calls one after another, or in processes where joblib's context asks for several jobs.
+#
+#     with joblib.parallel_config(n_jobs=2):
+#         ...
+#
+# joblib takes long to import. If nobody has imported it, nobody has asked for jobs.
+
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")

@@ -1,10 +1,4 @@
-"""The least time of stages for one micro-batch, however a plan saves memory.
-
-A stage that recomputes, shards and offloads nothing only computes, and no slot is shorter than its
-computation. A stage with the embedding and the head also sends nothing; sends slow the passes
-beside them, and those of a few blocks more than those of many. Of dimensions that change passes
-themselves all values are tried: some may make computation faster.
-"""
+"""Groups of pipelines with equal degrees and micro-batches, and lower bounds of their time."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +17,13 @@ from mistlab.stages.held_moments import moments_in
 from mistlab.stages.stage_batch import StageBatch, StagesInOrder
 from searchers.meshes import Mesh, Pipeline, allows, equal_stages, meshes, micro_batch_counts
 from searchers.strategy import Ledger
+
+# The least time of stages for one micro-batch, however a plan saves memory.
+#
+# A stage that recomputes, shards and offloads nothing only computes, and no slot is shorter than
+# its computation. A stage with the embedding and the head also sends nothing; sends slow the
+# passes beside them, and those of a few blocks more than those of many. Of dimensions that change
+# passes themselves all values are tried: some may make computation faster.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

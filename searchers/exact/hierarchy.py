@@ -1,4 +1,4 @@
-"""Plans whose stages all save memory in the same way: times of whole iterations, in columns.
+"""The hierarchical search: groups in order of their bounds, stages alike or each for itself.
 
 Axes: C candidates, S stages.
 """
@@ -57,6 +57,11 @@ from searchers.savings import (
     ways_alike,
 )
 from searchers.strategy import BudgetSpentError, Ending, Ledger
+
+# Plans whose stages all save memory in the same way: times of whole iterations, in columns.
+#
+# Axes: C candidates, S stages.
+
 
 # Stage candidates asked for at once.
 TOGETHER = 1 << 19

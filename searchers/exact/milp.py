@@ -1,8 +1,4 @@
-"""Keeps what a library in C writes to standard output away from it.
-
-HiGHS 1.16 greets with its version wherever it is made, before anything can tell it to be silent; a
-command with ``--json`` writes one object to standard output and nothing else.
-"""
+"""Joins candidates to a pipeline by an integer linear programme (Mist), solved by HiGHS or CBC."""
 
 import os
 import sys
@@ -21,6 +17,12 @@ from mistlab.plan.plan import Plan
 from searchers.exact.candidates import Menus, StagePosition
 from searchers.exact.programme import join as join_exactly
 from searchers.exact.programme import join_hastily, places_by_stage
+
+# Keeps what a library in C writes to standard output away from it.
+#
+# HiGHS 1.16 greets with its version wherever it is made, before anything can tell it to be silent;
+# a command with ``--json`` writes one object to standard output and nothing else.
+
 
 STANDARD_OUTPUT = 1
 

@@ -1,4 +1,4 @@
-"""Prices of blocks and GPUs that make the bounds of ``searchers.exact.relaxed`` high.
+"""Lower bounds of pipelines by prices of blocks and GPUs, from a relaxed programme.
 
 Axes: M columns, S positions from the end; E ends: the last stage, any between, and the first one.
 """
@@ -17,6 +17,12 @@ from searchers.exact.box_menus import BoxMenus
 from searchers.exact.candidates import StagePosition
 from searchers.exact.partials import Partials
 from searchers.meshes import Mesh, lies_well
+
+# Prices of blocks and GPUs that make the bounds of ``searchers.exact.relaxed`` high.
+#
+# Axes: M columns, S positions from the end; E ends: the last stage, any between, and the first
+# one.
+
 
 # Pipelines that lack blocks or GPUs, or have too many, cost so many times the limit in the linear
 # programme. So it has a solution.

@@ -1,8 +1,4 @@
-"""Moves: changes of one stage's plan that trade one resource for another, as Aceso's primitives do.
-
-Each move gives plans in which a stage uses less of a resource. Most of these plans use more of
-another resource, or more on other stages. The caller checks which plans the space allows.
-"""
+"""Aceso-like search: moves of the bottleneck stage's plan that trade one resource for another."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +17,12 @@ from searchers.meshes import equal_pipelines, even_layers, orders_of, other_name
 from searchers.methods.scores import Score, score_of
 from searchers.savings import Members, alike, bare_stage
 from searchers.strategy import Ending, Ledger
+
+# Moves: changes of one stage's plan that trade one resource for another, as Aceso's primitives do.
+#
+# Each move gives plans in which a stage uses less of a resource. Most of these plans use more of
+# another resource, or more on other stages. The caller checks which plans the space allows.
+
 
 Resource = Literal["compute", "communication", "memory", "host"]
 Move = Callable[[Plan, int, SearchSpace], Iterator[Plan]]

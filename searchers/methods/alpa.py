@@ -1,4 +1,4 @@
-"""The lower level of Alpa's programme: the time of the best choice for each stage.
+"""Alpa's search: a dynamic programme over stages, each with its best intra-operator choice.
 
 Axes: K kinds of stages, M submesh sizes, P places of a stage's first rank in its node, L blocks of
 a stage (0 to all), C candidates.
@@ -30,6 +30,11 @@ from searchers.meshes import (
 )
 from searchers.savings import bare_stage
 from searchers.strategy import Ending, Ledger, NeedsStageCosts
+
+# The lower level of Alpa's programme: the time of the best choice for each stage.
+#
+# Axes: K kinds of stages, M submesh sizes, P places of a stage's first rank in its node, L blocks
+# of a stage (0 to all), C candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

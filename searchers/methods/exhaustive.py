@@ -1,7 +1,5 @@
-"""Predicts every plan of a space, where there are few enough: a check of the other searchers.
-
-Each plan is predicted as a whole, so nothing is shared with searchers that join stages.
-"""
+"""Predicts every plan of a space, where there are few enough, and the grids of other systems'
+users."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +14,11 @@ from mistlab.plan.space import SearchSpace
 from searchers.meshes import Pipeline, even_layers, layer_counts, orders_of, pipelines
 from searchers.savings import alike, number_of_ways, ways_to_save
 from searchers.strategy import Ending, Ledger, Strategy
+
+# Predicts every plan of a space, where there are few enough: a check of the other searchers.
+#
+# Each plan is predicted as a whole, so nothing is shared with searchers that join stages.
+
 
 # About as many plans as are predicted in a minute.
 MOST_PLANS = 200_000

@@ -1,7 +1,4 @@
-"""Lists the names of all choices that plans of a space may ask for.
-
-The names are the same for every plan of the space.
-"""
+"""Search by Optuna: a study whose trials choose a plan's dimensions by name."""
 
 import json
 import warnings
@@ -31,6 +28,10 @@ from searchers.meshes import equal_pipelines
 from searchers.methods.scores import Score, Scores
 from searchers.savings import Chooser, chosen_plan, saving_names
 from searchers.strategy import Ending, Ledger
+
+# Lists the names of all choices that plans of a space may ask for.
+#
+# The names are the same for every plan of the space.
 
 
 def key_names(problem: Problem, space: SearchSpace) -> list[str]:

@@ -1,9 +1,4 @@
-"""Registers a kind of device with torch, "sham", that exists in name only; needs no compiler.
-
-A process cannot forget a kind of device. So the device says that it is not available, and code that
-looks for an accelerator, such as torch's checkpoints, does not use it. Still, torch pins memory
-by it from then on. So a process that trains on GPUs should not register it.
-"""
+"""A device without memory, on which the runtime's own code runs as on a GPU; needs no compiler."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +22,13 @@ from runtime.devices.cuda import DRIVERS
 from runtime.engine.executor import Batches, Executor
 from runtime.engine.streams.device_streams import streams_of
 from runtime.engine.training import Training
+
+# Registers a kind of device with torch, "sham", that exists in name only; needs no compiler.
+#
+# A process cannot forget a kind of device. So the device says that it is not available, and code
+# that looks for an accelerator, such as torch's checkpoints, does not use it. Still, torch pins
+# memory by it from then on. So a process that trains on GPUs should not register it.
+
 
 SHAM = "sham"
 

@@ -1,8 +1,4 @@
-"""A graph of one rank's work: stretches of work, their order, and the memory that they touch.
-
-An actor is a stream of the device, the host's thread that issues, or the host's lane. A stretch is
-an actor's work between two points at which the actor waits for others, or others wait for it.
-"""
+"""The memory that one rank's work touches, in order of streams and events."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,6 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from runtime.devices.driver import DevicePeaks
+
+# A graph of one rank's work: stretches of work, their order, and the memory that they touch.
+#
+# An actor is a stream of the device, the host's thread that issues, or the host's lane. A stretch
+# is an actor's work between two points at which the actor waits for others, or others wait for it.
+
 
 # Names of the thread that issues and of the host's lane (``mistlab.schedule.stage_passes.LANES``).
 HOST, HOST_LANE = "issuing thread", "host"

@@ -1,4 +1,4 @@
-"""Notes in a trace which bytes every running operator reads and writes, and on which stream."""
+"""Records one rank's run: bytes that operators read and write, on which stream, and what waits."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +20,9 @@ from runtime.devices.driver import Driver
 from runtime.engine.executor import Batches, Executor
 from runtime.engine.streams.device_streams import CudaStreams
 from runtime.engine.training import Training
+
+# Notes in a trace which bytes every running operator reads and writes, and on which stream.
+
 
 # Operators that touch no bytes: they allocate, or make a view.
 _UNTOUCHING = frozenset(

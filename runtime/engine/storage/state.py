@@ -1,7 +1,4 @@
-"""Room on the device for offloaded optimizer state, while layers take their optimizer steps.
-
-Each step allocates the room anew and frees it, since other tensors need the memory in between.
-"""
+"""States of layers on the device: rooms for offloaded states, and where each tensor lies."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +12,10 @@ from runtime.devices.cuda import driver_of
 from runtime.engine.storage.arena import Arena, Rehearsal, Room
 from runtime.engine.storage.layout import Layout, kept_elements
 from runtime.engine.streams.lanes import Streams
+
+# Room on the device for offloaded optimizer state, while layers take their optimizer steps.
+#
+# Each step allocates the room anew and frees it, since other tensors need the memory in between.
 
 
 class Staging:

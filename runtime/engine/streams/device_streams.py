@@ -1,4 +1,4 @@
-"""The host's lane beside a GPU: a thread for the arithmetic that the host's processors do."""
+"""The lanes of a device: CUDA streams, simulated streams, and the host's lane beside them."""
 
 import random
 from collections import deque
@@ -18,6 +18,9 @@ from runtime.devices.cuda import driver_of
 from runtime.devices.driver import Driver, Stream
 from runtime.devices.driver import Event as DeviceEvent
 from runtime.engine.streams.lanes import Event, LaneWork, Streams
+
+# The host's lane beside a GPU: a thread for the arithmetic that the host's processors do.
+
 
 Span = tuple[float, float]
 HostEvent = Future[Span]

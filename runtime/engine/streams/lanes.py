@@ -1,9 +1,4 @@
-"""The interface of lanes, the queues on which the executor of a plan runs work side by side.
-
-A lane runs its work in order. All lanes are the device's but one, which is the host's. Work may be
-told to wait for events, which are the ends of other work; apart from these waits, lanes run side by
-side. The thread that issues work runs ahead of all lanes.
-"""
+"""Lanes, the queues on which the executor of a plan runs work side by side, and ranks on them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +9,13 @@ from torch import Tensor
 
 from mistlab.schedule.stage_passes import Lane
 from runtime.comm.group import Group, Pending
+
+# The interface of lanes, the queues on which the executor of a plan runs work side by side.
+#
+# A lane runs its work in order. All lanes are the device's but one, which is the host's. Work may
+# be told to wait for events, which are the ends of other work; apart from these waits, lanes run
+# side by side. The thread that issues work runs ahead of all lanes.
+
 
 LaneWork = Callable[[], Pending | None]
 Event = Any

@@ -1,8 +1,4 @@
-"""The optimizer's step of one layer, one iteration after its gradients: the task S.
-
-The host waits for nothing in a step: the divisor of gradients, and whether the step is skipped, are
-tensors on the device.
-"""
+"""The optimizer's step of one layer, and the swaps of its state between host and device."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,6 +12,12 @@ from runtime.engine.storage.state import Split, StageState
 from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.training import Training
 from runtime.engine.work.parameters import Squares
+
+# The optimizer's step of one layer, one iteration after its gradients: the task S.
+#
+# The host waits for nothing in a step: the divisor of gradients, and whether the step is skipped,
+# are tensors on the device.
+
 
 GROWTH, BACKOFF = 2.0, 0.5
 # So many elements are stepped at once, to limit the 32-bit copy of their gradients.

@@ -1,4 +1,4 @@
-"""The norm of all gradients of a model, with every parameter counted once over all ranks."""
+"""Parameters of layers on a rank: gathered, reduced, and the norm of all gradients."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,6 +14,9 @@ from runtime.engine.storage.pieces import Piece, part_of, pieces_of
 from runtime.engine.storage.state import StageState
 from runtime.engine.streams.lanes import LaneWork
 from runtime.engine.work.stage_modules import TABLE, TIED, LayerModule
+
+# The norm of all gradients of a model, with every parameter counted once over all ranks.
+
 
 TIED_TABLE = -1
 # Squares are summed within rows of so many elements, then the rows' sums are added.

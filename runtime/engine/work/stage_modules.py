@@ -1,9 +1,4 @@
-"""Written-out attention without copies: its products read and write heads where they lie.
-
-A batched product needs its matrices at a constant stride. In the tensor of queries, keys and
-values, and in the layer's output, the heads of one sequence lie at a constant stride, but the heads
-of several sequences do not. So there is one product for each sequence, and operands, results and
-gradients need no copies. This works only if each head has keys and values of its own.
+"""The modules of a stage, with attention written out where a trace needs it.
 
 Axes: B batch, S sequence, H the rank's heads, D channels a head.
 """
@@ -29,6 +24,16 @@ from runtime.models.parallel import shard_of
 from runtime.models.ranks import OneRank, TensorParallel
 from runtime.models.transformer import Block, Embedding, Head
 from runtime.runnable import check_model
+
+# Written-out attention without copies: its products read and write heads where they lie.
+#
+# A batched product needs its matrices at a constant stride. In the tensor of queries, keys and
+# values, and in the layer's output, the heads of one sequence lie at a constant stride, but the
+# heads of several sequences do not. So there is one product for each sequence, and operands,
+# results and gradients need no copies. This works only if each head has keys and values of its
+# own.
+#
+# Axes: B batch, S sequence, H the rank's heads, D channels a head.
 
 
 class _InPlace(torch.autograd.Function):
