@@ -103,8 +103,6 @@ def motivated(options: argparse.Namespace) -> int:
         )
 
     def draw() -> Any:
-        # MOVED
-
         return timelines({name: bench.simulator.simulate(plan) for name, plan in PLANS.items()})
 
     picture = Drawn(

@@ -132,8 +132,6 @@ def legend(figure: Figure, seen: Mapping[Kind, str], *, columns: int) -> None:
 
 def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
     """One iteration as a trace and as a picture."""
-    # MOVED
-
     trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
     with naming(trace):
         trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from mistlab.core.values import FieldError, OnUse, imported, one_of, refuse
 from mistlab.schedule.context_ways import RING
@@ -372,11 +372,6 @@ class Engine:
 # The table of all engines by name; a new engine is a row in its family's file, and one name here.
 #
 # A row is imported when it is first asked for, so that names alone cost nothing.
-
-
-if TYPE_CHECKING:
-    pass  # MOVED
-
 # The rows of files by name, in the order in which users read them; ``fsdp-te`` is ``FSDP_TE``.
 _ROWS = (
     ("mistlab", ("mistlab",)),

@@ -358,8 +358,6 @@ def graphs_of(
 ) -> dict[str, LayerGraph]:
     """The layer graph of each type of a model's layers, in the order of ``LayerTypes.names``;
     context-parallel ranks exchange keys in the way ``exchange``."""
-    # MOVED
-
     graph = split_over_context(graph, exchange)
     found = {EMBEDDING: graph.embedding}
     for kind in dict.fromkeys(graph.pattern):
