@@ -1,4 +1,4 @@
-"""Reads the rows of a measurement table, and chooses those of one campaign and one machine."""
+"""Reads measurement tables of transfers and of streams (docs/reference/measurement-tables.md)."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
