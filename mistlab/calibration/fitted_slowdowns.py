@@ -18,9 +18,15 @@ from scipy.optimize import minimize
 from mistlab.core.arrays import Bools, Floats
 from mistlab.core.columns import ColumnSet
 from mistlab.cost.side_by_side import BITS, factors_of, overlapped, slowdowns_of_group
-from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
+from mistlab.machine.slowdowns import (
+    COMPUTE,
+    SHARED_SETS,
+    STREAMS,
+    GroupSlowdowns,
+    Interference,
+    Slowdown,
+)
 
-COMPUTE = STREAMS.index("compute")
 TRANSFERS = tuple(STREAMS.index(stream) for stream in STREAMS if stream != "compute")
 
 # Starting points of the minimisation; the error has flat regions, so one is not enough.

@@ -17,7 +17,7 @@ from mistlab.core.arrays import Floats, Rows
 from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, endless
 from mistlab.cost.slot_work import in_slots
 from mistlab.cost.tasks import Kept, TaskSeconds
-from mistlab.machine.slowdowns import STREAMS
+from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule.slots import Phase
 
 # What runs beside sends: steady passes, and turns before a forward pass and before a backward pass,
@@ -32,7 +32,6 @@ STEADY: tuple[Phase, ...] = ("forward", "backward")
 # What a pass beside sends is summed up of, beside its usual time.
 SUMS = 6
 
-COMPUTE = STREAMS.index("compute")
 _BOTH = (1 << COMPUTE) + (1 << LINK)
 _OTHERS = [place for place in range(len(STREAMS)) if place != COMPUTE]
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
 from mistlab.cost.side_by_side import LINK, until
-from mistlab.cost.slot_work import COMPUTE, SlotWork, slot_ends
+from mistlab.cost.slot_work import SlotWork, slot_ends
 from mistlab.cost.stage import StageSlots
-from mistlab.machine.slowdowns import STREAMS
+from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule.slots import PHASES
 
 _COPIES = [place for place in range(len(STREAMS)) if place not in (COMPUTE, LINK)]

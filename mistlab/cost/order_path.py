@@ -13,7 +13,6 @@ from mistlab.core.arrays import Floats, Ints
 from mistlab.cost.chains import Chains
 from mistlab.cost.side_by_side import until
 from mistlab.cost.slot_work import (
-    COMPUTE,
     HERE,
     NOTHING,
     UPPER,
@@ -24,7 +23,7 @@ from mistlab.cost.slot_work import (
 )
 from mistlab.cost.stage import StageSlots, StageTimeModel
 from mistlab.cost.tasks import weight_gradients_s
-from mistlab.machine.slowdowns import STREAMS
+from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn

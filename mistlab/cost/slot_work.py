@@ -22,7 +22,7 @@ from mistlab.cost.side_by_side import (
     until,
 )
 from mistlab.cost.tasks import TaskSeconds
-from mistlab.machine.slowdowns import STREAMS
+from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.schedule.slots import (
     KINDS,
     PHASES,
@@ -154,7 +154,6 @@ def in_slots(slowed: SlowedBy, alone: Floats, chosen: Rows | slice = slice(None)
 # first.
 
 
-COMPUTE = STREAMS.index("compute")
 _FETCHING = (("P", "<"), ("U", None))
 
 
@@ -364,7 +363,7 @@ def _lasting(work: SlotWork, alone: Floats) -> Floats:
 # Axes: C cases; the four streams first.
 
 
-_COMPUTE, _FROM_HOST = STREAMS.index("compute"), STREAMS.index("host_to_device")
+_FROM_HOST = STREAMS.index("host_to_device")
 
 
 def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: Floats) -> Floats:
@@ -420,10 +419,10 @@ def least_ends_if_gathered(
         elapsed += step
         ends += is_done * elapsed
         ends[LINK] = np.where(is_gathered, elapsed, ends[LINK])
-    slower = slowed.table[_COMPUTE].take(place + (1 << _COMPUTE) + LINK_BIT)
-    slowed_s = alone[_COMPUTE] + gathered * (1 - 1 / slower)
-    computes = alone[_COMPUTE] > 0
-    ends[_COMPUTE] = np.where(computes, np.maximum(ends[_COMPUTE], slowed_s), 0.0)
+    slower = slowed.table[COMPUTE].take(place + (1 << COMPUTE) + LINK_BIT)
+    slowed_s = alone[COMPUTE] + gathered * (1 - 1 / slower)
+    computes = alone[COMPUTE] > 0
+    ends[COMPUTE] = np.where(computes, np.maximum(ends[COMPUTE], slowed_s), 0.0)
     return ends
 
 

@@ -8,8 +8,7 @@ are gathered after the step.
 Pipelines are 1F1B, and a stage sends and receives in turn with its passes. Blocks and head are
 divided over the stages by their weights, so the last stages may have no block.
 
-``nanotron-whole-inputs`` holds whole tensors of the blocks that its host is ahead of the GPU by
-(``experiments.runs.run_jobs`` says which measured runs are).
+``nanotron-whole-inputs`` holds whole tensors of the blocks that its host is ahead of the GPU by.
 """
 
 from dataclasses import replace

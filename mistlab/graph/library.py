@@ -20,8 +20,10 @@ from mistlab.core.values import InputError
 from mistlab.graph.compiled import Compiled, compile_expressions, compile_sums, kept
 from mistlab.graph.graph import ModelGraph
 from mistlab.graph.stored_graph import (
+    Plain,
     StoredGraph,
     in_precision,
+    numel,
     with_dropout,
     with_further_tokens,
     with_scores,
@@ -179,8 +181,6 @@ def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
 
 EAGER = "eager"
 
-Plain = Mapping[str, Any]
-
 # Bytes for each number of the result: a 32-bit input and a 16-bit result, less the 16-bit input.
 _OF_NORM = 4
 # The activation's 16-bit result, which is as wide as the gate's.
@@ -222,7 +222,7 @@ def _kept(operator: Plain, kept_by: str) -> Iterator[Plain]:
 
 
 def _tensor(operator: Plain, shape: Sequence[str], width: int, less: Sequence[str] = ()) -> Plain:
-    size = f"{width}*{_numel(shape)}" + (f" - {width}*{_numel(less)}" if less else "")
+    size = f"{width}*{numel(shape)}" + (f" - {width}*{numel(less)}" if less else "")
     return {
         "module": operator["module"],
         "shape": [*shape],
@@ -230,10 +230,6 @@ def _tensor(operator: Plain, shape: Sequence[str], width: int, less: Sequence[st
         "size_bytes": size,
         "is_input": False,
     }
-
-
-def _numel(shape: Sequence[str]) -> str:
-    return "*".join(f"({size})" for size in shape)
 
 
 # Masks of the candidates whose sizes a layer graph supports.

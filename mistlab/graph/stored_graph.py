@@ -256,7 +256,7 @@ def _block(block: Plain) -> Plain:
         # The input of this product is kept in 16 bits by another operator too.
         is_product = operator["dtype"] == DTYPE and operator["name"] != CAST
         if is_product and operator["phase"] == "forward" and operator["module"] in modules:
-            size = _numel(operator["inputs"][0])
+            size = numel(operator["inputs"][0])
             saved.append(_saved(operator, size))
             less.append(f"+ {size}")
     peaks = [
@@ -286,7 +286,7 @@ def _makes_weight(operator: Plain) -> bool:
 
 def _cast(operator: Plain) -> Plain:
     shape = operator["inputs"][0]
-    size = _numel(shape)
+    size = numel(shape)
     return {
         **operator,
         "name": CAST,
@@ -310,7 +310,8 @@ def _saved(operator: Plain, size: str) -> Plain:
     }
 
 
-def _numel(shape: Sequence[str]) -> str:
+def numel(shape: Sequence[str]) -> str:
+    """The number of elements of a shape, as text."""
     return "*".join(f"({size})" for size in shape)
 
 

@@ -10,6 +10,7 @@ from itertools import combinations
 from mistlab.core.values import MOST_GPUS_OF_NODE, MOST_NODES, bounded, check_fields, refuse
 
 STREAMS = ("compute", "gpu_to_gpu", "host_to_device", "device_to_host")
+COMPUTE = STREAMS.index("compute")
 
 # All sets of two or more streams, smaller sets first.
 SHARED_SETS = tuple(chosen for size in (2, 3, 4) for chosen in combinations(STREAMS, size))

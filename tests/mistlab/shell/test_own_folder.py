@@ -11,8 +11,8 @@ FOLDER = '"$(dirname "${BASH_SOURCE[0]}")"'
 
 
 def launched(text: str, files: Mapping[str, str] | None = None) -> Launch:
-    name = "/home/me/runs/scripts/launch.sh"
-    here = {f"/home/me/runs/{path}": content for path, content in (files or {}).items()}
+    name = "/runs/scripts/launch.sh"
+    here = {f"/runs/{path}": content for path, content in (files or {}).items()}
     return launch_of(LaunchFile(text=text, name=name, beside={**here, name: text}.get))
 
 
@@ -38,7 +38,7 @@ source $HERE/../sizes.sh
 torchrun pretrain_gpt.py --num-layers $LAYERS --config $HERE/a.yaml
 """
     launch = launched(text, {"sizes.sh": "LAYERS=24\n"})
-    assert argv(launch) == ["--num-layers", "24", "--config", "/home/me/runs/scripts/a.yaml"]
+    assert argv(launch) == ["--num-layers", "24", "--config", "/runs/scripts/a.yaml"]
 
 
 def test_the_folder_of_the_user_is_not_known() -> None:
