@@ -152,11 +152,11 @@ def decode_parts(of: LayoutColumns, sequences: Floats, context: Floats) -> Servi
     )
 
 
-def prefill_parts(of: LayoutColumns, tokens: Floats, before: Floats) -> ServingStep:
-    """A pass over ``tokens`` (C) of one prompt on one rank, whose first token has ``before`` (C)
-    tokens of the prompt ahead of it already."""
-    full = tokens * (before + tokens / 2)
-    window = np.minimum(full, tokens * of.window)
+def prefill_parts(of: LayoutColumns, tokens: Floats, looked: Floats) -> ServingStep:
+    """A pass over ``tokens`` (C) of prompts on one rank, each of which looks at ``looked`` (C)
+    tokens of its prompt in the mean: half of the prompt, if it is read whole."""
+    full = tokens * looked
+    window = tokens * np.minimum(looked, of.window)
     pairs = of.full_layers * full + of.window_layers * window
     attention = pairs * of.prompt_flop_s + of.prompt_floors_s + tokens * of.scan_s_per_token
     return ServingStep(
