@@ -50,6 +50,11 @@ SERVING_COMMANDS: Mapping[str, Group] = {
             {"json": False},
             (option("tables", **path("TABLE.csv"), nargs="+"),),
         ),
+        "play_logs": Command(
+            "experiments.serve.play_logs:play_logs",
+            {"json": False},
+            (option("logs", **path("LOGS.csv")), option("runs", **path("RUNS.csv"))),
+        ),
         "serving_errors": Command(
             "experiments.serve.serving_errors:serving_errors",
             experiment("serving_errors"),

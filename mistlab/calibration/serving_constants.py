@@ -24,6 +24,7 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
         "experts": 0.15,
         "attention": 0.15,
         "links": 0.2,
+        "floors": 0.5,
         "prefill": 0.2,
         "kernels": 0.4,
         "host": 0.6,
@@ -51,7 +52,7 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
     "machine": {"decode": 0.05, "prefill": 0.15, "attention": 0.2},
     "version": {"decode": 0.08, "prefill": 0.1, "first": 0.4, "burst": 0.3, "host": 0.2},
     "kind": {"decode": 0.3, "prefill": 0.3, "host": 0.5, "attention": 0.3, "memory": 0.03},
-    "precision": {"products": 0.2, "experts": 0.2, "prefill": 0.2},
+    "precision": {"products": 0.12, "experts": 0.12, "floors": 0.2, "prefill": 0.15},
     "model": {"decode": 0.15, "prefill": 0.2, "experts": 0.2, "attention": 0.2, "wait": 0.2},
     "engine and model": {
         "decode": 0.12,

@@ -21,6 +21,8 @@ HELD_OUTPUT = 0.6
 # Bytes that engines keep for activations, graphs and buffers of collectives.
 KEPT_BYTES = 2.5e9
 _ROUNDS = 6
+# The parts of a step that constants of engines multiply.
+PARTS = ("products", "experts", "attention", "links", "floors", "kernels")
 Constants = Mapping[str, Floats]
 
 
@@ -52,7 +54,7 @@ class SteadyState:
 def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Floats) -> Floats:
     """Seconds (C) in which every running request gets its next token, without prompts."""
     parts = decode_parts(of, running, context)
-    factors = {name: by[name] for name in ("products", "experts", "attention", "links", "kernels")}
+    factors = {name: by[name] for name in PARTS}
     device_s = parts.summed(factors) * by["decode"]
     host_s = by["host"] + by["sequence"] * running / of.dp / of.pp
     return np.asarray(of.pp * (device_s + host_s))
@@ -62,7 +64,7 @@ def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, looked: Floa
     """Seconds (C) for which a pass over so many tokens of prompts, each of which looks at so many
     of its own prompt in the mean, occupies each stage."""
     parts = prefill_parts(of, tokens, looked)
-    factors = {name: by[name] for name in ("products", "experts", "attention", "links", "kernels")}
+    factors = {name: by[name] for name in PARTS}
     return parts.summed(factors) * by["prefill"]
 
 

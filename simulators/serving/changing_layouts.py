@@ -102,7 +102,9 @@ class _Changing:
                 if self.waiting or self.arriving:
                     yield from self._change(environment, self.phases.to_prompts_s)
             elif self.arriving and not self.waiting:
-                yield environment.timeout(self.arriving[0].arrival_s - environment.now)
+                # Some may have come while copies ended.
+                ahead_s = self.arriving[0].arrival_s - environment.now
+                yield environment.timeout(max(0.0, ahead_s))
 
     def _take_arrived(self, now_s: float) -> None:
         while self.arriving and self.arriving[0].arrival_s <= now_s + 1e-12:

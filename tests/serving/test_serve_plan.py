@@ -1,6 +1,7 @@
 """The search over layouts that serve a load, its questions, and command lines of engines."""
 
 import json
+from itertools import pairwise
 from time import process_time
 
 import numpy as np
@@ -57,6 +58,14 @@ def test_the_best_layout_is_that_of_a_plain_loop() -> None:
     assert best_of(timed, goals)[0].requests_per_s >= max(rates) / 1.01
 
 
+def test_replicas_serve_as_many_times_as_much() -> None:
+    (alone,) = [plan for plan in space_of("llama3-70b", 4).plans() if plan.layout.tp == 4]
+    both = [plan for plan in space_of("llama3-70b", 8).plans() if plan.layout == alone.layout]
+    (half,) = timed_plans([alone], CONSTANTS, (1000.0, 300.0), in_flight=(64.0,))
+    (whole,) = timed_plans(both, CONSTANTS, (1000.0, 300.0), in_flight=(128.0,))
+    assert whole.requests_per_s == pytest.approx(2 * half.requests_per_s)
+
+
 def test_goals_that_none_meets_tell_the_nearest() -> None:
     timed = timed_plans(list(space_of("llama3-70b", 8).plans()), CONSTANTS, (1000.0, 300.0))
     goals = Goals(token_s=0.0001)
@@ -69,6 +78,9 @@ def test_goals_that_none_meets_tell_the_nearest() -> None:
 def test_no_plan_beats_the_frontier_in_both() -> None:
     timed = timed_plans(list(space_of("qwen3-32b", 4).plans()), CONSTANTS, (500.0, 500.0))
     frontier = pareto_of(timed)
+    for before, after in pairwise(frontier):
+        assert before.token_s <= after.token_s
+        assert before.requests_per_s < after.requests_per_s
     for one in timed:
         assert any(
             best.token_s <= one.token_s and best.requests_per_s * (1 + 1e-6) >= one.requests_per_s
