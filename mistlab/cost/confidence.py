@@ -33,20 +33,21 @@ Blocks = Literal["dense", "experts", "hybrid", "adapters"]
 # Constants of engines were fitted to all measured runs. Where a model was left out of such a fit,
 # its errors were 1.03 to 1.68 times as large (1.3 in the mean of four), so shares are stretched.
 STRETCH = 1.3
-# The same for each doubling of the GPUs beyond the most that were measured of a kind.
+# The same for each doubling of the GPUs beyond the most that were measured of a kind: without it,
+# runs on more GPUs than all known ones lie within bounds too rarely (docs/decisions/0041).
 STRETCH_A_DOUBLING = 0.1
 # A kind counts as much as its groups (models of one software, else tables), and all wider kinds
 # together as this many groups.
 GROUPS_OF_WIDER = 8
 # Runs like none that were measured count as one more table.
 NEW_TABLES = 1
-# The share of measurements below the lower bound, and above the upper one.
+# The share of measured times below the lower bound, and above the upper one: by definition.
 TAIL = 0.05
-# Equal runs differ by a few hundredths themselves.
+# Equal runs that were measured again differ by a few hundredths (docs/results/runs.md).
 LEAST_SHARE = 0.05
 # No run is known to take longer than about this multiple of its prediction: it is stuck, not slow.
 MOST_TIMES = 30.0
-# No run is known to use more than about this share of a GPU's peak rate.
+# Of the measured runs none uses more than about this share of a GPU's peak rate; set by hand.
 MOST_UTILISED = 0.8
 # Where adapters alone are trained, the backward pass has no gradients of weights: of three products
 # two are left.
@@ -54,8 +55,8 @@ ARITHMETIC_OF_ADAPTERS = 2 / 3
 # Where rates of another GPU are scaled by the datasheets: H100, A100 and B200, each predicted from
 # another, take 0.87 to 1.2 times as long as by their own rates (docs/results/predictor-error.md).
 WIDER_WHERE_SCALED = 1.2
-# The kind that all runs belong to, and what names of kinds begin with.
-ANY, ENGINE = "any", "engine "
+# The kind that all runs belong to.
+ANY = "any"
 # The bits of a precision's products.
 BITS: Mapping[Precision, int] = {"fp4": 4, "fp8": 8, "fp16": 16, "bf16": 16, "fp32": 32}
 
@@ -78,24 +79,31 @@ class RunKind:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of kinds that the run belongs to, the narrowest first; the last two are of any
-        engine. Between engines, experts and hybrid blocks are one kind."""
-        use = "" if self.is_benchmark else ", as users train"
-        own, engine = f"{self.software}{use}", f"{ENGINE}{self.engine}{use}"
+        """The names of kinds that the run belongs to, the narrowest first: those of its software,
+        and of any."""
+        return (*self.of_software, *self.of_any_software)
+
+    @property
+    def of_software(self) -> tuple[str, ...]:
+        """The names of kinds of the run's software, if it has one."""
+        if not self.software:
+            return ()
+        own = f"{self.software}{self._use}"
+        blocks = f"{self.blocks}, {self.bits} bits"
+        return f"{own}: {blocks}, {self.hardware}", f"{own}: {blocks}", f"{own}: any"
+
+    @property
+    def of_any_software(self) -> tuple[str, ...]:
+        """The names of kinds of any software; the last two are of any engine. Between engines,
+        experts and hybrid blocks are one kind."""
         blocks = "not dense" if self.blocks in ("experts", "hybrid") else self.blocks
-        alike = f"{blocks}, {'16 bits' if self.bits >= 16 else 'fewer bits'}"
-        of_software = (
-            f"{own}: {self.blocks}, {self.bits} bits, {self.hardware}",
-            f"{own}: {self.blocks}, {self.bits} bits",
-            f"{own}: any",
-        )
-        of_engine = (f"{engine}: {alike}",)
-        return (
-            *(of_software if self.software else ()),
-            *(of_engine if self.engine else ()),
-            f"{ANY}{use}: {alike}",
-            ANY,
-        )
+        alike = f"{self._use}: {blocks}, {'16 bits' if self.bits >= 16 else 'fewer bits'}"
+        of_engine = (f"engine {self.engine}{alike}",) if self.engine else ()
+        return (*of_engine, f"{ANY}{alike}", ANY)
+
+    @property
+    def _use(self) -> str:
+        return "" if self.is_benchmark else ", as users train"
 
     def way(self, mfu: float) -> float:
         """The logarithm of a predicted time over the time of the model's arithmetic at peak rate,
