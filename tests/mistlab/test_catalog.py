@@ -62,6 +62,13 @@ TODAY = {
     "nemotron-3-ultra": (550.0, 55.0),
     "qwen3-next-80b-a3b": (79.7, 3.9),
     "qwen3.6-35b-a3b": (34.7, 3.4),
+    "qwen3.5-397b-a17b": (397.0, 17.0),
+    "mistral-7b": (7.24, 7.24),
+    "codellama-34b": (33.7, 33.7),
+    "falcon-180b": (180.0, 180.0),
+    "gpt-j-6b": (6.05, 6.05),
+    "minimax-m2": (230.0, 10.0),
+    "glm-5": (744.0, 40.0),
 }
 # Published figures of what a token uses leave out the table of tokens, or the head's too.
 TABLES_LEFT_OUT = {
@@ -70,6 +77,7 @@ TABLES_LEFT_OUT = {
     "deepseek-v2-lite": 1,
     "moonlight-16b-a3b": 2,
     "glm-4.5": 2,
+    "minimax-m2": 2,
     "glm-4.5-air": 2,
 }
 HARDWARE = {
