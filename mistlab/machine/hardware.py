@@ -298,6 +298,7 @@ MOST_IN_BOX = 16
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
 # Groups that another GPU's measurements can stand in for; what engines' runs showed is its own.
 LENT = CALIBRATED[:-1]
+MOST_HALF_WIDTH = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,7 +502,10 @@ def is_calibrated(hardware: Hardware) -> bool:
     return all(getattr(hardware, group) is not None for group in LENT)
 
 
-def is_measured(hardware: Hardware) -> bool:
-    """Whether the rates of a hardware's operators were measured on such a GPU."""
+def can_lend(hardware: Hardware) -> bool:
+    """Whether other GPUs may take a hardware's rates: they were measured on such a GPU, and where
+    whole runs on it were, those of some engine lie within ``MOST_HALF_WIDTH`` of predictions."""
     compute = hardware.provenance.compute
-    return compute is not None and compute.kind == "measured"
+    widths = [one.half_width for one in hardware.engines or ()]
+    is_near = not widths or min(widths) <= MOST_HALF_WIDTH
+    return compute is not None and compute.kind == "measured" and is_near
