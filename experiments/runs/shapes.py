@@ -219,10 +219,10 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
     tests, or of the family where the row says none."""
     vocab = row.count("vocab")
     if vocab is None:
-        vocab = TOKENS if row.arguments else VOCAB[family]
-        vocab = row.usual_vocab or vocab
         if alike is not None and (not row.arguments or _has_tokens_of(alike, row)):
             vocab = alike.vocab
+        else:
+            vocab = row.usual_vocab or (TOKENS if row.arguments else VOCAB[family])
     if row.arguments:
         # Padded for each of the tensor-parallel parts of the table.
         multiple = row.vocab_multiple * (row.count("tp") or 1)
