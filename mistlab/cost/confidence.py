@@ -52,6 +52,9 @@ MOST_UTILISED = 0.8
 # Where adapters alone are trained, the backward pass has no gradients of weights: of three products
 # two are left.
 ARITHMETIC_OF_ADAPTERS = 2 / 3
+# Where rates of another GPU are scaled by the datasheets: H100, A100 and B200, each predicted from
+# another, take 0.87 to 1.2 times as long as by their own rates (docs/results/predictor-error.md).
+WIDER_WHERE_SCALED = 1.2
 # The kind that all runs belong to.
 ANY = "any"
 # The bits of a precision's products.
@@ -246,6 +249,8 @@ class PredictionBounds:
     kind: RunKind
     hidden: int
     sequence_length: int
+    # The GPU whose measured rates stand in for this one's, scaled by the datasheets.
+    lender: str = ""
     # The same plans on the other groups of unlike nodes.
     others: "tuple[PredictionBounds, ...]" = ()
 
@@ -255,14 +260,20 @@ class PredictionBounds:
         """The multiples of a prediction on ``gpus`` GPUs between which 90 % of measurements lie,
         from the MFU that is predicted."""
         found = [one._on(gpus).around(one.kind.way(mfu)) for one in (self, *self.others)]
-        return min(below for below, _ in found), max(above for _, above in found)
+        wider = WIDER_WHERE_SCALED if self.lender else 1.0
+        return min(below for below, _ in found) / wider, max(above for _, above in found) * wider
 
     def notes(self, gpus: int) -> tuple[str, ...]:
         """Assumptions of a prediction on ``gpus`` GPUs that were not measured."""
         if not self.others:
-            return self._on(gpus).notes
+            return (*self._lent(), *self._on(gpus).notes)
         own = (note for one in (self, *self.others) for note in one._on(gpus).notes)
         return (*dict.fromkeys(own), UNLIKE)
+
+    def _lent(self) -> tuple[str, ...]:
+        if not self.lender:
+            return ()
+        return (f"nobody measured {self.hardware}: rates of {self.lender}, scaled by datasheets",)
 
     def _on(self, gpus: int) -> "_Sure":
         if gpus not in self._known:
@@ -324,9 +335,15 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
         hardware=cluster.hardware.name,
         calibration=calibrations.get(ENGINES[engine].family),
         kind=_kind_of(workload, cluster, engine),
+        lender=_lender_of(cluster),
         hidden=workload.model.hidden,
         sequence_length=workload.sequence_length,
     )
+
+
+def _lender_of(cluster: Cluster) -> str:
+    compute = cluster.hardware.provenance.compute
+    return compute.source if compute is not None and compute.kind == "scaled" else ""
 
 
 def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
