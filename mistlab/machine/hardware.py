@@ -314,17 +314,22 @@ class PeakTflops:
         check_fields(self)
 
 
-# Lines of GPUs of one maker, for data centres and for graphics, and their architectures in order.
-ARCHITECTURE_LINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "NVIDIA": {
-        "data centre": ("volta", "", "ampere", "hopper", "blackwell"),
-        "graphics": ("", "turing", "ampere-graphics", "ada", "blackwell-graphics"),
-    },
-    "AMD": {"data centre": ("cdna2", "cdna3", "cdna4")},
-}
+ArchitectureName = Literal[
+    "volta",
+    "turing",
+    "ampere",
+    "ampere-graphics",
+    "ada",
+    "hopper",
+    "blackwell",
+    "blackwell-graphics",
+    "cdna2",
+    "cdna3",
+    "cdna4",
+]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """The maker of an architecture, its line of GPUs, and its generation in that line."""
 
@@ -333,12 +338,18 @@ class Architecture:
     generation: int
 
 
-ARCHITECTURES: Mapping[str, Architecture] = {
-    name: Architecture(maker=maker, line=line, generation=generation)
-    for maker, lines in ARCHITECTURE_LINES.items()
-    for line, names in lines.items()
-    for generation, name in enumerate(names)
-    if name
+ARCHITECTURES: Mapping[ArchitectureName, Architecture] = {
+    "volta": Architecture("NVIDIA", "data centre", 0),
+    "turing": Architecture("NVIDIA", "graphics", 1),
+    "ampere": Architecture("NVIDIA", "data centre", 2),
+    "ampere-graphics": Architecture("NVIDIA", "graphics", 2),
+    "ada": Architecture("NVIDIA", "graphics", 3),
+    "hopper": Architecture("NVIDIA", "data centre", 3),
+    "blackwell": Architecture("NVIDIA", "data centre", 4),
+    "blackwell-graphics": Architecture("NVIDIA", "graphics", 4),
+    "cdna2": Architecture("AMD", "data centre", 2),
+    "cdna3": Architecture("AMD", "data centre", 3),
+    "cdna4": Architecture("AMD", "data centre", 4),
 }
 
 
@@ -353,7 +364,7 @@ class Gpu:
     memory_gbytes_per_s: float = field(metadata=quantity())
     peak_tflops: PeakTflops
     board_watts: float | None = field(default=None, metadata=quantity())
-    architecture: str | None = field(default=None, metadata=name_in(lambda: ARCHITECTURES))
+    architecture: ArchitectureName | None = None
     cores: int | None = field(default=None, metadata=bounded(minimum=1))
 
     def __post_init__(self) -> None:
