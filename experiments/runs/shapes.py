@@ -225,7 +225,7 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
             vocab = row.usual_vocab or (TOKENS if row.arguments else VOCAB[family])
     if row.arguments:
         # Padded for each of the tensor-parallel parts of the table.
-        multiple = row.vocab_multiple * (row.count("tp") or 1)
+        multiple = (row.vocab_multiple or MULTIPLE) * (row.count("tp") or 1)
         vocab = -(-vocab // multiple) * multiple
     if row.count("vocab") is None:
         notes.append(f"vocab is empty: {vocab} assumed")
@@ -235,7 +235,7 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
 def _has_tokens_of(alike: ModelSpec, row: RunRow) -> bool:
     """Whether a test has the vocabulary of the model that it is built like: tiny ones have not,
     unless they pad to a multiple of that model's own."""
-    multiple = row.vocab_multiple
+    multiple = row.vocab_multiple or MULTIPLE
     is_as_wide = alike.hidden == row.count("hidden")
     return is_as_wide or (multiple > MULTIPLE and alike.vocab % multiple == 0)
 
