@@ -219,13 +219,13 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
     tests, or of the family where the row says none."""
     vocab = row.count("vocab")
     if vocab is None:
-        vocab = TOKENS if row.arguments else VOCAB[family]
-        vocab = row.usual_vocab or vocab
         if alike is not None and (not row.arguments or _has_tokens_of(alike, row)):
             vocab = alike.vocab
+        else:
+            vocab = row.usual_vocab or (TOKENS if row.arguments else VOCAB[family])
     if row.arguments:
         # Padded for each of the tensor-parallel parts of the table.
-        multiple = row.vocab_multiple * (row.count("tp") or 1)
+        multiple = (row.vocab_multiple or MULTIPLE) * (row.count("tp") or 1)
         vocab = -(-vocab // multiple) * multiple
     if row.count("vocab") is None:
         notes.append(f"vocab is empty: {vocab} assumed")
@@ -235,7 +235,7 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
 def _has_tokens_of(alike: ModelSpec, row: RunRow) -> bool:
     """Whether a test has the vocabulary of the model that it is built like: tiny ones have not,
     unless they pad to a multiple of that model's own."""
-    multiple = row.vocab_multiple
+    multiple = row.vocab_multiple or MULTIPLE
     is_as_wide = alike.hidden == row.count("hidden")
     return is_as_wide or (multiple > MULTIPLE and alike.vocab % multiple == 0)
 
