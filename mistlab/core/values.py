@@ -78,6 +78,16 @@ def within(holder: str) -> Iterator[None]:
 MOST_LISTED, FEW = 30, 5
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The question for one or two known names like a name, or that begin with it; "" for none."""
+    from difflib import get_close_matches  # noqa: PLC0415 (only for an error)
+
+    names = list(known)
+    beginnings = [known_name for known_name in names if name and known_name.startswith(name)]
+    near = get_close_matches(name, names, n=2) or beginnings[:2]
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
 def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str:
     """The end of a message about an unknown name: similar known names, or all known names; of many
     a few, and where all of them are ``listed_in``.
@@ -90,10 +100,8 @@ def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str
     from difflib import get_close_matches  # noqa: PLC0415 (only for an error)
 
     names, text = list(known), str(name)
-    beginnings = [known_name for known_name in names if text and known_name.startswith(text)]
-    near = get_close_matches(text, names, n=2) or beginnings[:2]
-    if near:
-        return f": did you mean {' or '.join(map(repr, near))}?"
+    if question := did_you_mean(text, names):
+        return f": {question}"
     if len(names) <= MOST_LISTED:
         return f": give one of {', '.join(names)}"
     few = get_close_matches(text, names, n=FEW, cutoff=0.3) or names[:FEW]
@@ -460,6 +468,7 @@ class _FieldType:
     annotation: Any
     bounds: NumberRange
     required: bool
+    takes_none: bool
 
 
 @cache
@@ -470,6 +479,7 @@ def _field_types(kind: "type[DataclassInstance]") -> Mapping[str, _FieldType]:
             annotation=field.metadata.get(_NAMES, hints[field.name]),
             bounds=field.metadata.get(_BOUNDS, NumberRange()),
             required=not _has_default(field),
+            takes_none=types.NoneType in get_args(hints[field.name]),
         )
         for field in fields(kind)
     }
@@ -478,7 +488,13 @@ def _field_types(kind: "type[DataclassInstance]") -> Mapping[str, _FieldType]:
 @cache
 def _checks(kind: "type[DataclassInstance]") -> tuple[tuple[str, Check], ...]:
     types = _field_types(kind)
-    return tuple((name, check_of(entry.annotation, entry.bounds)) for name, entry in types.items())
+    return tuple((name, _check_of_field(entry)) for name, entry in types.items())
+
+
+def _check_of_field(entry: "_FieldType") -> Check:
+    check = check_of(entry.annotation, entry.bounds)
+    is_optional_name = isinstance(entry.annotation, NameIn) and entry.takes_none
+    return _optional_check(check) if is_optional_name else check
 
 
 def _checked(name: str, check: Check, given: object) -> Any:

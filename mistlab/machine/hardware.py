@@ -291,11 +291,13 @@ class EngineCalibration:
 # Fields have the units of datasheets, as hardware files do. Properties have SI units.
 
 
-ProvenanceKind = Literal["datasheet", "measured", "borrowed"]
+ProvenanceKind = Literal["datasheet", "measured", "borrowed", "scaled"]
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")
 # A node with more GPUs is a rack.
 MOST_IN_BOX = 16
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
+# Groups that another GPU's measurements can stand in for; what engines' runs showed is its own.
+LENT = CALIBRATED[:-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,16 +314,46 @@ class PeakTflops:
         check_fields(self)
 
 
+# Lines of GPUs of one maker, for data centres and for graphics, and their architectures in order.
+ARCHITECTURE_LINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "NVIDIA": {
+        "data centre": ("volta", "", "ampere", "hopper", "blackwell"),
+        "graphics": ("", "turing", "ampere-graphics", "ada", "blackwell-graphics"),
+    },
+    "AMD": {"data centre": ("cdna2", "cdna3", "cdna4")},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """The maker of an architecture, its line of GPUs, and its generation in that line."""
+
+    maker: str
+    line: str
+    generation: int
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    name: Architecture(maker=maker, line=line, generation=generation)
+    for maker, lines in ARCHITECTURE_LINES.items()
+    for line, names in lines.items()
+    for generation, name in enumerate(names)
+    if name
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU. ``memory_gib`` is the part of its memory that torch can use, ``board_watts`` the
     most power that its board draws. ``cores`` are those of a CPU's part that stands in for a GPU.
+    The ``architecture`` says which calibrated GPU is like one that nobody measured.
     """
 
     memory_gib: float = field(metadata=quantity())
     memory_gbytes_per_s: float = field(metadata=quantity())
     peak_tflops: PeakTflops
     board_watts: float | None = field(default=None, metadata=quantity())
+    architecture: str | None = field(default=None, metadata=name_in(lambda: ARCHITECTURES))
     cores: int | None = field(default=None, metadata=bounded(minimum=1))
 
     def __post_init__(self) -> None:
@@ -451,3 +483,14 @@ class Hardware:
         if not self.name.strip():
             problem = "is empty: give the hardware a name"
             refuse("name", problem)
+
+
+def is_calibrated(hardware: Hardware) -> bool:
+    """Whether a hardware has all groups that predictions need."""
+    return all(getattr(hardware, group) is not None for group in LENT)
+
+
+def is_measured(hardware: Hardware) -> bool:
+    """Whether the rates of a hardware's operators were measured on such a GPU."""
+    compute = hardware.provenance.compute
+    return compute is not None and compute.kind == "measured"

@@ -3,8 +3,10 @@
 import pytest
 
 from experiments.runs.configuration import Configuration
-from experiments.runs.run_shapes import alike_of, named_model, words_of
-from experiments.runs.run_words import CHIPS, engine_of, gpus_of, software_of
+from experiments.runs.dialects.dialect import row_of, words_of
+from experiments.runs.dialects.gpu_names import CHIPS, gpus_of
+from experiments.runs.run_engines import engine_of
+from experiments.runs.shapes import named_model
 from mistlab.calibration.table_rows import is_of_machine
 from mistlab.core.values import InputError
 from tests.mistlab.test_run_words import run
@@ -95,16 +97,16 @@ def test_words_of_names(name: str, words: tuple[str, ...]) -> None:
     ["qwen-35b", "qwen3-5b", "nemotron-35b", "nemotron-hindi-4b", "gemma-42.6b", "xqwen3next"],
 )
 def test_a_size_or_a_longer_word_is_no_version(name: str) -> None:
-    assert named_model(name) == (None, "")
+    assert named_model(row_of({"model": name})) == (None, "")
 
 
 def test_versions_are_found_however_they_are_written() -> None:
     for name in ("qwen3.5-35b-a3b", "Qwen3_5", "qwen 3.6"):
-        model, _ = named_model(name)
+        model, _ = named_model(row_of({"model": name}))
         assert model is not None
         assert model.name == "qwen3.6-35b-a3b"
     for name in ("chatglm-6b", "polmo-7b", "kimiko-13b"):
-        assert alike_of(name, "") is None
+        assert not row_of({"model": name}).alike
 
 
 @pytest.mark.parametrize(
@@ -118,16 +120,18 @@ def test_versions_are_found_however_they_are_written() -> None:
     ],
 )
 def test_engines_are_found_by_whole_words(text: str, engine: str, software: str) -> None:
-    assert engine_of(text, "") == (engine, "")
-    assert software_of(text) == software
+    row = row_of({"engine": text})
+    assert engine_of(row) == (engine, "")
+    assert row.software == software
 
 
 @pytest.mark.parametrize("text", ["nemotron-trainer", "decomposer", "xfsdp", "supermegatron"])
 def test_a_longer_word_is_another_engine_and_told(text: str) -> None:
-    engine, note = engine_of(text, "")
+    row = row_of({"engine": text})
+    engine, note = engine_of(row)
     assert engine == "megatron"
     assert note == f"engine {text!r} is unknown: predicted as engine megatron"
-    assert software_of(text) == "other"
+    assert row.software == "other"
 
 
 def test_a_family_by_the_end_of_a_name_is_told() -> None:
