@@ -111,6 +111,8 @@ EVALUATIONS = 10_000
 # Shared out among the searchers, for an answer within a minute.
 SECONDS_TOGETHER = 40.0
 QUICK = 20
+# Searchers with a colon in their names that are compared where nobody names any.
+BESIDE = ("mist:published",)
 # Options that do not change what a searcher finds.
 ASIDE = ("searchers", "out", "json", "page")
 
@@ -154,7 +156,7 @@ def _wanted(options: argparse.Namespace) -> list[str]:
     if options.searchers is not None:
         wanted: list[str] = options.searchers.split(",")
         return wanted
-    plain = (name for name in SEARCHERS if ":" not in name)
+    plain = (name for name in SEARCHERS if ":" not in name or name in BESIDE)
     return [name for name in plain if can_ask(name, options.predictor)]
 
 
