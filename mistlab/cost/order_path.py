@@ -5,6 +5,7 @@ Axes: C candidates, P parts of the model in order, K kinds of slots, S distinct 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -157,6 +158,7 @@ def order_iteration_s(
         at_end = EndTimes(reductions_s=nothing, steps_s=nothing)
     seconds = _PassSeconds(times, passes, split)
     ends: dict[PassKey, Any] = {}
+    sends = _Sends(seconds, maximum)
     free: dict[int, Any] = {}
     begun: dict[int, Any] = {}
     hosts = None if host is None else _HostSeconds(host)
@@ -171,7 +173,7 @@ def order_iteration_s(
         if one.phase == "first_forward":
             end = end + seconds.begin_s[part]
         if one.needs is not None:
-            comes = ends[one.needs] + seconds.sent_s(one)
+            comes = sends.come_s(one, ends[one.needs])
             end = maximum(end, comes + through)
             if steps_apart and one.stage not in free:
                 begun[one.stage] = comes - seconds.begin_s[part]
@@ -182,6 +184,7 @@ def order_iteration_s(
         computed = end
         end = maximum(end, last_block_s)
         free[one.stage], ends[one.key] = end + left, end
+        sends.add(one, end)
         if one.phase == "first_forward":
             free[one.stage] = end + left + seconds.after_first_s[part]
         if one.phase == "last_backward":
@@ -215,6 +218,30 @@ class _Turns:
         if reducing is None:
             return 0.0
         return (self.of_forward if one.kind == "F" else self.of_others)[reducing]
+
+
+class _Sends:
+    """What stages send one another: each stage sends one outcome after another."""
+
+    def __init__(self, seconds: "_PassSeconds", maximum: Callable[[Any, Any], Any]) -> None:
+        self.seconds, self.maximum = seconds, maximum
+        # When the outcome of a pass has come where it goes, and when a stage has sent all before.
+        self.come: dict[PassKey, Any] = {}
+        self.sent: dict[int, Any] = {}
+
+    def add(self, one: StagePass, end: Any) -> None:
+        """The outcome of a pass that has ended is sent on, if another stage waits for it."""
+        if not one.is_sent:
+            return
+        begins = self.maximum(end, self.sent[one.stage]) if one.stage in self.sent else end
+        came = self.come[one.key] = begins + self.seconds.sent_s(one)
+        if self.seconds.sends_queue:
+            self.sent[one.stage] = came
+
+    def come_s(self, one: StagePass, end: Any) -> Any:
+        """When the input of a pass has come, whose own pass has ended."""
+        came = self.come.get(one.needs, end) if one.needs is not None else end
+        return came + self.seconds.late_s(one)
 
 
 class _StageEnds:
@@ -301,6 +328,9 @@ class _PassSeconds:
         self.end_s = [plain(one.end_s) for one in of_part]
         self.after_first_s = [plain(one.after_first_s) for one in of_part]
         self.crossed_s = [plain(one.point_to_point_s / 2) for one in of_part]
+        # A send waits for the one before it if it comes sooner than that one takes.
+        fastest = np.minimum(times.through_forward_s, times.through_backward_s)
+        self.sends_queue = bool((times.point_to_point_s / 2).max() > fastest.min())
         self.first_late_s = [plain(one.first_send_late_s) for one in of_part]
         self.within_s = [
             (plain(one.within_forward_s), plain(one.within_backward_s)) for one in of_part
@@ -336,14 +366,19 @@ class _PassSeconds:
         return self.left.get((one.kind, self.part(one)), 0.0)
 
     def sent_s(self, one: StagePass) -> Any:
-        """The seconds to send a pass its input."""
+        """The seconds to send what a pass sends on."""
+        goal = one.goes_to
+        assert goal is not None, "it sends nothing"
+        lower = one if one.kind == "F" else goal
+        return self.crossed_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
+
+    def late_s(self, one: StagePass) -> Any:
+        """The seconds by which the input of a first pass is late, because the next pass runs beside
+        its send."""
         source = one.comes_from
-        if source is None or source.stage == one.stage:
+        if one.phase != "first_forward" or source is None or source.stage == one.stage:
             return 0.0
-        lower = source if one.kind == "F" else one
-        part = self.parts[StageChunk(lower.stage, lower.chunk)]
-        late_s = self.first_late_s[part] if one.phase == "first_forward" else 0.0
-        return self.crossed_s[part] + late_s
+        return self.first_late_s[self.parts[StageChunk(source.stage, source.chunk)]]
 
     def part(self, one: StagePass) -> int:
         """The part of the model that a pass goes through."""
@@ -361,7 +396,8 @@ class _PassSeconds:
 #
 # A host issues all passes of its stage one after another, from the beginning of the iteration on,
 # and may be ahead of them. So a stage's last pass ends no earlier than its host has issued all.
-# Work after it may go on beside a pass that waits for its host.
+# Work after it may go on beside a pass that waits for its host. A stage's sends follow one another,
+# too, from the end of its first pass on.
 #
 # Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order.
 
@@ -397,7 +433,11 @@ def order_bound_s(
     goes_s = own.way_out_s(stages) if goes_back else np.zeros_like(stages.end_s)
     passed_s = before_s + stages.all_s + np.maximum(stages.end_s, goes_s)
     issued_s = stages.issued_within_s(steps_apart=steps_apart) + goes_s
-    longest = np.asarray(np.maximum(passed_s, issued_s).max(axis=1))
+    sent_s = before_s + stages.first_s + own.sends_s() * np.asarray(micro_batches)[..., None]
+    if steps_apart:
+        # The stage that waits for the last of them may have begun later.
+        sent_s = np.zeros_like(sent_s)
+    longest = np.asarray(np.maximum.reduce([passed_s, issued_s, sent_s]).max(axis=1))
     return np.maximum(longest, own.there_and_back_s()) if goes_back else longest
 
 
@@ -503,7 +543,17 @@ class _OfChunks:
             one["point_to_point_s"] / 2 if num_stages > 1 else one["forward_s"] * 0.0
             for one in self.chunks
         ]
-        self.last_stage = placement.last_stage
+        self.last_stage, self.placement = placement.last_stage, placement
+        self.point_to_point_s = times.point_to_point_s
+
+    def sends_s(self) -> Floats:
+        """Seconds (C, S) in which a stage sends what a micro-batch leaves in all of its chunks."""
+        found: Floats = np.zeros_like(self.crossed_s[0])
+        for part, (here, there) in enumerate(pairwise(self.placement.stages)):
+            if here != there:
+                for stage in (here, there):
+                    found[:, stage] += self.point_to_point_s[:, part] / 2
+        return found
 
     def way_in_s(self, stages: InOrder) -> Floats:
         """Seconds (C, S) until a stage's first pass can begin."""

@@ -134,6 +134,10 @@ class _Inequalities:
                 self._problem.addConstraint(variable >= way)
         return pulp.LpAffineExpression(variable)
 
+    def may_exceed(self, length: Expression, other: Expression) -> bool:
+        """Whether the length of any candidate is longer than the other length of any candidate."""
+        return max(length.values(), default=0.0) > min(other.values(), default=0.0)
+
 
 class _Programme:
     """The programme of a group of pipelines; turns its solution into a plan."""

@@ -57,6 +57,7 @@ def drawn_times(draw: np.random.Generator, parts: int) -> StageTimes:
         within_backward_s=draw.uniform(0, 0.4, shape) * (once["delta_backward_s"] > 0),
         after_first_s=np.zeros(shape),
         first_send_late_s=np.zeros(shape),
+        received_s=np.zeros(shape),
         within_round_s=np.zeros(shape),
         left_backward_s=(backward - through_backward) * left,
         **dict.fromkeys(ISSUED, np.zeros(shape)),
