@@ -12,23 +12,11 @@ import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
 from mistlab.cost.chains import Chains
-from mistlab.cost.side_by_side import until
-from mistlab.cost.slot_work import (
-    HERE,
-    NOTHING,
-    UPPER,
-    SlotWork,
-    are_shared,
-    of_layers,
-    slot_ends,
-)
-from mistlab.cost.stage import StageSlots, StageTimeModel
-from mistlab.cost.tasks import weight_gradients_s
-from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.cost.side_by_side import Sends, SharedNetworks
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
-from mistlab.stages.stage_batch import StageBatch, StageTimes
+from mistlab.stages.stage_batch import StageTimes
 
 # How much longer passes take that follow a pass whose last gradients are still to be reduced.
 #
@@ -47,28 +35,6 @@ class TurnTimes:
 
     forward_s: Floats
     backward_s: Floats
-
-
-def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Floats:
-    """Seconds by which a backward pass is longer that follows another one, because gradients are
-    reduced beside its first layer, and whether they are (2, C). If backward passes are split, this
-    is of passes for gradients of weights."""
-    slots = StageSlots.of(model.tasks, batch)
-    seconds, kinds = slots.seconds, slots.kinds
-    is_below = (kinds[:, HERE] == NOTHING) & (kinds[:, UPPER] != NOTHING)
-    layers = kinds[is_below, UPPER]
-    computed_s = (
-        weight_gradients_s(seconds)
-        if splits
-        else seconds.alone("B", "") + seconds.tensor_s["backward"]
-    )
-    layer_s = of_layers(computed_s, layers)
-    (together,) = SlotWork(seconds, kinds[is_below]).alone(("backward",)).swapaxes(0, 1)
-    together[COMPUTE] += layer_s
-    ends = slot_ends(seconds, together, is_least=False)
-    longer_s = np.maximum(until(STREAMS, ends, together) - layer_s, 0.0)
-    (beside_s,) = slots.summed([(longer_s[None], is_below)])
-    return np.stack([beside_s, are_shared(seconds)[slots.strategies.index]])
 
 
 # The time of an iteration in any order of passes: the longest path through all passes.
@@ -122,7 +88,7 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndTimes:
-    """What comes once an iteration on each part (C, P).
+    """What comes once an iteration on each part (C, P), of so many ``layers``.
 
     ``reductions_s`` are the seconds to reduce all gradients, as far as this begins in a part's last
     backward pass: a stage reduces one part after another, beside passes of other parts.
@@ -132,6 +98,29 @@ class EndTimes:
 
     reductions_s: Floats
     steps_s: Floats
+    layers: Ints
+
+    @classmethod
+    def of_nothing(cls, like: Floats) -> Self:
+        """No ends of as many parts."""
+        return cls(
+            reductions_s=np.zeros_like(like),
+            steps_s=np.zeros_like(like),
+            layers=np.ones_like(like, dtype=np.int64),
+        )
+
+    def rests_s(self, times: StageTimes, split: SplitTimes | None) -> Floats:
+        """Seconds (C, P) of reductions that are left when a part's last backward pass has computed.
+
+        Gradients of weights that have passes of their own are reduced from the first layer of the
+        last one on, those of others from the first layer of the whole backward pass on.
+        """
+        rests_s = np.maximum(times.end_s - self.steps_s, 0.0)
+        if split is None:
+            return rests_s
+        last_s = split.weights_s + times.within_backward_s
+        beside_s = last_s * (1 - 1 / np.maximum(self.layers, 1))
+        return np.maximum(rests_s, self.reductions_s - beside_s)
 
 
 def order_iteration_s(
@@ -144,53 +133,90 @@ def order_iteration_s(
     turned: TurnTimes | None = None,
     steps_apart: bool = False,
 ) -> Floats:
-    """Seconds (C) of one iteration in which stages run these passes; with a ``host`` the times are
-    those of the GPU alone, and ``at_end`` says what the ends of parts consist of.
+    """Seconds (C) of one iteration in which stages run these passes, and share no networks."""
+    path = OrderPath(
+        times=times,
+        passes=passes,
+        split=split,
+        host=host,
+        at_end=EndTimes.of_nothing(times.forward_s) if at_end is None else at_end,
+        turned=turned,
+        steps_apart=steps_apart,
+    )
+    return path.iteration_s()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OrderPath:
+    """The longest path through the passes of an iteration; with a ``host`` the times are those of
+    the GPU alone, and ``at_end`` says what the ends of parts consist of.
 
     With ``steps_apart`` a stage begins the next iteration when its own passes are over, so the
     iteration takes as long as the longest of all stages, each from its own beginning.
     """
-    candidates = len(times.forward_s)
-    # One candidate alone is counted in numbers, which takes a tenth of the time of short columns.
-    maximum: Callable[[Any, Any], Any] = max if candidates == 1 else np.maximum
-    if at_end is None:
-        nothing = np.zeros_like(times.forward_s)
-        at_end = EndTimes(reductions_s=nothing, steps_s=nothing)
-    seconds = _PassSeconds(times, passes, split)
-    ends: dict[PassKey, Any] = {}
-    sends = _Sends(seconds, maximum)
-    free: dict[int, Any] = {}
-    begun: dict[int, Any] = {}
-    hosts = None if host is None else _HostSeconds(host)
-    ends_of_stages = _StageEnds(at_end, seconds.end_s, hosts, maximum)
-    turns = _Turns(turned, passes)
-    for one in in_turn(passes):
-        part = seconds.part(one)
-        own, through, extra = seconds.of(one)
-        left = seconds.left_s(one)
-        own = own + turns.before_s(one, part)
-        end = free[one.stage] + (own - left) if one.stage in free else through
-        if one.phase == "first_forward":
-            end = end + seconds.begin_s[part]
-        if one.needs is not None:
-            comes = sends.come_s(one, ends[one.needs])
-            end = maximum(end, comes + through)
-            if steps_apart and one.stage not in free:
-                begun[one.stage] = comes - seconds.begin_s[part]
-        end, last_block_s = end + extra, 0.0
-        if hosts is not None:
-            since_first_s, last_block_s = hosts.least_s(one, part, through + extra)
-            end = maximum(end, since_first_s)
-        computed = end
-        end = maximum(end, last_block_s)
-        free[one.stage], ends[one.key] = end + left, end
-        sends.add(one, end)
-        if one.phase == "first_forward":
-            free[one.stage] = end + left + seconds.after_first_s[part]
-        if one.phase == "last_backward":
-            ends_of_stages.add(one.stage, part, computed + left, last_block_s)
-    longest = ends_of_stages.longest_s(free, begun)
-    return np.array([longest]) if candidates == 1 else np.asarray(longest)
+
+    times: StageTimes
+    passes: tuple[StagePasses, ...]
+    split: SplitTimes | None
+    host: HostTimes | None
+    at_end: EndTimes
+    turned: TurnTimes | None
+    steps_apart: bool
+
+    def iteration_s(self, networks: SharedNetworks | None = None) -> Floats:
+        """Seconds (C) of one iteration. If stages share ``networks``, their sends slow one another
+        down, and passes are gone through in the order of time."""
+        in_any_order = in_turn(self.passes)
+        longest_s, ends = self._walked(in_any_order, None)
+        if networks is None or not networks.weights:
+            return longest_s
+        in_time = sorted(in_any_order, key=lambda one: float(np.ravel(ends[one.key])[0]))
+        return self._walked(in_time, networks)[0]
+
+    def _walked(
+        self, in_order: Sequence[StagePass], networks: SharedNetworks | None
+    ) -> tuple[Floats, Mapping[PassKey, Any]]:
+        """Seconds (C) of an iteration, and the ends of all passes, gone through in an order in
+        which each comes after those that it needs."""
+        candidates = len(self.times.forward_s)
+        # One candidate alone is counted in numbers: a tenth of the time of short columns.
+        maximum: Callable[[Any, Any], Any] = max if candidates == 1 else np.maximum
+        seconds = _PassSeconds(self.times, self.passes, self.split)
+        ends: dict[PassKey, Any] = {}
+        free: dict[int, Any] = {}
+        begun: dict[int, Any] = {}
+        hosts = None if self.host is None else _HostSeconds(self.host)
+        rests_s = self.at_end.rests_s(self.times, self.split)
+        ends_of_stages = _StageEnds(self.at_end, rests_s, hosts, maximum)
+        turns, sends = _Turns(self.turned, self.passes), Sends(networks)
+        for one in in_order:
+            part = seconds.part(one)
+            own, through, extra = seconds.of(one)
+            left = seconds.left_s(one)
+            own = own + turns.before_s(one, part)
+            end = free[one.stage] + (own - left) if one.stage in free else through
+            if one.phase == "first_forward":
+                end = end + seconds.begin_s[part]
+            if one.needs is not None:
+                comes = sends.come_s(one, ends[one.needs]) + seconds.late_s(one)
+                end = maximum(end, comes + through)
+                if self.steps_apart and one.stage not in free:
+                    begun[one.stage] = comes - seconds.begin_s[part]
+            end, last_block_s = end + extra, 0.0
+            if hosts is not None:
+                since_first_s, last_block_s = hosts.least_s(one, part, through + extra)
+                end = maximum(end, since_first_s)
+            computed = end
+            end = maximum(end, last_block_s)
+            free[one.stage], ends[one.key] = end + left, end
+            if one.is_sent:
+                sends.add(one, end, seconds.sent_s(one), queue=seconds.sends_queue)
+            if one.phase == "first_forward":
+                free[one.stage] = end + left + seconds.after_first_s[part]
+            if one.phase == "last_backward":
+                ends_of_stages.add(one.stage, part, computed + left, last_block_s)
+        longest = ends_of_stages.longest_s(free, begun)
+        return np.array([longest]) if candidates == 1 else np.asarray(longest), ends
 
 
 def _columns(of_parts: Floats) -> list[Any]:
@@ -220,44 +246,18 @@ class _Turns:
         return (self.of_forward if one.kind == "F" else self.of_others)[reducing]
 
 
-class _Sends:
-    """What stages send one another: each stage sends one outcome after another."""
-
-    def __init__(self, seconds: "_PassSeconds", maximum: Callable[[Any, Any], Any]) -> None:
-        self.seconds, self.maximum = seconds, maximum
-        # When the outcome of a pass has come where it goes, and when a stage has sent all before.
-        self.come: dict[PassKey, Any] = {}
-        self.sent: dict[int, Any] = {}
-
-    def add(self, one: StagePass, end: Any) -> None:
-        """The outcome of a pass that has ended is sent on, if another stage waits for it."""
-        if not one.is_sent:
-            return
-        begins = self.maximum(end, self.sent[one.stage]) if one.stage in self.sent else end
-        came = self.come[one.key] = begins + self.seconds.sent_s(one)
-        if self.seconds.sends_queue:
-            self.sent[one.stage] = came
-
-    def come_s(self, one: StagePass, end: Any) -> Any:
-        """When the input of a pass has come, whose own pass has ended."""
-        came = self.come.get(one.needs, end) if one.needs is not None else end
-        return came + self.seconds.late_s(one)
-
-
 class _StageEnds:
     """What stages do after the last backward passes of their parts: reductions, then steps."""
 
     def __init__(
         self,
         at_end: EndTimes,
-        end_s: Sequence[Any],
+        rests_s: Floats,
         hosts: "_HostSeconds | None",
         maximum: Callable[[Any, Any], Any],
     ) -> None:
         self.reductions_s, self.steps_s = _columns(at_end.reductions_s), _columns(at_end.steps_s)
-        self.rests_s = [
-            maximum(end - steps, 0.0) for end, steps in zip(end_s, self.steps_s, strict=True)
-        ]
+        self.rests_s = _columns(rests_s)
         self.blocks = None if hosts is None else hosts.blocks
         self.maximum = maximum
         self.reduced: dict[int, Any] = {}

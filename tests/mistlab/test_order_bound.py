@@ -96,7 +96,11 @@ def shares_of_paths(
             passes,
             split if order in SPLIT else None,
             host=host if issued else None,
-            at_end=EndTimes(reductions_s=nothing, steps_s=times.end_s * draw.uniform(0, 1)),
+            at_end=EndTimes(
+                reductions_s=nothing,
+                steps_s=times.end_s * draw.uniform(0, 1),
+                layers=np.ones_like(nothing, dtype=np.int64),
+            ),
             steps_apart=steps_apart,
         )
         least_s = order_bound_s(

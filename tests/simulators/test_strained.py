@@ -67,3 +67,30 @@ def test_both_ends_of_a_tied_table_are_in_one_exchange() -> None:
     )
     plan = Plan(micro_batches=4, stages=stages)
     assert abs(difference(workload, cluster, plan)) < 0.02
+
+
+V_PLANS = {
+    # Stages of two neighbours send to a node at one time.
+    "two stages a node": ("gpt3-2.7b", "a100-40gb", 4, 8, "zb-v", 8, 16, 4, 0),
+    "one stage a node": ("gpt3-2.7b", "a100-40gb", 4, 8, "dualpipe-v", 4, 8, 2, 1),
+    # Gradients are reduced from the first layer of the last pass for weights on.
+    "reductions": ("gpt3-2.7b", "a100-80gb", 4, 8, "v-half", 2, 2, 1, 1),
+}
+
+
+@pytest.mark.parametrize("case", V_PLANS)
+def test_orders_in_a_v_across_nodes(case: str) -> None:
+    model, hardware, nodes, gpus, order, stages, micro_batches, tensor, zero = V_PLANS[case]
+    cluster = Cluster(hardware=catalog.hardware(hardware), nodes=nodes, gpus_per_node=gpus)
+    data = nodes * gpus // stages // tensor
+    batch = data * micro_batches
+    workload = replace(SMALL, model=catalog.model(model), sequence_length=2048, global_batch=batch)
+    stage = StagePlan(
+        layers=workload.model.layers // stages,
+        data_parallel=data,
+        tensor_parallel=tensor,
+        micro_batch=1,
+        zero=zero,
+    )
+    plan = Plan(micro_batches=micro_batches, order=order, stages=(stage,) * stages)
+    assert abs(difference(workload, cluster, plan)) < 0.045
