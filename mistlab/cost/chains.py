@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, reduce
-from operator import add, or_
+from operator import add
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
@@ -40,8 +40,8 @@ class Algebra(Protocol[Length]):
         """The longest of some ways; ``name`` is the name of the chain that has these ways."""
         ...
 
-    def may_exceed(self, length: Length, other: Length) -> "Condition":
-        """Of which candidates the first length may be longer than the other."""
+    def may_exceed(self, lengths: Sequence[Length], others: Sequence[Length]) -> "Condition":
+        """Of which candidates any of the first lengths may be longer than any of the others."""
         ...
 
     @property
@@ -59,9 +59,9 @@ class Numbers:
         """The largest number."""
         return max(ways)
 
-    def may_exceed(self, length: float, other: float) -> bool:
-        """Whether it does."""
-        return length > other
+    def may_exceed(self, lengths: Sequence[float], others: Sequence[float]) -> bool:
+        """Whether any is."""
+        return max(lengths) > min(others)
 
 
 class ColumnAlgebra:
@@ -75,9 +75,10 @@ class ColumnAlgebra:
         # One after another: a table of all takes longer to put together than to go through.
         return reduce(np.maximum, ways)
 
-    def may_exceed(self, length: Floats, other: Floats) -> Bools:
-        """The candidates of which it is."""
-        return length > other
+    def may_exceed(self, lengths: Sequence[Floats], others: Sequence[Floats]) -> Bools:
+        """The candidates of which any is."""
+        longest, shortest = reduce(np.maximum, lengths), reduce(np.minimum, others)
+        return np.asarray(longest > shortest)
 
 
 # Chains of passes that begin with a stage's host, in any algebra.
@@ -323,13 +324,18 @@ def chained(
     forward, backward = stage.through_forward_s, stage.through_backward_s
     first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
     own = _Own(algebra, stage, after, counts)
-    lane = _Lane(algebra, stage, own)
+    sends = stage.point_to_point_s * 0.5, stage.received_s
+    waits = algebra.may_exceed(sends, (forward, backward))
+    does_wait = waits if isinstance(waits, bool) else bool(waits.any())
+    lane = _Lane(algebra, stage, own, waits) if does_wait else None
+    ways = own.ways if lane is None else lane.ways
     # The time until the stage's first backward begins, and the time from its last forward's end.
     nothing, after_first = algebra.nothing, stage.after_first_s
     to_gradient = own.until_gradient(after.around_first, stage.forward_s, after_first)
     to_last = own.until_gradient(after.around_last, stage.backward_s, nothing)
-    to_gradient += lane.until_gradient()
-    to_last += lane.until_gradient()
+    if lane is not None:
+        to_gradient += lane.until_gradient()
+        to_last += lane.until_gradient()
     there = first + longest("there", *to_gradient)
     back = longest("back", *to_last) + last
     of_host = [getattr(stage, name) for name in ISSUED]
@@ -350,28 +356,24 @@ def chained(
         around_ended=forward + back_ended,
         through=longest(
             "through",
-            *own.ways(None, there, back, None),
-            *lane.ways(None, there, back, None),
+            *ways(None, there, back, None),
             first + after.through + last,
         ),
         through_begun=longest(
             "through_begun",
-            *own.ways(begin, there_begun, back, None),
-            *lane.ways(begin, there_begun, back, None),
+            *ways(begin, there_begun, back, None),
             begun + last,
             *issued.every,
             *(last_forward + back for last_forward in issued.last),
         ),
         through_ended=longest(
             "through_ended",
-            *own.ways(None, there, back_ended, end),
-            *lane.ways(None, there, back_ended, end),
+            *ways(None, there, back_ended, end),
             first + ended,
         ),
         whole=longest(
             "whole",
-            *own.ways(begin, there_begun, back_ended, end),
-            *lane.ways(begin, there_begun, back_ended, end),
+            *ways(begin, there_begun, back_ended, end),
             begun + last + end,
             begin + first + after.through_ended,
             after.whole,
@@ -457,25 +459,17 @@ class _Own(Generic[Length]):
 class _Lane(Generic[Length]):
     """The sends of a stage, one after another: to the next stage (``there_s``) and to the stage in
     front (``back_s``). Where no send takes longer than a pass, none keeps another waiting: then
-    chains of sends are never the longest, and are left out."""
+    chains of sends are never the longest, and are left out; ``waits`` says where they are not."""
 
     def __init__(
-        self, algebra: Algebra[Length], stage: PassLengths[Length], own: _Own[Length]
+        self,
+        algebra: Algebra[Length],
+        stage: PassLengths[Length],
+        own: _Own[Length],
+        waits: Condition,
     ) -> None:
         self.own, self.there_s, self.back_s = own, stage.point_to_point_s * 0.5, stage.received_s
-        passes = stage.through_forward_s, stage.through_backward_s
-        waits = reduce(
-            or_,
-            [
-                algebra.may_exceed(send_s, pass_s)
-                for send_s in (self.there_s, self.back_s)
-                for pass_s in passes
-            ],
-        )
-        self.waits = bool(np.any(waits))
-        self.sends_on = self.waits and not np.all(own.counts.is_last)
-        if not self.waits:
-            return
+        self.sends_on = not np.all(own.counts.is_last)
         self.first, self.passed = (_only(waits, length) for length in (own.first, own.passed))
         if not self.sends_on:
             return
@@ -502,13 +496,11 @@ class _Lane(Generic[Length]):
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains that go over the stage's sends; as in ``_Own.ways``."""
-        if not self.waits:
-            return []
+        """The chains of the stage, and those that go over its sends; as in ``_Own.ways``."""
         own, counts = self.own, self.own.counts
         every = counts.in_flight + counts.alternating
         alternating_s = (self.there_s + self.back_s) * counts.alternating
-        ways = []
+        ways = own.ways(begins, there, back, ends)
         if self.sends_on:
             to_last_forward = self.first + self.there_s * (counts.in_flight - 1) + alternating_s
             ways.append(_sum(begins, to_last_forward, self.back, ends))

@@ -134,9 +134,10 @@ class _Inequalities:
                 self._problem.addConstraint(variable >= way)
         return pulp.LpAffineExpression(variable)
 
-    def may_exceed(self, length: Expression, other: Expression) -> bool:
-        """Whether the length of any candidate is longer than the other length of any candidate."""
-        return max(length.values(), default=0.0) > min(other.values(), default=0.0)
+    def may_exceed(self, lengths: Sequence[Expression], others: Sequence[Expression]) -> bool:
+        """Whether a length of any candidate is longer than another length of any candidate."""
+        longest = max(max(one.values(), default=0.0) for one in lengths)
+        return longest > min(min(one.values(), default=0.0) for one in others)
 
 
 class _Programme:
