@@ -11,6 +11,7 @@ from scipy.stats import spearmanr
 
 from experiments.agreement.reasons import reason_of
 from experiments.bench.random_plans import NODES, RandomPlan, random_plans
+from experiments.bench.strained_plans import strained_plans, strained_strata
 from experiments.bench.wide_plans import wide_plans, wide_strata
 from experiments.pages.charts import Drawn
 from experiments.pages.groups import grouped
@@ -79,6 +80,18 @@ What was wrong in which predictor, and what is left, is in [the decision about
 orders](../decisions/0033-orders-of-others.md)."""
 
 
+BESIDE_STRAINED = """## What the plans are
+
+Plans of eight regimes in equal parts, each of three problems: networks between nodes of 0.5 to
+2 GB/s, the same with ZeRO, hosts slower than their GPUs, orders whose parts lie in a V across
+nodes, offloaded weights and gradients, unlike GPUs, hybrid models, and tens of stages
+(`experiments/bench/strained_plans.py`). Micro-batches are few: any number that divides the batch
+is as likely. Plans need not be close to the memory limit, but fit.
+
+What was wrong in which predictor, and what is left, is in
+[the decision](../decisions/0058-what-played-plans-have.md)."""
+
+
 # The closed form against the event simulator, over random plans: differences and their spread.
 
 
@@ -87,7 +100,7 @@ WORST = 8
 # How many plans of one problem are enough to say whether both rank them alike.
 FEWEST_TO_RANK = 20
 # Problems that plans are drawn for in equal parts: the default one, and those of each hardware.
-PROBLEMS = 1 + len(NODES) * len(catalog.hardware_names())
+PROBLEMS = 1 + len(NODES) * len(catalog.calibrated_names())
 # Numbers of plans are rounded down, and searches for plans that fit may find fewer.
 NEARLY = 0.9
 # What share of the plans should at least have it.
@@ -112,7 +125,7 @@ STRATA = {
     "aceso": 0.05,
     "proposed by a searcher": 0.03,
     "the default problem": NEARLY / PROBLEMS,
-    **dict.fromkeys(catalog.hardware_names(), NEARLY * len(NODES) / PROBLEMS),
+    **dict.fromkeys(catalog.calibrated_names(), NEARLY * len(NODES) / PROBLEMS),
 }
 
 
@@ -148,7 +161,7 @@ def cross_check(options: argparse.Namespace) -> int:
     if options.space != POPULATION.space and options.order != DEFAULT_ORDER:
         message = f"--order {options.order}: plans of {options.space} have all orders: leave it out"
         raise InputError(message)
-    population = POPULATION if options.space == POPULATION.space else WIDE
+    population = {one.space: one for one in (POPULATION, WIDE, STRAINED)}[options.space]
     study = Study.begin("cross_check", options)
     drawn, jobs = _plans(population, number, options.seed, options.order), []
     for place, plan in zip(study.counted(range(number), "plans"), drawn, strict=False):
@@ -396,4 +409,12 @@ WIDE = Population(
     strata=wide_strata(),
     beside=BESIDE_WIDE,
     picture="differences-wide",
+)
+STRAINED = Population(
+    space="strained",
+    title="The closed form against the event simulator, where pipelines wait",
+    plans=strained_plans,
+    strata=strained_strata(),
+    beside=BESIDE_STRAINED,
+    picture="differences-strained",
 )
