@@ -2,12 +2,13 @@
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
+from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import table
 from experiments.serve.serving_fit import OUTCOMES, LeftOut, left_out, rows_to_fit
@@ -32,15 +33,21 @@ def serving_errors(options: argparse.Namespace) -> int:
     if options.quick:
         rows = rows[:: max(1, len(rows) // QUICK_ROWS)]
     summary: dict[str, Any] = {"rows": len(rows)}
-    errors, ranks = [], []
     for by in options.leave_out:
         apart = left_out(rows, by)
-        for row in error_rows(by, apart):
-            study.add(row)
-            errors.append(row)
-        rank = ranking(apart)
-        summary[f"ranking, {by} left out"] = rank
-        ranks.append([by, *rank.values()])
+        study.add_all(error_rows(by, apart))
+        summary[f"ranking, {by} left out"] = ranking(apart)
+    return study.end(report_of(study.rows, summary, options.leave_out))
+
+
+def report_of(
+    errors: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], left: Sequence[str]
+) -> Report:
+    """The report of errors of runs left out, by what was left out."""
+    ranks = [
+        [by, *("-" if one is None else one for one in summary[f"ranking, {by} left out"].values())]
+        for by in left
+    ]
     head = ["left out", "kind", "outcome", "rows", "median error", "inside bounds"]
     lines = [
         [row[key] for key in ("left_out", "kind", "outcome", "rows")] + _shares(row)
@@ -48,8 +55,8 @@ def serving_errors(options: argparse.Namespace) -> int:
     ]
     rank_head = ["left out", "groups", "pairs", "right order", "pick over best"]
     about = (
-        f"{len(rows)} measured runs. Each is predicted by constants fitted to all runs but those "
-        "of its group. Bounds are the 5 and 95 % quantiles of the other groups' errors."
+        f"{summary['rows']} measured runs. Each is predicted by constants fitted to all runs but "
+        "those of its group. Bounds are the 5 and 95 % quantiles of the other groups' errors."
     )
     of_ranks = (
         "Layouts of equal GPUs and load, of one model, precision, GPU and engine, ranked by their "
@@ -57,7 +64,20 @@ def serving_errors(options: argparse.Namespace) -> int:
         "order, and the measured rate of the best over that of the layout predicted best."
     )
     words = [about, table(head, lines), of_ranks, table(rank_head, ranks)]
-    return study.end(Report(title="Serving: errors of predictions", words=words, summary=summary))
+    picture = Bars(
+        name="serving-errors",
+        caption="Median errors of runs left out of the fit.",
+        groups=[f"{row['kind']}: {row['outcome']}" for row in _of(errors, left[0])],
+        series={by: [row["median_error"] for row in _of(errors, by)] for by in left},
+        y="median error",
+        log_y=True,
+    )
+    title = "Serving: errors of predictions"
+    return Report(title=title, words=words, summary=summary, pictures=[picture])
+
+
+def _of(errors: Sequence[Mapping[str, Any]], by: str) -> list[Mapping[str, Any]]:
+    return [row for row in errors if row["left_out"] == by]
 
 
 def _shares(row: Mapping[str, Any]) -> list[str]:
@@ -82,7 +102,7 @@ def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
                 }
 
 
-def ranking(apart: LeftOut) -> dict[str, float]:
+def ranking(apart: LeftOut) -> dict[str, float | None]:
     """How layouts of equal GPUs and load are ranked: groups, pairs that clearly differ, the share
     of them in the right order, and the mean of the best rate over that of the pick."""
     pairs = right = 0
@@ -98,8 +118,8 @@ def ranking(apart: LeftOut) -> dict[str, float]:
     return {
         "groups": len(groups),
         "pairs": pairs,
-        "right_order": round(right / max(pairs, 1), 3),
-        "pick_over_best": round(float(np.mean(regrets)) if regrets else float("nan"), 3),
+        "right_order": round(right / pairs, 3) if pairs else None,
+        "pick_over_best": round(float(np.mean(regrets)), 3) if regrets else None,
     }
 
 

@@ -21,7 +21,11 @@ COMMON = ("--seed", "--out", "--page", "--json", "--quick")
 # What an experiment needs beyond the tests' environment, of the extra ``baselines``.
 NEEDED = {"measure_speedup": "megatron.core", "whole_loop": "megatron.core"}
 # What an experiment asks for that only a user has: here files of this repository.
-FILES = {"check_imports": (str(FOLDER.parent),)}
+FILES = {
+    "check_imports": (str(FOLDER.parent),),
+    # Runs that were made by predictions and chance, none of them measured.
+    "serving_errors": (str(FOLDER.parent / "tests" / "serving" / "made_runs.csv"),),
+}
 # Always run; the others are left to make test-all.
 FEW = ("reliability",)
 BY_COST = [
