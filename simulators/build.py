@@ -22,6 +22,8 @@ from simulators.graph import LANES, SENDS, Label, TaskGraph, Use
 # A kind of task and its direction: F, P<, A>.
 Name = tuple[Kind, Direction | None]
 
+# Tasks that compute a pass of a layer.
+_COMPUTING = ("F", "B", "W")
 # Tasks that are in the graph even if they take no time.
 _ALWAYS = ("F", "B", "S")
 
@@ -34,7 +36,8 @@ class StageTasks:
     collectives that the layer waits for. ``send_s`` is the time to send a micro-batch to the next
     stage, or its gradients back. ``networks`` are the links of sends after forward (F) and backward
     passes (B). ``tied_s`` is the time to reduce the gradient of a table that the embedding and the
-    head share. ``issues`` has the host's seconds to issue passes of each layer, by kind.
+    head share. ``issues`` has the host's seconds to issue passes of each layer, by kind. Where a
+    host is never ahead, passes last at least ``pace`` times as long as they compute.
     """
 
     stage: int
@@ -45,6 +48,7 @@ class StageTasks:
     networks: Mapping[Kind, tuple[Use, ...]] = field(default_factory=dict)
     tied_s: float = 0.0
     issues: Mapping[Kind, Sequence[float]] = field(default_factory=dict)
+    pace: float = 1.0
 
     @property
     def num_layers(self) -> int:
@@ -271,9 +275,11 @@ class _StageTasks:
                 self.links.holding = send
 
     def _issue(self, one: StagePass, pattern: Pattern, base: int) -> None:
-        """Note the host's time to issue the tasks of a pass."""
+        """Note the host's time to issue the tasks of a pass, or the pace at which it does."""
         tasks = self.chunks[one.chunk]
         for place, (kind, _, layer) in enumerate(pattern.labels):
+            if tasks.pace > 1 and kind in _COMPUTING:
+                self.graph.paces[base + place] = tasks.pace
             of_layers = tasks.issues.get(kind)
             if of_layers and layer is not None:
                 self.graph.issues[base + place] = of_layers[layer - tasks.first_layer]

@@ -38,6 +38,8 @@ from simulators.variability import Quantiles, Variability
 
 
 _COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
+# Kinds of tasks that compute passes, those for weights among them.
+_COMPUTED: tuple[Kind, ...] = ("F", "B", "W")
 
 
 def tasks_of_parts(
@@ -58,6 +60,9 @@ def tasks_of_parts(
     awaits = model.host is not None and model.host.waits_for_sends
     is_awaited = awaits and plan.num_stages > 1 and plan.order == DEFAULT_ORDER
     tied_ends = plan.num_stages > 1 and not placement.ends_meet
+    # Both ends of a tied table are in one exchange, which takes as long as the first stage's part.
+    first = placement.first_stage
+    tied_s = float(of_stages[first].tied_s[first]) if tied_ends else 0.0
     tasks = []
     for number, (part, types, uses) in enumerate(zip(parts, of_parts, networks, strict=True)):
         stage = part.stage
@@ -65,8 +70,7 @@ def tasks_of_parts(
         of_name = {name: _seconds(seconds, name, stage, types) for name in names}
         host = _host_of(model, batch, stage)
         issues, late_s = _issues(model, host, types), float(later_s[stage])
-        if late_s or is_awaited:
-            of_name |= _as_issued(model, issues, of_name, types, late_s)
+        is_held = late_s > 0 or is_awaited
         if passes[stage].splits_backward:
             of_name |= _split(seconds, of_name["B", None], stage, types)
         is_end = part.has_embedding or part.has_head
@@ -78,9 +82,10 @@ def tasks_of_parts(
                 seconds=of_name,
                 send_s=_send_s(of_stages, placement, number),
                 networks=uses,
-                tied_s=float(seconds.tied_s[stage]) if tied_ends and is_end else 0.0,
+                tied_s=tied_s if is_end else 0.0,
                 # Passes that take as long as their host wait for nothing else of it.
                 issues={} if is_awaited else issues,
+                pace=_pace(model, issues, of_name, types, late_s) if is_held else 1.0,
             )
         )
     return tasks, _factors(of_stages)
@@ -111,22 +116,21 @@ def _host_of(model: TaskModel, batch: StageBatch, stage: int) -> HostTime | None
     return replace(model.host, forward_s=float(forward_s), backward_s=float(backward_s))
 
 
-def _as_issued(
+def _pace(
     model: TaskModel,
     issues: Mapping[Kind, Sequence[float]],
     of_name: Mapping[Name, Sequence[float]],
     types: Sequence[int],
     later_s: float,
-) -> dict[Name, list[float]]:
-    """The passes of a part whose host is never a pass ahead, and whose blocks hosts issue so much
-    later."""
+) -> float:
+    """How many times as long as they compute the passes of a part last at least, whose host is
+    never a pass ahead and issues blocks so much later."""
     if not issues:
-        return {}
+        return 1.0
     blocks = sum(model.types.names[one] in model.types.of_blocks for one in types)
     issued_s = sum(map(sum, issues.values())) + blocks * later_s
-    names: tuple[Name, Name] = ("F", None), ("B", None)
-    longer = max(1.0, issued_s / sum(sum(of_name[name]) for name in names))
-    return {name: [longer * seconds for seconds in of_name[name]] for name in names}
+    computed_s = sum(sum(seconds) for (kind, _), seconds in of_name.items() if kind in _COMPUTED)
+    return max(1.0, issued_s / computed_s)
 
 
 def _issues(

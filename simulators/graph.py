@@ -115,6 +115,9 @@ class TaskGraph:
     issues: dict[int, float] = field(default_factory=dict)
     # Whether stages step without waiting for one another, and then begin again.
     steps_apart: bool = False
+    # How many times as long as alone tasks last at least, because their kernels wait for a host
+    # that is never ahead. The stream is idle meanwhile.
+    paces: dict[int, float] = field(default_factory=dict)
     # Tasks for whose time the host of their stage issues nothing.
     holds: set[int] = field(default_factory=set)
 

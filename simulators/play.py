@@ -227,8 +227,8 @@ class _Player:
         """Run the ``count`` tasks of a lane, each when it is ready, in order of their numbers."""
         environment, starts, ends = self.environment, self.starts, self.ends
         seconds, ready, issues = self.graph.seconds, self.ready[lane], self.graph.issues
-        after_start, after_end = self.graph.after_start, self.graph.after_end
-        network, uses_of, holds = self.network, self.graph.networks, self.graph.holds
+        network, uses_of, after_end = self.network, self.graph.networks, self.graph.after_end
+        paces = self.graph.paces
         stage, place = divmod(lane, len(LANES))
         contention = self.contention[stage]
         running, now = False, 0.0
@@ -243,15 +243,10 @@ class _Player:
             task = heappop(ready)
             issued_s = self._issued(task, lane) if task in issues else now
             if issued_s > now:
-                contention.await_next()
-                running = False
-                yield environment.timeout(issued_s - now)
-                now = environment.now
+                yield from self._pause(contention, issued_s - now)
+                running, now = False, environment.now
             starts[task] = now
-            self.hosts[stage] += seconds[task] if task in holds else 0.0
-            self.unstarted -= 1
-            if waiting := after_start[task]:
-                self._release(task, waiting)
+            self._started(task, stage)
             event = contention.begin(place, seconds[task], now)
             if uses := uses_of.get(task):
                 network.enter(contention, place, uses, now)
@@ -262,9 +257,32 @@ class _Player:
             if uses:
                 network.leave(contention, place, uses, now)
             running = True
+            if task in paces and (held_s := self._held_s(task, now)) > 0:
+                yield from self._pause(contention, held_s)
+                running, now = False, environment.now
+                ends[task] = now
             if waiting := after_end[task]:
                 self._release(task, waiting)
         contention.await_next()
+
+    def _pause(self, contention: _Contention, seconds: float) -> Generator[Event, None, None]:
+        """Let a lane of a stage do nothing for some seconds."""
+        contention.await_next()
+        yield self.environment.timeout(seconds)
+
+    def _started(self, task: int, stage: int) -> None:
+        """Let go what waits for a task's start; while the two ends of a send meet, the host issues
+        nothing."""
+        self.unstarted -= 1
+        if task in self.graph.holds:
+            self.hosts[stage] += self.graph.seconds[task]
+        if waiting := self.graph.after_start[task]:
+            self._release(task, waiting)
+
+    def _held_s(self, task: int, now: float) -> float:
+        """Seconds for which a task goes on that has computed, because its host is slower."""
+        graph = self.graph
+        return self.starts[task] + graph.paces[task] * graph.seconds[task] - now
 
     def _issued(self, task: int, lane: int) -> float:
         """When the host of a stage has issued a task, after the tasks before it."""

@@ -43,8 +43,14 @@ ROWS = (
     "mistlab/huggingface/types/",
     "searchers/methods/",
 )
-# Rooms with numbers about machines and engines.
-OF_NUMBERS = ("mistlab/cost/", "mistlab/engines/", "mistlab/machine/", "simulators/")
+# Rooms with numbers about machines, engines and measured runs.
+OF_NUMBERS = (
+    "mistlab/cost/",
+    "mistlab/engines/",
+    "mistlab/machine/",
+    "simulators/",
+    "experiments/runs/",
+)
 # The room that declares dimensions. Models have ``layers``, too, so that name tells nothing.
 DECLARES = "mistlab/plan/"
 DIMENSION_NAMES = frozenset(DIMENSIONS) - {"layers"}

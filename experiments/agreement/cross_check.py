@@ -11,6 +11,7 @@ from scipy.stats import spearmanr
 
 from experiments.agreement.reasons import reason_of
 from experiments.bench.random_plans import NODES, RandomPlan, random_plans
+from experiments.bench.strained_plans import strained_plans, strained_strata
 from experiments.bench.wide_plans import wide_plans, wide_strata
 from experiments.pages.charts import Drawn
 from experiments.pages.groups import grouped
@@ -77,6 +78,18 @@ published. The plans of Mist's dimensions are [a page of their own](cross-check.
 
 What was wrong in which predictor, and what is left, is in [the decision about
 orders](../decisions/0033-orders-of-others.md)."""
+
+
+BESIDE_STRAINED = """## What the plans are
+
+Plans of eight regimes in equal parts, each of three problems: networks between nodes of 0.5 to
+2 GB/s, the same with ZeRO, hosts slower than their GPUs, orders whose parts lie in a V across
+nodes, offloaded weights and gradients, unlike GPUs, hybrid models, and tens of stages
+(`experiments/bench/strained_plans.py`). Micro-batches are few: any number that divides the batch
+is as likely. Plans need not be close to the memory limit, but fit.
+
+What was wrong in which predictor, and what is left, is in
+[the decision](../decisions/0058-what-played-plans-have.md)."""
 
 
 # The closed form against the event simulator, over random plans: differences and their spread.
@@ -148,7 +161,7 @@ def cross_check(options: argparse.Namespace) -> int:
     if options.space != POPULATION.space and options.order != DEFAULT_ORDER:
         message = f"--order {options.order}: plans of {options.space} have all orders: leave it out"
         raise InputError(message)
-    population = POPULATION if options.space == POPULATION.space else WIDE
+    population = {one.space: one for one in (POPULATION, WIDE, STRAINED)}[options.space]
     study = Study.begin("cross_check", options)
     drawn, jobs = _plans(population, number, options.seed, options.order), []
     for place, plan in zip(study.counted(range(number), "plans"), drawn, strict=False):
@@ -396,4 +409,12 @@ WIDE = Population(
     strata=wide_strata(),
     beside=BESIDE_WIDE,
     picture="differences-wide",
+)
+STRAINED = Population(
+    space="strained",
+    title="The closed form against the event simulator, where pipelines wait",
+    plans=strained_plans,
+    strata=strained_strata(),
+    beside=BESIDE_STRAINED,
+    picture="differences-strained",
 )

@@ -6,7 +6,7 @@ parallelism, chunks of stages, blocks recomputed whole or in part, ZeRO, and off
 engine offloads. Plans that are not valid, or do not fit, are drawn again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -214,4 +214,44 @@ def _offload(draw: np.random.Generator) -> Offload:
     weights, gradients, optimizer, activations = map(float, ratios)
     return Offload(
         weights=weights, gradients=gradients, optimizer=optimizer, activations=activations
+    )
+
+
+def equal_plan(
+    problem: Problem,
+    engine: str,
+    stages: int,
+    levels: Sequence[int],
+    draw: np.random.Generator,
+) -> Plan | None:
+    """A plan of an engine with equal degrees on so many stages and one of some ZeRO levels, as far
+    as the engine has it; or none where a draw does not divide. A quarter of the pipelines has a
+    block more on the first stage, and one less on the last."""
+    workload, cluster = problem.workload, problem.cluster
+    layers = workload.model.layers
+    tensor, micro_batch = int(draw.choice([1, 1, 2, 4])), int(draw.choice([1, 2, 4]))
+    data, rest = divmod(cluster.num_gpus, stages * tensor)
+    if rest or not data or stages > layers or workload.global_batch % (data * micro_batch):
+        return None
+    highest = ENGINES[engine].highest_zero_of(in_pipeline=stages > 1)
+    stage = StagePlan(
+        layers=1,
+        data_parallel=data,
+        tensor_parallel=tensor,
+        micro_batch=micro_batch,
+        sequence_parallel=int(draw.integers(2)) if tensor > 1 else 0,
+        expert_parallel=int(draw.choice([1, 2, 4, 8])) if workload.model.experts else 1,
+        zero=min(int(draw.choice(levels)), highest),
+    )
+    blocks = [*even_shares(layers, stages)]
+    if stages > 1 and blocks[-1] > 1 and draw.random() < 1 / 4:
+        blocks[0], blocks[-1] = blocks[0] + 1, blocks[-1] - 1
+    share = max(0.0, draw.random() * 1.5 - 0.5)
+    return Plan(
+        engine=engine,
+        micro_batches=workload.global_batch // (data * micro_batch),
+        stages=tuple(
+            replace(stage, layers=count, checkpointed_layers=round(count * share))
+            for count in blocks
+        ),
     )

@@ -81,7 +81,7 @@ def _cells(row: Row) -> list[str]:
         between = f"{row['days_low']:.1f} to {row['days_high']:.1f}"
     return [
         row["run"],
-        f"{row['gpus']:,} {row['hardware']}",
+        f"{row['gpus']:,} {row['hardware']}" if "gpus" in row else "",
         WAYS[row["way"]],
         number(row["days"], ",.1f", none=""),
         between,

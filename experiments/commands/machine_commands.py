@@ -280,9 +280,9 @@ MACHINE_COMMANDS: dict[str, Group] = {
                     "--space",
                     "the dimensions of plans: Mist's and its rivals' (default), or those of "
                     "today: all engines and orders, experts, context, sequences, recomputation in"
-                    " part",
+                    " part; or plans that wait: slow links, hosts, V-shaped orders, many stages",
                     "mist",
-                    choices=("mist", "wide-today"),
+                    choices=("mist", "wide-today", "strained"),
                 ),
                 option(
                     "--order",

@@ -23,7 +23,7 @@ QUANTILES = (0.05, 0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class ClustersLeftOut:
     """Measured over predicted seconds of each row, by a fit without its cluster."""
 
     rows: Sequence[CollectiveRow]
@@ -82,7 +82,7 @@ def fit(rows: Sequence[CollectiveRow], start: Fitted) -> Fitted:
     return of_point(found.x)
 
 
-def left_out(rows: Sequence[CollectiveRow], start: Fitted) -> LeftOut:
+def left_out(rows: Sequence[CollectiveRow], start: Fitted) -> ClustersLeftOut:
     """Each cluster predicted by a fit to all others."""
     over = np.empty(len(rows))
     for cluster in dict.fromkeys(row.cluster for row in rows):
@@ -92,10 +92,12 @@ def left_out(rows: Sequence[CollectiveRow], start: Fitted) -> LeftOut:
         own = [row for row in rows if row.cluster == cluster]
         measured = np.array([_measured_s(row) for row in own])
         over[is_out] = measured / columns_of(own).seconds(fitted)
-    return LeftOut(rows=rows, over=over, kinds=[str(kind) for kind in columns_of(rows).kinds])
+    return ClustersLeftOut(
+        rows=rows, over=over, kinds=[str(kind) for kind in columns_of(rows).kinds]
+    )
 
 
-def bounds_of(apart: LeftOut) -> Mapping[str, tuple[float, float]]:
+def bounds_of(apart: ClustersLeftOut) -> Mapping[str, tuple[float, float]]:
     """Bounds of each kind of row by what was left out, each cluster counted by its fit's weight."""
     sizes = Counter(row.cluster for row in apart.rows)
     weights = np.array([sizes[row.cluster] ** (CLUSTER_POWER - 1) for row in apart.rows])

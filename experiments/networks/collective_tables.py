@@ -77,7 +77,7 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedRow:
+class RefusedCollective:
     """A row that cannot be predicted, and why."""
 
     where: str
@@ -85,7 +85,7 @@ class RefusedRow:
     problem: str
 
 
-def collective_rows(path: Path) -> Iterator[CollectiveRow | RefusedRow]:
+def collective_rows(path: Path) -> Iterator[CollectiveRow | RefusedCollective]:
     """The rows of a table of collectives, in order."""
     for row in rows_of_table(path, needed=(), told_by=TOLD_BY):
         try:
@@ -93,7 +93,7 @@ def collective_rows(path: Path) -> Iterator[CollectiveRow | RefusedRow]:
                 refuse("row", row.problem)
             yield _row(row.where, row.number, row.cells, path.stem)
         except InputError as error:
-            yield RefusedRow(where=row.where, number=row.number, problem=str(error))
+            yield RefusedCollective(where=row.where, number=row.number, problem=str(error))
 
 
 def columns_of(rows: Sequence[CollectiveRow]) -> Collectives:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from experiments.cli.commandline import batch_status, print_json, progress
-from experiments.networks.collective_fit import LeftOut, bounds_of, fit, left_out
+from experiments.networks.collective_fit import ClustersLeftOut, bounds_of, fit, left_out
 from experiments.networks.collective_tables import (
     CollectiveRow,
-    RefusedRow,
+    RefusedCollective,
     collective_rows,
     columns_of,
 )
@@ -34,7 +34,7 @@ def predict_collectives(options: argparse.Namespace) -> int:
     cluster is predicted by a fit to all others; --fit writes the numbers that fit all rows, with
     the bounds that left-out clusters give.
     """
-    unreadable, rows = 0, list[CollectiveRow | RefusedRow]()
+    unreadable, rows = 0, list[CollectiveRow | RefusedCollective]()
     for path in options.tables:
         try:
             rows += collective_rows(path)
@@ -69,14 +69,14 @@ def _head(options: argparse.Namespace) -> Iterator[str]:
 
 
 def answers(
-    rows: Sequence[CollectiveRow | RefusedRow], fitted: Fitted
+    rows: Sequence[CollectiveRow | RefusedCollective], fitted: Fitted
 ) -> Iterator[dict[str, object]]:
     """An object a row, in order: what is predicted, or why nothing is."""
     known = [row for row in rows if isinstance(row, CollectiveRow)]
     predicted = iter(_predicted(known, fitted) if known else ())
     for row in rows:
         place: dict[str, object] = {"file": row.where.rsplit(", line ", 1)[0], "row": row.number}
-        if isinstance(row, RefusedRow):
+        if isinstance(row, RefusedCollective):
             yield {**place, "error": f"{row.where}: {row.problem}"}
         else:
             yield {**place, **next(predicted), "notes": list(row.notes)}
@@ -102,12 +102,12 @@ def _rounded(value: float) -> float:
 
 
 def _report(
-    rows: Sequence[CollectiveRow | RefusedRow], options: argparse.Namespace
+    rows: Sequence[CollectiveRow | RefusedCollective], options: argparse.Namespace
 ) -> Iterator[str]:
     measured = [
         row for row in rows if isinstance(row, CollectiveRow) and row.measured_us is not None
     ]
-    refused = [row for row in rows if isinstance(row, RefusedRow)]
+    refused = [row for row in rows if isinstance(row, RefusedCollective)]
     fitted = fitted_collectives()
     if measured and (options.leave_out or options.fit):
         apart = left_out(measured, first_guess())
@@ -115,7 +115,7 @@ def _report(
         columns = columns_of(measured)
         took = MICROSECONDS * np.array([row.measured_us for row in measured], dtype=float)
         kinds = [str(kind) for kind in columns.kinds]
-        apart = LeftOut(rows=measured, over=took / columns.seconds(fitted), kinds=kinds)
+        apart = ClustersLeftOut(rows=measured, over=took / columns.seconds(fitted), kinds=kinds)
     if measured:
         bounds = bounds_of(apart) if options.leave_out or options.fit else fitted.bounds
         yield _errors(apart, bounds)
@@ -132,7 +132,7 @@ def _report(
     )
 
 
-def _errors(apart: LeftOut, bounds: Mapping[str, tuple[float, float]]) -> str:
+def _errors(apart: ClustersLeftOut, bounds: Mapping[str, tuple[float, float]]) -> str:
     """Errors of each cluster, of each kind of links, and of all rows."""
     groups = [
         *((cluster, apart.of(cluster)) for cluster in dict.fromkeys(r.cluster for r in apart.rows)),

@@ -108,8 +108,8 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
     notes.append(gpus.note)
     order, engine, note = order_of(row, engine)
     notes.append(note)
-    shape, found = shape_of(row)
-    notes += found
+    shape, assumed = shape_of(row)
+    notes += assumed
     shape, note = replicated(shape, row.count("tp") or 1)
     notes.append(note)
     if engine == "megatron-bridge" and experts_of(shape, row):

@@ -40,7 +40,8 @@ class Recomputation:
 class RunRow:
     """A row's ``cells``, and what dialects make of its text; defaults say nothing.
 
-    Numbers and flags are read from cells when asked for. ``text`` is for messages alone.
+    Numbers and flags are read from cells when asked for. ``text`` is for messages, and for whether
+    a cell says anything.
     """
 
     cells: Mapping[str, str]
@@ -117,7 +118,7 @@ class RunRow:
     gated: bool = False
     pattern: str = ""
     head_channels: int | None = None
-    vocab_multiple: int = 128
+    vocab_multiple: int | None = None
     further_tokens: int = 0
     shared_ffn: int | None = None
     dense_blocks: int | None = None

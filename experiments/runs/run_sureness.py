@@ -160,7 +160,8 @@ class Held:
 # The answer to a row of a table of runs: its predicted time and memory, or why there is none.
 
 
-# A note says what the slowest cluster known takes from this multiple of the prediction on.
+# A note says what the slowest cluster known takes from this multiple of the prediction on; chosen
+# by hand (docs/reference/measured-runs.md).
 MUCH_SLOWER = 1.1
 # All measured runs that took more than this share of a GPU's memory (70 of 80 GB) were slow.
 NEARLY_FULL = 70 / 79.1

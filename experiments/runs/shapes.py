@@ -58,32 +58,32 @@ def shape_of(row: RunRow) -> tuple[Shape, list[str]]:
     """The shape of a row's model, and what is assumed about it."""
     notes = list[str]()
     known, note = named_model(row)
-    found = {size: row.count(size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
+    given = {size: row.count(size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
     if pattern := row.pattern.replace("|", "").upper():
         base = known if known is not None and known.pattern else base_of_pattern(pattern)
-        found["vocab"] = _vocab(row, base.family, base, notes)
-        return _by_pattern(base, pattern, row, found, notes), notes
+        given["vocab"] = _vocab(row, base.family, base, notes)
+        return _by_pattern(base, pattern, row, given, notes), notes
     if known is not None and (known.pattern or note):
         notes.append(note)
-        return _whole(known, found, notes), notes
-    if known is not None and any(found[size] is None for size in NAMES):
+        return _whole(known, given, notes), notes
+    if known is not None and any(given[size] is None for size in NAMES):
         notes.append(f"no shape is given: the catalogue's {known.name} taken")
-        found = {size: found[size] or getattr(known, size) for size in found}
-        row = _with_experts(row, known, found)
+        given = {size: given[size] or getattr(known, size) for size in given}
+        row = _with_experts(row, known, given)
     for size, meaning in NAMES.items():
-        if found[size] is None:
+        if given[size] is None:
             refuse(size, f"is empty, and {_unknown(row)}: give {meaning}, or a model's name")
     family = known.family if known is not None else _family(row, notes)
     if row.gated:
         family = "llama"
-        found["ffn"] = _gated_width(found["ffn"], found["hidden"], row)
+        given["ffn"] = _gated_width(given["ffn"], given["hidden"], row)
     tied = _shares_table(row, family)
-    heads, kv_heads = found["heads"], found["kv_heads"]
+    heads, kv_heads = given["heads"], given["kv_heads"]
     if kv_heads is None:
         notes.append("kv_heads is empty: as many as heads assumed")
-    sizes: dict[str, Any] = {**found, "kv_heads": kv_heads or heads}
+    sizes: dict[str, Any] = {**given, "kv_heads": kv_heads or heads}
     plain = {name: sizes[name] for name in ("hidden", "layers", "heads", "kv_heads")}
-    if found["ffn"] is None:
+    if given["ffn"] is None:
         sizes["ffn"] = ModelSpec.of(family=family, **plain).ffn  # type: ignore[arg-type]
         notes.append(f"ffn is empty: {sizes['ffn']} assumed")
     alike = None if not row.alike else catalog.model(row.alike)
@@ -93,8 +93,7 @@ def shape_of(row: RunRow) -> tuple[Shape, list[str]]:
         family = "llama"
         parts |= _gated(parts, sizes, notes)
     parts |= _dropped(row, family, notes)
-    own: dict[str, Any] = {name: parts.pop(name) for name in ("ffn", "kv_heads") if name in parts}
-    sizes |= own
+    sizes |= {name: parts.pop(name) for name in ("ffn", "kv_heads") if name in parts}
     kept = tuple(sorted(parts.items()))
     shape = Shape(family=family, tied_embeddings=tied, parts=kept, **sizes)
     _ = shape.model  # refuses sizes that do not go together
@@ -129,16 +128,16 @@ def replicated(shape: Shape, ranks: int) -> tuple[Shape, str]:
     return replace(shape, kv_heads=ranks), note
 
 
-def _with_experts(row: RunRow, known: ModelSpec, found: dict[str, int | None]) -> RunRow:
+def _with_experts(row: RunRow, known: ModelSpec, given: dict[str, int | None]) -> RunRow:
     """A row with the experts of its model, if it says nothing of any; ``ffn`` is the width of one,
     as in rows that do."""
     experts = known.experts
     if experts is None or row.text("experts"):
         return row
     if row.count("ffn") is None:
-        found["ffn"] = experts.ffn
-    own = {"experts": str(experts.count), "topk": str(experts.active)}
-    return replace(row, cells={**row.cells, **own})
+        given["ffn"] = experts.ffn
+    of_model = {"experts": str(experts.count), "topk": str(experts.active)}
+    return replace(row, cells={**row.cells, **of_model})
 
 
 def _is_traced_as_llama(parts: Mapping[str, Any]) -> bool:
@@ -151,11 +150,11 @@ def _gated(parts: Mapping[str, Any], sizes: Mapping[str, int], notes: list[str])
     """The widths of gated networks of two thirds the width: they have as many parameters, and keep
     as much."""
     notes.append("blocks like Llama's taken: gated networks of two thirds the width")
-    found: dict[str, Any] = {"ffn": two_thirds(parts.get("ffn", sizes["ffn"]))}
+    widths: dict[str, Any] = {"ffn": two_thirds(parts.get("ffn", sizes["ffn"]))}
     if experts := parts.get("experts"):
         shared = two_thirds(experts.shared_ffn)
-        found["experts"] = replace(experts, ffn=two_thirds(experts.ffn), shared_ffn=shared)
-    return found
+        widths["experts"] = replace(experts, ffn=two_thirds(experts.ffn), shared_ffn=shared)
+    return widths
 
 
 def _shares_table(row: RunRow, family: str) -> bool:
@@ -171,18 +170,18 @@ def _plain(part: Any) -> Any:
     return to_mapping(part) if is_dataclass(part) and not isinstance(part, type) else part
 
 
-def _whole(known: ModelSpec, found: Mapping[str, int | None], notes: list[str]) -> Shape:
+def _whole(known: ModelSpec, given: Mapping[str, int | None], notes: list[str]) -> Shape:
     """The shape of a hybrid model, or of one that is near to it, with the sizes of a row."""
-    model = hybrid_of_sizes(known, found) if known.pattern else known
+    model = hybrid_of_sizes(known, given) if known.pattern else known
     notes.append(f"blocks are those of {model.name or known.name}")
     return _shape_of_model(model)
 
 
 def _by_pattern(
-    base: ModelSpec, pattern: str, row: RunRow, found: Mapping[str, int | None], notes: list[str]
+    base: ModelSpec, pattern: str, row: RunRow, given: Mapping[str, int | None], notes: list[str]
 ) -> Shape:
     """The shape of a model whose blocks are those of a pattern, each built as a hybrid model's."""
-    model = hybrid_of_sizes(base, found)
+    model = hybrid_of_sizes(base, given)
     experts = None
     if EXPERTS & {*pattern}:
         sizes = {"ffn": model.ffn, "layers": model.layers}
@@ -219,13 +218,13 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
     tests, or of the family where the row says none."""
     vocab = row.count("vocab")
     if vocab is None:
-        vocab = TOKENS if row.arguments else VOCAB[family]
-        vocab = row.usual_vocab or vocab
         if alike is not None and (not row.arguments or _has_tokens_of(alike, row)):
             vocab = alike.vocab
+        else:
+            vocab = row.usual_vocab or (TOKENS if row.arguments else VOCAB[family])
     if row.arguments:
         # Padded for each of the tensor-parallel parts of the table.
-        multiple = row.vocab_multiple * (row.count("tp") or 1)
+        multiple = (row.vocab_multiple or MULTIPLE) * (row.count("tp") or 1)
         vocab = -(-vocab // multiple) * multiple
     if row.count("vocab") is None:
         notes.append(f"vocab is empty: {vocab} assumed")
@@ -235,7 +234,7 @@ def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) 
 def _has_tokens_of(alike: ModelSpec, row: RunRow) -> bool:
     """Whether a test has the vocabulary of the model that it is built like: tiny ones have not,
     unless they pad to a multiple of that model's own."""
-    multiple = row.vocab_multiple
+    multiple = row.vocab_multiple or MULTIPLE
     is_as_wide = alike.hidden == row.count("hidden")
     return is_as_wide or (multiple > MULTIPLE and alike.vocab % multiple == 0)
 
@@ -304,8 +303,8 @@ def hybrid_of_sizes(known: ModelSpec, sizes: Mapping[str, int | None]) -> ModelS
         return replace(known, **given)
     wider = given.get("hidden", known.hidden) / known.hidden
     groups = max(1, round(scan.heads * wider / scan.groups)) * scan.groups
-    own = replace(scan, heads=groups)
-    return replace(known, name="", **given, state_space=own)
+    wider_scan = replace(scan, heads=groups)
+    return replace(known, name="", **given, state_space=wider_scan)
 
 
 # Head dimension, share of rotated channels and sizes of heads that a model built alike passes on.
@@ -317,29 +316,29 @@ def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) ->
 
     ``sizes`` are those of the row, whose ``ffn`` is the experts' if there are experts.
     """
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     if alike is not None:
-        found |= {name: getattr(alike, name) for name in _STRUCTURE}
-        found["head_dim"] = alike.head_dim
-        found["rotary_fraction"] = alike.rotary_fraction
-        found["position_embedding"] = alike.position_embedding
+        parts |= {name: getattr(alike, name) for name in _STRUCTURE}
+        parts["head_dim"] = alike.head_dim
+        parts["rotary_fraction"] = alike.rotary_fraction
+        parts["position_embedding"] = alike.position_embedding
         if alike.latent is not None:
-            found["kv_heads"] = sizes["heads"]
+            parts["kv_heads"] = sizes["heads"]
     if (row.count("experts") or 1) > 1:
-        own = None if alike is None else alike.experts
-        found["experts"] = _experts_of_row(row, own, sizes)
+        experts = None if alike is None else alike.experts
+        parts["experts"] = _experts_of_row(row, experts, sizes)
         # The row's width is that of experts; dense blocks are as much wider as published.
-        wider = 1.0 if alike is None or own is None else alike.ffn / own.ffn
-        found["ffn"] = round(sizes["ffn"] * wider)
+        wider = 1.0 if alike is None or experts is None else alike.ffn / experts.ffn
+        parts["ffn"] = round(sizes["ffn"] * wider)
     of_alike = 0 if alike is None else alike.further_tokens
     if tokens := row.further_tokens or of_alike:
-        found["further_tokens"] = tokens
-    return found
+        parts["further_tokens"] = tokens
+    return parts
 
 
-def _experts_of_row(row: RunRow, own: Experts | None, sizes: Mapping[str, int]) -> Experts:
-    """The experts of a row's blocks; what it does not say is as in another model's ``own``."""
-    experts = row.count("experts") or (1 if own is None else own.count)
+def _experts_of_row(row: RunRow, like: Experts | None, sizes: Mapping[str, int]) -> Experts:
+    """The experts of a row's blocks; what it does not say is as in another model ``like`` it."""
+    experts = row.count("experts") or (1 if like is None else like.count)
     active = row.count("topk")
     if active is None:
         refuse("topk", f"is empty: give how many of {experts} experts a token takes")
@@ -347,8 +346,8 @@ def _experts_of_row(row: RunRow, own: Experts | None, sizes: Mapping[str, int]) 
         refuse("topk", f"{active} is more than experts {experts}: correct one of them")
     shared, dense = row.shared_ffn, row.dense_blocks
     if shared is None:
-        shared = 0 if own is None else own.shared_ffn * sizes["ffn"] // own.ffn
+        shared = 0 if like is None else like.shared_ffn * sizes["ffn"] // like.ffn
     if dense is None:
-        dense = 0 if own is None else own.dense_blocks
+        dense = 0 if like is None else like.dense_blocks
     plain = Experts(count=experts, active=active, ffn=sizes["ffn"])
     return replace(plain, shared_ffn=shared, dense_blocks=min(dense, sizes["layers"] - 1))

@@ -123,10 +123,7 @@ class RowModel:
         """Batches that are read at once and decoded together until the end."""
         of, batch = self.decode.rows(rows), self.in_flight[rows]
         prompt, output = self.prompt[rows], self.output[rows]
-        read_s = prompt_pass_s(of, by, batch * prompt, 0 * prompt)
-        # Attention looks at a request's own prompt alone.
-        whole = batch * prompt * prompt * (batch - 1) / 2 * of.full_layers * of.prompt_flop_s
-        read_s = of.pp * (read_s - whole * by["attention"] * by["prefill"])
+        read_s = of.pp * prompt_pass_s(of, by, batch * prompt, prompt / 2)
         token_s = decode_step_s(of, by, batch, prompt + output / 2)
         rate = batch / (read_s + output * token_s)
         return RowTimes(

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import from_mapping, near_matches, refuse, shown
 from mistlab.machine.cluster import Profile
-from mistlab.machine.hardware import Hardware, is_calibrated, is_measured
+from mistlab.machine.hardware import Hardware, can_lend, is_calibrated
 from mistlab.plan.workload import ModelSpec
 
 ENDING = ".yaml"
@@ -87,7 +87,7 @@ def _completed(hardware: Hardware) -> Hardware:
     from mistlab.catalog.completed import completed  # noqa: PLC0415 (most files have all groups)
 
     calibrated = map(stated_hardware, calibrated_names())
-    return completed(hardware, [one for one in calibrated if is_measured(one)])
+    return completed(hardware, [one for one in calibrated if can_lend(one)])
 
 
 @cache

@@ -468,7 +468,6 @@ class _FieldType:
     annotation: Any
     bounds: NumberRange
     required: bool
-    takes_none: bool
 
 
 @cache
@@ -479,7 +478,6 @@ def _field_types(kind: "type[DataclassInstance]") -> Mapping[str, _FieldType]:
             annotation=field.metadata.get(_NAMES, hints[field.name]),
             bounds=field.metadata.get(_BOUNDS, NumberRange()),
             required=not _has_default(field),
-            takes_none=types.NoneType in get_args(hints[field.name]),
         )
         for field in fields(kind)
     }
@@ -488,13 +486,7 @@ def _field_types(kind: "type[DataclassInstance]") -> Mapping[str, _FieldType]:
 @cache
 def _checks(kind: "type[DataclassInstance]") -> tuple[tuple[str, Check], ...]:
     types = _field_types(kind)
-    return tuple((name, _check_of_field(entry)) for name, entry in types.items())
-
-
-def _check_of_field(entry: "_FieldType") -> Check:
-    check = check_of(entry.annotation, entry.bounds)
-    is_optional_name = isinstance(entry.annotation, NameIn) and entry.takes_none
-    return _optional_check(check) if is_optional_name else check
+    return tuple((name, check_of(entry.annotation, entry.bounds)) for name, entry in types.items())
 
 
 def _checked(name: str, check: Check, given: object) -> Any:

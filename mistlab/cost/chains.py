@@ -40,6 +40,10 @@ class Algebra(Protocol[Length]):
         """The longest of some ways; ``name`` is the name of the chain that has these ways."""
         ...
 
+    def may_exceed(self, lengths: Sequence[Length], others: Sequence[Length]) -> "Condition":
+        """Of which candidates any of the first lengths may be longer than any of the others."""
+        ...
+
     @property
     def nothing(self) -> Length:
         """A duration of zero."""
@@ -55,6 +59,10 @@ class Numbers:
         """The largest number."""
         return max(ways)
 
+    def may_exceed(self, lengths: Sequence[float], others: Sequence[float]) -> bool:
+        """Whether any is."""
+        return max(lengths) > min(others)
+
 
 class ColumnAlgebra:
     """Durations that are columns of candidates."""
@@ -66,6 +74,11 @@ class ColumnAlgebra:
         """The largest value of each candidate."""
         # One after another: a table of all takes longer to put together than to go through.
         return reduce(np.maximum, ways)
+
+    def may_exceed(self, lengths: Sequence[Floats], others: Sequence[Floats]) -> Bools:
+        """The candidates of which any is."""
+        longest, shortest = reduce(np.maximum, lengths), reduce(np.minimum, others)
+        return np.asarray(longest > shortest)
 
 
 # Chains of passes that begin with a stage's host, in any algebra.
@@ -254,7 +267,8 @@ class Counts:
     micro-batch. A round takes as many of them as it has stages. So there are ``near`` rounds of two
     stages, or ``far`` rounds of all k stages. M is seldom a multiple of k, so some of these rounds
     are ``nested``: in such a round the next stage goes round once more, and the round takes k - 1
-    forwards.
+    forwards. Rounds of two stages leave ``left_near`` of the M forwards, rounds of all stages
+    ``left_far``.
     """
 
     in_flight: int | Ints
@@ -262,6 +276,8 @@ class Counts:
     near: int | Ints
     far: int | Ints
     nested: int | Ints
+    left_near: int | Ints
+    left_far: int | Ints
     is_short: Condition
     alternates: Condition
     is_last: Condition
@@ -276,12 +292,16 @@ class Counts:
         rounds = -(-forwards // in_flight)
         nested = rounds * in_flight - forwards
         fits = nested <= rounds
+        far = np.where(in_flight > 2, np.where(fits, rounds - nested, forwards // in_flight), 0)
+        nested = np.where((in_flight > 2) & fits, nested, 0)
         return cls(
             in_flight=in_flight,
             alternating=micro_batches - in_flight,
             near=forwards // 2,
-            far=np.where(in_flight > 2, np.where(fits, rounds - nested, forwards // in_flight), 0),
-            nested=np.where((in_flight > 2) & fits, nested, 0),
+            far=far,
+            nested=nested,
+            left_near=forwards % 2,
+            left_far=forwards - far * in_flight - nested * (in_flight - 1),
             is_short=stages > micro_batches,
             alternates=micro_batches > in_flight,
             is_last=np.full(len(micro_batches), stages == 1),
@@ -304,10 +324,18 @@ def chained(
     forward, backward = stage.through_forward_s, stage.through_backward_s
     first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
     own = _Own(algebra, stage, after, counts)
+    sends = stage.point_to_point_s * 0.5, stage.received_s
+    waits = algebra.may_exceed(sends, (forward, backward))
+    does_wait = waits if isinstance(waits, bool) else bool(waits.any())
+    lane = _Lane(algebra, stage, own, waits) if does_wait else None
+    ways = own.ways if lane is None else lane.ways
     # The time until the stage's first backward begins, and the time from its last forward's end.
     nothing, after_first = algebra.nothing, stage.after_first_s
     to_gradient = own.until_gradient(after.around_first, stage.forward_s, after_first)
     to_last = own.until_gradient(after.around_last, stage.backward_s, nothing)
+    if lane is not None:
+        to_gradient += lane.until_gradient()
+        to_last += lane.until_gradient()
     there = first + longest("there", *to_gradient)
     back = longest("back", *to_last) + last
     of_host = [getattr(stage, name) for name in ISSUED]
@@ -327,21 +355,25 @@ def chained(
         around_begun=there_begun + backward,
         around_ended=forward + back_ended,
         through=longest(
-            "through", *own.ways(None, there, back, None), first + after.through + last
+            "through",
+            *ways(None, there, back, None),
+            first + after.through + last,
         ),
         through_begun=longest(
             "through_begun",
-            *own.ways(begin, there_begun, back, None),
+            *ways(begin, there_begun, back, None),
             begun + last,
             *issued.every,
             *(last_forward + back for last_forward in issued.last),
         ),
         through_ended=longest(
-            "through_ended", *own.ways(None, there, back_ended, end), first + ended
+            "through_ended",
+            *ways(None, there, back_ended, end),
+            first + ended,
         ),
         whole=longest(
             "whole",
-            *own.ways(begin, there_begun, back_ended, end),
+            *ways(begin, there_begun, back_ended, end),
             begun + last + end,
             begin + first + after.through_ended,
             after.whole,
@@ -368,6 +400,7 @@ class _Own(Generic[Length]):
         last = stage.through_backward_s + stage.within_backward_s
         left = stage.left_backward_s
         self.after, self.counts = after, counts
+        self.first, self.passed = first, stage.through_backward_s
         # What a backward takes longer after a forward of its own stage than after a wait.
         self.turn = backward - left - stage.through_backward_s
         self.from_first_backward = pairs + backward * alone + last
@@ -386,7 +419,9 @@ class _Own(Generic[Length]):
         self.between: Length | None = None
         if counts.alternates is not False:
             waited = stage.through_backward_s + left
-            between = pairs - backward + waited + _rounds(algebra, stage, after, counts)
+            self.pairs = pairs - backward + waited
+            self.rounds = _rounds(stage, after, counts)
+            between = self.pairs + algebra.longest("rounds", algebra.nothing, *self.rounds)
             self.between = _only(counts.alternates, between)
 
     def until_gradient(self, around: Length, each: Length, before: Length) -> list[Length]:
@@ -421,10 +456,73 @@ class _Own(Generic[Length]):
         return ways
 
 
+class _Lane(Generic[Length]):
+    """The sends of a stage, one after another: to the next stage (``there_s``) and to the stage in
+    front (``back_s``). Where no send takes longer than a pass, none keeps another waiting: then
+    chains of sends are never the longest, and are left out; ``waits`` says where they are not."""
+
+    def __init__(
+        self,
+        algebra: Algebra[Length],
+        stage: PassLengths[Length],
+        own: _Own[Length],
+        waits: Condition,
+    ) -> None:
+        self.own, self.there_s, self.back_s = own, stage.point_to_point_s * 0.5, stage.received_s
+        self.sends_on = not np.all(own.counts.is_last)
+        self.first, self.passed = (_only(waits, length) for length in (own.first, own.passed))
+        if not self.sends_on:
+            return
+        after, counts = own.after, own.counts
+        self.last = stage.through_backward_s + stage.within_backward_s
+        # As many sends go over the next boundary before as the next stage runs ahead.
+        all_but_one = np.maximum(counts.in_flight - 2 + counts.is_short, 0)
+        self.queued = _only(waits, after.nearest + self.there_s * all_but_one)
+        # From the last forward's send to the end of the last backward.
+        self.back = algebra.longest("sent_back", after.around_last, self.queued) + self.last
+        if own.between is None:
+            return
+        # The micro-batches that no round takes are sent one after another before the first round.
+        longer_s = self.there_s - stage.forward_s - stage.backward_s
+        self.around = [
+            self.first + after.around_first + own.pairs + rounds + longer_s * left
+            for rounds, left in zip(own.rounds, (counts.left_near, counts.left_far), strict=True)
+        ]
+
+    def until_gradient(self) -> list[Length]:
+        """The way over sends to the first gradient, or to the last one."""
+        return [self.queued] if self.sends_on else []
+
+    def ways(
+        self, begins: Length | None, there: Length, back: Length, ends: Length | None
+    ) -> list[Length]:
+        """The chains of the stage, and those that go over its sends; as in ``_Own.ways``."""
+        own, counts = self.own, self.own.counts
+        every = counts.in_flight + counts.alternating
+        alternating_s = (self.there_s + self.back_s) * counts.alternating
+        ways = own.ways(begins, there, back, ends)
+        if self.sends_on:
+            to_last_forward = self.first + self.there_s * (counts.in_flight - 1) + alternating_s
+            ways.append(_sum(begins, to_last_forward, self.back, ends))
+        if ends is None:
+            # The stage in front waits for the last send, whatever the stage does after it.
+            to_last_gradient = self.passed + self.back_s * (counts.in_flight - 1) + alternating_s
+            sent = self.there_s * every + self.back_s * (every - 1)
+            ways += [there + to_last_gradient, _sum(begins, self.first, sent)]
+        if self.sends_on and own.between is not None:
+            sent = self.passed + alternating_s - self.there_s
+            ways.append(_sum(there, _only(counts.alternates, sent + self.back), ends))
+            ways += [
+                _sum(begins, _only(counts.alternates, around + back)) for around in self.around
+            ]
+        return ways
+
+
 def _rounds(
-    algebra: Algebra[Length], stage: PassLengths[Length], after: Chains[Length], counts: Counts
-) -> Length:
-    """The time of rounds beyond the passes that the stage does meanwhile."""
+    stage: PassLengths[Length], after: Chains[Length], counts: Counts
+) -> tuple[Length, Length]:
+    """The time of rounds of two stages, and of all, beyond the passes that the stage does
+    meanwhile."""
     both = stage.forward_s + stage.backward_s
     # The gradient that the stage waits for finds it idle.
     turn = stage.backward_s - stage.through_backward_s
@@ -433,9 +531,7 @@ def _rounds(
     passed = stage.through_forward_s + stage.through_backward_s
     far = ahead - both + passed + stage.within_round_s
     nested = ahead - stage.point_to_point_s
-    return algebra.longest(
-        "rounds", algebra.nothing, near * counts.near, far * counts.far + nested * counts.nested
-    )
+    return near * counts.near, far * counts.far + nested * counts.nested
 
 
 def _sum(*parts: Length | None) -> Length:

@@ -5,29 +5,18 @@ Axes: C candidates, P parts of the model in order, K kinds of slots, S distinct 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
 from mistlab.cost.chains import Chains
-from mistlab.cost.side_by_side import until
-from mistlab.cost.slot_work import (
-    HERE,
-    NOTHING,
-    UPPER,
-    SlotWork,
-    are_shared,
-    of_layers,
-    slot_ends,
-)
-from mistlab.cost.stage import StageSlots, StageTimeModel
-from mistlab.cost.tasks import weight_gradients_s
-from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.cost.side_by_side import Sends, SharedNetworks
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
-from mistlab.stages.stage_batch import StageBatch, StageTimes
+from mistlab.stages.stage_batch import StageTimes
 
 # How much longer passes take that follow a pass whose last gradients are still to be reduced.
 #
@@ -46,28 +35,6 @@ class TurnTimes:
 
     forward_s: Floats
     backward_s: Floats
-
-
-def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Floats:
-    """Seconds by which a backward pass is longer that follows another one, because gradients are
-    reduced beside its first layer, and whether they are (2, C). If backward passes are split, this
-    is of passes for gradients of weights."""
-    slots = StageSlots.of(model.tasks, batch)
-    seconds, kinds = slots.seconds, slots.kinds
-    is_below = (kinds[:, HERE] == NOTHING) & (kinds[:, UPPER] != NOTHING)
-    layers = kinds[is_below, UPPER]
-    computed_s = (
-        weight_gradients_s(seconds)
-        if splits
-        else seconds.alone("B", "") + seconds.tensor_s["backward"]
-    )
-    layer_s = of_layers(computed_s, layers)
-    (together,) = SlotWork(seconds, kinds[is_below]).alone(("backward",)).swapaxes(0, 1)
-    together[COMPUTE] += layer_s
-    ends = slot_ends(seconds, together, is_least=False)
-    longer_s = np.maximum(until(STREAMS, ends, together) - layer_s, 0.0)
-    (beside_s,) = slots.summed([(longer_s[None], is_below)])
-    return np.stack([beside_s, are_shared(seconds)[slots.strategies.index]])
 
 
 # The time of an iteration in any order of passes: the longest path through all passes.
@@ -121,7 +88,7 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndTimes:
-    """What comes once an iteration on each part (C, P).
+    """What comes once an iteration on each part (C, P), of so many ``layers``.
 
     ``reductions_s`` are the seconds to reduce all gradients, as far as this begins in a part's last
     backward pass: a stage reduces one part after another, beside passes of other parts.
@@ -131,6 +98,29 @@ class EndTimes:
 
     reductions_s: Floats
     steps_s: Floats
+    layers: Ints
+
+    @classmethod
+    def of_nothing(cls, like: Floats) -> Self:
+        """No ends of as many parts."""
+        return cls(
+            reductions_s=np.zeros_like(like),
+            steps_s=np.zeros_like(like),
+            layers=np.ones_like(like, dtype=np.int64),
+        )
+
+    def rests_s(self, times: StageTimes, split: SplitTimes | None) -> Floats:
+        """Seconds (C, P) of reductions that are left when a part's last backward pass has computed.
+
+        Gradients of weights that have passes of their own are reduced from the first layer of the
+        last one on, those of others from the first layer of the whole backward pass on.
+        """
+        rests_s = np.maximum(times.end_s - self.steps_s, 0.0)
+        if split is None:
+            return rests_s
+        last_s = split.weights_s + times.within_backward_s
+        beside_s = last_s * (1 - 1 / np.maximum(self.layers, 1))
+        return np.maximum(rests_s, self.reductions_s - beside_s)
 
 
 def order_iteration_s(
@@ -143,51 +133,90 @@ def order_iteration_s(
     turned: TurnTimes | None = None,
     steps_apart: bool = False,
 ) -> Floats:
-    """Seconds (C) of one iteration in which stages run these passes; with a ``host`` the times are
-    those of the GPU alone, and ``at_end`` says what the ends of parts consist of.
+    """Seconds (C) of one iteration in which stages run these passes, and share no networks."""
+    path = OrderPath(
+        times=times,
+        passes=passes,
+        split=split,
+        host=host,
+        at_end=EndTimes.of_nothing(times.forward_s) if at_end is None else at_end,
+        turned=turned,
+        steps_apart=steps_apart,
+    )
+    return path.iteration_s()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OrderPath:
+    """The longest path through the passes of an iteration; with a ``host`` the times are those of
+    the GPU alone, and ``at_end`` says what the ends of parts consist of.
 
     With ``steps_apart`` a stage begins the next iteration when its own passes are over, so the
     iteration takes as long as the longest of all stages, each from its own beginning.
     """
-    candidates = len(times.forward_s)
-    # One candidate alone is counted in numbers, which takes a tenth of the time of short columns.
-    maximum: Callable[[Any, Any], Any] = max if candidates == 1 else np.maximum
-    if at_end is None:
-        nothing = np.zeros_like(times.forward_s)
-        at_end = EndTimes(reductions_s=nothing, steps_s=nothing)
-    seconds = _PassSeconds(times, passes, split)
-    ends: dict[PassKey, Any] = {}
-    free: dict[int, Any] = {}
-    begun: dict[int, Any] = {}
-    hosts = None if host is None else _HostSeconds(host)
-    ends_of_stages = _StageEnds(at_end, seconds.end_s, hosts, maximum)
-    turns = _Turns(turned, passes)
-    for one in in_turn(passes):
-        part = seconds.part(one)
-        own, through, extra = seconds.of(one)
-        left = seconds.left_s(one)
-        own = own + turns.before_s(one, part)
-        end = free[one.stage] + (own - left) if one.stage in free else through
-        if one.phase == "first_forward":
-            end = end + seconds.begin_s[part]
-        if one.needs is not None:
-            comes = ends[one.needs] + seconds.sent_s(one)
-            end = maximum(end, comes + through)
-            if steps_apart and one.stage not in free:
-                begun[one.stage] = comes - seconds.begin_s[part]
-        end, last_block_s = end + extra, 0.0
-        if hosts is not None:
-            since_first_s, last_block_s = hosts.least_s(one, part, through + extra)
-            end = maximum(end, since_first_s)
-        computed = end
-        end = maximum(end, last_block_s)
-        free[one.stage], ends[one.key] = end + left, end
-        if one.phase == "first_forward":
-            free[one.stage] = end + left + seconds.after_first_s[part]
-        if one.phase == "last_backward":
-            ends_of_stages.add(one.stage, part, computed + left, last_block_s)
-    longest = ends_of_stages.longest_s(free, begun)
-    return np.array([longest]) if candidates == 1 else np.asarray(longest)
+
+    times: StageTimes
+    passes: tuple[StagePasses, ...]
+    split: SplitTimes | None
+    host: HostTimes | None
+    at_end: EndTimes
+    turned: TurnTimes | None
+    steps_apart: bool
+
+    def iteration_s(self, networks: SharedNetworks | None = None) -> Floats:
+        """Seconds (C) of one iteration. If stages share ``networks``, their sends slow one another
+        down, and passes are gone through in the order of time."""
+        in_any_order = in_turn(self.passes)
+        longest_s, ends = self._walked(in_any_order, None)
+        if networks is None or not networks.weights:
+            return longest_s
+        in_time = sorted(in_any_order, key=lambda one: float(np.ravel(ends[one.key])[0]))
+        return self._walked(in_time, networks)[0]
+
+    def _walked(
+        self, in_order: Sequence[StagePass], networks: SharedNetworks | None
+    ) -> tuple[Floats, Mapping[PassKey, Any]]:
+        """Seconds (C) of an iteration, and the ends of all passes, gone through in an order in
+        which each comes after those that it needs."""
+        candidates = len(self.times.forward_s)
+        # One candidate alone is counted in numbers: a tenth of the time of short columns.
+        maximum: Callable[[Any, Any], Any] = max if candidates == 1 else np.maximum
+        seconds = _PassSeconds(self.times, self.passes, self.split)
+        ends: dict[PassKey, Any] = {}
+        free: dict[int, Any] = {}
+        begun: dict[int, Any] = {}
+        hosts = None if self.host is None else _HostSeconds(self.host)
+        rests_s = self.at_end.rests_s(self.times, self.split)
+        ends_of_stages = _StageEnds(self.at_end, rests_s, hosts, maximum)
+        turns, sends = _Turns(self.turned, self.passes), Sends(networks)
+        for one in in_order:
+            part = seconds.part(one)
+            own, through, extra = seconds.of(one)
+            left = seconds.left_s(one)
+            own = own + turns.before_s(one, part)
+            end = free[one.stage] + (own - left) if one.stage in free else through
+            if one.phase == "first_forward":
+                end = end + seconds.begin_s[part]
+            if one.needs is not None:
+                comes = sends.come_s(one, ends[one.needs]) + seconds.late_s(one)
+                end = maximum(end, comes + through)
+                if self.steps_apart and one.stage not in free:
+                    begun[one.stage] = comes - seconds.begin_s[part]
+            end, last_block_s = end + extra, 0.0
+            if hosts is not None:
+                since_first_s, last_block_s = hosts.least_s(one, part, through + extra)
+                end = maximum(end, since_first_s)
+            computed = end
+            end = maximum(end, last_block_s)
+            free[one.stage], ends[one.key] = end + left, end
+            if one.is_sent:
+                sends.add(one, end, seconds.sent_s(one), queue=seconds.sends_queue)
+            if one.phase == "first_forward":
+                free[one.stage] = end + left + seconds.after_first_s[part]
+            if one.phase == "last_backward":
+                ends_of_stages.add(one.stage, part, computed + left, last_block_s)
+        longest = ends_of_stages.longest_s(free, begun)
+        return np.array([longest]) if candidates == 1 else np.asarray(longest), ends
 
 
 def _columns(of_parts: Floats) -> list[Any]:
@@ -223,14 +252,12 @@ class _StageEnds:
     def __init__(
         self,
         at_end: EndTimes,
-        end_s: Sequence[Any],
+        rests_s: Floats,
         hosts: "_HostSeconds | None",
         maximum: Callable[[Any, Any], Any],
     ) -> None:
         self.reductions_s, self.steps_s = _columns(at_end.reductions_s), _columns(at_end.steps_s)
-        self.rests_s = [
-            maximum(end - steps, 0.0) for end, steps in zip(end_s, self.steps_s, strict=True)
-        ]
+        self.rests_s = _columns(rests_s)
         self.blocks = None if hosts is None else hosts.blocks
         self.maximum = maximum
         self.reduced: dict[int, Any] = {}
@@ -301,6 +328,9 @@ class _PassSeconds:
         self.end_s = [plain(one.end_s) for one in of_part]
         self.after_first_s = [plain(one.after_first_s) for one in of_part]
         self.crossed_s = [plain(one.point_to_point_s / 2) for one in of_part]
+        # A send waits for the one before it if it comes sooner than that one takes.
+        fastest = np.minimum(times.through_forward_s, times.through_backward_s)
+        self.sends_queue = bool((times.point_to_point_s / 2).max() > fastest.min())
         self.first_late_s = [plain(one.first_send_late_s) for one in of_part]
         self.within_s = [
             (plain(one.within_forward_s), plain(one.within_backward_s)) for one in of_part
@@ -336,14 +366,19 @@ class _PassSeconds:
         return self.left.get((one.kind, self.part(one)), 0.0)
 
     def sent_s(self, one: StagePass) -> Any:
-        """The seconds to send a pass its input."""
+        """The seconds to send what a pass sends on."""
+        goal = one.goes_to
+        assert goal is not None, "it sends nothing"
+        lower = one if one.kind == "F" else goal
+        return self.crossed_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
+
+    def late_s(self, one: StagePass) -> Any:
+        """The seconds by which the input of a first pass is late, because the next pass runs beside
+        its send."""
         source = one.comes_from
-        if source is None or source.stage == one.stage:
+        if one.phase != "first_forward" or source is None or source.stage == one.stage:
             return 0.0
-        lower = source if one.kind == "F" else one
-        part = self.parts[StageChunk(lower.stage, lower.chunk)]
-        late_s = self.first_late_s[part] if one.phase == "first_forward" else 0.0
-        return self.crossed_s[part] + late_s
+        return self.first_late_s[self.parts[StageChunk(source.stage, source.chunk)]]
 
     def part(self, one: StagePass) -> int:
         """The part of the model that a pass goes through."""
@@ -361,7 +396,8 @@ class _PassSeconds:
 #
 # A host issues all passes of its stage one after another, from the beginning of the iteration on,
 # and may be ahead of them. So a stage's last pass ends no earlier than its host has issued all.
-# Work after it may go on beside a pass that waits for its host.
+# Work after it may go on beside a pass that waits for its host. A stage's sends follow one another,
+# too, from the end of its first pass on.
 #
 # Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order.
 
@@ -397,7 +433,11 @@ def order_bound_s(
     goes_s = own.way_out_s(stages) if goes_back else np.zeros_like(stages.end_s)
     passed_s = before_s + stages.all_s + np.maximum(stages.end_s, goes_s)
     issued_s = stages.issued_within_s(steps_apart=steps_apart) + goes_s
-    longest = np.asarray(np.maximum(passed_s, issued_s).max(axis=1))
+    sent_s = before_s + stages.first_s + own.sends_s() * np.asarray(micro_batches)[..., None]
+    if steps_apart:
+        # The stage that waits for the last of them may have begun later.
+        sent_s = np.zeros_like(sent_s)
+    longest = np.asarray(np.maximum.reduce([passed_s, issued_s, sent_s]).max(axis=1))
     return np.maximum(longest, own.there_and_back_s()) if goes_back else longest
 
 
@@ -503,7 +543,17 @@ class _OfChunks:
             one["point_to_point_s"] / 2 if num_stages > 1 else one["forward_s"] * 0.0
             for one in self.chunks
         ]
-        self.last_stage = placement.last_stage
+        self.last_stage, self.placement = placement.last_stage, placement
+        self.point_to_point_s = times.point_to_point_s
+
+    def sends_s(self) -> Floats:
+        """Seconds (C, S) in which a stage sends what a micro-batch leaves in all of its chunks."""
+        found: Floats = np.zeros_like(self.crossed_s[0])
+        for part, (here, there) in enumerate(pairwise(self.placement.stages)):
+            if here != there:
+                for stage in (here, there):
+                    found[:, stage] += self.point_to_point_s[:, part] / 2
+        return found
 
     def way_in_s(self, stages: InOrder) -> Floats:
         """Seconds (C, S) until a stage's first pass can begin."""

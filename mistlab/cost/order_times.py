@@ -6,6 +6,7 @@ Axes: C candidates, S strategies.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -15,21 +16,32 @@ from mistlab.cost.links import groups_of
 from mistlab.cost.order_path import (
     EndTimes,
     HostTimes,
+    OrderPath,
     SplitTimes,
     TurnTimes,
-    beside_backward,
     order_bound_s,
-    order_iteration_s,
 )
-from mistlab.cost.stage import StageTimeModel, split_seconds
-from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
+from mistlab.cost.side_by_side import SharedNetworks, until
+from mistlab.cost.slot_work import (
+    HERE,
+    NOTHING,
+    UPPER,
+    SlotWork,
+    are_shared,
+    of_layers,
+    slot_ends,
+)
+from mistlab.cost.stage import StageSlots, StageTimeModel, split_seconds
+from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.machine.cluster import Cluster
+from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.plan.dimensions import num_gpus
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.schedule.slots import Task
+from mistlab.schedule.placement import Placement
+from mistlab.schedule.slots import IN_TURN, Task
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
@@ -192,7 +204,8 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats
     splits = any(of_stage.splits_backward for of_stage in passes)
     split = _split_times(model, batch, shape) if splits else None
     turned = _turn_times(model, batch, with_turns.turned_s, shape, splits=splits)
-    iteration_s = partial(_played_s, times, split, host, _end_times(model, batch, shape), turned)
+    ends, networks = _end_times(model, batch, shape), _networks(model, plans, order.placement)
+    iteration_s = partial(_played_s, times, split, host, ends, turned, networks)
     few_s = iteration_s(played)
     micro_batches = np.array([plan.micro_batches for plan in plans])
     beyond = micro_batches - played.micro_batches
@@ -225,25 +238,59 @@ def _played_s(
     host: HostTimes | None,
     at_end: EndTimes,
     turned: TurnTimes | None,
+    networks: SharedNetworks | None,
     plan: Plan,
 ) -> Floats:
     """Seconds (C) of an iteration of stages with these times, in the order of a plan."""
-    return order_iteration_s(
-        times,
-        passes_of(order_of_plan(plan)),
-        split,
+    path = OrderPath(
+        times=times,
+        passes=passes_of(order_of_plan(plan)),
+        split=split,
         host=host,
         at_end=at_end,
         turned=turned,
         steps_apart=ENGINES[plan.engine].steps_apart,
     )
+    return path.iteration_s(networks)
+
+
+def _networks(
+    model: StagesOnGroups, plans: Sequence[Plan], placement: Placement
+) -> SharedNetworks | None:
+    """The networks of nodes that sends of several stages share; None on one node.
+
+    A send takes the share of the network that the sending ranks of a node ask for together. Ranks
+    of neighbouring stages are taken to be alike, as for the size of sends.
+    """
+    cluster = model.cluster
+    if cluster.nodes == 1 or placement.num_stages < 3 or model.tasks.template.sends in IN_TURN:
+        return None
+    batch, shape = StageBatch.of_plans(plans), (len(plans), placement.num_stages)
+    shapes = _seconds(model.models[0], batch).shapes
+    links = model.tasks.links
+    senders, asked = np.unique(shapes.senders_of_node, return_inverse=True)
+    share = np.array([links.part_of_network(int(count)) for count in senders])[asked]
+    share = np.where(shapes.crosses_to_next, share, 0.0).reshape(shape)
+    nodes = (batch.first_rank // cluster.gpus_per_node).reshape(shape)
+    shares = {}
+    for here, there in pairwise(placement.stages):
+        lower = min(here, there) if abs(here - there) == 1 else here
+        own = np.where(nodes[:, here] == nodes[:, there], 0.0, share[:, lower])
+        if here != there:
+            shares[here, there] = shares[there, here] = own
+    return SharedNetworks.of(nodes, shares)
 
 
 def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> EndTimes:
     """How long parts take to reduce gradients from their last backward pass on, and to do what
     comes after all passes."""
     reductions_s, steps_s = model.by_group(_reductions_and_steps_s, batch)
-    return EndTimes(reductions_s=reductions_s.reshape(shape), steps_s=steps_s.reshape(shape))
+    layers = batch.layers + batch.has_embedding + batch.has_head
+    return EndTimes(
+        reductions_s=reductions_s.reshape(shape),
+        steps_s=steps_s.reshape(shape),
+        layers=layers.reshape(shape),
+    )
 
 
 def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
@@ -287,3 +334,25 @@ def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int
 
 def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
     return model.tasks.seconds({name: batch.value(name) for name in task_columns()})
+
+
+def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -> Floats:
+    """Seconds by which a backward pass is longer that follows another one, because gradients are
+    reduced beside its first layer, and whether they are (2, C). If backward passes are split, this
+    is of passes for gradients of weights."""
+    slots = StageSlots.of(model.tasks, batch)
+    seconds, kinds = slots.seconds, slots.kinds
+    is_below = (kinds[:, HERE] == NOTHING) & (kinds[:, UPPER] != NOTHING)
+    layers = kinds[is_below, UPPER]
+    computed_s = (
+        weight_gradients_s(seconds)
+        if splits
+        else seconds.alone("B", "") + seconds.tensor_s["backward"]
+    )
+    layer_s = of_layers(computed_s, layers)
+    (together,) = SlotWork(seconds, kinds[is_below]).alone(("backward",)).swapaxes(0, 1)
+    together[COMPUTE] += layer_s
+    ends = slot_ends(seconds, together, is_least=False)
+    longer_s = np.maximum(until(STREAMS, ends, together) - layer_s, 0.0)
+    (beside_s,) = slots.summed([(longer_s[None], is_below)])
+    return np.stack([beside_s, are_shared(seconds)[slots.strategies.index]])

@@ -3,15 +3,16 @@
 Axes: G measured shapes; J streams of a set.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
+from mistlab.schedule.stage_passes import PassKey, StagePass
 
 # Derives the slowdowns of a shape of communicating group from those of measured shapes.
 #
@@ -313,3 +314,92 @@ def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
 def sets_of(busy: Bools) -> NDArray[np.uint8]:
     """The set of busy streams of each case, a bit for each stream, from a mask (4, C)."""
     return np.asarray(np.bitwise_or.reduce(busy * _BIT_OF_STREAM, axis=0))
+
+
+# Sends of several stages beside one another.
+#
+# A stage sends one outcome after another. Sends of different stages that leave the same node, or
+# come to the same node, share its network while they last: of two that each ask for all of it,
+# each is later by as long as both would be on. Passes are gone through in the order of time, so a
+# send finds those that began before it; these are made later, too.
+#
+# Axes: C candidates.
+
+# From one stage to another.
+Way = tuple[int, int]
+# How many of the last sends of each way a send may meet.
+_MET = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedNetworks:
+    """The ways of sends that share the network of a node with others: for each, by how much (C) a
+    second beside a send on another way makes it later."""
+
+    weights: Mapping[Way, Mapping[Way, Floats | float]]
+
+    @classmethod
+    def of(cls, nodes: Ints, shares: Mapping[Way, Floats]) -> Self:
+        """The ways of stages on such ``nodes`` (C, stages), each of which asks for a share (C) of
+        the networks that it uses: none within a node."""
+        weights: dict[Way, dict[Way, Floats | float]] = {}
+        for way, share in shares.items():
+            for other, other_share in shares.items():
+                meets = (nodes[:, way[0]] == nodes[:, other[0]]) | (
+                    nodes[:, way[1]] == nodes[:, other[1]]
+                )
+                uses = (share > 0) & (other_share > 0) & meets & (way[0] != other[0])
+                weight = np.where(uses, np.maximum(share + other_share - 1, 0.0), 0.0)
+                if weight.any():
+                    own = weight if len(weight) > 1 else weight.item()
+                    weights.setdefault(way, {})[other] = own
+        return cls(weights=weights)
+
+
+@dataclass(slots=True, eq=False)
+class _Send:
+    """A send between two times (C), which would take so many seconds (C) alone."""
+
+    begins: Any
+    ends: Any
+    seconds: Any
+
+    def left_s(self, since: Any) -> Any:
+        """Seconds of it alone that are left at a time; nothing once it has ended."""
+        lasts_s = self.ends - self.begins
+        return np.maximum(self.ends - since, 0.0) * self.seconds / lasts_s
+
+
+class Sends:
+    """What stages send one another: each stage sends one outcome after another, and those that
+    share a network slow one another down."""
+
+    def __init__(self, networks: SharedNetworks | None) -> None:
+        self.weights = {} if networks is None else networks.weights
+        # The send of each pass, the last one of each stage, and the last ones of each way.
+        self.of_pass: dict[PassKey, _Send] = {}
+        self.last: dict[int, _Send] = {}
+        self.recent: dict[Way, list[_Send]] = {}
+
+    def add(self, one: StagePass, end: Any, seconds: Any, *, queue: bool) -> None:
+        """The outcome of a pass that has ended is sent on; stages' sends may ``queue``."""
+        goal, begins = one.goes_to, end
+        assert goal is not None, "it sends nothing"
+        if queue and one.stage in self.last:
+            begins = np.maximum(end, self.last[one.stage].ends)
+        send = _Send(begins, begins + seconds, seconds)
+        self.of_pass[one.key] = self.last[one.stage] = send
+        way = one.stage, goal.stage
+        if way not in self.weights:
+            return
+        for other, weight in self.weights[way].items():
+            for met in self.recent.get(other, ()):
+                both = np.maximum(send.begins, met.begins)
+                later = weight * np.minimum(send.left_s(both), met.left_s(both))
+                send.ends, met.ends = send.ends + later, met.ends + later
+        self.recent[way] = [*self.recent.get(way, ()), send][-_MET:]
+
+    def come_s(self, one: StagePass, end: Any) -> Any:
+        """When the input of a pass has come, whose own pass has ended."""
+        send = None if one.needs is None else self.of_pass.get(one.needs)
+        return end if send is None else send.ends

@@ -138,15 +138,23 @@ def with_host(
     passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
     """The times of passes that take at least as long as their host, on a cluster that may have a
-    profile; ``ends`` are the candidates alone."""
+    profile; ``ends`` are the candidates alone.
+
+    Where weights are gathered or gradients reduced beside the passes of layers, a layer's slot
+    lasts for the longer of both. Only the layer beside which nothing is gathered or reduced waits
+    for its host in any case.
+    """
     (batch,) = ends
     inside = dict(passes.inside)
+    slots = np.maximum(batch.layers + batch.has_embedding + batch.has_head, 1)
     forward, backward = inside["forward"], inside["backward"]
     both = forward + backward
     longer = np.maximum(both, issued_s(host, batch, cluster)) / np.where(both > 0, both, 1.0)
     inside["forward"], inside["backward"] = forward * longer, backward * longer
-    inside["first_forward"] = np.maximum(inside["first_forward"], inside["forward"])
-    inside["last_backward"] = np.maximum(inside["last_backward"], inside["backward"])
+    once: Phase
+    for once, usual in (("first_forward", forward), ("last_backward", backward)):
+        beside_nothing = inside[once] + (longer - 1) * usual / slots
+        inside[once] = np.maximum(beside_nothing, longer * usual)
     last_computed = np.maximum(passes.last_computed, inside["backward"])
     through = {phase: longer * seconds for phase, seconds in passes.through.items()}
     return replace(passes, inside=inside, through=through, last_computed=last_computed)
@@ -338,6 +346,7 @@ class StageTimeModel:
             "left_backward_s": passes.inside["backward"] - passes.through["backward"],
             "point_to_point_s": 2 * (1 - blocking) * sent,
             "first_send_late_s": np.zeros(len(sent)),
+            "received_s": (1 - blocking) * received,
             "within_round_s": np.zeros(len(sent)),
         }
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing

@@ -15,11 +15,13 @@ from mistlab.serving.gpu_facts import constants_data
 
 # The constants with their defaults before any fit, by name.
 DEFAULTS: Mapping[str, float] = {
-    # Factors on parts of a step: products, experts, attention, links; and on whole passes.
+    # Factors on parts of a step: products, experts, attention, links, and the floors of kernels,
+    # which tables measure outside of a replayed graph; and on whole passes.
     "products": 1.0,
     "experts": 1.0,
     "attention": 1.0,
     "links": 1.0,
+    "floors": 0.7,
     "decode": 1.0,
     "prefill": 1.2,
     # A small kernel inside a replayed graph, the host's exposed time in a step, and its time for

@@ -21,6 +21,8 @@ HELD_OUTPUT = 0.6
 # Bytes that engines keep for activations, graphs and buffers of collectives.
 KEPT_BYTES = 2.5e9
 _ROUNDS = 6
+# The parts of a step that constants of engines multiply.
+PARTS = ("products", "experts", "attention", "links", "floors", "kernels")
 Constants = Mapping[str, Floats]
 
 
@@ -52,16 +54,17 @@ class SteadyState:
 def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Floats) -> Floats:
     """Seconds (C) in which every running request gets its next token, without prompts."""
     parts = decode_parts(of, running, context)
-    factors = {name: by[name] for name in ("products", "experts", "attention", "links", "kernels")}
+    factors = {name: by[name] for name in PARTS}
     device_s = parts.summed(factors) * by["decode"]
     host_s = by["host"] + by["sequence"] * running / of.dp / of.pp
     return np.asarray(of.pp * (device_s + host_s))
 
 
-def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, before: Floats) -> Floats:
-    """Seconds (C) for which a pass over so many tokens of a prompt occupies each stage."""
-    parts = prefill_parts(of, tokens, before)
-    factors = {name: by[name] for name in ("products", "experts", "attention", "links", "kernels")}
+def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, looked: Floats) -> Floats:
+    """Seconds (C) for which a pass over so many tokens of prompts, each of which looks at so many
+    of its own prompt in the mean, occupies each stage."""
+    parts = prefill_parts(of, tokens, looked)
+    factors = {name: by[name] for name in PARTS}
     return parts.summed(factors) * by["prefill"]
 
 
@@ -80,17 +83,24 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
     room = np.maximum(capacity / each, 1.0)
     admitted = np.minimum(np.minimum(load.in_flight, room), load.sequences * of.dp)
     outputs = np.maximum(load.output - 1, 1.0)
-    decoding = admitted
+    most_read = load.budget * load.output / (load.prompt + load.output)
+    decoding = np.minimum(admitted, most_read)
     first_s = token_s = np.zeros_like(admitted)
     for _ in range(_ROUNDS):
         step_s = decode_step_s(of, by, decoding, load.prompt + load.output / 2)
         arriving = decoding / load.output
         read_s = _prompt_s(of, by, load, arriving)
-        token_s = step_s + by["stall"] * arriving * read_s / of.dp
+        # No request waits for its own prompt between its tokens.
+        others = arriving * np.maximum(admitted - 1, 0.0) / np.maximum(admitted, 1.0)
+        token_s = step_s + by["stall"] * others * read_s / of.dp
         others_s = by["burst"] * admitted * read_s / of.dp
-        own_s = by["prompt"] * read_s * of.pp + by["steps"] * step_s
-        first_s = by["wait"] * (by["first"] + own_s + others_s)
-        decoding = admitted * outputs * token_s / (first_s + outputs * token_s)
+        aside_s = by["first"] + by["steps"] * step_s + others_s
+        first_s = by["wait"] * (aside_s + by["prompt"] * read_s * of.pp)
+        # While its own prompt is read, a request is aside for one step, however long that is.
+        share = outputs * token_s / (aside_s + outputs * token_s)
+        decoding = np.minimum(admitted * share, most_read)
+        # Where a step's budget does not read prompts as fast as answers end, they wait.
+        first_s = np.maximum(first_s, (admitted / decoding - 1) * outputs * token_s)
     rate = admitted / (first_s + outputs * token_s)
     waiting_s = np.maximum(load.in_flight - admitted, 0.0) / rate
     return SteadyState(
@@ -134,9 +144,10 @@ def split_state(
         first_s = np.maximum(first_s, slowest_s)
         share = outputs * token_s / (first_s + outputs * token_s)
         decoding = np.minimum(load.in_flight * share, most)
-    rate = load.in_flight / (first_s + outputs * token_s)
+    # Requests for which the decoders have no memory wait.
+    rate = np.minimum(load.in_flight / (first_s + outputs * token_s), most / (outputs * token_s))
     return SteadyState(
-        first_s=first_s,
+        first_s=load.in_flight / rate - outputs * token_s,
         token_s=token_s,
         requests_per_s=rate,
         running=decoding,
@@ -148,8 +159,9 @@ def split_state(
 def _prompt_s(of: LayoutColumns, by: Constants, load: SteadyLoad, arriving: Floats) -> Floats:
     """Seconds (C) for which one prompt occupies each stage. Prompts that arrive within one step are
     read in one pass, and long ones in several, each within the budget."""
-    several = np.clip(arriving, 1.0, np.maximum(load.budget / load.prompt, 1.0))
+    # Prompts come by chance: steps that read any read more than the mean.
+    lumps = arriving / -np.expm1(-np.maximum(arriving, 1e-9))
+    several = np.clip(lumps, 1.0, np.maximum(load.budget / load.prompt, 1.0))
     passes = np.ceil(load.prompt / load.budget)
-    pass_tokens = load.prompt * several / passes
-    before = load.prompt * (passes - 1) / (2 * passes)
-    return np.asarray(prompt_pass_s(of, by, pass_tokens, before) * passes / several)
+    pass_s = prompt_pass_s(of, by, load.prompt * several / passes, load.prompt / 2)
+    return np.asarray(pass_s * passes / several)

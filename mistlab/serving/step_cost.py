@@ -125,6 +125,7 @@ class ServingStep:
     experts: Floats
     attention: Floats
     links: Floats
+    floors: Floats
     kernels: Floats
 
     def summed(self, factors: Mapping[str, Floats]) -> Floats:
@@ -141,29 +142,30 @@ def decode_parts(of: LayoutColumns, sequences: Floats, context: Floats) -> Servi
     together = np.maximum(sequences / of.pp, np.minimum(sequences, 1.0))
     seen = of.full_layers * context + of.window_layers * np.minimum(context, of.window)
     looks = on_rank * seen
-    attention = _roofs(looks * of.look_s, looks * of.look_flop_s) + of.attention_floors_s
-    attention = attention + on_rank * of.state_s
+    attention = _roofs(looks * of.look_s, looks * of.look_flop_s) + on_rank * of.state_s
     return ServingStep(
         products=_products(of, on_rank),
         experts=_experts(of, together),
         attention=attention,
         links=_links(of, on_rank, together),
+        floors=of.product_floors_s + of.expert_floors_s + of.attention_floors_s,
         kernels=of.kernels,
     )
 
 
-def prefill_parts(of: LayoutColumns, tokens: Floats, before: Floats) -> ServingStep:
-    """A pass over ``tokens`` (C) of one prompt on one rank, whose first token has ``before`` (C)
-    tokens of the prompt ahead of it already."""
-    full = tokens * (before + tokens / 2)
-    window = np.minimum(full, tokens * of.window)
+def prefill_parts(of: LayoutColumns, tokens: Floats, looked: Floats) -> ServingStep:
+    """A pass over ``tokens`` (C) of prompts on one rank, each of which looks at ``looked`` (C)
+    tokens of its prompt in the mean: half of the prompt, if it is read whole."""
+    full = tokens * looked
+    window = tokens * np.minimum(looked, of.window)
     pairs = of.full_layers * full + of.window_layers * window
-    attention = pairs * of.prompt_flop_s + of.prompt_floors_s + tokens * of.scan_s_per_token
+    attention = pairs * of.prompt_flop_s + tokens * of.scan_s_per_token
     return ServingStep(
         products=_products(of, tokens),
         experts=_experts(of, tokens),
         attention=attention,
         links=_links(of, tokens, tokens),
+        floors=of.product_floors_s + of.expert_floors_s + of.prompt_floors_s,
         kernels=of.kernels,
     )
 
@@ -171,7 +173,7 @@ def prefill_parts(of: LayoutColumns, tokens: Floats, before: Floats) -> ServingS
 def _products(of: LayoutColumns, tokens: Floats) -> Floats:
     dense = _roofs(of.dense_s, tokens * of.dense_s_per_token)
     wide = _roofs(of.wide_s, np.minimum(tokens, 256) * of.wide_s_per_token)
-    return np.asarray(dense + wide + of.product_floors_s)
+    return np.asarray(dense + wide)
 
 
 def _experts(of: LayoutColumns, tokens: Floats) -> Floats:
@@ -180,9 +182,7 @@ def _experts(of: LayoutColumns, tokens: Floats) -> Floats:
     share = of.active / np.maximum(of.experts, 1.0)
     reached = of.experts_on_rank * (1 - (1 - share) ** tokens)
     rows = tokens * of.active * of.expert_share
-    return np.asarray(
-        _roofs(reached * of.expert_s, rows * of.expert_s_per_row) + of.expert_floors_s
-    )
+    return _roofs(reached * of.expert_s, rows * of.expert_s_per_row)
 
 
 def _links(of: LayoutColumns, on_rank: Floats, together: Floats) -> Floats:

@@ -322,8 +322,10 @@ class StageTimes(ColumnSet):
     gradients of weights.
     ``point_to_point_s`` is the time of sends to the next stage and back, unless they are part of
     the passes. By ``first_send_late_s`` the first micro-batch's activations take longer than half
-    of it, because the next forward pass runs beside them. By ``within_round_s`` a round of a
-    pipeline that waits for its sends is longer, because the stage's passes run beside sends.
+    of it, because the next forward pass runs beside them. Gradients that go back to the stage in
+    front take ``received_s``, as do the activations that come from it. By ``within_round_s`` a
+    round of a pipeline that waits for its sends is longer, because the stage's passes run beside
+    sends.
 
     The ``issued`` times are of the host, which issues a stage's passes from the beginning of the
     iteration on, and may be ahead of them: the times in which it issues a forward and a backward
@@ -343,6 +345,7 @@ class StageTimes(ColumnSet):
     delta_backward_s: Floats = field(metadata=_EDGE)
     point_to_point_s: Floats = field(metadata=_SENT)
     first_send_late_s: Floats = field(metadata=_SENT_FIRST)
+    received_s: Floats = field(metadata=_WAIT)
     within_round_s: Floats = field(metadata=_WAIT)
     left_backward_s: Floats = field(metadata=_WAIT)
     issued_forward_s: Floats = field(metadata=_HOST)

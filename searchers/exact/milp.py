@@ -147,6 +147,11 @@ class Inequalities:
                 self._problem.addConstraint(variable >= way)
         return pulp.LpAffineExpression(variable)
 
+    def may_exceed(self, lengths: Sequence[Expression], others: Sequence[Expression]) -> bool:
+        """Whether a length of any candidate is longer than another length of any candidate."""
+        longest = max(max(one.values(), default=0.0) for one in lengths)
+        return longest > min(min(one.values(), default=0.0) for one in others)
+
 
 class StageProgramme:
     """The choice of a candidate for each stage of a group's pipelines, as an integer programme.

@@ -11,7 +11,7 @@ from experiments.cli.commandline import run
 from experiments.networks.collective_fit import fit, left_out
 from experiments.networks.collective_tables import (
     CollectiveRow,
-    RefusedRow,
+    RefusedCollective,
     collective_rows,
     columns_of,
     hardware_named,
@@ -197,7 +197,7 @@ def test_elements_and_rates_are_read(tmp_path: Path) -> None:
     assert isinstance(second, CollectiveRow)
     assert (first.operation, first.size_bytes, first.measured_us) == ("all_to_all", 2048, 10.0)
     assert second.software == "trtllm"
-    assert isinstance(refused, RefusedRow)
+    assert isinstance(refused, RefusedCollective)
     assert "int3 is unknown" in refused.problem
     rates = tmp_path / "rates.csv"
     rates.write_text(

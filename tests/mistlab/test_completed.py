@@ -10,7 +10,7 @@ from mistlab.catalog.completed import completed, nearest
 from mistlab.core.files import write_yaml
 from mistlab.core.values import InputError, from_mapping, to_mapping
 from mistlab.job.job import hardware_from, job_from_mapping
-from mistlab.machine.hardware import CALIBRATED, Gpu, Hardware, Node, is_calibrated, is_measured
+from mistlab.machine.hardware import CALIBRATED, Gpu, Hardware, Node, can_lend, is_calibrated
 from simulators.symbolic import SymbolicPredictor
 
 DATASHEETS = sorted({*catalog.hardware_names()} - {*catalog.calibrated_names()})
@@ -152,7 +152,7 @@ def test_a_calibrated_gpu_is_near_what_others_say_of_it(name: str) -> None:
     others = [
         one
         for other in catalog.calibrated_names()
-        if is_measured(one := catalog.hardware(other))
+        if can_lend(one := catalog.hardware(other))
         and KIN.get(other.split("-")[0], other.split("-")[0]) != chip
     ]
     lent = completed(stripped(own), others).compute

@@ -57,6 +57,7 @@ def drawn_times(draw: np.random.Generator, parts: int) -> StageTimes:
         within_backward_s=draw.uniform(0, 0.4, shape) * (once["delta_backward_s"] > 0),
         after_first_s=np.zeros(shape),
         first_send_late_s=np.zeros(shape),
+        received_s=np.zeros(shape),
         within_round_s=np.zeros(shape),
         left_backward_s=(backward - through_backward) * left,
         **dict.fromkeys(ISSUED, np.zeros(shape)),
@@ -95,7 +96,11 @@ def shares_of_paths(
             passes,
             split if order in SPLIT else None,
             host=host if issued else None,
-            at_end=EndTimes(reductions_s=nothing, steps_s=times.end_s * draw.uniform(0, 1)),
+            at_end=EndTimes(
+                reductions_s=nothing,
+                steps_s=times.end_s * draw.uniform(0, 1),
+                layers=np.ones_like(nothing, dtype=np.int64),
+            ),
             steps_apart=steps_apart,
         )
         least_s = order_bound_s(

@@ -29,7 +29,7 @@ def times_of(
 ) -> StageTimes:
     nothing = np.zeros_like(forward)
     names = ("delta_forward_s", "delta_backward_s", "within_forward_s", "within_backward_s")
-    sends = "first_send_late_s", "within_round_s"
+    sends = "first_send_late_s", "received_s", "within_round_s"
     nothings = dict.fromkeys((*names, "after_first_s", *sends, "left_backward_s", *ISSUED), nothing)
     return StageTimes(
         **{
@@ -165,12 +165,12 @@ def test_a_host_slower_than_its_gpu_is_what_an_iteration_takes() -> None:
 def test_parts_are_reduced_one_after_another_beside_passes_and_stepped_last() -> None:
     one = np.ones((1, 2))
     passes = passes_of(named_order("interleaved-2", 1, 2))
-    reduced, stepped = 5.0, 0.5
+    reduced, stepped, layers = 5.0, 0.5, np.ones((1, 2), dtype=np.int64)
     # Of each part 3 seconds of reductions are left when it has gone back.
     times = replace(equal(2, 1.0, 2.0), delta_backward_s=(3.0 + stepped) * one)
-    at_end = EndTimes(reductions_s=reduced * one, steps_s=stepped * one)
+    at_end = EndTimes(reductions_s=reduced * one, steps_s=stepped * one, layers=layers)
     path_s = order_iteration_s(times, passes, at_end=at_end)
     # All passes take 12 seconds. The second chunk is done at 10, its reductions are at 13.
     assert path_s == pytest.approx(13.0 + reduced + 2 * stepped)
-    hidden = EndTimes(reductions_s=0 * one, steps_s=stepped * one)
+    hidden = EndTimes(reductions_s=0 * one, steps_s=stepped * one, layers=layers)
     assert order_iteration_s(times, passes, at_end=hidden) == pytest.approx(12 + 3 + 2 * stepped)

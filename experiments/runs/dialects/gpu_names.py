@@ -51,18 +51,37 @@ CHIPS: Mapping[str, Mapping[int, Gpus]] = {
     "gh200": dict.fromkeys((_ANY, 96), Gpus(hardware="gh200-96gb")),
     "mi300x": dict.fromkeys((_ANY, 192), Gpus(hardware="mi300x-192gb")),
     "mi325x": dict.fromkeys((_ANY, 256), Gpus(hardware="mi325x-256gb")),
+    "a800": dict.fromkeys((_ANY, 80), Gpus(hardware="a800-80gb")),
+    "h800": dict.fromkeys((_ANY, 80), Gpus(hardware="h800-80gb")),
+    "h20": dict.fromkeys((_ANY, 96), Gpus(hardware="h20-96gb")),
+    "a100 pcie": {
+        40: Gpus(hardware="a100-pcie-40gb"),
+        **dict.fromkeys((_ANY, 80), Gpus(hardware="a100-pcie-80gb")),
+    },
+    "h100 pcie": dict.fromkeys((_ANY, 80), Gpus(hardware="h100-pcie-80gb")),
+    "h100 nvl": dict.fromkeys((_ANY, 94), Gpus(hardware="h100-nvl-94gb")),
+    "l40s": dict.fromkeys((_ANY, 48), Gpus(hardware="l40s-48gb")),
+    "l20": dict.fromkeys((_ANY, 48), Gpus(hardware="l20-48gb")),
+    "a40": dict.fromkeys((_ANY, 48), Gpus(hardware="a40-48gb")),
+    "a10": dict.fromkeys((_ANY, 24), Gpus(hardware="a10-24gb")),
+    "a6000": dict.fromkeys((_ANY, 48), Gpus(hardware="rtx-a6000-48gb")),
+    "3090": dict.fromkeys((_ANY, 24), Gpus(hardware="rtx-3090-24gb")),
+    "4090": dict.fromkeys((_ANY, 24), Gpus(hardware="rtx-4090-24gb")),
+    "5090": dict.fromkeys((_ANY, 32), Gpus(hardware="rtx-5090-32gb")),
+    "pro 6000": dict.fromkeys((_ANY, 96), Gpus(hardware="rtx-pro-6000-96gb")),
+    "t4": dict.fromkeys((_ANY, 15, 16), Gpus(hardware="t4-16gb")),
+    "mi210": dict.fromkeys((_ANY, 64), Gpus(hardware="mi210-64gb")),
+    "mi250x": dict.fromkeys((_ANY, 64), Gpus(hardware="mi250x-64gb", note="one die of two")),
+    "mi355x": dict.fromkeys((_ANY, 288), Gpus(hardware="mi355x-288gb")),
 }
 DEFAULT_CHIP = "h100"
 # Words before and after a chip's name that make no other of it.
-_MAKERS = frozenset(("nvidia", "amd", "tesla", "instinct"))
+_MAKERS = frozenset(("nvidia", "amd", "tesla", "instinct", "geforce", "quadro", "rtx"))
 _SAME = re.compile(
     r"sxm[2-6]?|hbm[23]e?|oam|gpus?|tensor|core|class|superchip|nvl72|nvlink|dgx|hgx|a3|[0-9]+w"
 )
 # Words that make another chip of it, with other rates.
-_OTHERS: Mapping[str, frozenset[str]] = {
-    "h100": frozenset(("pcie", "nvl")),
-    "h200": frozenset(("nvl",)),
-}
+_OTHERS = frozenset(("pcie", "nvl"))
 _MEMORY = re.compile(r"(?<![a-z0-9])([0-9]+) ?g(?:i?b)?(?![a-z0-9])")
 
 
@@ -96,12 +115,14 @@ def _named_gpu(text: str) -> Gpus:
     sizes = [int(size) for size in _MEMORY.findall(given)]
     words = re.findall(r"[a-z0-9]+", _MEMORY.sub(" ", given))
     words = [word for word in words if word not in _MAKERS]
+    if words[:1] == ["pro"]:
+        words = [" ".join(words[:2]), *words[2:]]
     chip = _chip(words[0]) if words else ""
-    if chip not in CHIPS:
-        _refuse_name(text)
-    further = [words[0].removeprefix(chip), *words[1:]]
+    further = [words[0].removeprefix(chip), *words[1:]] if words else []
+    if make := next((word for word in further if word in _OTHERS), None):
+        chip, further = f"{chip} {make}", [word for word in further if word != make]
     memory = sizes[0] if sizes else _ANY
-    if memory not in CHIPS[chip] or _OTHERS.get(chip, frozenset()) & {*further}:
+    if chip not in CHIPS or memory not in CHIPS[chip]:
         _refuse_name(text)
     gpus = CHIPS[chip][memory]
     strange = [word for word in further if word and not _SAME.fullmatch(word)]

@@ -1,0 +1,96 @@
+"""Closed form and event simulator agree where pipelines wait: for slow sends, for hosts."""
+
+from dataclasses import replace
+
+import pytest
+
+from mistlab import catalog
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Workload
+from simulators.events import EventSimulator
+from simulators.symbolic import SymbolicPredictor
+
+SMALL = Workload(
+    model=catalog.model("gpt3-1.3b"),
+    sequence_length=512,
+    global_batch=64,
+    attention="flash",
+    precision="bf16",
+)
+H100 = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=8)
+
+
+def difference(workload: Workload, cluster: Cluster, plan: Plan) -> float:
+    """The closed form's time over the event simulator's, less one."""
+    closed = SymbolicPredictor(workload=workload, cluster=cluster).predict(plan).iteration_s
+    played = EventSimulator(workload=workload, cluster=cluster).simulate(plan).iteration_s
+    return closed / played - 1
+
+
+@pytest.mark.parametrize("engine", ["megatron-core", "mistlab", "megatron", "fsdp"])
+@pytest.mark.parametrize("gbytes", [0.5, 1.0, 2.0])
+def test_sends_longer_than_passes_wait_for_one_another(engine: str, gbytes: float) -> None:
+    """Four stages on two nodes: both directions' sends of a stage are on one lane."""
+    cluster = replace(
+        H100,
+        nodes=2,
+        gpus_per_node=2,
+        intra_node_gbytes_per_s=32.0,
+        inter_node_gbytes_per_s=gbytes,
+    )
+    stage = StagePlan(layers=6, data_parallel=1, tensor_parallel=1, micro_batch=16)
+    plan = Plan(engine=engine, micro_batches=4, stages=(replace(stage, checkpointed_layers=5),) * 4)
+    assert abs(difference(SMALL, cluster, plan)) < 0.01
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("gbytes", [32.0, None])
+def test_reductions_do_not_slow_a_gpu_that_waits_for_its_host(
+    micro_batches: int, gbytes: float | None
+) -> None:
+    """Gradients are reduced while the GPU of a host-bound stage is idle."""
+    workload = replace(SMALL, sequence_length=2048, global_batch=8 * micro_batches)
+    cluster = replace(H100, intra_node_gbytes_per_s=gbytes)
+    stage = StagePlan(layers=12, data_parallel=4, tensor_parallel=1, micro_batch=2, zero=1)
+    plan = Plan(engine="megatron-core", micro_batches=micro_batches, stages=(stage,) * 2)
+    assert abs(difference(workload, cluster, plan)) < 0.01
+
+
+def test_both_ends_of_a_tied_table_are_in_one_exchange() -> None:
+    """The first stage shards its gradients and the last one does not."""
+    workload = replace(SMALL, model=catalog.model("llama3.2-1b"), sequence_length=2048)
+    cluster = replace(H100, nodes=2, inter_node_gbytes_per_s=0.5)
+    stages = tuple(
+        StagePlan(layers=8, data_parallel=8, tensor_parallel=1, micro_batch=2, zero=zero)
+        for zero in (2, 1)
+    )
+    plan = Plan(micro_batches=4, stages=stages)
+    assert abs(difference(workload, cluster, plan)) < 0.02
+
+
+V_PLANS = {
+    # Stages of two neighbours send to a node at one time.
+    "two stages a node": ("gpt3-2.7b", "a100-40gb", 4, 8, "zb-v", 8, 16, 4, 0),
+    "one stage a node": ("gpt3-2.7b", "a100-40gb", 4, 8, "dualpipe-v", 4, 8, 2, 1),
+    # Gradients are reduced from the first layer of the last pass for weights on.
+    "reductions": ("gpt3-2.7b", "a100-80gb", 4, 8, "v-half", 2, 2, 1, 1),
+}
+
+
+@pytest.mark.parametrize("case", V_PLANS)
+def test_orders_in_a_v_across_nodes(case: str) -> None:
+    model, hardware, nodes, gpus, order, stages, micro_batches, tensor, zero = V_PLANS[case]
+    cluster = Cluster(hardware=catalog.hardware(hardware), nodes=nodes, gpus_per_node=gpus)
+    data = nodes * gpus // stages // tensor
+    batch = data * micro_batches
+    workload = replace(SMALL, model=catalog.model(model), sequence_length=2048, global_batch=batch)
+    stage = StagePlan(
+        layers=workload.model.layers // stages,
+        data_parallel=data,
+        tensor_parallel=tensor,
+        micro_batch=1,
+        zero=zero,
+    )
+    plan = Plan(micro_batches=micro_batches, order=order, stages=(stage,) * stages)
+    assert abs(difference(workload, cluster, plan)) < 0.045
