@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Self, TypeVar, cast, final
 
 import numpy as np
@@ -28,6 +28,7 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, StagesInOrder
+from searchers.parts import parts_of
 from searchers.savings import ways_listed, why_empty
 
 # Counts the questions of a search to its predictor, and keeps the best plan so far.
@@ -68,7 +69,8 @@ class Ledger:
     """Counts, keeps the best plan that fits, and ends the search when its budget is spent.
 
     ``listener`` is told of every answer and of every better bound, for progress; ``watcher`` sees
-    every plan that was asked about. ``bound_s`` is a time that no plan of the space beats.
+    every plan that was asked about. ``bound_s`` is a time that no plan of the space beats, on any
+    of the numbers of ``gpus`` that are searched.
     """
 
     predictor: Predictor
@@ -81,6 +83,7 @@ class Ledger:
     stage_evaluations: int = 0
     best: Plan | None = None
     prediction: Prediction | None = None
+    gpus: tuple[int, ...] = ()
     history: list[Improvement] = field(default_factory=list)
     nearest: list[Rival] = field(default_factory=list)
     said: "Callable[[Plan], Plan] | None" = None
@@ -322,6 +325,7 @@ class Ledger:
             gap=gap,
             history=tuple(self.history),
             rivals=tuple(one for one in self.nearest if one.plan != self.best),
+            gpus=self.gpus,
             seed=seed,
             reason=reason,
         )
@@ -420,7 +424,7 @@ class StrategySearcher:
         ledger = Ledger(
             predictor=self.predictor,
             budget=budget,
-            clock=self.clock,
+            clock=process_time if budget.clock == "cpu" else self.clock,
             listener=self.listener,
             watcher=self.watcher,
         )
@@ -432,9 +436,15 @@ class StrategySearcher:
             if space.orders != (DEFAULT_ORDER,) and not self.strategy.takes_orders:
                 return ledger.result("REFUSED", seed, reason=NO_ORDERS)
         try:
-            if reason := why_empty(problem, space):
-                return ledger.result("INFEASIBLE", seed, reason=reason)
-            ending = in_engines(self.strategy, problem, space, ledger, np.random.default_rng(seed))
+            empty = why_empty(problem, space)
+            parts = parts_of(problem, has_plans=not empty)
+            problems = [one for one in (problem, *parts) if not why_empty(one, space)]
+            if not problems:
+                return ledger.result("INFEASIBLE", seed, reason=empty)
+            ledger.gpus = tuple(one.cluster.num_gpus for one in problems)
+            draw = np.random.default_rng(seed)
+            ending = in_branches(self.strategy, problems, space, ledger, draw)
+            ending = replace(ending, reason="; ".join(filter(None, (empty, ending.reason))))
         except BudgetSpentError:
             ending = Ending(status="BUDGET", lower_bound_s=ledger.bound_s or None)
         except KeyboardInterrupt:
@@ -447,24 +457,26 @@ class StrategySearcher:
         return ledger.result(status, seed, lower_bound_s=ending.lower_bound_s, reason=reason)
 
 
-def in_engines(
+def in_branches(
     strategy: Strategy,
-    problem: Problem,
+    problems: Sequence[Problem],
     space: SearchSpace,
     ledger: Ledger,
     draw: np.random.Generator,
 ) -> Ending:
-    """The best plan of all engines of a space: each engine is a branch with a bound of its own.
+    """The best plan of all engines of a space, on a cluster and on parts of it: each engine on each
+    number of GPUs is a branch with a bound of its own.
 
     Branches share what is left of the budget evenly, and the best plan so far, which leaves out
     much of the branches to come. Those with fewer ways to save memory come first, since they leave
-    most of their share to others.
+    most of their share to others; parts of the cluster come last.
     """
-    branches = sorted(space.of_engines, key=ways_listed)
+    engines = sorted(space.of_engines, key=ways_listed)
+    branches = [(problem, own) for problem in problems for own in engines]
     if len(branches) == 1:
-        return strategy(problem, branches[0], ledger, draw)
+        return strategy(*branches[0], ledger, draw)
     bounds, refusals = [], []
-    for place, own in enumerate(branches):
+    for place, (problem, own) in enumerate(branches):
         heard, ending = [0.0], Ending()
         share, part = 1 / (len(branches) - place), ledger.for_part(lambda plan: plan, heard.append)
         with suppress(BudgetSpentError), ledger.for_share(share), part:

@@ -15,6 +15,8 @@ from mistlab.core.values import bounded, check_field, check_fields, refuse
 from simulators.graph import LANES, TaskGraph
 
 _COMPUTE = LANES.index("compute")
+# By definition: 90 % of iterations lie between, as between bounds (docs/decisions/0041).
+QUANTILES = (0.05, 0.5, 0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class Quantiles:
         """The quantiles of at least one iteration's time, interpolated between iterations."""
         iterations_s = list(iterations_s)
         check_field(cls, "samples", len(iterations_s))
-        low, middle, high = np.quantile(iterations_s, [0.05, 0.5, 0.95]).tolist()
+        low, middle, high = np.quantile(iterations_s, QUANTILES).tolist()
         return cls(
             samples=len(iterations_s),
             seed=seed,

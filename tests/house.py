@@ -43,13 +43,24 @@ ROWS = (
     "mistlab/huggingface/types/",
     "searchers/methods/",
 )
-# Rooms with numbers about machines and engines.
-OF_NUMBERS = ("mistlab/cost/", "mistlab/engines/", "mistlab/machine/", "simulators/")
+# Rooms with numbers about machines, engines and measured runs.
+OF_NUMBERS = (
+    "mistlab/cost/",
+    "mistlab/engines/",
+    "mistlab/machine/",
+    "simulators/",
+    "experiments/runs/",
+)
 # The room that declares dimensions. Models have ``layers``, too, so that name tells nothing.
 DECLARES = "mistlab/plan/"
 DIMENSION_NAMES = frozenset(DIMENSIONS) - {"layers"}
 _NAMED = re.compile(r"(?:^|[._])(?:engine|hardware|machine)(?:\.name)?$")
 _PART_TESTS = {"startswith", "endswith", "removeprefix", "removesuffix"}
+# The room of tables of measured runs; there what reads their text, as cells or by dialects.
+OF_TABLES = "experiments/runs/"
+READERS = ("experiments/runs/dialects/", "experiments/runs/runs_table.py")
+_TEXT_METHODS = {*_PART_TESTS, "casefold", "lower", "find", "partition", "rpartition", "split"}
+_TEXT_OF_TABLE = re.compile(r"\btext(?:_of)?\(|\.cells\b")
 _SOURCE = re.compile(r"fitted|measured|https?:|docs/|datasheet|median|paper|table", re.IGNORECASE)
 _DOTTED = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+")
 _PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)}|tests|benchmarks)/[\w/.*-]*[\w*]")
@@ -135,6 +146,35 @@ def _tests_a_name(node: ast.AST) -> bool:
         and isinstance(node.left.value, str)
         and bool(_NAMED.search(ast.unparse(node.comparators[0])))
     )
+
+
+def text_tests(tree: Tree) -> Offenders:
+    """Tests of free text where tables of measured runs have typed columns, by module.
+
+    A test is an import of ``re``, a method as ``startswith``, a text constant ``in`` something, or
+    a comparison of a cell's text.
+    """
+    counts: Counter[str] = Counter()
+    for path, text in modules(tree):
+        if path.startswith(OF_TABLES) and not path.startswith(READERS):
+            counts[path] += sum(map(_tests_text, ast.walk(ast.parse(text))))
+    return +counts
+
+
+def _tests_text(node: ast.AST) -> bool:
+    match node:
+        case ast.Import(names=names):
+            return any(name.name == "re" for name in names)
+        case ast.ImportFrom(module="re"):
+            return True
+        case ast.Call(func=ast.Attribute(attr=method)):
+            return method in _TEXT_METHODS
+        case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()]):
+            is_text = isinstance(left, ast.Constant) and isinstance(left.value, str)
+            return is_text or bool(_TEXT_OF_TABLE.search(ast.unparse(node)))
+        case ast.Compare():
+            return bool(_TEXT_OF_TABLE.search(ast.unparse(node)))
+    return False
 
 
 def fitted(tree: Tree) -> Offenders:
@@ -239,6 +279,7 @@ RULES: Mapping[str, Rule] = {
     "folders of more than 20 files": folders,
     "files above 600 lines": lengths,
     "tests of parts of names": name_tests,
+    "tests of tables' text": text_tests,
     "fractions without a source": fitted,
     "files that name dimensions": dimension_files,
     "dotted names of pages": dotted_names,

@@ -52,6 +52,13 @@ PLANTED = {
         "mistlab/a.py": 'run.engine.startswith("fsdp")',
         "mistlab/b.py": 'engine == "fsdp" or name.startswith("fsdp")',
     },
+    "tests of tables' text": {
+        "experiments/runs/a.py": '"lora" in notes',
+        "experiments/runs/b.py": 'row.text("notes") or row.way == "none" or name in parts',
+        "experiments/runs/runs_table.py": 'text_of(row, "zero") == "none"',
+        "experiments/runs/dialects/a.py": "import re",
+        "experiments/measured/a.py": "import re",
+    },
     "fractions without a source": {
         "mistlab/cost/a.py": "# A share.\nSHARE = 0.13\n",
         "mistlab/cost/b.py": "# Fitted to runs.\nSHARE = 0.13\nHALF = 0.5\n",
@@ -83,6 +90,22 @@ def test_a_planted_fault_is_an_offender(name: str) -> None:
 def test_constants_in_names_are_tests_of_parts() -> None:
     tree = {"mistlab/a.py": '"megatron" in run.engine\n"x" in remarks\nkey in hardware.name'}
     assert RULES["tests of parts of names"](tree) == {"mistlab/a.py": 1}
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "import re",
+        "from re import search",
+        'engine.casefold().startswith("fsdp")',
+        '"lora" not in notes',
+        'row.text("zero") == "none"',
+        'text_of(cells, "zero") in LEVELS',
+        'row.cells["zero"] == "none"',
+    ],
+)
+def test_a_test_of_a_table_s_text_is_an_offender(test: str) -> None:
+    assert RULES["tests of tables' text"]({"experiments/runs/a.py": test})
 
 
 def test_code_lines_are_without_blanks_comments_and_docstrings() -> None:

@@ -100,7 +100,7 @@ WORST = 8
 # How many plans of one problem are enough to say whether both rank them alike.
 FEWEST_TO_RANK = 20
 # Problems that plans are drawn for in equal parts: the default one, and those of each hardware.
-PROBLEMS = 1 + len(NODES) * len(catalog.hardware_names())
+PROBLEMS = 1 + len(NODES) * len(catalog.calibrated_names())
 # Numbers of plans are rounded down, and searches for plans that fit may find fewer.
 NEARLY = 0.9
 # What share of the plans should at least have it.
@@ -125,7 +125,7 @@ STRATA = {
     "aceso": 0.05,
     "proposed by a searcher": 0.03,
     "the default problem": NEARLY / PROBLEMS,
-    **dict.fromkeys(catalog.hardware_names(), NEARLY * len(NODES) / PROBLEMS),
+    **dict.fromkeys(catalog.calibrated_names(), NEARLY * len(NODES) / PROBLEMS),
 }
 
 

@@ -3,7 +3,8 @@ and one simulator plays their plans."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from math import inf
+from time import perf_counter, process_time
 from typing import Self
 
 import numpy as np
@@ -95,7 +96,8 @@ class Entry:
     """One searcher's result, and what the event simulator says of it.
 
     ``front`` are the plans it asked about that no other beats in both time and memory. ``rivals``
-    are those that the two predictors may see in another order. ``is_played`` says that the answer
+    are those that the two predictors may see in another order. ``cpu_s`` are the seconds that the
+    search had a core. ``is_played`` says that the answer
     is not the best plan as predicted but the rival that is fastest when played.
     """
 
@@ -106,6 +108,7 @@ class Entry:
     front: tuple[Point, ...]
     rivals: tuple[PlayedRival, ...] = ()
     playing_s: float = 0.0
+    cpu_s: float = 0.0
     is_played: bool = False
 
     @property
@@ -230,13 +233,16 @@ class Bench:
             listener=listener,
             watcher=front.see,
         )
+        began_s = process_time()
         result = searcher.search(self.problem, space, budget, seed)
+        cpu_s = process_time() - began_s
         return Entry(
             searcher=name,
             space=space,
             result=result if self.asked is self.predictor else self._rescored(result),
             simulated_s=None,
             front=front_of(front.points),
+            cpu_s=cpu_s,
         )
 
     def _rescored(self, result: SearchResult) -> SearchResult:
@@ -345,6 +351,25 @@ def decided(entry: Entry) -> Entry:
     """An entry whose answer is the rival that is faster when played, if there is one: its
     prediction is so near to the best that the closed form cannot tell the two apart."""
     return replace(entry, is_played=entry.faster is not None)
+
+
+def judged(entries: Sequence[Entry]) -> Entry | None:
+    """The entry that answers: of those whose plans predictions cannot tell from the best one, the
+    one whose plan, or whose rival, is played fastest. None where no plan fits.
+
+    Where nothing was played, predictions decide.
+    """
+    answered = [entry for entry in entries if entry.answer is not None]
+    if not answered:
+        return None
+    near_s = min(_predicted_s(entry) for entry in answered) * (1 + TOLD_APART)
+    near = [decided(entry) for entry in answered if _predicted_s(entry) <= near_s]
+    return min(near, key=lambda entry: (entry.answer_simulated_s or inf, _predicted_s(entry)))
+
+
+def _predicted_s(entry: Entry) -> float:
+    assert entry.result.prediction is not None
+    return entry.result.prediction.iteration_s
 
 
 def _tasks(plan: Plan) -> int:

@@ -133,7 +133,7 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
     """The default problem, and one of each hardware on each kind of number of nodes."""
     workload, cluster = problem_of(Namespace(**PROBLEM))
     yield Problem(workload=workload, cluster=cluster)
-    for name in catalog.hardware_names():
+    for name in catalog.calibrated_names():
         hardware = catalog.hardware(name)
         for nodes in NODES:
             cluster = Cluster(

@@ -95,7 +95,14 @@ def can_ask(searcher: str, predictor: str) -> bool:
 def budget_of(options: argparse.Namespace, default: Budget) -> Budget:
     """The budget that was asked for, or the default where none was."""
     evaluations, seconds = options.budget_evaluations, options.budget_seconds
-    if evaluations is None and seconds is None:
+    cpu_seconds = options.budget_cpu_seconds
+    if evaluations is None and seconds is None and cpu_seconds is None:
         return default
-    with as_options("budget-"):
-        return Budget(evaluations=evaluations, seconds=seconds)
+    if seconds is not None and cpu_seconds is not None:
+        message = "--budget-seconds and --budget-cpu-seconds: give one of the two"
+        raise InputError(message)
+    if cpu_seconds is None:
+        with as_options("budget-"):
+            return Budget(evaluations=evaluations, seconds=seconds)
+    with as_options("budget-cpu-"):
+        return Budget(evaluations=evaluations, seconds=cpu_seconds, clock="cpu")

@@ -90,13 +90,15 @@ class Question:
         return {**sizes, "peak_flop_per_s": peak}
 
     def _row(self, way: str, seconds: float) -> Row:
-        gpus = self.problem.cluster.num_gpus
+        cluster = self.problem.cluster
+        gpus = cluster.num_gpus
         return {
             "run": self.problem.workload.model.name,
             "way": way,
             "tokens": self.tokens,
             "parameters": self.parameters,
             "gpus": gpus,
+            "hardware": cluster.hardware.name,
             "days": seconds / DAY_S,
             **asdict(bill_of(gpu_hours_of(gpus, seconds), self.prices)),
             "utilisation": utilisation_of(**self._sizes, seconds=seconds),

@@ -57,18 +57,31 @@ def _by_way(rows: Sequence[Row]) -> dict[str, list[float | None]]:
 
 
 def _own(rows: Sequence[Row]) -> str:
-    head = ["run", "by", "days", "90 % within", "U", "MFU", "GPU hours", "M$", "MWh", "t CO2"]
+    head = [
+        "run",
+        "GPUs",
+        "by",
+        "days",
+        "90 % within",
+        "U",
+        "MFU",
+        "GPU hours",
+        "M$",
+        "MWh",
+        "t CO2",
+    ]
     return table(head, [_cells(row) for row in rows])
 
 
 def _cells(row: Row) -> list[str]:
     if row.get("gpu_hours") is None:
-        return [row["run"], WAYS[row["way"]], "nothing fits", *[""] * 7]
+        return [row["run"], "", WAYS[row["way"]], "nothing fits", *[""] * 7]
     between = ""
     if "days_low" in row:
         between = f"{row['days_low']:.1f} to {row['days_high']:.1f}"
     return [
         row["run"],
+        f"{row['gpus']:,} {row['hardware']}" if "gpus" in row else "",
         WAYS[row["way"]],
         number(row["days"], ",.1f", none=""),
         between,

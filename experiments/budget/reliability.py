@@ -34,8 +34,9 @@ SIZES = (0.25, 1.0, 4.0, 16.0)
 FASTER_CHECKPOINTS = (4, 16, 64)
 # Longer than any training, and short enough to play.
 MOST_DAYS = 10_000
-# Of OPT-175B, second-hand: GPU hours lost in about 60 days with 175 restarts, one in 8.2 hours.
-PUBLISHED_LOST_HOURS, PUBLISHED_RESTARTS = 41_700.0, 175
+# The Llama 3 Herd of Models (2024), 3.3.4: unexpected interruptions, effective training time.
+LLAMA_GPUS, LLAMA_DAYS, LLAMA_FAILURES, LLAMA_GOODPUT = 16_384, 54, 419, 0.9
+LLAMA_HOURS_PER_FAILURE = LLAMA_GPUS * LLAMA_DAYS * 24 / LLAMA_FAILURES
 WORDS = {
     "work": "work that stays",
     "checkpoints": "writing checkpoints",
@@ -52,7 +53,7 @@ def reliability(options: argparse.Namespace) -> int:
     Every GPU fails at random, all with one rate. A failure undoes the work since the last
     checkpoint; it must be noticed, the run started again and the checkpoint read. Goodput, the
     share of time that is work that stays, is given in closed form and played over days, failure
-    by failure. The defaults are like OPT-175B's: 992 GPUs, of which one fails every 8.2 hours.
+    by failure. The defaults are an example: 992 GPUs, of which one fails every 8.2 hours.
     """
     given = _given(options)
     _check(options)
@@ -62,7 +63,7 @@ def reliability(options: argparse.Namespace) -> int:
     for row in study.counted(_asked(given, interval_s, best_s), "intervals and sizes"):
         study.add(_row(row, study.options))
     (asked,) = _rows(study, "asked")
-    report = _report(study, asked, best_s)
+    report = _report(study, given, asked, best_s)
     return study.end(report, DONE if asked["makes_progress"] else NO_ANSWER)
 
 
@@ -148,7 +149,7 @@ def _rows(study: Study, kind: str) -> list[Mapping[str, Any]]:
     return [row for row in study.rows if row["kind"] == kind]
 
 
-def _report(study: Study, asked: Mapping[str, Any], best_s: float) -> Report:
+def _report(study: Study, given: Reliability, asked: Mapping[str, Any], best_s: float) -> Report:
     options = study.options
     title = f"{asked['gpus']:,} GPUs, one failure every {_span(asked['hours_between_failures'])}"
     if not asked["makes_progress"]:
@@ -161,7 +162,7 @@ def _report(study: Study, asked: Mapping[str, Any], best_s: float) -> Report:
             "goodput_closed_over_played": asked["goodput"] / asked["played"]["work"],
         },
         pictures=_pictures(study),
-        beside=[*_beside(asked, options)],
+        beside=[*_beside(given)],
     )
 
 
@@ -265,27 +266,26 @@ def _pictures(study: Study) -> Sequence[Lines | Bars]:
     ]
 
 
-def _beside(asked: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
-    """The published figure, where the question is like OPT's."""
-    gpu_hours = asked["gpus"] * options.days * 24
-    minutes = 60 * PUBLISHED_LOST_HOURS / PUBLISHED_RESTARTS / asked["gpus"]
-    starting = (options.detection_s + options.restart_s + options.reload_s) / 60
+def _beside(given: Reliability) -> Iterator[str]:
+    """A published run's goodput beside what its failures cost by the options of this question."""
+    published = replace(given, gpus=LLAMA_GPUS, gpu_hours_between_failures=LLAMA_HOURS_PER_FAILURE)
+    interval_s = best_interval_s(published)
+    shares = shares_of(published, interval_s)
+    between = _span(1 / (published.failures_per_s * HOUR_S))
+    starting_s = given.detection_s + given.restart_s + given.reload_s
     yield "## Published"
     yield (
-        f"OPT-175B's training is said to have lost {PUBLISHED_LOST_HOURS:,.0f} GPU hours in about "
-        f"60 days with {PUBLISHED_RESTARTS} restarts, one in 8.2 h (second-hand). On "
-        f"{asked['gpus']:,} GPUs that is {PUBLISHED_LOST_HOURS / gpu_hours:.1%} of the GPU hours "
-        f"of {options.days:g} days, and {minutes:.1f} min of all GPUs a restart. Here "
-        f"{asked['lost_gpu_hours']:,.0f} are lost, {asked['closed']['work_done_again']:.1%} of the "
-        f"time to work done again, {asked['closed']['checkpoints']:.1%} to writing checkpoints."
+        f"Llama 3 405B on {LLAMA_GPUS:,} H100 was interrupted unexpectedly {LLAMA_FAILURES} times "
+        f"in {LLAMA_DAYS} days, once in {between}, and still trained for more than "
+        f"{LLAMA_GOODPUT:.0%} of the time (The Llama 3 Herd of Models, 2024)."
     )
+    if shares is None:
+        yield "By the options of this page such a training would make no progress."
+        return
     yield (
-        "The inputs say why. Until the first new step a restart takes "
-        f"{starting:.1f} min by the options, and on average about half an interval of work is done "
-        f"again ({asked['interval_s'] / 120:.1f} min); neither was published. Both the work done "
-        f"again and the writing follow from how long training stands still at a checkpoint, here "
-        f"{options.checkpoint_s:g} s: with less, the best interval is shorter too (last table). "
-        "The published figure is met where a checkpoint hardly stops the training, or where its "
-        "hours leave out the writing and count restarts that were quicker than these. No input was "
-        "fitted to it."
+        f"By the options of this page, fitted to no run, {shares.work:.1%} of its time would be "
+        f"work that stays: {shares.checkpoints:.1%} go to checkpoints that stop the training for "
+        f"{given.checkpoint_s:g} s, {shares.work_done_again:.1%} to work done again, "
+        f"{shares.detection + shares.starting:.1%} to the {starting_s / 60:.1f} min until training "
+        "goes on. What these took in that run was not published."
     )

@@ -164,7 +164,7 @@ def _elsewhere(asked: Tried) -> Iterator[Tried]:
         yield from found
         if found:
             break
-    for name in catalog.hardware_names():
+    for name in catalog.calibrated_names():
         hardware = catalog.hardware(name)
         if hardware.gpu.memory_bytes > cluster.whole_memory_bytes and not cluster.memory_gib:
             yield from _best_there(asked.job, replace(cluster, hardware=hardware), 1)

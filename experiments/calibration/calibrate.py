@@ -16,7 +16,7 @@ from experiments.calibration.fit_operators import (
 from experiments.calibration.fits import write_fitted
 from experiments.cli.commandline import DONE, writable
 from mistlab.core.values import InputError
-from mistlab.job.job import hardware_from
+from mistlab.job.job import stated_hardware
 
 
 def calibrate(options: argparse.Namespace) -> int:
@@ -34,9 +34,9 @@ def calibrate(options: argparse.Namespace) -> int:
             "(--help lists them)"
         )
         raise InputError(message)
-    hardware = hardware_from(options.hardware, Path())
+    hardware = stated_hardware(options.hardware, Path())
     if options.borrow is not None:
-        hardware = fits.borrowed(hardware_from(options.borrow, Path()))(hardware)
+        hardware = fits.borrowed(stated_hardware(options.borrow, Path()))(hardware)
     hardware, fitted = fits.applied(steps, hardware)
     out = writable(options.out, "file")
     write_fitted(hardware, fitted, out, options.hardware, as_json=options.json)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.calibration.noted_machine import Machine, noted_machine
 from experiments.cli.commandline import DONE, print_json, writable
-from mistlab.job.job import hardware_from
+from mistlab.job.job import stated_hardware
 
 
 def profile(options: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def profile(options: argparse.Namespace) -> int:
     request = profiled.Request(
         name=out.stem,
         tables=tables,
-        datasheet=options.datasheet and hardware_from(options.datasheet, Path()),
+        datasheet=options.datasheet and stated_hardware(options.datasheet, Path()),
         seed=options.seed,
     )
     hardware, fitted = profiled.profiled(request, machine)

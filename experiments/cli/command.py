@@ -128,6 +128,11 @@ _SEARCH = (
     ),
     option("--budget-seconds", "seconds that a searcher may take", type=float),
     option(
+        "--budget-cpu-seconds",
+        "seconds that a searcher may have a core: the same plans on a busy machine",
+        type=float,
+    ),
+    option(
         "--budget-evaluations",
         "plans that a searcher may ask about, 1,000 stage candidates as one",
         type=int,

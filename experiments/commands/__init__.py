@@ -9,6 +9,7 @@ from experiments.cli.command import Command, Group
 from experiments.commands.machine_commands import MACHINE_COMMANDS
 from experiments.commands.plan_commands import PLAN_COMMANDS
 from experiments.commands.search_commands import SEARCH_COMMANDS
+from experiments.commands.serving_commands import SERVING_COMMANDS
 from experiments.commands.study_commands import STUDY_COMMANDS
 from experiments.commands.training_commands import TRAINING_COMMANDS
 
@@ -17,6 +18,7 @@ GROUPS: Mapping[str, Group] = {
     **PLAN_COMMANDS,
     **SEARCH_COMMANDS,
     **STUDY_COMMANDS,
+    **SERVING_COMMANDS,
     **TRAINING_COMMANDS,
     **MACHINE_COMMANDS,
 }

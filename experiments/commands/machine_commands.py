@@ -224,6 +224,20 @@ MACHINE_COMMANDS: dict[str, Group] = {
                 flag("--events", "play runs of whole layers task by task too"),
             ),
         ),
+        "predict_collectives": Command(
+            "experiments.networks.predict_collectives:predict_collectives",
+            {"json": False},
+            (
+                option("tables", **path("TABLE.csv"), nargs="+"),
+                flag("--leave-out", "predict each cluster by a fit to all others"),
+                option("--page", "also write the errors as a page", **path("PAGE.md")),
+                option(
+                    "--fit",
+                    "write the numbers that fit all rows, as the catalogue has them",
+                    **path("FILE.yaml"),
+                ),
+            ),
+        ),
         "predict_runs": Command(
             "experiments.measured.predict_runs:predict_rows",
             {"json": False},

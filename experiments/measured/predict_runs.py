@@ -13,8 +13,10 @@ from time import perf_counter
 from experiments.cli.commandline import as_options, batch_status, print_json, progress
 from experiments.measured.errors import error_lines
 from experiments.runs.configuration import Configuration, configuration_of
+from experiments.runs.dialects.dialect import row_of
 from experiments.runs.judged import check_measured
 from experiments.runs.run_jobs import RunJob, job_of, ways_of
+from experiments.runs.run_row import Recomputation
 from experiments.runs.run_sureness import RunAnswer, answered, is_far_too_full, nearly_fills
 from experiments.runs.runs_table import TableRow, rows_of_table, text_of
 from mistlab import catalog
@@ -74,8 +76,8 @@ def predict_rows(options: argparse.Namespace) -> int:
 
 def mapping_of(one: AnsweredRow) -> dict[str, object]:
     """An answered row as plain data."""
-    kind = one.row.cells.get("memory_kind", "")
-    return {"file": one.row.file, "row": one.row.number, **one.answer.mapping(kind)}
+    peak_of = row_of(one.row.cells).peak_of
+    return {"file": one.row.file, "row": one.row.number, **one.answer.mapping(peak_of)}
 
 
 class RowPredictor:
@@ -161,9 +163,9 @@ def _otherwise(run: Configuration, found: RunJob, one: Prediction) -> Configurat
     if run.otherwise not in ("", found.job.plan.engine) and nearly_fills(one, found):
         notes = (*run.notes, f"memory is short: engine {run.otherwise}")
         return replace(run, engine=run.otherwise, otherwise="", notes=notes)
-    if run.saves_unsaid and run.recompute == "none" and is_far_too_full(one, found):
+    if run.saves_unsaid and run.recompute.way == "none" and is_far_too_full(one, found):
         notes = (*run.notes, "memory is short by more than half: full recomputation")
-        return replace(run, recompute="full", notes=notes)
+        return replace(run, recompute=Recomputation(way="full"), notes=notes)
     return None
 
 

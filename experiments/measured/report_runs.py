@@ -11,6 +11,7 @@ from experiments.measured.errors import ERROR_FORMS, error_cells
 from experiments.measured.predict_runs import RowPredictor
 from experiments.measured.sureness import left_out_lines, write_sureness
 from experiments.pages.tables import narrow
+from experiments.runs.dialects.dialect import row_of
 from experiments.runs.judged import (
     GroupErrors,
     Judged,
@@ -154,7 +155,7 @@ def _tables(paths: Sequence[Path], predictor: RowPredictor) -> Tables:
 def _of_profiles(tables: Tables) -> list[Judged]:
     """The rows of the engine whose runs have a profile of their cluster."""
     every = (one for _, rows in tables for one in rows)
-    return [one for one in every if ENGINE_OF_PROFILES in one.row.cells.get("engine", "")]
+    return [one for one in every if row_of(one.row.cells).software == ENGINE_OF_PROFILES]
 
 
 def _summary(title: str, tables: Tables) -> Iterator[str]:

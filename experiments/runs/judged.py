@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from experiments.runs.dialects.dialect import row_of
 from experiments.runs.run_sureness import RunAnswer, stage_of
 from experiments.runs.runs_table import TableRow, number_of, text_of
 from mistlab.core.units import GIB_BYTES
@@ -39,12 +40,9 @@ class Judged:
         """The predicted peak that the measured one is held against."""
         if self.answer.prediction is None:
             return None
-        kind = self.row.cells.get("memory_kind", "")
-        stage = stage_of(self.answer.prediction, kind)
-        is_reserved = "reserved" in kind or _logs_reserved(self.row)
-        peak = stage.peak_allocated_bytes
-        if is_reserved and "allocated" not in kind:
-            peak = stage.peak_reserved_bytes
+        row = row_of(self.row.cells)
+        stage = stage_of(self.answer.prediction, row.peak_of)
+        peak = stage.peak_reserved_bytes if row.reserved else stage.peak_allocated_bytes
         return peak / GIB_BYTES
 
     @property
@@ -68,13 +66,7 @@ class Judged:
     @property
     def failed(self) -> bool:
         """Whether the row tells of a run that failed."""
-        return text_of(self.row.cells, "status").casefold().startswith("failed")
-
-
-def _logs_reserved(row: TableRow) -> bool:
-    """Whether the software of a row logs the allocator's peak, and no other: torchtitan does
-    (``max_reserved_gib`` in ``components/metrics.py``)."""
-    return "torchtitan" in text_of(row.cells, "engine").casefold()
+        return row_of(self.row.cells).failed
 
 
 def _error(predicted: float | None, measured: float | None) -> float | None:

@@ -1,17 +1,16 @@
 """Jobs from the configurations of measured runs: their stages, recomputation and hosts ahead."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 
-from experiments.runs.configuration import GPUS_OF_A_NODE, Configuration
-from experiments.runs.run_words import Gpus
+from experiments.runs.configuration import ASSUMED_MICRO_BATCH, GPUS_OF_A_NODE, Configuration
+from experiments.runs.dialects.gpu_names import Gpus
 from experiments.runs.shapes import Shape
 from mistlab import catalog
-from mistlab.core.values import FieldError, refuse, shown
+from mistlab.core.values import refuse, shown
 from mistlab.cost.confidence import RunKind, slowest_cluster
 from mistlab.engines.engine import ENGINES, Precision
 from mistlab.job.job import Job
@@ -44,62 +43,30 @@ def host_is_ahead(run: Configuration, blocks: Sequence[int], cluster: Cluster) -
     return not late_s.any()
 
 
-# The blocks of a stage that a measured run recomputes, whole or in part, by what its row says.
-
-
-# What torchtitan calls recomputing each second product of all blocks (with everything but attention
-# between products), and each second block.
-ALTERNATE = "selective op"
-HALF_OF_BLOCKS = ("selective layer", "selective every 2nd layer")
-# Words that alone say that nothing is recomputed, or all blocks.
-_NOTHING = ("no", "0", "false", "off")
-_EVERYTHING = (
-    *("whole", "1", "true", "yes", "on", "uniform", "block"),
-    *("checkpointing", "activation checkpointing", "gradient checkpointing"),
-)
-# Megatron's own selective recomputation, which is attention's core.
-_CORE = ("selective", "attn", "attention", "core attention")
-# Beginnings of ways to recompute what takes hardly any time.
-_CHEAP = ("selective:", "selective (recipe", "minimal")
+# The blocks of a stage that a measured run recomputes, whole or in part.
 
 
 def recomputed(run: Configuration, layers: int) -> dict[str, int]:
     """How many of a stage's blocks are recomputed, by the treatment's dimension."""
-    words = run.recompute
-    if words in _NOTHING or words.startswith(("none", "no activation")):
-        return {}
-    if words.startswith(ALTERNATE) or _is_torch_s_selective(run):
-        return {"products_recomputed_layers": layers}
-    if (whole := _whole_blocks(run, layers)) is not None:
-        return {"checkpointed_layers": whole}
-    recipe_s_core = words.startswith("selective (recipe") and run.attention == "math"
-    if "core_attn" in words or words in _CORE or recipe_s_core:
-        return {"core_recomputed_layers": layers}
-    if words.startswith(_CHEAP):
-        # With fused attention the core keeps nothing that could be recomputed; MaxText's policies
-        # that keep all products with weights recompute what is cheap.
-        return {}
-    column = "recompute"
-    raise FieldError(column, f"{shown(words)} cannot be said: give none, full or core_attn")
-
-
-def _is_torch_s_selective(run: Configuration) -> bool:
-    """Torchtitan's selective recomputation is of products, unless it says otherwise."""
-    return run.recompute == "selective" and ENGINES[run.engine].system == "fsdp"
-
-
-def _whole_blocks(run: Configuration, layers: int) -> int | None:
-    """How many blocks are recomputed whole; None if the row says another way."""
-    words = run.recompute
-    if found := re.match(r"(?:full )?block (\d+)\b", words):
-        return min(layers, int(found[1]) * run.chunks)
-    if words in _EVERYTHING or words.startswith("full"):
-        return layers
-    if words.startswith(HALF_OF_BLOCKS):
-        return layers // 2
-    if words.startswith("selective:") and "moe" in re.split(r"[:+]", words):
-        return _blocks_of_experts(run, layers)
-    return None
+    way = run.recompute.way
+    if way == "unknown":
+        problem = f"{shown(run.recompute.text)} cannot be said: give none, full or core_attn"
+        refuse("recompute", problem)
+    if way == "selective":
+        # Torchtitan's is of products, unless it says otherwise; Megatron's of attention's core.
+        way = "selective op" if ENGINES[run.engine].system == "fsdp" else "core"
+    if way == "recipe":
+        # With fused attention the core keeps nothing that could be recomputed.
+        way = "core" if run.attention == "math" else "cheap"
+    treated = {
+        "full": ("checkpointed_layers", layers),
+        "half": ("checkpointed_layers", layers // 2),
+        "blocks": ("checkpointed_layers", min(layers, run.recompute.blocks * run.chunks)),
+        "experts": ("checkpointed_layers", _blocks_of_experts(run, layers)),
+        "selective op": ("products_recomputed_layers", layers),
+        "core": ("core_recomputed_layers", layers),
+    }
+    return dict([treated[way]]) if way in treated else {}
 
 
 def _blocks_of_experts(run: Configuration, layers: int) -> int:
@@ -211,7 +178,7 @@ def ways_of(run: Configuration) -> tuple[Configuration, ...]:
 
 def _of_micro_batches(run: Configuration) -> Iterator[Configuration]:
     """The run with each micro-batch that divides a rank's sequences of a step."""
-    if "micro_batch" not in run.unsaid:
+    if not run.leaves_open("micro_batch"):
         yield run
         return
     of_rank = run.micro_batch * run.micro_batches
@@ -222,7 +189,7 @@ def _of_micro_batches(run: Configuration) -> Iterator[Configuration]:
 
 def _of_chunks(run: Configuration) -> Iterator[Configuration]:
     """The run with each number of chunks a stage."""
-    most = run.shape.layers // run.pipeline_parallel if "vpp" in run.unsaid else 1
+    most = run.shape.layers // run.pipeline_parallel if run.leaves_open("vpp") else 1
     for chunks in (1, *sorted(INTERLEAVED.values())):
         if chunks <= most:
             yield replace(run, chunks=chunks)
@@ -231,7 +198,7 @@ def _of_chunks(run: Configuration) -> Iterator[Configuration]:
 def _told(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
     """The notes of a way, with what is assumed in it."""
     taken = {"micro_batch": way.micro_batch, "vpp": way.chunks}
-    others = (note for note in way.notes if not note.startswith("micro_batch is empty"))
+    others = (note for note in way.notes if note != ASSUMED_MICRO_BATCH)
     return (
         *others,
         *(f"{name} is empty: {taken[name]} is the fastest that fits" for name in unsaid),

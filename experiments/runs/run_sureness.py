@@ -9,10 +9,9 @@ from typing import Any, Self
 import numpy as np
 
 from experiments.runs.run_jobs import RunJob
+from experiments.runs.run_row import PeakOf
 from mistlab.core.units import GIB_BYTES
 from mistlab.cost.confidence import (
-    ANY,
-    ENGINE,
     TAIL,
     KnownKind,
     RunKind,
@@ -86,17 +85,21 @@ class Range:
 def sureness_of(misses: Iterable[Miss], source: str = "") -> Sureness:
     """The kinds of runs that are known from measured ones."""
     together: dict[str, list[Miss]] = defaultdict(list)
+    of_software = set[str]()
     for one in misses:
+        of_software.update(one.kind.of_software)
         for name in one.kind.names:
             together[name].append(one)
-    kinds = tuple(_known(name, some) for name, some in sorted(together.items()))
+    kinds = tuple(
+        _known(name, alike, of_tables=name not in of_software)
+        for name, alike in sorted(together.items())
+    )
     return Sureness(source=source, kinds=kinds)
 
 
-def _known(name: str, misses: Sequence[Miss]) -> KnownKind:
-    """The kind of some runs."""
+def _known(name: str, misses: Sequence[Miss], *, of_tables: bool) -> KnownKind:
+    """The kind of runs whose groups are tables, or models."""
     models = {(one.kind.software, one.model) for one in misses}
-    of_tables = name.startswith((ANY, ENGINE))
     groups = [one.table if of_tables else one.model for one in misses]
     return KnownKind(
         name=name,
@@ -157,7 +160,8 @@ class Held:
 # The answer to a row of a table of runs: its predicted time and memory, or why there is none.
 
 
-# A note says what the slowest cluster known takes from this multiple of the prediction on.
+# A note says what the slowest cluster known takes from this multiple of the prediction on; chosen
+# by hand (docs/reference/measured-runs.md).
 MUCH_SLOWER = 1.1
 # All measured runs that took more than this share of a GPU's memory (70 of 80 GB) were slow.
 NEARLY_FULL = 70 / 79.1
@@ -185,11 +189,11 @@ class RunAnswer:
     doubt: Doubt | None = None
     sequences: int = 0
 
-    def mapping(self, memory_kind: str) -> Mapping[str, Any]:
-        """The answer as plain data; memory is that of the rank that a ``memory_kind`` names."""
+    def mapping(self, peak_of: PeakOf) -> Mapping[str, Any]:
+        """The answer as plain data; memory is that of a stage's rank."""
         if self.prediction is None:
             return {"refused": self.refused}
-        found, stage = self.prediction, stage_of(self.prediction, memory_kind)
+        found, stage = self.prediction, stage_of(self.prediction, peak_of)
         return {
             "iteration_s": found.iteration_s,
             "iteration_s_low": found.iteration_s_low,
@@ -294,11 +298,10 @@ def slowed(prediction: Prediction, around: Range, factor: float) -> tuple[Predic
     return longer, replace(around, longest_s=around.longest_s * factor * factor**0.5)
 
 
-def stage_of(prediction: Prediction, memory_kind: str) -> StagePrediction:
-    """The stage whose memory a text names: the first, the last, or else the fullest."""
-    words = memory_kind.casefold()
-    if "first stage" in words or "rank 0" in words:
+def stage_of(prediction: Prediction, peak_of: PeakOf) -> StagePrediction:
+    """The stage whose memory was measured: the first, the last, or else the fullest."""
+    if peak_of == "first":
         return prediction.stages[0]
-    if "last stage" in words:
+    if peak_of == "last":
         return prediction.stages[-1]
     return max(prediction.stages, key=lambda stage: stage.peak_allocated_bytes)

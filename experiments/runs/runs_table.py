@@ -101,7 +101,9 @@ class TableRow:
         return f"{self.file}, line {self.line}"
 
 
-def rows_of_table(path: Path) -> Iterator[TableRow]:
+def rows_of_table(
+    path: Path, needed: Sequence[str] = NEEDED, told_by: Sequence[str] = TOLD_BY
+) -> Iterator[TableRow]:
     """The rows of a table, in order; runs count from 1, lines of the file too.
 
     Commas part the cells; semicolons or tabs, if the header has no comma. A row that cannot be read
@@ -111,7 +113,8 @@ def rows_of_table(path: Path) -> Iterator[TableRow]:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             header = file.readline()
             file.seek(0)
-            yield from _rows(path, csv.reader(file, delimiter=_delimiter(header)))
+            reader = csv.reader(file, delimiter=_delimiter(header))
+            yield from _rows(path, reader, needed, told_by)
     except OSError as error:
         message = f"{path}: {error.strerror}: give the path of a CSV file"
         raise InputError(message) from None
@@ -124,9 +127,11 @@ def _delimiter(header: str) -> str:
     return next((one for one in ",;\t" if one in header), ",")
 
 
-def _rows(path: Path, reader: "Iterator[list[str]]") -> Iterator[TableRow]:
-    header = _header(path, next(reader, []))
-    missing = [name for name in NEEDED if name not in header]
+def _rows(
+    path: Path, reader: "Iterator[list[str]]", needed: Sequence[str], told_by: Sequence[str]
+) -> Iterator[TableRow]:
+    header = _header(path, next(reader, []), told_by)
+    missing = [name for name in needed if name not in header]
     number = 0
     for cells in reader:
         if not any(cell.strip() for cell in cells):
@@ -141,7 +146,7 @@ def _rows(path: Path, reader: "Iterator[list[str]]") -> Iterator[TableRow]:
         )
 
 
-def _header(path: Path, cells: Sequence[str]) -> list[str]:
+def _header(path: Path, cells: Sequence[str], told_by: Sequence[str]) -> list[str]:
     """The names of columns; refuses those that are of no table of runs."""
     header = [name.strip().casefold() for name in cells]
     twice = sorted({name for name in header if name and header.count(name) > 1})
@@ -150,8 +155,8 @@ def _header(path: Path, cells: Sequence[str]) -> list[str]:
         problem = "is empty"
     elif not all(map(_is_text, header)):
         problem = "is not UTF-8"
-    elif not set(header) & set(TOLD_BY):
-        problem = f"no column {', '.join(TOLD_BY)}"
+    elif not set(header) & set(told_by):
+        problem = f"no column {', '.join(told_by)}"
     elif twice:
         problem = f"column {', '.join(twice)} stands there twice"
     if problem:

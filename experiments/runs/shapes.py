@@ -4,53 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
-from experiments.runs.run_arguments import (
-    DROPOUT,
-    TOKENS,
-    are_arguments,
-    channels_of,
-    dropout_of,
-    gated_width,
-    has_tokens_of,
-    padded,
-    pattern_in,
-    two_thirds,
-)
-from experiments.runs.run_shapes import (
-    alike_of,
-    base_of_pattern,
-    experts_of_row,
-    first_named,
-    hybrid_of_sizes,
-    named_model,
-    parts_of,
-    words_of,
-)
-from experiments.runs.run_words import Usual
-from experiments.runs.runs_table import count_of, text_of
+from experiments.runs.run_row import RunRow
 from mistlab import catalog
-from mistlab.core.values import near_matches, refuse, to_mapping
-from mistlab.plan.workload import ModelSpec
+from mistlab.core.values import did_you_mean, refuse, to_mapping
+from mistlab.plan.workload import Experts, ModelSpec
 
-# Words of a model's name, and its family; other models are taken as Llama's.
-FAMILIES_BY_WORD: Mapping[str, str] = {
-    "llama": "llama",
-    "falcon": "falcon",
-    "gpt oss": "llama",
-    "deepseek": "llama",
-    "mixtral": "llama",
-    "qwen": "llama",
-    "kimi": "llama",
-    "moonlight": "llama",
-    "glm": "llama",
-    "olmo": "llama",
-    "phi": "llama",
-    "mpt": "gpt",
-    "gpt": "gpt",
-    "opt": "gpt",
-    "nemotron": "gpt",
-    "bert": "gpt",
-}
+# Megatron-LM pads its tests' tokens, which are GPT-2's, to a multiple of so many.
+TOKENS = 50_257
+MULTIPLE = 128
+# Letters of hybrid models' blocks with experts, and with state-space mixers.
+EXPERTS, SCANS = frozenset("E"), frozenset("MG")
 VOCAB = {"gpt": 50304, "falcon": 65024, "llama": 128256}
 NAMES = {
     "layers": "transformer blocks",
@@ -91,62 +54,68 @@ class Shape:
         )
 
 
-def shape_of(
-    cells: Mapping[str, str], remarks: str, usual: Usual | None = None
-) -> tuple[Shape, list[str]]:
-    """The shape of a row's model, and what is assumed about it, as its engine's users have it."""
-    name, notes = text_of(cells, "model"), list[str]()
-    known, note = named_model(name)
-    found = {size: count_of(cells, size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
-    if pattern := pattern_in(remarks):
+def shape_of(row: RunRow) -> tuple[Shape, list[str]]:
+    """The shape of a row's model, and what is assumed about it."""
+    notes = list[str]()
+    known, note = named_model(row)
+    given = {size: row.count(size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
+    if pattern := row.pattern.replace("|", "").upper():
         base = known if known is not None and known.pattern else base_of_pattern(pattern)
-        found["vocab"] = _vocab(cells, base.family, remarks, base, usual, notes)
-        return _by_pattern(base, pattern, cells, found, notes), notes
+        given["vocab"] = _vocab(row, base.family, base, notes)
+        return _by_pattern(base, pattern, row, given, notes), notes
     if known is not None and (known.pattern or note):
         notes.append(note)
-        return _whole(known, found, notes), notes
-    if known is not None and any(found[size] is None for size in NAMES):
+        return _whole(known, given, notes), notes
+    if known is not None and any(given[size] is None for size in NAMES):
         notes.append(f"no shape is given: the catalogue's {known.name} taken")
-        found = {size: found[size] or getattr(known, size) for size in found}
-        cells = _with_experts(cells, known, found)
-    for size, words in NAMES.items():
-        if found[size] is None:
-            refuse(size, f"is empty, and {_unknown(name)}: give {words}, or a model's name")
-    family = known.family if known is not None else _family(name, found, notes)
-    if "swiglu=1" in remarks:
+        given = {size: given[size] or getattr(known, size) for size in given}
+        row = _with_experts(row, known, given)
+    for size, meaning in NAMES.items():
+        if given[size] is None:
+            refuse(size, f"is empty, and {_unknown(row)}: give {meaning}, or a model's name")
+    family = known.family if known is not None else _family(row, notes)
+    if row.gated:
         family = "llama"
-        found["ffn"] = gated_width(found["ffn"], found["hidden"], remarks)
-    tied = _shares_table(name, family, remarks, usual)
-    heads, kv_heads = found["heads"], found["kv_heads"]
+        given["ffn"] = _gated_width(given["ffn"], given["hidden"], row)
+    tied = _shares_table(row, family)
+    heads, kv_heads = given["heads"], given["kv_heads"]
     if kv_heads is None:
         notes.append("kv_heads is empty: as many as heads assumed")
-    sizes: dict[str, Any] = {**found, "kv_heads": kv_heads or heads}
+    sizes: dict[str, Any] = {**given, "kv_heads": kv_heads or heads}
     plain = {name: sizes[name] for name in ("hidden", "layers", "heads", "kv_heads")}
-    if found["ffn"] is None:
+    if given["ffn"] is None:
         sizes["ffn"] = ModelSpec.of(family=family, **plain).ffn  # type: ignore[arg-type]
         notes.append(f"ffn is empty: {sizes['ffn']} assumed")
-    alike = alike_of(name, remarks)
-    sizes["vocab"] = _vocab(cells, family, remarks, alike, usual, notes)
-    parts = parts_of(cells, remarks, alike, sizes)
+    alike = None if not row.alike else catalog.model(row.alike)
+    sizes["vocab"] = _vocab(row, family, alike, notes)
+    parts = _parts_of(row, alike, sizes)
     if family == "gpt" and _is_traced_as_llama(parts):
         family = "llama"
         parts |= _gated(parts, sizes, notes)
-    parts |= _dropped(family, remarks, usual, notes)
-    own: dict[str, Any] = {name: parts.pop(name) for name in ("ffn", "kv_heads") if name in parts}
-    sizes |= own
+    parts |= _dropped(row, family, notes)
+    sizes |= {name: parts.pop(name) for name in ("ffn", "kv_heads") if name in parts}
     kept = tuple(sorted(parts.items()))
     shape = Shape(family=family, tied_embeddings=tied, parts=kept, **sizes)
     _ = shape.model  # refuses sizes that do not go together
     return shape, notes
 
 
-def _unknown(name: str) -> str:
+def named_model(row: RunRow) -> tuple[ModelSpec | None, str]:
+    """The model that a row's name stands for, and a note; None if the name is unknown."""
+    if row.near_model is not None:
+        return ModelSpec.from_mapping(row.near_model), row.near_note
+    if row.model in catalog.model_names():
+        return catalog.model(row.model), ""
+    return (catalog.model(row.hybrid) if row.hybrid else None), ""
+
+
+def _unknown(row: RunRow) -> str:
     """That the catalogue does not have a row's model, and names that are near to its name."""
-    if not name:
+    if not row.model:
         return "no model is named"
-    near = near_matches(name.casefold(), catalog.model_names())
-    meant = f" ({near.removeprefix(': ')})" if "did you mean" in near else ""
-    return f"the catalogue has no model {name!r}{meant}"
+    near = did_you_mean(row.model, catalog.model_names())
+    meant = f" ({near})" if near else ""
+    return f"the catalogue has no model {row.text('model')!r}{meant}"
 
 
 def replicated(shape: Shape, ranks: int) -> tuple[Shape, str]:
@@ -159,17 +128,16 @@ def replicated(shape: Shape, ranks: int) -> tuple[Shape, str]:
     return replace(shape, kv_heads=ranks), note
 
 
-def _with_experts(
-    cells: Mapping[str, str], known: ModelSpec, found: dict[str, int | None]
-) -> Mapping[str, str]:
-    """A row's cells with the experts of its model, if it says nothing of any; ``ffn`` is the width
-    of one, as in rows that do."""
+def _with_experts(row: RunRow, known: ModelSpec, given: dict[str, int | None]) -> RunRow:
+    """A row with the experts of its model, if it says nothing of any; ``ffn`` is the width of one,
+    as in rows that do."""
     experts = known.experts
-    if experts is None or text_of(cells, "experts"):
-        return cells
-    if count_of(cells, "ffn") is None:
-        found["ffn"] = experts.ffn
-    return {**cells, "experts": str(experts.count), "topk": str(experts.active)}
+    if experts is None or row.text("experts"):
+        return row
+    if row.count("ffn") is None:
+        given["ffn"] = experts.ffn
+    of_model = {"experts": str(experts.count), "topk": str(experts.active)}
+    return replace(row, cells={**row.cells, **of_model})
 
 
 def _is_traced_as_llama(parts: Mapping[str, Any]) -> bool:
@@ -182,57 +150,52 @@ def _gated(parts: Mapping[str, Any], sizes: Mapping[str, int], notes: list[str])
     """The widths of gated networks of two thirds the width: they have as many parameters, and keep
     as much."""
     notes.append("blocks like Llama's taken: gated networks of two thirds the width")
-    found: dict[str, Any] = {"ffn": two_thirds(parts.get("ffn", sizes["ffn"]))}
+    widths: dict[str, Any] = {"ffn": two_thirds(parts.get("ffn", sizes["ffn"]))}
     if experts := parts.get("experts"):
         shared = two_thirds(experts.shared_ffn)
-        found["experts"] = replace(experts, ffn=two_thirds(experts.ffn), shared_ffn=shared)
-    return found
+        widths["experts"] = replace(experts, ffn=two_thirds(experts.ffn), shared_ffn=shared)
+    return widths
 
 
-def _shares_table(name: str, family: str, remarks: str, usual: Usual | None) -> bool:
+def _shares_table(row: RunRow, family: str) -> bool:
     """Whether embedding and head share a table of tokens."""
-    if "tied embeddings" in remarks:
-        return "untie-embeddings" not in remarks
-    if usual is not None:
-        return usual.tied_embeddings
-    return family == "gpt" and _ties(name) and "untie-embeddings" not in remarks
+    if row.tied is not None:
+        return row.tied
+    if row.usual_tied is not None:
+        return row.usual_tied
+    return family == "gpt" and row.shares_as_gpt
 
 
 def _plain(part: Any) -> Any:
     return to_mapping(part) if is_dataclass(part) and not isinstance(part, type) else part
 
 
-def _whole(known: ModelSpec, found: Mapping[str, int | None], notes: list[str]) -> Shape:
+def _whole(known: ModelSpec, given: Mapping[str, int | None], notes: list[str]) -> Shape:
     """The shape of a hybrid model, or of one that is near to it, with the sizes of a row."""
-    model = hybrid_of_sizes(known, found) if known.pattern else known
+    model = hybrid_of_sizes(known, given) if known.pattern else known
     notes.append(f"blocks are those of {model.name or known.name}")
     return _shape_of_model(model)
 
 
 def _by_pattern(
-    base: ModelSpec,
-    pattern: str,
-    cells: Mapping[str, str],
-    found: Mapping[str, int | None],
-    notes: list[str],
+    base: ModelSpec, pattern: str, row: RunRow, given: Mapping[str, int | None], notes: list[str]
 ) -> Shape:
     """The shape of a model whose blocks are those of a pattern, each built as a hybrid model's."""
-    remarks = text_of(cells, "notes").casefold()
-    model = hybrid_of_sizes(base, found)
+    model = hybrid_of_sizes(base, given)
     experts = None
-    if "E" in pattern:
+    if EXPERTS & {*pattern}:
         sizes = {"ffn": model.ffn, "layers": model.layers}
-        experts = experts_of_row(cells, remarks, base.experts, sizes)
+        experts = _experts_of_row(row, base.experts, sizes)
     model = replace(
         model,
         name="",
         pattern=pattern,
         experts=experts,
-        state_space=model.state_space if set(pattern) & set("MG") else None,
-        head_dim=channels_of(remarks) or model.head_dim,
+        state_space=model.state_space if SCANS & {*pattern} else None,
+        head_dim=row.head_channels or model.head_dim,
     )
     notes.append(f"blocks {pattern} are built like those of {base.name}")
-    if "mtp-num-layers=" in remarks:
+    if row.further_tokens:
         notes.append("blocks that predict later tokens are not counted")
     return _shape_of_model(model)
 
@@ -250,56 +213,141 @@ _PARTS_OF_WHOLE = (
 )
 
 
-def _vocab(
-    cells: Mapping[str, str],
-    family: str,
-    remarks: str,
-    alike: ModelSpec | None,
-    usual: Usual | None,
-    notes: list[str],
-) -> int:
+def _vocab(row: RunRow, family: str, alike: ModelSpec | None, notes: list[str]) -> int:
     """The tokens of a row's model, with padding; those of a model built alike, of Megatron's own
     tests, or of the family where the row says none."""
-    vocab = count_of(cells, "vocab")
+    vocab = row.count("vocab")
     if vocab is None:
-        vocab = TOKENS if are_arguments(remarks) else VOCAB[family]
-        vocab = vocab if usual is None else usual.vocab
-        if alike is not None and (
-            not are_arguments(remarks) or has_tokens_of(alike, count_of(cells, "hidden"), remarks)
-        ):
+        if alike is not None and (not row.arguments or _has_tokens_of(alike, row)):
             vocab = alike.vocab
-    if are_arguments(remarks):
-        vocab = padded(vocab, remarks, count_of(cells, "tp") or 1)
-    if count_of(cells, "vocab") is None:
+        else:
+            vocab = row.usual_vocab or (TOKENS if row.arguments else VOCAB[family])
+    if row.arguments:
+        # Padded for each of the tensor-parallel parts of the table.
+        multiple = (row.vocab_multiple or MULTIPLE) * (row.count("tp") or 1)
+        vocab = -(-vocab // multiple) * multiple
+    if row.count("vocab") is None:
         notes.append(f"vocab is empty: {vocab} assumed")
     return vocab
 
 
-def _dropped(family: str, remarks: str, usual: Usual | None, notes: list[str]) -> dict[str, Any]:
+def _has_tokens_of(alike: ModelSpec, row: RunRow) -> bool:
+    """Whether a test has the vocabulary of the model that it is built like: tiny ones have not,
+    unless they pad to a multiple of that model's own."""
+    multiple = row.vocab_multiple or MULTIPLE
+    is_as_wide = alike.hidden == row.count("hidden")
+    return is_as_wide or (multiple > MULTIPLE and alike.vocab % multiple == 0)
+
+
+def _dropped(row: RunRow, family: str, notes: list[str]) -> dict[str, Any]:
     """The parts of a model that is trained with dropout; none if it is trained without."""
-    if are_arguments(remarks):
-        dropout = dropout_of(remarks)
-        return {"dropout": dropout} if dropout else {}
-    if family != "gpt" or (usual is None and "dropout on" not in remarks):
+    if row.arguments:
+        return {"dropout": row.dropout} if row.dropout else {}
+    if family != "gpt" or row.noted_dropout is None:
         return {}
-    dropout = DROPOUT if usual is None else usual.dropout
-    notes.append(f"dropout {dropout} taken")
-    return {"biases": True, "dropout": dropout}
+    notes.append(f"dropout {row.noted_dropout} taken")
+    return {"biases": True, "dropout": row.noted_dropout}
 
 
-def _family(name: str, found: Mapping[str, int | None], notes: list[str]) -> str:
-    family = first_named(name, FAMILIES_BY_WORD)
-    if family is not None:
-        return family
+def _family(row: RunRow, notes: list[str]) -> str:
+    if row.family:
+        return row.family
     # A name such as CodeLlama or nanoGPT ends with the word that tells.
-    for word, family in FAMILIES_BY_WORD.items():
-        if any(part.endswith(word) for part in words_of(name)):
-            notes.append(f"model {name!r} is taken as a {word} by the end of its name")
-            return family
+    name = row.text("model")
+    if row.family_by_end:
+        notes.append(f"model {name!r} is taken as a {row.end} by the end of its name")
+        return row.family_by_end
     notes.append(f"model {name!r} is unknown: a block like Llama's assumed")
     return "llama"
 
 
-def _ties(name: str) -> bool:
-    """Whether a GPT-like model shares its table of tokens with its head, as published."""
-    return any(word.endswith(("mpt", "gpt")) for word in words_of(name))
+def _gated_width(ffn: int | None, hidden: int | None, row: RunRow) -> int | None:
+    """The width of a gated feed-forward network.
+
+    Where it is four times the hidden size, as in other networks, it was not given: then Megatron
+    takes two thirds of it.
+    """
+    if ffn is None or hidden is None or not row.arguments or ffn != 4 * hidden:
+        return ffn
+    return two_thirds(ffn)
+
+
+def two_thirds(ffn: int) -> int:
+    """Two thirds of a width, in whole 64s: a gated network of it has as many parameters."""
+    return 2 * ffn // 3 // 64 * 64
+
+
+def base_of_pattern(pattern: str) -> ModelSpec:
+    """The hybrid model of the catalogue whose blocks a pattern without a known model has."""
+    return catalog.model("nemotron-3-nano" if EXPERTS & {*pattern} else "nemotron-h-56b")
+
+
+def hybrid_of_sizes(known: ModelSpec, sizes: Mapping[str, int | None]) -> ModelSpec:
+    """A hybrid model with the given sizes, whose blocks take turns as another's do.
+
+    A state-space mixer is as wide as the hidden size makes it: its heads are as many times as many
+    as the known model's. In models with experts a row's width is that of experts, and other
+    networks are as much wider as the known model's.
+    """
+    given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    if all(getattr(known, name) == size for name, size in given.items()):
+        return known
+    if heads := sizes.get("heads"):
+        given.setdefault("kv_heads", heads)
+    scan, experts = known.state_space, known.experts
+    if experts is not None and (ffn := sizes.get("ffn")):
+        times = ffn / experts.ffn
+        widths = {"ffn": ffn, "shared_ffn": round(experts.shared_ffn * times)}
+        given |= {"ffn": round(known.ffn * times), "experts": replace(experts, **widths)}
+    if scan is None:
+        return replace(known, **given)
+    wider = given.get("hidden", known.hidden) / known.hidden
+    groups = max(1, round(scan.heads * wider / scan.groups)) * scan.groups
+    wider_scan = replace(scan, heads=groups)
+    return replace(known, name="", **given, state_space=wider_scan)
+
+
+# Head dimension, share of rotated channels and sizes of heads that a model built alike passes on.
+_STRUCTURE = ("qk_norm", "attention_gate", "sinks", "window", "latent", "biases")
+
+
+def _parts_of(row: RunRow, alike: ModelSpec | None, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The fields of the model's description that differ from a plain transformer's.
+
+    ``sizes`` are those of the row, whose ``ffn`` is the experts' if there are experts.
+    """
+    parts: dict[str, Any] = {}
+    if alike is not None:
+        parts |= {name: getattr(alike, name) for name in _STRUCTURE}
+        parts["head_dim"] = alike.head_dim
+        parts["rotary_fraction"] = alike.rotary_fraction
+        parts["position_embedding"] = alike.position_embedding
+        if alike.latent is not None:
+            parts["kv_heads"] = sizes["heads"]
+    if (row.count("experts") or 1) > 1:
+        experts = None if alike is None else alike.experts
+        parts["experts"] = _experts_of_row(row, experts, sizes)
+        # The row's width is that of experts; dense blocks are as much wider as published.
+        wider = 1.0 if alike is None or experts is None else alike.ffn / experts.ffn
+        parts["ffn"] = round(sizes["ffn"] * wider)
+    of_alike = 0 if alike is None else alike.further_tokens
+    if tokens := row.further_tokens or of_alike:
+        parts["further_tokens"] = tokens
+    return parts
+
+
+def _experts_of_row(row: RunRow, like: Experts | None, sizes: Mapping[str, int]) -> Experts:
+    """The experts of a row's blocks; what it does not say is as in another model ``like`` it."""
+    experts = row.count("experts") or (1 if like is None else like.count)
+    active = row.count("topk")
+    if active is None:
+        refuse("topk", f"is empty: give how many of {experts} experts a token takes")
+    if active > experts:
+        refuse("topk", f"{active} is more than experts {experts}: correct one of them")
+    shared, dense = row.shared_ffn, row.dense_blocks
+    if shared is None:
+        shared = 0 if like is None else like.shared_ffn * sizes["ffn"] // like.ffn
+    if dense is None:
+        dense = 0 if like is None else like.dense_blocks
+    plain = Experts(count=experts, active=active, ffn=sizes["ffn"])
+    return replace(plain, shared_ffn=shared, dense_blocks=min(dense, sizes["layers"] - 1))

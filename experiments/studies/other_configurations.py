@@ -7,6 +7,7 @@ from itertools import product
 from experiments.pages.groups import grouped
 from experiments.runs.configuration import Configuration
 from experiments.runs.run_jobs import job_of
+from experiments.runs.run_row import Recomputation
 from mistlab.core.values import InputError
 from mistlab.cost.memory import room_of_plan
 from mistlab.engines.engine import ENGINES
@@ -134,16 +135,16 @@ def _configurations(run: Configuration) -> Iterator[Configuration]:
             yield replace(meshed, recompute=recompute, zero=zero, state_replicas=replicas)
 
 
-def _recomputed(run: Configuration) -> Iterator[str]:
-    """Ways to recompute, in words of tables: the run's own, unless it is a number of blocks; none;
-    and parts of each stage's blocks."""
-    if not run.recompute.startswith("full"):
+def _recomputed(run: Configuration) -> Iterator[Recomputation]:
+    """Ways to recompute: the run's own, unless it is a number of blocks; none; and parts of each
+    stage's blocks."""
+    if run.recompute.way not in ("full", "blocks"):
         yield run.recompute
-    if run.recompute != "none":
-        yield "none"
+    if run.recompute.way != "none":
+        yield Recomputation(way="none")
     blocks = -(-run.shape.layers // run.pipeline_parallel)
     for count in sorted({max(1, round(share * blocks)) for share in RECOMPUTED}):
-        yield f"full block {count} layers per stage"
+        yield Recomputation(way="blocks", blocks=count)
 
 
 def _sharded(run: Configuration) -> Iterator[tuple[int, int]]:

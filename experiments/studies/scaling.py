@@ -127,13 +127,16 @@ def _searched(
         return {**row, "iteration_s": None}
     plan, found = answer
     stage = plan.stages[0]
-    peak = cluster.peak_flop_per_s(workload.precision)
+    rate = found.mfu * cluster.peak_flop_per_s(workload.precision) / TERA
     return {
         **row,
         "iteration_s": found.iteration_s,
         "tokens_per_s_per_gpu": found.tokens_per_s / cluster.num_gpus,
         "share_of_peak": found.mfu,
-        "tflop_per_s_per_gpu": found.mfu * peak / TERA,
+        "tflop_per_s_per_gpu": rate,
+        "tflop_per_s_low": rate * found.iteration_s / found.iteration_s_high,
+        "tflop_per_s_high": rate * found.iteration_s / found.iteration_s_low,
+        "notes": list(found.notes),
         "plan": f"pp {plan.num_stages} dp {stage.data_parallel} tp "
         f"{stage.tensor_parallel} micro-batch {stage.micro_batch}",
     }

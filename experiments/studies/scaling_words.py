@@ -42,7 +42,7 @@ def _published(rows: Sequence[Row]) -> Iterator[str]:
         ("predicted", "{tflop_per_s_per_gpu:.0f}"),
         ("of peak", "{published_share_of_peak:.0%}"),
         ("predicted", "{share_of_peak:.0%}"),
-        ("PFLOP/s", "{published_pflop_per_s:.1f}"),
+        ("PFLOP/s, by its TFLOP/s", "{published_pflop_per_s:.1f}"),
         ("predicted", "{pflop_per_s:.1f}"),
         ("micro-batch", "{micro_batch}"),
         ("error", "{error:+.1%}"),
@@ -50,8 +50,9 @@ def _published(rows: Sequence[Row]) -> Iterator[str]:
     errors = [abs(row["error"]) for row in rows]
     yield (
         f"Predicted times are off by {mean(errors):.2%} on average and {max(errors):.1%} at most. "
-        "TFLOP/s are a GPU's, with recomputed arithmetic counted, as published; PFLOP/s are all "
-        "GPUs'. The micro-batch was not published: it is the fastest of 1, 2, 4 and 8 that fits."
+        "TFLOP/s are a GPU's, with recomputed arithmetic counted, as published; PFLOP/s of all "
+        "GPUs are these times the GPUs. The micro-batch was not published: it is the fastest of "
+        "1, 2, 4 and 8 that fits."
     )
 
 
@@ -67,9 +68,15 @@ def _searched(
         ("batch", "{global_batch}"),
         ("iteration s", "{iteration_s:.2f}"),
         ("TFLOP/s", lambda row: number(row.get("tflop_per_s_per_gpu"), ".0f")),
+        ("90 % within", _within),
         ("of peak", lambda row: number(row.get("share_of_peak"), ".0%")),
         ("search CPU s", "{timing[search_cpu_s]:.1f}"),
         ("plan", lambda row: row.get("plan", "nothing fits")),
+    )
+    notes = dict.fromkeys(note for row in rows for note in row.get("notes", ()))
+    yield (
+        "Rates are predicted, and nobody has run these plans: the share of the peak is as sure as "
+        f"the bounds say. {' '.join(f'{note[0].upper()}{note[1:]}.' for note in notes)}".rstrip()
     )
     yield "What a GPU does, over what it does in one node:"
     gpus = list(dict.fromkeys(row["gpus"] for row in rows))
@@ -83,6 +90,13 @@ def _searched(
             for name, points in curves.items()
         ],
     )
+
+
+def _within(row: Row) -> str:
+    """The bounds of a searched plan's rate."""
+    if row["iteration_s"] is None:
+        return ""
+    return f"{row['tflop_per_s_low']:.0f} to {row['tflop_per_s_high']:.0f}"
 
 
 def curve_name(factor: int) -> str:

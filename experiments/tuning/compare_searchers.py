@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.bench.bench import Bench, Entry
+from experiments.bench.bench import Bench, Entry, judged
 from experiments.bench.problem import free_words
 from experiments.bench.search_options import (
     budget_of,
@@ -23,12 +23,13 @@ from experiments.pages.tables import csv_of
 from experiments.prediction.lanes import draw
 from experiments.tuning.comparison_page import BestPlan, ComparisonPage
 from experiments.tuning.explain import Why, best_of, explain
-from experiments.tuning.search_rows import entry_of, rows_of
+from experiments.tuning.search_rows import bounded_by_all, entry_of, rows_of
 from experiments.tuning.search_words import (
     prediction_words,
     rival_words,
     smallest_words,
     table,
+    verdict,
     why_words,
 )
 from experiments.tuning.smallest import Smallest, smallest
@@ -111,6 +112,12 @@ EVALUATIONS = 10_000
 # Shared out among the searchers, for an answer within a minute.
 SECONDS_TOGETHER = 40.0
 QUICK = 20
+# Of a core, for each searcher in a quick look; most end before by the number of evaluations.
+QUICK_SECONDS = 1.5
+# Searchers with a colon in their names that are compared where nobody names any.
+BESIDE = ("mist:published",)
+# How the answer was told from others that predictions cannot tell from it.
+ANSWERED = {False: "predicted best and played fastest", True: "of the plans near it played fastest"}
 # Options that do not change what a searcher finds.
 ASIDE = ("searchers", "out", "json", "page")
 
@@ -131,6 +138,8 @@ def compare(options: argparse.Namespace) -> int:
     problem, space = searched(options)
     budget = budget_of(options, _default_budget(len(names), quick=options.quick))
     options.budget_evaluations, options.budget_seconds = budget.evaluations, budget.seconds
+    if budget.clock == "cpu":
+        options.budget_seconds, options.budget_cpu_seconds = None, budget.seconds
     bench = Bench.of(problem, options.predictor, options.view)
     earlier = earlier_rows(options.out, COMMAND, vars(options), aside=ASIDE)
     comparison = Comparison(
@@ -154,21 +163,22 @@ def _wanted(options: argparse.Namespace) -> list[str]:
     if options.searchers is not None:
         wanted: list[str] = options.searchers.split(",")
         return wanted
-    plain = (name for name in SEARCHERS if ":" not in name)
+    plain = (name for name in SEARCHERS if ":" not in name or name in BESIDE)
     return [name for name in plain if can_ask(name, options.predictor)]
 
 
 def _default_budget(searchers: int, *, quick: bool) -> Budget:
-    shorter = QUICK if quick else 1
-    return Budget(
-        evaluations=EVALUATIONS // shorter, seconds=SECONDS_TOGETHER / searchers / shorter
-    )
+    if quick:
+        return Budget(evaluations=EVALUATIONS // QUICK, seconds=QUICK_SECONDS, clock="cpu")
+    return Budget(evaluations=EVALUATIONS, seconds=SECONDS_TOGETHER / searchers)
 
 
 def _conclude(comparison: Comparison, options: argparse.Namespace, started: float) -> int:
     """Explain, write the page, print; the exit status."""
-    best = best_of(comparison.entries)
-    why = None if best is None else explain(best, comparison.entries, comparison.bench)
+    best, why = judged(comparison.entries), None
+    if best is not None:
+        others = [entry for entry in comparison.entries if entry.searcher != best.searcher]
+        why = explain(best, [best, *others], comparison.bench)
     nothing = None
     if best is None and not comparison.is_interrupted:
         nothing = smallest(comparison.bench, comparison.space)
@@ -232,18 +242,25 @@ def _played_mapping(comparison: Comparison, best: Entry | None) -> dict[str, Any
 def _text(
     comparison: Comparison, best: Entry | None, why: Why | None, nothing: Sequence[str]
 ) -> Iterator[str]:
+    yield from (f"{line}\n" for line in _proven(comparison))
     yield table(comparison.rows())
     yield from nothing
     if best is not None and best.answer is not None and why is not None:
         plan, prediction = best.answer
-        yield f"\nThe best plan, by {best.searcher}:"
-        yield f"  {prediction_words(plan, prediction, best.simulated_s)}"
+        yield f"\nThe answer, {ANSWERED[best.is_played]}, by {best.searcher}:"
+        yield f"  {prediction_words(plan, prediction, best.answer_simulated_s)}"
         yield from (f"  {line}" for line in free_words(comparison.bench.problem.cluster))
         yield from (f"  {line}" for line in plan_words(plan))
         yield "\nWhy:"
         yield from (f"  {line}" for line in why_words(why))
         yield "\nPlayed:"
         yield from (f"  {line}" for line in _played(comparison.entries, best))
+
+
+def _proven(comparison: Comparison) -> Iterator[str]:
+    """What the search whose plan is predicted best has proven, and whose it is."""
+    if (prover := best_of(comparison.entries)) is not None:
+        yield f"{verdict(bounded_by_all(prover, comparison.entries))} ({prover.searcher})"
 
 
 def fastest_played(entries: Sequence[Entry]) -> tuple[str, Plan, float] | None:
@@ -299,10 +316,10 @@ def _write_page(
         plan, prediction = best.answer
         draw(bench.job(plan), bench.simulator.simulate(plan), "best", folder)
         answer = BestPlan(
-            row=rows[comparison.entries.index(best)],
+            row=rows_of([best, *comparison.entries], bench)[0],
             prediction=prediction,
             plan=[*free_words(bench.problem.cluster), *plan_words(plan)],
-            why=why_words(why),
+            why=[*_proven(comparison), *why_words(why)],
             breakdown=why.breakdown,
             timeline=(folder / "best.svg").read_text(encoding="utf-8"),
         )

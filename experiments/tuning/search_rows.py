@@ -5,6 +5,7 @@ proof, else by the highest bound that any searcher of equal engine and space has
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,15 @@ def _answer(entry: Entry, bench: Bench) -> dict[str, Any]:
 
 def _improvement(one: Improvement) -> dict[str, Any]:
     return {name: value for name, value in to_mapping(one).items() if name != "wall_s"}
+
+
+def bounded_by_all(entry: Entry, entries: Sequence[Entry]) -> Entry:
+    """An entry with the highest bound that any search of its space has proven."""
+    result, gap = entry.result, _gap(entry, entries)
+    if result.gap is not None or gap is None or result.prediction is None:
+        return entry
+    bound_s = (1 - gap) * result.prediction.iteration_s
+    return replace(entry, result=replace(result, gap=gap, lower_bound_s=bound_s))
 
 
 def _gap(entry: Entry, entries: Sequence[Entry]) -> float | None:

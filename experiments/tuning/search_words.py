@@ -48,6 +48,9 @@ def _limit(limit: StageLimit) -> str:
 # Below this many milliseconds a difference is not worth a word.
 NEGLIGIBLE_S = 5e-4
 
+# A search that had a core for a smaller share of its seconds, if these are so many, is told of.
+BUSY, LEAST_BUSY_S = 0.75, 1.0
+
 HEAD = (
     *("searcher", "engine", "space", "predicted s", "simulated s", "over Megatron"),
     *("plans", "stages", "wall s", "headroom GiB", "status", "gap"),
@@ -102,21 +105,50 @@ def prediction_words(plan: Plan, prediction: Prediction, simulated_s: float | No
     return f"{rate_words(plan, prediction)}; event simulator: {played_words(simulated_s)}"
 
 
-def proof_words(entry: Entry) -> list[str]:
-    """How good the best plan as predicted is, as far as its search has proven it."""
+def verdict(entry: Entry) -> str:
+    """The first line of an answer: a proof, a gap, or that there is no bound, and which plans it is
+    about."""
     result = entry.result
-    if result.prediction is None or result.lower_bound_s is None or result.gap is None:
-        return []
+    assert result.prediction is not None, "an answer has a prediction"
     best, space = f"{result.prediction.iteration_s:.3f} s", f"space {entry.space.name}"
     if entry.space.other_engines:
         space += f" on any of the engines {', '.join(entry.space.engines)}"
+    covered = f"{space} {_on_gpus(result.gpus)}".rstrip()
     if result.status == "OPTIMAL":
-        return [f"Proven: no plan of {space} is predicted faster than {best}."]
-    words = (
-        f"Not proven: a plan of {space} may be predicted up to {result.gap:.1%} "
-        f"faster than {best}, and none faster than {result.lower_bound_s:.3f} s."
-    )
-    return [words]
+        words = f"Proven: no plan of {covered} is predicted faster than {best}."
+    elif result.lower_bound_s is not None and result.gap is not None:
+        words = (
+            f"Not proven: a plan of {covered} may be predicted up to {result.gap:.1%} "
+            f"faster than {best}, and none faster than {result.lower_bound_s:.3f} s."
+        )
+    else:
+        tried = count_words(result.plan_evaluations, "plan")
+        words = f"Best of {tried} tried, no bound: plans of {covered} may be faster than {best}."
+    if entry.is_played and entry.faster is not None:
+        near = count_words(1 + len(entry.rivals), "plan")
+        words += f" Of the {near} within {TOLD_APART:.2%} of it, the answer is played fastest."
+    return words
+
+
+def _on_gpus(gpus: Sequence[int]) -> str:
+    """The numbers of GPUs that plans were searched for."""
+    if not gpus:
+        return ""
+    if len(gpus) == 1:
+        return f"that uses all {gpus[0]:,} GPUs"
+    *others, last = (f"{count:,}" for count in gpus)
+    return f"on {', '.join(others)} or {last} GPUs"
+
+
+def busy_words(entry: Entry) -> list[str]:
+    """That other work took a good part of the time in which a plan was to be proven."""
+    wall_s, cpu_s = entry.result.wall_s, entry.cpu_s
+    if entry.result.status in {"OPTIMAL", "INFEASIBLE"} or wall_s < LEAST_BUSY_S:
+        return []
+    if cpu_s > BUSY * wall_s:
+        return []
+    words = f"The machine was busy: the search had a core in {cpu_s:.1f} of its {wall_s:.1f} s."
+    return [f"{words} --budget-cpu-seconds counts these alone."]
 
 
 def rival_words(entry: Entry) -> list[str]:
@@ -160,11 +192,9 @@ def why_words(why: Why) -> list[str]:
 
 
 def _loser_words(loser: Loser) -> Iterator[str]:
-    verdict = _verdict(loser.comparison)
-    yield (
-        f"The runner-up, by {loser.searcher}, takes {loser.comparison.ratio - 1:.2%} longer, "
-        f"{verdict}."
-    )
+    over = loser.comparison.ratio - 1
+    longer = f"takes {over:.2%} longer" if over >= 0 else f"is predicted {-over:.2%} faster"
+    yield f"The runner-up, by {loser.searcher}, {longer}, {_verdict(loser.comparison)}."
     terms = sorted(to_mapping(loser.longer_by).items(), key=lambda term: -abs(term[1]))
     told = [
         f"{TERMS[name]} {seconds:+.3f} s" for name, seconds in terms if abs(seconds) > NEGLIGIBLE_S

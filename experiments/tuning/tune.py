@@ -2,8 +2,9 @@
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 
-from experiments.bench.bench import Bench, Entry, decided
+from experiments.bench.bench import Bench, Entry, judged
 from experiments.bench.problem import free_words
 from experiments.bench.search_options import budget_of, searched, searchers_called, space_for
 from experiments.cli.command import parser_for
@@ -21,24 +22,25 @@ from experiments.tuning.explain import Why, explain
 from experiments.tuning.improve import improve
 from experiments.tuning.search_rows import rows_of
 from experiments.tuning.search_words import (
+    busy_words,
     prediction_words,
-    proof_words,
     rival_words,
     smallest_words,
+    verdict,
     why_words,
 )
 from experiments.tuning.smallest import smallest
 from mistlab.core.values import InputError, to_mapping
 from mistlab.job.job import dump_job
 from mistlab.job.search import Budget
-from mistlab.plan.plan_words import plan_words
+from mistlab.plan.plan_words import count_words, plan_words
 from mistlab.plan.space import SearchSpace
 
 # The searcher, and the one for what it refuses: it asks for whole plans alone.
 SEARCHER, OF_WHOLE_PLANS = "mist", "aceso"
 # For each engine of the space.
 BUDGET = Budget(evaluations=100_000, seconds=60)
-QUICK = Budget(evaluations=1_000, seconds=2)
+QUICK = Budget(evaluations=1_000, seconds=2, clock="cpu")
 
 # Options that go with a plan to start from; all others are the plan's own.
 BESIDE_A_PLAN = ("start", "out", "json", "quick", "seed")
@@ -102,13 +104,16 @@ def budget_for(budget: Budget, space: SearchSpace) -> Budget:
     assert budget.evaluations is not None
     assert budget.seconds is not None
     engines = len(space.engines)
-    return Budget(evaluations=engines * budget.evaluations, seconds=engines * budget.seconds)
+    return replace(
+        budget, evaluations=engines * budget.evaluations, seconds=engines * budget.seconds
+    )
 
 
 def _searched(bench: Bench, name: str, space: SearchSpace, budget: Budget, seed: int) -> Entry:
     """A searcher's plan, played beside its rivals."""
     live = Live(searcher=name)
-    entry = decided(bench.played(bench.search(name, space, budget, seed, live)))
+    entry = bench.played(bench.search(name, space, budget, seed, live))
+    entry = judged([entry]) or entry
     live.end(f"{entry.result.status} in {entry.result.wall_s:.2f} s")
     return entry
 
@@ -130,10 +135,16 @@ def _no_answer(entry: Entry, bench: Bench) -> int:
 def _page(entry: Entry, why: Why, bench: Bench) -> Iterator[str]:
     assert entry.answer is not None
     plan, prediction = entry.answer
+    yield verdict(entry)
     yield prediction_words(plan, prediction, entry.answer_simulated_s)
+    if entry.result.reason:
+        yield f"{entry.result.reason}."
+    if plan.num_gpus < bench.problem.cluster.num_gpus:
+        idle = bench.problem.cluster.num_gpus - plan.num_gpus
+        yield f"{count_words(idle, 'GPU')} idle: the plan uses {plan.num_gpus:,}."
     yield from free_words(bench.problem.cluster)
     yield from plan_words(plan)
-    yield from proof_words(entry)
     yield from why_words(why)
     yield from rival_words(entry)
+    yield from busy_words(entry)
     yield from (f"note: {note}" for note in prediction.notes)

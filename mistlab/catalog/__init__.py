@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import from_mapping, near_matches, refuse, shown
 from mistlab.machine.cluster import Profile
-from mistlab.machine.hardware import Hardware
+from mistlab.machine.hardware import Hardware, can_lend, is_calibrated
 from mistlab.plan.workload import ModelSpec
 
 ENDING = ".yaml"
@@ -28,7 +28,12 @@ def model_names() -> tuple[str, ...]:
 
 
 def hardware(name: str) -> Hardware:
-    """The hardware of this name."""
+    """The hardware of this name; what its file lacks is that of the nearest GPU, scaled."""
+    return _completed(stated_hardware(name))
+
+
+def stated_hardware(name: str) -> Hardware:
+    """The hardware of this name, with no more than what its file says."""
     if name not in _hardware_files():
         _refuse_name("hardware", name, "hardware", hardware_names())
     return _hardware(name)
@@ -37,6 +42,17 @@ def hardware(name: str) -> Hardware:
 def hardware_names() -> tuple[str, ...]:
     """The names of all hardware, in alphabetical order."""
     return tuple(_hardware_files())
+
+
+def calibrated_names() -> tuple[str, ...]:
+    """The names of hardware whose files have all groups of measured numbers, in that order."""
+    names = hardware_names()
+    return tuple(name for name in names if is_calibrated(stated_hardware(name)))
+
+
+def with_all_groups(hardware: Hardware) -> Hardware:
+    """The hardware itself, or completed from the nearest of the catalogue's measured ones."""
+    return _completed(hardware)
 
 
 def profile(name: str) -> Profile:
@@ -62,6 +78,16 @@ def _model(name: str) -> ModelSpec:
     file = _model_files()[name]
     content = parse_yaml(file.read_text(encoding="utf-8"), file.name)
     return ModelSpec.from_mapping({"name": name, **content}, file.name)
+
+
+@cache
+def _completed(hardware: Hardware) -> Hardware:
+    if is_calibrated(hardware):
+        return hardware
+    from mistlab.catalog.completed import completed  # noqa: PLC0415 (most files have all groups)
+
+    calibrated = map(stated_hardware, calibrated_names())
+    return completed(hardware, [one for one in calibrated if can_lend(one)])
 
 
 @cache

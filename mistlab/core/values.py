@@ -78,6 +78,16 @@ def within(holder: str) -> Iterator[None]:
 MOST_LISTED, FEW = 30, 5
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The question for one or two known names like a name, or that begin with it; "" for none."""
+    from difflib import get_close_matches  # noqa: PLC0415 (only for an error)
+
+    names = list(known)
+    beginnings = [known_name for known_name in names if name and known_name.startswith(name)]
+    near = get_close_matches(name, names, n=2) or beginnings[:2]
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
 def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str:
     """The end of a message about an unknown name: similar known names, or all known names; of many
     a few, and where all of them are ``listed_in``.
@@ -90,10 +100,8 @@ def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str
     from difflib import get_close_matches  # noqa: PLC0415 (only for an error)
 
     names, text = list(known), str(name)
-    beginnings = [known_name for known_name in names if text and known_name.startswith(text)]
-    near = get_close_matches(text, names, n=2) or beginnings[:2]
-    if near:
-        return f": did you mean {' or '.join(map(repr, near))}?"
+    if question := did_you_mean(text, names):
+        return f": {question}"
     if len(names) <= MOST_LISTED:
         return f": give one of {', '.join(names)}"
     few = get_close_matches(text, names, n=FEW, cutoff=0.3) or names[:FEW]

@@ -33,26 +33,30 @@ Blocks = Literal["dense", "experts", "hybrid", "adapters"]
 # Constants of engines were fitted to all measured runs. Where a model was left out of such a fit,
 # its errors were 1.03 to 1.68 times as large (1.3 in the mean of four), so shares are stretched.
 STRETCH = 1.3
-# The same for each doubling of the GPUs beyond the most that were measured of a kind.
+# The same for each doubling of the GPUs beyond the most that were measured of a kind: without it,
+# runs on more GPUs than all known ones lie within bounds too rarely (docs/decisions/0041).
 STRETCH_A_DOUBLING = 0.1
 # A kind counts as much as its groups (models of one software, else tables), and all wider kinds
 # together as this many groups.
 GROUPS_OF_WIDER = 8
 # Runs like none that were measured count as one more table.
 NEW_TABLES = 1
-# The share of measurements below the lower bound, and above the upper one.
+# The share of measured times below the lower bound, and above the upper one: by definition.
 TAIL = 0.05
-# Equal runs differ by a few hundredths themselves.
+# Equal runs that were measured again differ by a few hundredths (docs/results/runs.md).
 LEAST_SHARE = 0.05
 # No run is known to take longer than about this multiple of its prediction: it is stuck, not slow.
 MOST_TIMES = 30.0
-# No run is known to use more than about this share of a GPU's peak rate.
+# Of the measured runs none uses more than about this share of a GPU's peak rate; set by hand.
 MOST_UTILISED = 0.8
 # Where adapters alone are trained, the backward pass has no gradients of weights: of three products
 # two are left.
 ARITHMETIC_OF_ADAPTERS = 2 / 3
-# The kind that all runs belong to, and what names of kinds begin with.
-ANY, ENGINE = "any", "engine "
+# Where rates of another GPU are scaled by the datasheets: H100, A100 and B200, each predicted from
+# another, take 0.87 to 1.2 times as long as by their own rates (docs/results/predictor-error.md).
+WIDER_WHERE_SCALED = 1.2
+# The kind that all runs belong to.
+ANY = "any"
 # The bits of a precision's products.
 BITS: Mapping[Precision, int] = {"fp4": 4, "fp8": 8, "fp16": 16, "bf16": 16, "fp32": 32}
 
@@ -75,24 +79,31 @@ class RunKind:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of kinds that the run belongs to, the narrowest first; the last two are of any
-        engine. Between engines, experts and hybrid blocks are one kind."""
-        use = "" if self.is_benchmark else ", as users train"
-        own, engine = f"{self.software}{use}", f"{ENGINE}{self.engine}{use}"
+        """The names of kinds that the run belongs to, the narrowest first: those of its software,
+        and of any."""
+        return (*self.of_software, *self.of_any_software)
+
+    @property
+    def of_software(self) -> tuple[str, ...]:
+        """The names of kinds of the run's software, if it has one."""
+        if not self.software:
+            return ()
+        own = f"{self.software}{self._use}"
+        blocks = f"{self.blocks}, {self.bits} bits"
+        return f"{own}: {blocks}, {self.hardware}", f"{own}: {blocks}", f"{own}: any"
+
+    @property
+    def of_any_software(self) -> tuple[str, ...]:
+        """The names of kinds of any software; the last two are of any engine. Between engines,
+        experts and hybrid blocks are one kind."""
         blocks = "not dense" if self.blocks in ("experts", "hybrid") else self.blocks
-        alike = f"{blocks}, {'16 bits' if self.bits >= 16 else 'fewer bits'}"
-        of_software = (
-            f"{own}: {self.blocks}, {self.bits} bits, {self.hardware}",
-            f"{own}: {self.blocks}, {self.bits} bits",
-            f"{own}: any",
-        )
-        of_engine = (f"{engine}: {alike}",)
-        return (
-            *(of_software if self.software else ()),
-            *(of_engine if self.engine else ()),
-            f"{ANY}{use}: {alike}",
-            ANY,
-        )
+        alike = f"{self._use}: {blocks}, {'16 bits' if self.bits >= 16 else 'fewer bits'}"
+        of_engine = (f"engine {self.engine}{alike}",) if self.engine else ()
+        return (*of_engine, f"{ANY}{alike}", ANY)
+
+    @property
+    def _use(self) -> str:
+        return "" if self.is_benchmark else ", as users train"
 
     def way(self, mfu: float) -> float:
         """The logarithm of a predicted time over the time of the model's arithmetic at peak rate,
@@ -238,6 +249,8 @@ class PredictionBounds:
     kind: RunKind
     hidden: int
     sequence_length: int
+    # The GPU whose measured rates stand in for this one's, scaled by the datasheets.
+    lender: str = ""
     # The same plans on the other groups of unlike nodes.
     others: "tuple[PredictionBounds, ...]" = ()
 
@@ -247,14 +260,20 @@ class PredictionBounds:
         """The multiples of a prediction on ``gpus`` GPUs between which 90 % of measurements lie,
         from the MFU that is predicted."""
         found = [one._on(gpus).around(one.kind.way(mfu)) for one in (self, *self.others)]
-        return min(below for below, _ in found), max(above for _, above in found)
+        wider = WIDER_WHERE_SCALED if self.lender else 1.0
+        return min(below for below, _ in found) / wider, max(above for _, above in found) * wider
 
     def notes(self, gpus: int) -> tuple[str, ...]:
         """Assumptions of a prediction on ``gpus`` GPUs that were not measured."""
         if not self.others:
-            return self._on(gpus).notes
+            return (*self._lent(), *self._on(gpus).notes)
         own = (note for one in (self, *self.others) for note in one._on(gpus).notes)
         return (*dict.fromkeys(own), UNLIKE)
+
+    def _lent(self) -> tuple[str, ...]:
+        if not self.lender:
+            return ()
+        return (f"nobody measured {self.hardware}: rates of {self.lender}, scaled by datasheets",)
 
     def _on(self, gpus: int) -> "_Sure":
         if gpus not in self._known:
@@ -316,9 +335,15 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
         hardware=cluster.hardware.name,
         calibration=calibrations.get(ENGINES[engine].family),
         kind=_kind_of(workload, cluster, engine),
+        lender=_lender_of(cluster),
         hidden=workload.model.hidden,
         sequence_length=workload.sequence_length,
     )
+
+
+def _lender_of(cluster: Cluster) -> str:
+    compute = cluster.hardware.provenance.compute
+    return compute.source if compute is not None and compute.kind == "scaled" else ""
 
 
 def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:

@@ -43,7 +43,8 @@ PCIE_HOP_S = 5.7 * MICROSECONDS
 NETWORK_HOP_S = 14.0 * MICROSECONDS
 # A node whose GPUs exchange data faster than this has NVLink.
 FASTEST_PCIE_GBYTES_PER_S = 64.0
-# The rate of a tree as a share of a ring's rate (the same file).
+# The rate of a tree as a share of a ring's rate, by the same table
+# (https://github.com/NVIDIA/nccl, src/graph/tuning.cc).
 RATE_OF_TREES = 0.9
 
 

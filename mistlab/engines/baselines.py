@@ -59,14 +59,16 @@ SEQUENCE_FIRST = (
     ),
     KernelRule(name="aten.cat", module="attention", attention="flash", bytes_factor=0.0),
 )
-# A bias, dropout and the residual sum are one kernel, which also writes the mask.
+# A bias, dropout and the residual sum are one kernel, which also writes the mask: of dropout's five
+# bytes an element (in, out and mask) one.
 _FUSED_RESIDUALS = (
     KernelRule(name="aten.add", module="", phase="forward", broadcasts=True, bytes_factor=0.0),
-    KernelRule(name="aten.native_dropout", module="dropout", bytes_factor=0.2),
+    KernelRule(name="aten.native_dropout", module="dropout", bytes_factor=1 / 5),
 )
 # The loss is computed in 32 bits: 52 bytes a logit instead of 20.
 LOSS_IN_32_BITS = tuple(
-    KernelRule(kind=kind, module="head", bytes_factor=2.6) for kind in ("elementwise", "reduction")
+    KernelRule(kind=kind, module="head", bytes_factor=52 / 20)
+    for kind in ("elementwise", "reduction")
 )
 # Operands and result of fused attention are copied from sequence first to batch first and back.
 _COPIES_FOR_ATTENTION = KernelRule(kind="attention", copies_of_batches=2.0)

@@ -97,7 +97,8 @@ _BLOCKS = (
 # A loss that is compiled reads its logits twice, and once more to write their gradient: 8 bytes a
 # logit in place of 20.
 _LOSS = tuple(
-    KernelRule(kind=kind, module="head", bytes_factor=0.4) for kind in ("elementwise", "reduction")
+    KernelRule(kind=kind, module="head", bytes_factor=8 / 20)
+    for kind in ("elementwise", "reduction")
 )
 
 

@@ -85,7 +85,13 @@ def plain_model(model: ModelSpec, folder: Path) -> Any:
 
 
 def hardware_from(plain: object, folder: Path) -> Hardware:
-    """The hardware that ``cluster.hardware`` names in a plan file in ``folder``."""
+    """The hardware that ``cluster.hardware`` names in a plan file in ``folder``, with the numbers
+    of the nearest calibrated GPU where its own are those of a datasheet alone."""
+    return catalog.with_all_groups(stated_hardware(plain, folder))
+
+
+def stated_hardware(plain: object, folder: Path) -> Hardware:
+    """The hardware that is named, with no more than what its file says."""
     if isinstance(plain, Hardware):
         return plain
     if isinstance(plain, Mapping):
@@ -96,7 +102,7 @@ def hardware_from(plain: object, folder: Path) -> Hardware:
     if _is_path(plain, (".yaml", ".yml")):
         return _hardware_file(_joined(folder, plain))
     with within("cluster"):
-        return catalog.hardware(plain)
+        return catalog.stated_hardware(plain)
 
 
 def plain_hardware(hardware: Hardware) -> Any:

@@ -43,10 +43,12 @@ class Budget:
     """The limits at which a search must end: at the first one reached; at least one is given.
 
     ``evaluations`` counts each predicted plan as one, and 1,000 stage candidates as one.
+    ``seconds`` are of a wall clock, or with ``clock`` "cpu" those that the process had a core.
     """
 
     evaluations: int | None = field(default=None, metadata=bounded(minimum=1))
     seconds: float | None = field(default=None, metadata=bounded(above=0))
+    clock: Literal["wall", "cpu"] = "wall"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -87,7 +89,8 @@ class SearchResult:
     INFEASIBLE: no plan fits. BUDGET: the budget ended the search. REFUSED: the searcher cannot take
     the problem, for ``reason``. ``lower_bound_s`` is an iteration time that no plan of the space
     can beat; ``gap`` is the distance of the best plan from it, as a share of the plan's time.
-    ``rivals`` are the next best plans that the search asked about, fastest first.
+    ``rivals`` are the next best plans that the search asked about, fastest first. ``gpus`` are the
+    numbers of GPUs that plans of the search might use: the whole cluster's, and parts of it.
     """
 
     status: Status
@@ -100,6 +103,7 @@ class SearchResult:
     gap: float | None = field(default=None, metadata=bounded(minimum=0))
     history: tuple[Improvement, ...] = ()
     rivals: tuple[Rival, ...] = ()
+    gpus: tuple[int, ...] = ()
     seed: int
     reason: str = ""
 

@@ -6,7 +6,7 @@ Axes: F candidates.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -233,7 +233,8 @@ class Menus:
     tried in steps of a half, and ``refine`` tries ever smaller steps near the best: many times
     faster, but it may miss some. With a ``way`` to save memory, every stage saves in that way. With
     ``even_hosts``, each rank may use its even share of a node's host memory alone. ``pick`` says
-    which candidates stay, in place of all that can be part of the fastest pipeline.
+    which candidates stay, whatever the limit is, in place of all that can be part of the fastest
+    pipeline.
     """
 
     problem: Problem
@@ -262,6 +263,12 @@ class Menus:
             choices = coarse(every, is_alone=is_alone) if self.coarse_to_fine else every
             strategies = np.array([*product(*choices)], dtype=np.float64)
             self._found |= zip(some, self._evaluated(some, strategies, limit_s), strict=True)
+
+    def only(self, pick: Callable[[StagePosition, Options], Options]) -> "Menus":
+        """The same menus with some of the candidates for each place that was prepared."""
+        fewer = replace(self)
+        fewer._found |= {place: pick(place, options) for place, options in self._found.items()}
+        return fewer
 
     def refine(self, places: Iterable[StagePosition], limit_s: float) -> None:
         """Try ratios near those of the best candidates so far, in ever smaller steps, for places
@@ -319,7 +326,11 @@ class Menus:
         return [options for options in found if options is not None]
 
     def _is_hopeful(self, place: StagePosition, options: Options, limit_s: float) -> Bools:
-        hopeful = hopeful_s(self.problem, self.group, self.work, place, options) < limit_s
+        # Who picks may compare pipelines by another objective, which this bound does not hold for.
+        if self.pick is None:
+            hopeful = hopeful_s(self.problem, self.group, self.work, place, options) < limit_s
+        else:
+            hopeful = np.ones(len(options), dtype=bool)
         if self.even_hosts:
             cluster = self.problem.cluster
             room = host_room_at(cluster, np.array([place.place_in_node]))

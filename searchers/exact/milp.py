@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pulp
 
+from mistlab.core.arrays import Column
 from mistlab.cost.chains import ISSUED, PASSES, Chains, Counts, PassLengths, chained
 from mistlab.cost.memory import host_room_at
 from mistlab.engines.engine import ENGINES
 from mistlab.plan.plan import Plan
 from searchers.exact.candidates import Menus, StagePosition
+from searchers.exact.programme import Chosen, join_hastily, places_by_stage, plan_of
 from searchers.exact.programme import join as join_exactly
-from searchers.exact.programme import join_hastily, places_by_stage
 
 # Keeps what a library in C writes to standard output away from it.
 #
@@ -93,12 +94,16 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
         if not all(any(len(menus[place]) for place in places) for places in stages):
             return hasty
         before_s = menus.ledger.wall_s
-        programme = _Programme(menus, stages, limit_s)
+        programme = StageProgramme(menus, stages)
+        programme.minimise(_longest_chain(programme), limit_s)
         # Handing the programme to a solver takes about as long as making it, and does not count for
         # the solver's limit.
         handing_s = menus.ledger.wall_s - before_s
         if programme.solve(solver, min(seconds, menus.ledger.seconds_left - handing_s)):
-            return programme.solution() or hasty
+            chosen = programme.chosen()
+            if chosen is None:
+                return hasty
+            return float(pulp.value(programme.length)), plan_of(menus, chosen)
         # If the solver was stopped, nothing is proven.
         return join_exactly(menus, limit_s) or hasty
 
@@ -106,16 +111,24 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    """One stage: its candidates, a variable for each, and the times of the chosen candidate."""
+class ChosenStage:
+    """One stage of a programme: its candidates, and a binary variable for each."""
 
     candidates: Sequence[tuple[StagePosition, int]]
     chosen: Sequence[pulp.LpVariable]
-    passes: PassLengths[Expression]
-    layers: Expression
+
+    def taken(self, values: Mapping[StagePosition, Column]) -> Expression:
+        """The value of the chosen candidate, from the values of all candidates of each place."""
+        each = [float(values[place][row]) for place, row in self.candidates]
+        return pulp.LpAffineExpression(dict(zip(self.chosen, each, strict=True)))
+
+    @property
+    def places(self) -> set[StagePosition]:
+        """The places of the candidates."""
+        return {place for place, _ in self.candidates}
 
 
-class _Inequalities:
+class Inequalities:
     """Durations that are linear expressions. The longest of several ways is a variable, with an
     inequality for each way."""
 
@@ -140,29 +153,40 @@ class _Inequalities:
         return longest > min(min(one.values(), default=0.0) for one in others)
 
 
-class _Programme:
-    """The programme of a group of pipelines; turns its solution into a plan."""
+class StageProgramme:
+    """The choice of a candidate for each stage of a group's pipelines, as an integer programme.
 
-    def __init__(
-        self, menus: Menus, stages: Sequence[Sequence[StagePosition]], limit_s: float
-    ) -> None:
+    ``stages`` are its stages, the last stage first; a solution has all blocks of the model.
+    """
+
+    def __init__(self, menus: Menus, places: Sequence[Sequence[StagePosition]]) -> None:
         self.menus = menus
         self.problem = pulp.LpProblem("stages", pulp.LpMinimize)
-        self.micro_batches = menus.group.micro_batches
-        self.stages = [self._stage(after, places) for after, places in enumerate(stages)]
-        chains: Chains[Expression] = Chains.of_nothing(pulp.LpAffineExpression())
-        for after, stage in enumerate(self.stages):
-            inequalities = _Inequalities(self.problem, after, menus.ledger.check_time)
-            counts = Counts.of(self.micro_batches, after + 1)
-            chains = chained(inequalities, stage.passes, chains, counts)
-        self.iteration_s = chains.whole
-        self.problem.setObjective(self.iteration_s)
-        if limit_s < float("inf"):
-            self.problem.addConstraint(self.iteration_s <= limit_s)
-        layers = pulp.lpSum(stage.layers for stage in self.stages)
+        self.stages = [self._stage(after, own) for after, own in enumerate(places)]
+        self.length: Expression = pulp.LpAffineExpression()
+        layers = pulp.lpSum(
+            stage.taken({place: _blocks(menus, place) for place in stage.places})
+            for stage in self.stages
+        )
         self.problem.addConstraint(layers == menus.problem.workload.model.layers)
         if menus.with_host:
             self._share_hosts()
+
+    @property
+    def nothing(self) -> Expression:
+        """A duration of zero."""
+        return pulp.LpAffineExpression()
+
+    def inequalities(self, after: int) -> Inequalities:
+        """Durations of the stage that has so many stages after it."""
+        return Inequalities(self.problem, after, self.menus.ledger.check_time)
+
+    def minimise(self, length: Expression, limit_s: float) -> None:
+        """Ask for the pipeline with the least length, below a limit."""
+        self.length = length
+        self.problem.setObjective(length)
+        if limit_s < float("inf"):
+            self.problem.addConstraint(length <= limit_s)
 
     def solve(self, solver: str, seconds: float) -> bool:
         """Run a solver for some seconds; whether it found the best solution or proved that there is
@@ -174,23 +198,21 @@ class _Programme:
         is_best = self.problem.sol_status == pulp.LpSolutionOptimal
         return bool(is_best or self.problem.status == pulp.LpStatusInfeasible)
 
-    def solution(self) -> tuple[float, Plan] | None:
-        """The time and the plan of the solution, if there is one."""
-        if self.problem.sol_status != pulp.LpSolutionOptimal:
+    def chosen(self, *, is_best: bool = True) -> Chosen | None:
+        """The candidates of the best solution, if there is one; or of the best that a stopped
+        solver had."""
+        known = {pulp.LpSolutionOptimal}
+        if not is_best:
+            known.add(pulp.LpSolutionIntegerFeasible)
+        if self.problem.sol_status not in known:
             return None
         stages = []
         for stage in reversed(self.stages):
             values = [variable.value() or 0.0 for variable in stage.chosen]
-            place, row = stage.candidates[values.index(max(values))]
-            stages.append(self.menus[place].stage_plan(row, place.mesh, place.layers))
-        plan = Plan(
-            engine=self.menus.space.engine,
-            micro_batches=self.micro_batches,
-            stages=tuple(stages),
-        )
-        return float(pulp.value(self.iteration_s)), plan
+            stages.append(stage.candidates[values.index(max(values))])
+        return tuple(stages)
 
-    def _stage(self, after: int, places: Sequence[StagePosition]) -> _Stage:
+    def _stage(self, after: int, places: Sequence[StagePosition]) -> ChosenStage:
         self.menus.ledger.check_time()
         candidates = [(place, row) for place in places for row in range(len(self.menus[place]))]
         chosen = [
@@ -198,22 +220,7 @@ class _Programme:
             for number in range(len(candidates))
         ]
         self.problem.addConstraint(pulp.lpSum(chosen) == 1)
-
-        times = {place: self.menus[place].times for place in places}
-
-        def taken(name: str) -> Expression:
-            values = [float(getattr(times[place], name)[row]) for place, row in candidates]
-            return pulp.LpAffineExpression(dict(zip(chosen, values, strict=True)))
-
-        has_host = ENGINES[self.menus.space.engine].host is not None
-        names = [name for name in PASSES if has_host or name not in ISSUED]
-        layers = [place.layers for place, _ in candidates]
-        return _Stage(
-            candidates=candidates,
-            chosen=chosen,
-            passes=PassLengths(**{name: taken(name) for name in names}),
-            layers=pulp.LpAffineExpression(dict(zip(chosen, layers, strict=True))),
-        )
+        return ChosenStage(candidates=candidates, chosen=chosen)
 
     def _share_hosts(self) -> None:
         """Keep the stages of each node within its host memory."""
@@ -235,3 +242,24 @@ class _Programme:
         for node, here in held.items():
             room = host_room_at(cluster, np.array([node * cluster.gpus_per_node]))
             self.problem.addConstraint(here <= float(np.min(room)))
+
+
+def _blocks(menus: Menus, place: StagePosition) -> Column:
+    return np.full(len(menus[place]), float(place.layers))
+
+
+def _longest_chain(programme: StageProgramme) -> Expression:
+    """The time of an iteration by the recurrence of ``mistlab.cost.chains``."""
+    menus = programme.menus
+    has_host = ENGINES[menus.space.engine].host is not None
+    names = [name for name in PASSES if has_host or name not in ISSUED]
+    chains: Chains[Expression] = Chains.of_nothing(pulp.LpAffineExpression())
+    for after, stage in enumerate(programme.stages):
+        times = {place: menus[place].times for place in stage.places}
+        passes = {
+            name: stage.taken({place: getattr(own, name) for place, own in times.items()})
+            for name in names
+        }
+        counts = Counts.of(menus.group.micro_batches, after + 1)
+        chains = chained(programme.inequalities(after), PassLengths(**passes), chains, counts)
+    return chains.whole

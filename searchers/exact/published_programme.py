@@ -1,175 +1,136 @@
-"""Joins stages as Mist (EuroSys 2025) publishes it: fewer candidates, and a simpler objective.
+"""Joins stages as Mist (EuroSys 2025) publishes it: sampled frontiers and an integer programme.
 
-Of the candidates for a stage only those stay that are best by a weighted sum of their steady time t
-and their extra time d, for thirty weights. Pipelines are compared by the published objective
-(``mistlab.cost.pipeline``). Everything else is as in ``mist``, so that the two can be
-told apart by these choices alone. Each rank may use its even share of its node's host memory.
+Of the candidates for a stage only samples of the Pareto frontier of steady time t and extra time d
+stay: those that are best by a weighted sum of the two, for thirty weights. First of the candidates
+with each number of treated blocks, by t and d / G, then of all of them together, by t and d. A
+pipeline of G micro-batches is the solution of a programme with a binary variable for each sample
+of each stage (PuLP, solved by HiGHS), which minimises the published objective
+(``mistlab.cost.pipeline``). Each rank may use its even share of its node's host memory.
 
-Axes: F candidates, K partial pipelines.
+Axes: F candidates.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from mistlab.core.arrays import Floats, Rows
-from mistlab.cost.chains import ColumnAlgebra
+from mistlab.core.arrays import Floats
+from mistlab.cost.chains import Numbers
 from mistlab.cost.pipeline import Published, extra_s, in_front, passes_of, steady_s
 from mistlab.plan.plan import Plan
 from searchers.exact.candidates import Menus, Options, StagePosition, undominated
-from searchers.exact.programme import places_by_stage
+from searchers.exact.programme import Chosen, places_by_stage, plan_of
 
 # How many weights of t against d are tried.
 WEIGHTS = 30
-# Partial pipelines with equally many blocks that go on.
-BEAM = 128
+# Seconds that the solver has for a programme.
+PATIENCE_S = 600.0
+# Solvers look this far above a known time, since they have tolerances of their own.
+ALMOST = 1 + 1e-6
+
+# Says which of a stage's candidates stay.
+Pick = Callable[[Options], Options]
 
 
-def best_by_weights(options: Options) -> Options:
-    """The candidates that are best by a weighted sum of their steady and their extra time."""
+def best_by_weights(options: Options, *, share: float = 1.0) -> Options:
+    """The candidates that are best by a weighted sum of their steady time and a share of their
+    extra time."""
     if not len(options):
         return options
-    passes = passes_of(options.times)
-    weights = np.linspace(0, 1, WEIGHTS)[:, None]
-    sums = weights * steady_s(passes) + (1 - weights) * extra_s(passes)
+    steady, extra = times_of(options)
+    weights = np.linspace(0, 1, WEIGHTS + 2)[1:-1, None]
+    sums = weights * steady + (1 - weights) * share * extra
     return options.chosen(np.unique(sums.argmin(axis=1)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Partials:
-    """Partial pipelines (K) with equally many stages: their blocks, what the objective needs of
-    them, and of which candidate and which shorter pipeline each is made."""
+def samples_of(micro_batches: int) -> Pick:
+    """Keeps samples of the candidates with each number of treated blocks."""
 
-    layers: Rows
-    length: Published[Floats]
-    place: Rows
-    option: Rows
-    row_behind: Rows
-    behind: "_Partials | None"
+    def picked(options: Options) -> Options:
+        if not len(options):
+            return options
+        cell = np.unique(options.counts, axis=0, return_inverse=True)[1].reshape(-1)
+        every = (options.chosen(cell == own) for own in range(cell.max() + 1))
+        return Options.joined([best_by_weights(own, share=1 / micro_batches) for own in every])
 
-    @classmethod
-    def nothing(cls) -> Self:
-        none = np.zeros(1, dtype=np.intp)
-        length = Published.of_nothing(np.zeros(1))
-        return cls(
-            layers=none, length=length, place=none, option=none, row_behind=none, behind=None
-        )
+    return picked
 
-    def chosen(self, rows: Rows) -> Self:
-        return replace(
-            self,
-            layers=self.layers[rows],
-            length=_chosen(self.length, rows),
-            place=self.place[rows],
-            option=self.option[rows],
-            row_behind=self.row_behind[rows],
-        )
 
-    def stages(self, row: int) -> Iterator[tuple[int, int]]:
-        """The place and the candidate of each stage, the first stage first."""
-        if self.behind is not None:
-            yield int(self.place[row]), int(self.option[row])
-            yield from self.behind.stages(int(self.row_behind[row]))
+def true_frontier(options: Options) -> Options:
+    """The candidates that no other one beats in both steady and extra time, of which samples are
+    a part."""
+    return options.chosen(undominated([*times_of(options)]))
+
+
+def times_of(options: Options) -> tuple[Floats, Floats]:
+    """The steady and the extra time of each candidate (F); no extra time is below zero."""
+    passes = passes_of(options.times)
+    return steady_s(passes), np.maximum(extra_s(passes), 0.0)
 
 
 def join_by_objective(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
     """The pipeline of a group that is best by the published objective, and its time by it, if that
-    is less than a limit. The menus are prepared, for stages of equally many GPUs."""
-    micro_batches = menus.group.micro_batches
-    partials = _Partials.nothing()
-    every = places_by_stage(menus, limit_s)
-    for places in every:
-        menus.ledger.check_time()
-        parts = [*_in_front(menus, partials, places, limit_s)]
-        if not parts:
-            return None
-        partials = _worth(_joined(parts), micro_batches)
-    is_whole = partials.layers == menus.problem.workload.model.layers
-    whole = partials.chosen(np.flatnonzero(is_whole))
-    seconds = whole.length.whole(micro_batches)
-    if not len(seconds) or seconds.min() >= limit_s:
+    is less than a limit. The menus say which candidates take part, for stages of equally many GPUs;
+    a single stage needs no programme."""
+    stages = places_by_stage(menus, limit_s)
+    hopeful = menus.only(lambda place, options: _hopeful(menus, place, options, limit_s))
+    if not all(any(len(hopeful[place]) for place in places) for places in stages):
         return None
-    row = int(seconds.argmin())
-    chosen = zip(reversed(every), whole.stages(row), strict=True)
-    stages = tuple(
-        menus[places[place]].stage_plan(option, places[place].mesh, places[place].layers)
-        for places, (place, option) in chosen
-    )
-    plan = Plan(engine=menus.space.engine, micro_batches=micro_batches, stages=stages)
-    return float(seconds[row]), plan
+    alone = menus.group.num_stages == 1
+    chosen = _best_alone(hopeful, stages[0]) if alone else _solved(hopeful, stages, limit_s)
+    if chosen is None:
+        return None
+    stages_s = [times_of(hopeful[place].chosen(slice(row, row + 1))) for place, row in chosen]
+    seconds = objective_s(stages_s, menus.group.micro_batches)
+    return (seconds, plan_of(hopeful, chosen)) if seconds < limit_s else None
 
 
-def _in_front(
-    menus: Menus, behind: _Partials, places: Sequence[StagePosition], limit_s: float
-) -> Iterator[_Partials]:
-    """Every candidate of every place in front of every partial pipeline."""
-    count = len(behind.layers)
-    for number, place in enumerate(places):
-        options = menus[place]
-        passes = passes_of(options.times)
-        rows = np.tile(np.arange(count), len(options))
-        option = np.repeat(np.arange(len(options)), count)
-        length = in_front(
-            ColumnAlgebra(len(rows)),
-            steady_s(passes)[option],
-            extra_s(passes)[option],
-            _chosen(behind.length, rows),
-        )
-        layers = behind.layers[rows] + place.layers
-        part = _Partials(
-            layers=layers,
-            length=length,
-            place=np.full(len(rows), number),
-            option=option,
-            row_behind=rows,
-            behind=behind,
-        )
-        fits = layers <= menus.problem.workload.model.layers
-        yield part.chosen(
-            np.flatnonzero(fits & (length.whole(menus.group.micro_batches) < limit_s))
-        )
+def objective_s(stages: Sequence[tuple[Floats, Floats]], micro_batches: int) -> float:
+    """The published objective of a pipeline, from the steady and the extra time of each stage."""
+    length: Published[float] = Published.of_nothing(0.0)
+    for steady, extra in reversed(stages):
+        length = in_front(Numbers(), float(steady[0]), float(extra[0]), length)
+    return length.whole(micro_batches)
 
 
-def _worth(partials: _Partials, micro_batches: int) -> _Partials:
-    """The most promising partial pipelines with each number of blocks, of which none is nowhere
-    better than another."""
-    kept = []
-    length = partials.length
-    seconds = length.whole(micro_batches)
-    for layers in np.unique(partials.layers):
-        rows = np.flatnonzero(partials.layers == layers)
-        rows = rows[np.argsort(seconds[rows], kind="stable")[: 4 * BEAM]]
-        columns = [part[rows] for part in (length.slowest, length.together, length.unhidden)]
-        kept.append(rows[undominated(columns)][:BEAM])
-    return partials.chosen(np.concatenate([np.empty(0, dtype=np.intp), *kept]))
+def _hopeful(menus: Menus, place: StagePosition, options: Options, limit_s: float) -> Options:
+    """The candidates with which a pipeline may be better than a limit: the slowest stage takes at
+    least as long as this one, and the others compute for all their blocks."""
+    others = menus.problem.workload.model.layers - place.layers
+    others_s = menus.group.least_stages_s(menus.work, others)
+    steady, _ = times_of(options)
+    return options.chosen(menus.group.micro_batches * steady + others_s < limit_s)
 
 
-def _joined(parts: Sequence[_Partials]) -> _Partials:
-    def column(name: str) -> Rows:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    def lengths(name: str) -> Floats:
-        return np.concatenate([getattr(part.length, name) for part in parts])
-
-    return _Partials(
-        layers=column("layers"),
-        length=Published(
-            slowest=lengths("slowest"),
-            together=lengths("together"),
-            unhidden=lengths("unhidden"),
-        ),
-        place=column("place"),
-        option=column("option"),
-        row_behind=column("row_behind"),
-        behind=parts[0].behind,
-    )
+def _best_alone(menus: Menus, places: Sequence[StagePosition]) -> Chosen:
+    """The best stage that is a pipeline by itself."""
+    best: dict[float, Chosen] = {}
+    for place in places:
+        steady, extra = times_of(menus[place])
+        seconds = menus.group.micro_batches * steady + extra
+        if len(seconds):
+            best.setdefault(float(seconds.min()), ((place, int(seconds.argmin())),))
+    return best[min(best)]
 
 
-def _chosen(length: Published[Floats], rows: Rows) -> Published[Floats]:
-    return Published(
-        slowest=length.slowest[rows],
-        together=length.together[rows],
-        unhidden=length.unhidden[rows],
-    )
+def _solved(
+    menus: Menus, stages: Sequence[Sequence[StagePosition]], limit_s: float
+) -> Chosen | None:
+    """The candidates that the solver chooses; None where no pipeline is better than a limit."""
+    # The solver is slow to import.
+    from searchers.exact.milp import StageProgramme  # noqa: PLC0415
+
+    ledger, began_s = menus.ledger, menus.ledger.wall_s
+    programme = StageProgramme(menus, stages)
+    length: Published[Any] = Published.of_nothing(programme.nothing)
+    for after, stage in enumerate(programme.stages):
+        times = {place: times_of(menus[place]) for place in stage.places}
+        steady = stage.taken({place: own for place, (own, _) in times.items()})
+        extra = stage.taken({place: own for place, (_, own) in times.items()})
+        length = in_front(programme.inequalities(after), steady, extra, length)
+    programme.minimise(length.whole(menus.group.micro_batches), ALMOST * limit_s)
+    # Handing the programme to the solver takes about as long as making it.
+    handing_s = ledger.wall_s - began_s
+    programme.solve("highs", min(PATIENCE_S, ledger.seconds_left - handing_s))
+    return programme.chosen(is_best=False)

@@ -1,11 +1,15 @@
-"""The published search of Mist (EuroSys 2025): weighted sums, and the published objective.
+"""The published search of Mist (EuroSys 2025): samples of frontiers, and an integer programme.
 
-``mist`` differs by two choices, which can be taken one by one: true frontiers in place of weighted
-sums, and the longest chain of passes in place of the published objective.
+For each mesh and number of micro-batches it tries every way to save memory on every stage, keeps
+samples of the frontier, and joins stages by the published objective
+(``searchers.exact.published_programme``). Of ratios it tries those of the published grid. Its
+answer is the plan that is best by its objective, and is predicted last and alone. Two of its
+choices can be taken back one by one: true frontiers in place of samples, and the longest chain of
+passes in place of the published objective.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import inf, prod
 
 import numpy as np
@@ -13,37 +17,72 @@ import numpy as np
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import names_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.space import SearchSpace
+from mistlab.plan.space import OffloadRatios, SearchSpace
 from searchers.exact.candidates import Menus
 from searchers.exact.groups import Group, LeastWork, groups_of, work_of
 from searchers.exact.programme import join_hastily, places_by_stage
-from searchers.exact.published_programme import best_by_weights, join_by_objective
+from searchers.exact.published_programme import (
+    best_by_weights,
+    join_by_objective,
+    samples_of,
+    true_frontier,
+)
 from searchers.meshes import Mesh, even_layers, layer_counts
 from searchers.savings import Way, ways_alike
-from searchers.strategy import BudgetSpentError, Ending, Ledger, NeedsStageCosts, Strategy
+from searchers.strategy import (
+    STAGES_A_PLAN,
+    STAGES_AT_ONCE,
+    BudgetSpentError,
+    Ending,
+    Ledger,
+    NeedsStageCosts,
+    Strategy,
+)
 
-# With more ways to save memory than this, ratios are tried from coarse to fine.
+# With more ways to save memory than this, ratios are first tried on a coarse grid, and stages that
+# all save memory alike are refused.
 FEW = 256
 NONE_FITS = (
     "no pipeline fits whose stages have equally many GPUs and equal shares of their host's memory; "
     "others are not tried"
 )
-# A group is looked at closely if its time with coarse ratios is at most this many times the best.
-NEAR = 1.1
+# The ratios of the published grid, which are tried where a space lists all of them and more.
+_WEIGHTS = (0.0, 0.25, 0.375, 0.5, 0.75, 1.0)
+_STATES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+RATIOS = OffloadRatios(weights=_WEIGHTS, gradients=_WEIGHTS, optimizer=_STATES, activations=_STATES)
+# The share of a budget that is left to predict the answer; and the evaluations, since candidates
+# are counted many at a time. Never more than half of a budget is.
+LEFT = 0.02
+EVALUATIONS_LEFT = 2 * STAGES_AT_ONCE / STAGES_A_PLAN
 
 
 def published(*, weighted: bool = True, by_chains: bool = False) -> Strategy:
-    """The strategy: with candidates by ``weighted`` sums or from true frontiers, and pipelines
-    compared by the published objective or ``by_chains``."""
+    """The strategy: with samples of frontiers by ``weighted`` sums or with all of them, and
+    pipelines compared by the published objective or ``by_chains``."""
 
     def search(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
     ) -> Ending:
         return _Search(
-            problem=problem, space=space, ledger=ledger, weighted=weighted, by_chains=by_chains
+            problem=problem,
+            space=with_published_ratios(space),
+            ledger=ledger,
+            weighted=weighted,
+            by_chains=by_chains,
         ).run()
 
     return NeedsStageCosts(search)
+
+
+def with_published_ratios(space: SearchSpace) -> SearchSpace:
+    """The part of a space with the ratios of the published grid: for each kind of offloading whose
+    ratios in the space contain the grid's."""
+    kept = {
+        entry.name: getattr(RATIOS, entry.name)
+        for entry in fields(OffloadRatios)
+        if {*getattr(RATIOS, entry.name)} <= {*getattr(space.offload, entry.name)}
+    }
+    return replace(space, offload=replace(space.offload, **kept))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +94,7 @@ class _Search:
     by_chains: bool
 
     def run(self) -> Ending:
-        """Take every group of pipelines coarsely, then those near the best closely; predict only
+        """Search every group of pipelines that may be better than the best one so far; predict only
         the plan that is best by the objective."""
         if not self.space.unequal_stages and not self._is_small:
             reason = (
@@ -71,45 +110,52 @@ class _Search:
         meshes = sorted({mesh for group in every for mesh in group.meshes})
         work = work_of(self.problem, self.space, self.ledger, meshes)
         least_s = {group: group.least_s(self.problem, work) for group in {*groups, *every}}
-        best: tuple[float, Plan | None] = (inf, None)
+        best: list[Plan] = []
         try:
-            for found in self._found(groups, work, least_s):
-                best = min(best, found, key=lambda one: one[0])
+            with self.ledger.for_share(self._share):
+                for better in self._better(groups, work, least_s):
+                    best = [better[1]]
         except BudgetSpentError:
-            if best[1] is None or self.ledger.evaluations_left == 0:
-                raise
-        if best[1] is None:
-            # Stages of unequal sizes may fit, and hosts whose stages take unequal shares.
+            if self.ledger.seconds_left > 0:
+                self.ledger.predict(best)
+            raise
+        # Stages of unequal sizes may fit, and hosts whose stages take unequal shares.
+        if not best:
             return Ending(reason=NONE_FITS)
-        self.ledger.predict([best[1]])
+        self.ledger.predict(best)
         return Ending(status="FEASIBLE", lower_bound_s=min(least_s.values()))
 
-    def _found(
+    @property
+    def _share(self) -> float:
+        """The share of the budget that goes to the search for the answer."""
+        evaluations = self.ledger.evaluations_left
+        left = LEFT if not evaluations else max(LEFT, EVALUATIONS_LEFT / evaluations)
+        return 1 - min(left, 0.5)
+
+    def _better(
         self, groups: list[Group], work: dict[Mesh, LeastWork], least_s: dict[Group, float]
     ) -> Iterator[tuple[float, Plan]]:
-        """The best plans of groups, each with its time by the objective."""
-        best_s = inf
-        coarse_s: dict[Group, float] = {}
-        for group in sorted(groups, key=lambda group: least_s[group]):
-            if least_s[group] >= best_s:
-                break
-            for menus in self._menus(group, work):
-                found = self._joined(menus, NEAR * best_s, closely=False)
-                if found is not None:
-                    coarse_s[group] = min(found[0], coarse_s.get(group, inf))
-                    best_s = min(best_s, found[0])
-                    yield found
-        if self._is_small:
-            return
-        for group in sorted(coarse_s, key=lambda group: coarse_s[group]):
-            if coarse_s[group] <= NEAR * best_s:
-                for menus in self._menus(group, work):
-                    found = self._joined(menus, best_s, closely=True)
-                    if found is not None:
-                        best_s = min(best_s, found[0])
-                        yield found
+        """Ever better plans, each with its time by the objective.
 
-    def _menus(self, group: Group, work: dict[Mesh, LeastWork]) -> Iterator[Menus]:
+        Samples of a coarse grid of ratios come first: their best plan leaves out most groups, and
+        is an answer if the budget ends. All ratios of the published grid follow.
+        """
+        best_s = inf
+        for is_coarse in (True, False) if not self._is_small else (False,):
+            for group in sorted(groups, key=lambda group: least_s[group]):
+                if least_s[group] >= best_s:
+                    break
+                for menus in self._menus(group, work, is_coarse=is_coarse):
+                    better = self._joined(menus, best_s)
+                    if better is not None and better[0] < best_s:
+                        best_s = better[0]
+                        yield better
+
+    def _menus(
+        self, group: Group, work: dict[Mesh, LeastWork], *, is_coarse: bool
+    ) -> Iterator[Menus]:
+        """The candidates of a group's stages; of each way to save memory where stages are alike."""
+        pick = samples_of(group.micro_batches) if self.weighted else true_frontier
         for way in self._ways(group):
             yield Menus(
                 problem=self.problem,
@@ -117,10 +163,10 @@ class _Search:
                 ledger=self.ledger,
                 group=group,
                 work=work,
-                coarse_to_fine=not self._is_small,
+                coarse_to_fine=is_coarse,
                 way=way,
                 even_hosts=True,
-                pick=best_by_weights if self.weighted else None,
+                pick=pick if self.weighted or not self.by_chains else None,
             )
 
     def _ways(self, group: Group) -> Iterator[Way | None]:
@@ -136,12 +182,12 @@ class _Search:
             most = layer_counts(layers, group.num_stages, self.space)[-1]
         yield from ways_alike(self.space, group.meshes[0], most, in_pipeline=group.num_stages > 1)
 
-    def _joined(self, menus: Menus, limit_s: float, *, closely: bool) -> tuple[float, Plan] | None:
-        join = join_hastily if self.by_chains else join_by_objective
-        if closely:
-            stages = places_by_stage(menus, limit_s)
-            menus.refine({place for places in stages for place in places}, limit_s)
-        return join(menus, limit_s)
+    def _joined(self, menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
+        if not self.weighted:
+            return (join_hastily if self.by_chains else join_by_objective)(menus, limit_s)
+        places_by_stage(menus, limit_s)
+        samples = menus.only(lambda _, options: best_by_weights(options))
+        return (join_hastily if self.by_chains else join_by_objective)(samples, limit_s)
 
     @property
     def _is_small(self) -> bool:

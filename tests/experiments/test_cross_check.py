@@ -32,7 +32,7 @@ def hardwares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """The names of the hardwares that plans are drawn for."""
     if request.param == "a few":
         monkeypatch.setattr(catalog, "hardware_names", lambda: FEW)
-    return catalog.hardware_names()
+    return catalog.calibrated_names()
 
 
 def test_random_plans_fit_and_are_the_same_for_the_same_seed(hardwares: Sequence[str]) -> None:
@@ -53,7 +53,7 @@ def test_random_plans_fit_and_are_the_same_for_the_same_seed(hardwares: Sequence
 
 def test_searchers_propose_a_tenth_of_the_plans_of_a_problem() -> None:
     plans = list(islice(random_plans(40 * PROBLEMS, 7), 40))
-    assert 1 + 3 * len(catalog.hardware_names()) == PROBLEMS
+    assert 1 + 3 * len(catalog.calibrated_names()) == PROBLEMS
     proposed = [plan.proposed_by for plan in plans if plan.proposed_by]
     assert proposed == list(PROPOSING)
     assert all(plan.is_default for plan in plans)

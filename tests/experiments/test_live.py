@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 import pytest
 
@@ -11,7 +11,7 @@ from experiments import tune
 from experiments.bench.bench import Bench
 from experiments.cli.commandline import run
 from experiments.cli.live import Live
-from experiments.tuning.search_words import proof_words
+from experiments.tuning.search_words import busy_words, verdict
 from mistlab.job.search import Budget, SearchResult
 from mistlab.plan.named_spaces import space_of
 from searchers.registry import SEARCHERS
@@ -79,7 +79,9 @@ def test_a_proof_tells_of_a_gap_that_shrinks_to_nothing() -> None:
     # A better plan makes the gap larger, and nothing else does.
     assert all(later <= max(gap, gaps[0]) for gap, later in pairwise(gaps))
     assert gaps[-1] < 1e-9
-    assert proof_words(entry)[0].startswith("Proven: no plan of space mist is predicted faster")
+    gpus = SMALL.cluster.num_gpus
+    told = f"Proven: no plan of space mist that uses all {gpus} GPUs is predicted faster than "
+    assert verdict(entry).startswith(told)
 
 
 def test_a_search_that_its_budget_ends_says_its_gap() -> None:
@@ -108,5 +110,36 @@ def test_what_is_not_proven_is_said() -> None:
     assert entry.result.prediction is not None
     half_s = 0.5 * entry.result.prediction.iteration_s
     loose = replace(entry.result, status="FEASIBLE", lower_bound_s=half_s, gap=0.5)
-    (words,) = proof_words(replace(entry, result=loose))
-    assert "up to 50.0% faster" in words
+    assert "up to 50.0% faster" in verdict(replace(entry, result=loose))
+    nothing = replace(loose, lower_bound_s=None, gap=None, plan_evaluations=1312)
+    words = verdict(replace(entry, result=nothing))
+    assert words.startswith("Best of 1312 plans tried, no bound: plans of space 3d that uses all")
+
+
+def test_a_search_that_had_no_core_says_so() -> None:
+    """Where a budget ended it; a proof is one however long it took."""
+    bench = Bench.of(SMALL)
+    entry = bench.search("random", space_of("mist"), Budget(evaluations=20), 0, lambda _: None)
+    slow = replace(entry, result=replace(entry.result, wall_s=60.0), cpu_s=22.0)
+    assert busy_words(slow)[0].startswith(
+        "The machine was busy: the search had a core in 22.0 of its 60.0 s."
+    )
+    assert not busy_words(replace(slow, cpu_s=59.0))
+    assert not busy_words(replace(slow, result=replace(slow.result, wall_s=0.5)))
+    proven = replace(slow.result, status="OPTIMAL")
+    assert not busy_words(replace(slow, result=proven))
+
+
+def test_a_budget_of_cpu_seconds_is_of_the_process() -> None:
+    """Sleeping costs nothing of it, and all of a budget by the clock."""
+    ended = []
+    for clock in ("cpu", "wall"):
+        searcher = StrategySearcher(
+            strategy=SEARCHERS["random"],
+            predictor=predictor_of(SMALL),
+            listener=lambda _: sleep(1.1),
+        )
+        budget = Budget(evaluations=300, seconds=2.0, clock=clock)
+        ended.append(searcher.search(SMALL, space_of("mist"), budget, 0).plan_evaluations)
+    assert ended[0] == 300
+    assert ended[1] < 300

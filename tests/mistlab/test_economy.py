@@ -30,7 +30,7 @@ from tests.workloads import workload_of
 
 DAY_S = 86_400.0
 # 175 failures in 60 days on 992 GPUs, one in 8.2 hours.
-OPT = Reliability(
+EXAMPLE = Reliability(
     gpus=992,
     gpu_hours_between_failures=992 * 60 * 24 / 175,
     checkpoint_s=60.0,
@@ -135,11 +135,11 @@ def test_the_best_interval_is_nearly_the_root_of_twice_write_times_mean() -> Non
     # Young 1974: sqrt(2 x 60 s x 8.2286 h) is 1885 s. The next term of x^2/2 + x^3/3 + ... = L C
     # makes it 2 C / 3 less.
     between_s = 60 * DAY_S / 175
-    assert best_interval_s(OPT) == pytest.approx(math.sqrt(2 * 60 * between_s) - 40, rel=1e-3)
+    assert best_interval_s(EXAMPLE) == pytest.approx(math.sqrt(2 * 60 * between_s) - 40, rel=1e-3)
 
 
 def test_one_gpu_that_hardly_fails_loses_its_checkpoints_alone() -> None:
-    rare = replace(OPT, gpus=1, gpu_hours_between_failures=1e12)
+    rare = replace(EXAMPLE, gpus=1, gpu_hours_between_failures=1e12)
     shares = shares_of(rare, 600.0)
     assert shares is not None
     assert shares.checkpoints == pytest.approx(60 / 660)
@@ -147,21 +147,21 @@ def test_one_gpu_that_hardly_fails_loses_its_checkpoints_alone() -> None:
 
 
 def test_failures_without_checkpoints_or_waiting_cost_half_an_interval_each() -> None:
-    quick = replace(OPT, checkpoint_s=1e-6, detection_s=0.0, restart_s=0.0, reload_s=0.0)
+    quick = replace(EXAMPLE, checkpoint_s=1e-6, detection_s=0.0, restart_s=0.0, reload_s=0.0)
     shares = shares_of(quick, 600.0)
     assert shares is not None
     assert shares.work_done_again == pytest.approx(quick.failures_per_s * 300, rel=0.02)
 
 
 def test_failures_come_as_often_as_they_were_told_to() -> None:
-    assert failures_in(OPT, 60 * DAY_S) == pytest.approx(175)
+    assert failures_in(EXAMPLE, 60 * DAY_S) == pytest.approx(175)
 
 
 def test_where_no_interval_ends_there_are_no_shares() -> None:
-    hopeless = replace(OPT, gpu_hours_between_failures=0.5)
+    hopeless = replace(EXAMPLE, gpu_hours_between_failures=0.5)
     assert shares_of(hopeless, 3600.0) is None
     assert best_interval_s(hopeless) == pytest.approx(0.5 * 3600 / 992)
-    never_started = replace(OPT, restart_s=1e9)
+    never_started = replace(EXAMPLE, restart_s=1e9)
     assert shares_of(never_started, 3600.0) is None
 
 
@@ -177,10 +177,10 @@ def test_a_played_run_spends_all_of_its_time(reliability: Reliability, seed: int
 @pytest.mark.parametrize(
     "reliability",
     [
-        OPT,
-        replace(OPT, detection_s=1800.0, restart_s=1800.0),
+        EXAMPLE,
+        replace(EXAMPLE, detection_s=1800.0, restart_s=1800.0),
         # A failure every half an hour, often while the run starts again.
-        replace(OPT, gpu_hours_between_failures=496.0),
+        replace(EXAMPLE, gpu_hours_between_failures=496.0),
     ],
     ids=["as opt", "slow to start", "often"],
 )
@@ -198,5 +198,5 @@ def test_the_closed_form_is_what_play_comes_to(reliability: Reliability) -> None
 
 
 def test_equal_seeds_play_equal_runs() -> None:
-    one, two = (played(OPT, 1800.0, DAY_S, np.random.default_rng(3)) for _ in range(2))
+    one, two = (played(EXAMPLE, 1800.0, DAY_S, np.random.default_rng(3)) for _ in range(2))
     assert one == two

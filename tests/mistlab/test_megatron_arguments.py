@@ -5,6 +5,7 @@ import pytest
 from experiments.runs.configuration import Configuration, configuration_of
 from experiments.runs.run_jobs import job_of
 from experiments.runs.runs_table import TableRow
+from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.engines.engine import ENGINES
 
@@ -97,6 +98,11 @@ def test_blocks_of_mamba_are_those_of_the_pattern() -> None:
     assert "blocks that predict later tokens are not counted" in found.notes
     plain = run(f"{TE}; hybrid-layer-pattern=M-*-", layers="4")
     assert (plain.shape.model.experts, plain.shape.model.pattern) == (None, "M-*-")
+
+
+def test_a_pattern_alone_says_no_vocabulary() -> None:
+    found = run("hybrid-layer-pattern=M-*-", layers="4")
+    assert found.shape.vocab == catalog.model("nemotron-h-56b").vocab
 
 
 def test_a_fused_loss_holds_one_more_wide_copy_of_the_logits() -> None:

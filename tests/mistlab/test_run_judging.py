@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.runs.configuration import configuration_of
+from experiments.runs.dialects.dialect import row_of
 from experiments.runs.judged import Judged, errors_of, ranked, separation, spreads
 from experiments.runs.run_jobs import job_of
 from experiments.runs.run_sureness import RunAnswer, answered, stage_of
@@ -68,7 +69,10 @@ def test_a_measured_peak_is_held_against_the_stage_that_it_names(
 ) -> None:
     parts = [prediction(1.0, gib=part).stages[0] for part in (10.0, 30.0, 20.0)]
     pipeline = replace(prediction(1.0), stages=tuple(parts))
-    assert stage_of(pipeline, memory_kind).peak_allocated_bytes == gib * GIB_BYTES
+    assert (
+        stage_of(pipeline, row_of({"memory_kind": memory_kind}).peak_of).peak_allocated_bytes
+        == gib * GIB_BYTES
+    )
 
 
 def judged_row(

@@ -14,6 +14,7 @@ from mistlab.plan.plan import Plan  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
 from runtime.determinism import FIXED_WORKSPACE, WORKSPACE, strictly_deterministic  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
+from runtime.engine.work.stage_modules import initial_tensor  # noqa: E402
 from tests.runtime.ran import Ran  # noqa: E402
 from tests.runtime.worlds import MIXED, alone, by_plan, run_step, stage, workload  # noqa: E402
 
@@ -79,3 +80,16 @@ def test_a_process_whose_gpu_is_in_use_already_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setenv(WORKSPACE, FIXED_WORKSPACE)
     with strictly_deterministic():
         pass
+
+
+def test_every_seed_draws_other_weights() -> None:
+    """Of a host too, whose generator takes only the lowest 32 bits of its seed."""
+    names = ("embedding.weight", "blocks.0.attention.weight")
+    drawn = [
+        initial_tensor(name, (4, 4), seed, tied=False)
+        for name in names
+        for seed in (0, 1, 2, 2**31 - 1)
+    ]
+    again = initial_tensor(names[0], (4, 4), 1, tied=False)
+    assert torch.equal(drawn[1], again)
+    assert len({tuple(tensor.flatten().tolist()) for tensor in drawn}) == len(drawn)

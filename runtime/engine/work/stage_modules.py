@@ -160,7 +160,8 @@ def initial_tensor(
     if len(shape) == 1:
         fill = 1.0 if name.endswith("weight") else 0.0
         return torch.full(shape, fill, device=device)
-    generator = generator_of(device).manual_seed(crc32(name.encode()) + (seed << 32))
+    # A host's generator takes 32 bits of its seed: both must be within them.
+    generator = generator_of(device).manual_seed(crc32(name.encode(), seed & 0xFFFFFFFF))
     return torch.empty(shape, device=device).normal_(std=INITIAL_STD, generator=generator)
 
 

@@ -1,0 +1,1 @@
+"""Tables of measured collectives: read, predicted, and fitted."""

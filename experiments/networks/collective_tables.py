@@ -1,0 +1,264 @@
+"""Rows of tables of collectives, each as what it says in numbers."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from experiments.runs.runs_table import count_of, number_of, rows_of_table, text_of
+from mistlab.core.values import InputError, near_matches, refuse
+from mistlab.network.collective_times import (
+    OPERATIONS,
+    SOCKET_TIERS,
+    Collectives,
+    GpuLinks,
+    gpu_links,
+    socket_rates,
+)
+
+# Columns that tables call otherwise.
+SYNONYMS = {
+    "collective": ("collective", "operation", "op"),
+    "gpus": ("gpus", "group_size", "workers"),
+    "size_bytes": ("size_bytes", "bytes"),
+    "library": ("kernel", "library", "software", "lib"),
+    "bus": ("busbw_gb_s", "busbw_gbps"),
+    "rate": ("algbw_gb_s", "algbw_gbps"),
+    "cluster": ("group", "source"),
+}
+TOLD_BY = (*SYNONYMS["collective"],)
+NAMES = {
+    "alltoall": "all_to_all",
+    "all-to-all": "all_to_all",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "send/recv": "send",
+    "sendrecv": "send",
+    "send_recv": "send",
+    "p2p": "send",
+    "p2p (pipeline)": "send",
+    "p2p copy": "send",
+}
+ELEMENT_BYTES = {"half": 2, "float16": 2, "bfloat16": 2, "int8": 1, "fp8": 1, "float": 4}
+# What is said to be large, or has no size: rates of messages of a gibibyte are like those beyond.
+LARGE_BYTES = 2.0**30
+_CARDS = re.compile(r"(?:(\d+) ?x ?)?(\d+) ?Gb/s")
+_BY_NAME = {"hdr": 200.0, "ndr": 400.0, "edr": 100.0}
+_NAMED_CARDS = re.compile(r"(?:(\d+) ?x )?(?:one )?(hdr|ndr|edr)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """A row: what is exchanged over which links, and what was measured."""
+
+    where: str
+    number: int
+    cluster: str
+    operation: str
+    software: str
+    hardware: str
+    ranks: int
+    nodes: int
+    size_bytes: float
+    node_rate: float
+    card_rate: float
+    network: str
+    measured_us: float | None
+    notes: tuple[str, ...] = ()
+    refused: str = ""
+
+    @property
+    def links(self) -> GpuLinks:
+        """The links of its GPUs."""
+        return gpu_links()[self.hardware]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedCollective:
+    """A row that cannot be predicted, and why."""
+
+    where: str
+    number: int
+    problem: str
+
+
+def collective_rows(path: Path) -> Iterator[CollectiveRow | RefusedCollective]:
+    """The rows of a table of collectives, in order."""
+    for row in rows_of_table(path, needed=(), told_by=TOLD_BY):
+        try:
+            if row.problem:
+                refuse("row", row.problem)
+            yield _row(row.where, row.number, row.cells, path.stem)
+        except InputError as error:
+            yield RefusedCollective(where=row.where, number=row.number, problem=str(error))
+
+
+def columns_of(rows: Sequence[CollectiveRow]) -> Collectives:
+    """Rows as columns."""
+
+    def texts(values: Iterator[str]) -> "np.ndarray[tuple[int], np.dtype[np.object_]]":
+        return np.array(list(values), dtype=object)
+
+    def numbers(values: Iterator[float]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+        return np.array(list(values), dtype=float)
+
+    return Collectives(
+        operation=texts(row.operation for row in rows),
+        software=texts(row.software for row in rows),
+        generation=texts(row.links.generation for row in rows),
+        network=texts(row.network for row in rows),
+        ranks=numbers(row.ranks for row in rows),
+        nodes=numbers(row.nodes for row in rows),
+        size_bytes=numbers(row.size_bytes for row in rows),
+        gpu_rate=numbers(row.links.gbytes_per_s for row in rows),
+        is_switched=np.array([row.links.kind == "switched" for row in rows]),
+        adds_in_switch=np.array([row.links.adds_in_switch for row in rows]),
+        node_rate=numbers(row.node_rate for row in rows),
+        card_rate=numbers(row.card_rate for row in rows),
+        is_socket=np.array([row.network == "sockets" for row in rows]),
+    )
+
+
+def _row(where: str, number: int, cells: Mapping[str, str], table: str) -> CollectiveRow:
+    operation = _operation(_text(cells, "collective"))
+    hardware = hardware_named(text_of(cells, "hardware"))
+    nodes = count_of(cells, "nodes") or 1
+    ranks, notes = _ranks(cells, nodes)
+    size_bytes, of_size = _size(cells)
+    node_rate, card_rate, of_network = _network(cells, hardware, ranks / nodes, nodes)
+    software = _software(_text(cells, "library"), operation)
+    row = CollectiveRow(
+        where=where,
+        number=number,
+        cluster=f"{table}, {_text(cells, 'cluster') or hardware}, {hardware}",
+        operation=operation,
+        software=software,
+        hardware=hardware,
+        ranks=ranks,
+        nodes=nodes,
+        size_bytes=size_bytes,
+        node_rate=node_rate,
+        card_rate=card_rate,
+        network=_kind_of_network(cells),
+        measured_us=None,
+        notes=(*notes, *of_size, *of_network),
+    )
+    return _measured(row, cells)
+
+
+def _text(cells: Mapping[str, str], column: str) -> str:
+    return next(filter(None, (text_of(cells, name) for name in SYNONYMS[column])), "")
+
+
+def _number(cells: Mapping[str, str], column: str) -> float | None:
+    return next(filter(None, (number_of(cells, name) for name in SYNONYMS[column])), None)
+
+
+def _operation(text: str) -> str:
+    name = NAMES.get(text.casefold(), text.casefold())
+    if not name:
+        refuse("collective", f"is empty: give one of {', '.join(OPERATIONS)}")
+    if name not in OPERATIONS:
+        near = near_matches(name, OPERATIONS)
+        refuse("collective", f"{text} is not predicted{near}")
+    return name
+
+
+def hardware_named(text: str) -> str:
+    """The GPU that a text names, whole: no ``L40S`` for ``L4``, no ``H100`` for ``H1000``."""
+    known = sorted(gpu_links(), key=len, reverse=True)
+    for name in known:
+        pattern = name.replace("-", "[ -]?")
+        if re.search(rf"(?<![A-Z0-9]){pattern}(?![0-9]|[A-Z](?![A-Z]))", text.upper()):
+            return name
+    if re.search(r"(?<![A-Z0-9])GH(?![A-Z0-9])", text.upper()):
+        return "GH200"
+    near = near_matches(text, known)
+    return refuse("hardware", f"{text or 'nothing'} names no GPU whose links are known{near}")
+
+
+def _ranks(cells: Mapping[str, str], nodes: int) -> tuple[int, tuple[str, ...]]:
+    counts = [count_of(cells, name) for name in SYNONYMS["gpus"]]
+    ranks = next(filter(None, counts), None)
+    per_node = count_of(cells, "gpus_per_node")
+    if per_node and ranks == per_node and nodes == 2 and text_of(cells, "to_gpus"):
+        # So many processes of one node send to as many of another.
+        ranks *= nodes
+    notes: tuple[str, ...] = ()
+    if ranks is None:
+        ranks = nodes * (per_node or 8)
+        notes = () if per_node else (f"no gpus: {ranks} on {nodes} nodes are assumed",)
+    if ranks % nodes:
+        refuse("nodes", f"{nodes} do not divide {ranks} GPUs: give a number that does")
+    if ranks < 2:
+        refuse("gpus", f"{ranks} exchange nothing: give at least 2")
+    return ranks, notes
+
+
+def _size(cells: Mapping[str, str]) -> tuple[float, tuple[str, ...]]:
+    size_bytes = _number(cells, "size_bytes")
+    if size_bytes is not None:
+        return size_bytes, ()
+    elements = number_of(cells, "elements")
+    if elements is not None:
+        kind = text_of(cells, "dtype").casefold()
+        if kind not in ELEMENT_BYTES:
+            refuse("dtype", f"{kind or 'nothing'} is unknown: give {', '.join(ELEMENT_BYTES)}")
+        return elements * ELEMENT_BYTES[kind], ()
+    if text_of(cells, "quantity").startswith("smallest"):
+        return 8.0, ("no size: 8 bytes are assumed",)
+    return LARGE_BYTES, ("no size: 1 GiB is assumed",)
+
+
+def _software(text: str, operation: str) -> str:
+    name = text.casefold()
+    if operation == "all_reduce" and ("custom" in name or "trtllm" in name):
+        return "trtllm" if "trtllm" in name else "eager" if "eager" in name else "graph"
+    return "torch" if "bench" in name and "nccl-tests" not in name else "nccl"
+
+
+def _network(
+    cells: Mapping[str, str], hardware: str, in_node: float, nodes: int
+) -> tuple[float, float, tuple[str, ...]]:
+    """GB/s of a node and of one of its cards, as the row says or as such nodes are sold."""
+    if nodes == 1:
+        return 0.0, 0.0, ()
+    if _kind_of_network(cells) == "sockets":
+        rate = socket_rates(text_of(cells, "network"), in_node)
+        return rate, rate, ()
+    text = text_of(cells, "network") or text_of(cells, "hardware")
+    match, named = _CARDS.search(text), _NAMED_CARDS.search(text)
+    if match or named:
+        if match:
+            cards, gbits = int(match[1] or 1), float(match[2])
+        else:
+            assert named
+            cards, gbits = int(named[1] or 1), _BY_NAME[named[2].casefold()]
+        return cards * gbits / 8, gbits / 8, ()
+    rate = gpu_links()[hardware].node_gbytes_per_s
+    note = f"no network: {rate:g} GB/s a node are assumed, as nodes of {hardware} often have"
+    return rate, rate / 8 if rate > 50 else rate, (note,)
+
+
+def _kind_of_network(cells: Mapping[str, str]) -> str:
+    """Sockets between nodes of a cloud, a cloud's own network (EFA), or direct access to memory."""
+    if "sockets" in text_of(cells, "library") and text_of(cells, "network") in SOCKET_TIERS:
+        return "sockets"
+    text = " ".join(text_of(cells, name) for name in ("network", "hardware", "software"))
+    return "efa" if "EFA" in text else "rdma"
+
+
+def _measured(row: CollectiveRow, cells: Mapping[str, str]) -> CollectiveRow:
+    took = number_of(cells, "time_us")
+    if took is None and (milliseconds := number_of(cells, "latency_ms")) is not None:
+        took = 1e3 * milliseconds
+    bus, rate = _number(cells, "bus"), _number(cells, "rate")
+    if took is None and bus:
+        factor = float(columns_of([row]).bus_factor[0])
+        took = factor * row.size_bytes / bus / 1e3
+    if took is None and rate:
+        took = row.size_bytes / rate / 1e3
+    return replace(row, measured_us=took)

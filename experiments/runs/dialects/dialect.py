@@ -1,0 +1,118 @@
+"""Reads rows of tables of measured runs by the rules of dialects, and gives typed columns."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Any, get_args, get_type_hints
+
+from experiments.runs.run_row import RunRow
+from experiments.runs.runs_table import text_of
+from mistlab.core.files import parse_yaml
+
+# A number with the letter of its size, as in 8b; any other number, of which one digit after _ is a
+# decimal too, as in nemotron3_5; letters, but for a v before a number, as in deepseekv3. So
+# Qwen3.6-35B-A3B is qwen, 3.6, 35b, a, 3b, and qwen-35b no Qwen 3.5.
+_WORD = re.compile(
+    r"[0-9]+(?:\.[0-9]+)?[bmt](?![a-z0-9])|[0-9]+(?:\.[0-9]+|_[0-9](?![a-z0-9]))?|[a-z]+?(?=v[0-9])|[a-z]+"
+)
+# What stands for the text that a group of the patterns matched: $1 for the first.
+GROUP = "$"
+# What tables of all sources share.
+LAST = "common.yaml"
+
+
+@lru_cache(maxsize=4096)
+def words_of(name: str) -> tuple[str, ...]:
+    """The words of a name, in small letters: parted where letters turn into digits."""
+    return tuple(word.replace("_", ".") for word in _WORD.findall(name.casefold()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialectRule:
+    """Texts of columns, and the typed columns that they give.
+
+    It counts if each pattern of ``when`` is found in its column, in small letters, and if each
+    column of ``named`` has the words, one after another.
+    """
+
+    gives: Mapping[str, Any]
+    when: Mapping[str, re.Pattern[str]]
+    named: Mapping[str, tuple[str, ...]]
+
+    def columns(self, texts: Mapping[str, str]) -> Mapping[str, Any]:
+        """The typed columns that it gives to texts; none if it does not count."""
+        if not all(_has(words_of(texts[name]), words) for name, words in self.named.items()):
+            return {}
+        matches = [pattern.search(texts[name]) for name, pattern in self.when.items()]
+        if not all(matches):
+            return {}
+        groups = [text for found in matches if found for text in found.groups()]
+        return {name: _value(name, value, groups) for name, value in self.gives.items()}
+
+
+def _value(column: str, value: Any, groups: Sequence[str]) -> Any:
+    """A typed column's value, perhaps that of a group."""
+    if not isinstance(value, str) or not value.startswith(GROUP):
+        return value
+    return _kind(column)(groups[int(value.removeprefix(GROUP)) - 1])
+
+
+def _has(words: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    starts = range(len(words) - len(wanted) + 1)
+    return any(words[start : start + len(wanted)] == wanted for start in starts)
+
+
+@cache
+def _kind(column: str) -> type:
+    """The type of a typed column's texts."""
+    hint = get_type_hints(RunRow)[column]
+    return next(kind for kind in (int, float, str) if kind in (hint, *get_args(hint)))
+
+
+@cache
+def rules() -> tuple[DialectRule, ...]:
+    """The rules of all dialects: by name, and those that all tables share last."""
+    room = files("experiments.runs.dialects")
+    named = {file.name: file for file in room.iterdir() if file.name.endswith(".yaml")}
+    ordered = sorted(named, key=lambda name: (name == LAST, name))
+    texts = (parse_yaml(named[name].read_text(encoding="utf-8"), name) for name in ordered)
+    return tuple(_rule(entry) for text in texts for entry in text["rules"])
+
+
+def _rule(entry: Mapping[str, Mapping[str, Any]]) -> DialectRule:
+    when, named = entry.get("when", {}), entry.get("named", {})
+    gives = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in entry["gives"].items()
+    }
+    return DialectRule(
+        gives=gives,
+        when={name: re.compile(pattern, re.DOTALL) for name, pattern in when.items()},
+        named={name: words_of(words) for name, words in named.items()},
+    )
+
+
+@cache
+def _columns_read() -> tuple[str, ...]:
+    return tuple(sorted({name for rule in rules() for name in (*rule.when, *rule.named)}))
+
+
+def row_of(cells: Mapping[str, str]) -> RunRow:
+    """The typed columns of a row of a table, by the rules of all dialects."""
+    texts = tuple(text_of(cells, name).casefold() for name in _columns_read())
+    return RunRow(cells=cells, **_typed(texts))
+
+
+@lru_cache(maxsize=4096)
+def _typed(texts: tuple[str, ...]) -> Mapping[str, Any]:
+    return typed(rules(), dict(zip(_columns_read(), texts, strict=True)))
+
+
+def typed(rules: Sequence[DialectRule], texts: Mapping[str, str]) -> dict[str, Any]:
+    """The typed columns of texts in small letters: of rules that give a column the first counts."""
+    columns: dict[str, Any] = {}
+    for rule in rules:
+        columns = {**rule.columns(texts), **columns}
+    return columns

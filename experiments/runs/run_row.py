@@ -1,0 +1,154 @@
+"""A row of a table of measured runs as typed columns, which need no test of free text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from experiments.runs.runs_table import count_of, flag_of, text_of
+
+# Ways to recompute: of blocks whole, half of them, some or those with experts; of each block every
+# second product or attention's core; what takes hardly any time; as torchtitan or Megatron mean
+# "selective", and as a recipe does; a way that nobody knows; nothing said.
+Recomputed = Literal[
+    "none",
+    "full",
+    "half",
+    "blocks",
+    "experts",
+    "selective op",
+    "core",
+    "cheap",
+    "selective",
+    "recipe",
+    "unknown",
+    "",
+]
+# The stage whose peak of memory was measured.
+PeakOf = Literal["first", "last", "fullest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation:
+    """What a run recomputes: a way, with how many blocks of each part, and a row's own words."""
+
+    way: Recomputed = ""
+    blocks: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A row's ``cells``, and what dialects make of its text; defaults say nothing.
+
+    Numbers and flags are read from cells when asked for. ``text`` is for messages, and for whether
+    a cell says anything.
+    """
+
+    cells: Mapping[str, str]
+
+    # Software. ``software`` is what ran, ``engine`` what predicts it; of software that is no engine
+    # ``sharded_engine`` predicts what shards its weights.
+    software: str = "other"
+    engine: str = ""
+    sharded_engine: str = "fsdp"
+    date: str = ""
+    year: int = 0
+    month: int = 0
+
+    # Variants of engines: ``variant`` of FSDP; before a date another one.
+    variant: str = "fsdp"
+    variant_before: tuple[str, str] = ("", "")
+    rowwise: bool = False
+    fused_loss: bool = False
+    adapters: bool = False
+    # What dispatches experts' tokens: "flex" beside other work, "alltoall", or "".
+    dispatcher: str = ""
+    # The part of an iteration that is a CUDA graph: "whole", "some" or "". Recipes of racks make
+    # the whole one from a release, hosts of these GPUs are late without one.
+    graph: str = ""
+    recipe: bool = False
+    whole_graphs_from: tuple[int, int] = (0, 0)
+    eager_on: tuple[str, ...] = ()
+    drops_tokens: bool = False
+    # TFLOP/s of products that one machine reaches on GPUs, and those of their hardware file.
+    products_tflops_on: Mapping[str, tuple[float, float]] | None = None
+
+    # The order of passes, by the engine's name or by the notes.
+    order: str = ""
+    noted_order: str = ""
+    overlaps: bool = True
+    # A pipeline's ends; the sequences of a rank for which it fills once.
+    first_blocks: int | None = None
+    last_blocks: int | None = None
+    short_ends: bool = False
+    local_batch: int | None = None
+    data_ranks: int | None = None
+
+    # Shards of states: the ZeRO level, whose sharding it is, and replicas or shards or nodes.
+    zero_level: int | None = None
+    by_fsdp: bool = False
+    by_megatron_fsdp: bool = False
+    replicas: int | None = None
+    shards: int | None = None
+    shards_in_node: bool = False
+
+    precision: str = ""
+    offload: bool | None = None
+    offload_text: str = ""
+    recompute: Recomputed = ""
+    recomputed_blocks: int = 0
+    recompute_text: str = ""
+    # What recipes recompute of models with more parameters than this.
+    recipe_recompute: Recomputed = ""
+    recipe_recompute_above: float = 0.0
+
+    # The model: a name in small letters; a hybrid model of the catalogue, or the sizes of one that
+    # is near to it with a note; the model that is built alike; the family by a word of the name, or
+    # by its end.
+    model: str = ""
+    hybrid: str = ""
+    near_model: Mapping[str, Any] | None = None
+    near_note: str = ""
+    alike: str = ""
+    family: str = ""
+    end: str = ""
+    family_by_end: str = ""
+    shares_as_gpt: bool = False
+    tied: bool | None = None
+    gated: bool = False
+    pattern: str = ""
+    head_channels: int | None = None
+    vocab_multiple: int | None = None
+    further_tokens: int = 0
+    shared_ffn: int | None = None
+    dense_blocks: int | None = None
+    attention: str = ""
+    # Whether the notes hold all of Megatron's arguments that are no defaults; its dropout; that of
+    # others, and how an engine's own examples train a model.
+    arguments: bool = False
+    dropout: float | None = None
+    noted_dropout: float | None = None
+    usual_tied: bool | None = None
+    usual_vocab: int | None = None
+
+    # Gbit/s of the network of a node, or of one GPU.
+    node_gbits: float | None = None
+    gpu_gbits: float | None = None
+
+    # What was measured: whether it failed, as a benchmark, and whose peak of memory.
+    failed: bool = False
+    benchmark: bool = True
+    peak_of: PeakOf = "fullest"
+    reserved: bool = False
+
+    def count(self, column: str) -> int | None:
+        """The whole number in a column; None for nothing."""
+        return count_of(self.cells, column)
+
+    def flag(self, column: str) -> bool | None:
+        """Whether a column says yes or no; None for nothing."""
+        return flag_of(self.cells, column)
+
+    def text(self, column: str) -> str:
+        """A column's own words, for messages."""
+        return text_of(self.cells, column)

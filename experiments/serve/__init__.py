@@ -1,0 +1,1 @@
+"""Serving: measured runs, fits of engines, plans for loads, and Seesaw's evaluation."""

@@ -1,0 +1,161 @@
+"""Predicts rows of serving tables in columns: closed loops, offline batches, and rates.
+
+Axes: C rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.serve.served_rows import BUDGET, OFFLINE_IN_FLIGHT, ServedRow
+from mistlab.core.arrays import Bools, Floats, Rows
+from mistlab.serving.steady import (
+    Constants,
+    SteadyLoad,
+    SteadyState,
+    capacity_tokens,
+    decode_step_s,
+    prompt_pass_s,
+    split_state,
+    steady_state,
+)
+from mistlab.serving.step_cost import LayoutColumns
+
+# A run of few requests ends when its longest answer does, which is about twice the mean.
+LONGEST_ANSWER = 2.0
+_HALVINGS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowTimes:
+    """Seconds to the first token and of each further one, requests a second and output tokens a
+    second of all GPUs, and whether the layout fits (C each)."""
+
+    first_s: Floats
+    token_s: Floats
+    requests_per_s: Floats
+    output_per_s: Floats
+    fits: Bools
+
+
+class RowModel:
+    """Times rows under any constants; what does not depend on constants is laid out once."""
+
+    def __init__(self, rows: Sequence[ServedRow]) -> None:
+        self.rows = rows
+        self.decode = LayoutColumns.of([row.layout for row in rows])
+        self.prefill = LayoutColumns.of([row.prefill or row.layout for row in rows])
+        self.readers = np.array([max(1, row.workers[0]) for row in rows], dtype=float)
+        self.decoders = np.array([max(1, row.workers[1]) for row in rows], dtype=float)
+        self.split = np.array([row.prefill is not None for row in rows])
+        self.prompt = np.array([row.prompt for row in rows])
+        self.output = np.array([row.output for row in rows])
+        self.in_flight = np.array([row.in_flight for row in rows])
+        self.sequences = np.array([row.sequences for row in rows])
+        self.rate = np.array([row.rate or np.nan for row in rows])
+        self.requests = np.array([row.requests or 1 for row in rows], dtype=float)
+        kinds = np.array([row.kind for row in rows])
+        self.kinds = {kind: np.flatnonzero(kinds == kind) for kind in dict.fromkeys(kinds.tolist())}
+
+    def times(self, by: Constants) -> RowTimes:
+        """The times of all rows."""
+        size = len(self.rows)
+        names = ("first_s", "token_s", "requests_per_s", "output_per_s")
+        columns = {name: np.zeros(size) for name in names}
+        fits = np.zeros(size, dtype=bool)
+        for kind, index in self.kinds.items():
+            of = {
+                "closed loop": self._closed,
+                "offline": self._closed,
+                "static batch": self._static,
+                "rate": self._rate,
+            }[kind]
+            times = of(index, {name: column[index] for name, column in by.items()})
+            for name in names:
+                columns[name][index] = getattr(times, name)
+            fits[index] = times.fits
+        return RowTimes(**columns, fits=fits)
+
+    def _closed(self, index: Rows, by: Constants) -> RowTimes:
+        parts = [
+            (rows, state)
+            for rows in (index[~self.split[index]], index[self.split[index]])
+            if len(rows)
+            for state in (self._state(rows, _at(by, np.searchsorted(index, rows))),)
+        ]
+        joined = {
+            name: np.concatenate([getattr(state, name) for _, state in parts])
+            for name in ("first_s", "token_s", "requests_per_s", "fits")
+        }
+        order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable")
+        ordered = {name: column[order] for name, column in joined.items()}
+        return RowTimes(output_per_s=ordered["requests_per_s"] * self.output[index], **ordered)
+
+    def _state(self, rows: Rows, by: Constants) -> SteadyState:
+        """The steady state of closed loops, all of them split or none; rates of all replicas."""
+        load = self._load(rows, self.in_flight[rows])
+        if self.split[rows[0]]:
+            workers = self.readers[rows], self.decoders[rows]
+            return split_state(self.prefill.rows(rows), self.decode.rows(rows), by, load, workers)
+        replicas = self.decoders[rows]
+        each = self._load(rows, self.in_flight[rows] / replicas)
+        state = steady_state(self.decode.rows(rows), by, each)
+        return SteadyState(
+            first_s=state.first_s,
+            token_s=state.token_s,
+            requests_per_s=state.requests_per_s * replicas,
+            running=state.running * replicas,
+            capacity=state.capacity,
+            fits=state.fits,
+        )
+
+    def _load(self, rows: Rows, in_flight: Floats) -> SteadyLoad:
+        return SteadyLoad(
+            in_flight=in_flight,
+            prompt=self.prompt[rows],
+            output=self.output[rows],
+            sequences=self.sequences[rows],
+            budget=np.full(len(rows), BUDGET),
+        )
+
+    def _static(self, rows: Rows, by: Constants) -> RowTimes:
+        """Batches that are read at once and decoded together until the end."""
+        of, batch = self.decode.rows(rows), self.in_flight[rows]
+        prompt, output = self.prompt[rows], self.output[rows]
+        read_s = of.pp * prompt_pass_s(of, by, batch * prompt, prompt / 2)
+        token_s = decode_step_s(of, by, batch, prompt + output / 2)
+        rate = batch / (read_s + output * token_s)
+        return RowTimes(
+            first_s=read_s,
+            token_s=token_s,
+            requests_per_s=rate,
+            output_per_s=rate * output,
+            fits=capacity_tokens(of, by) >= prompt + output,
+        )
+
+    def _rate(self, rows: Rows, by: Constants) -> RowTimes:
+        """Requests that come at a rate: so many are in flight that as many end as come."""
+        of, requests = self.decode.rows(rows), self.requests[rows]
+        rate = np.where(np.isfinite(self.rate[rows]), self.rate[rows], np.inf)
+        low, high = np.zeros(len(rows)), np.minimum(requests, OFFLINE_IN_FLIGHT)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            state = steady_state(of, by, self._load(rows, np.maximum(middle, 1e-3)))
+            is_enough = state.requests_per_s >= rate
+            low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
+        state = steady_state(of, by, self._load(rows, np.maximum(high, 1e-3)))
+        answer_s = state.first_s + self.output[rows] * state.token_s
+        arrival_s = requests / np.minimum(rate, state.requests_per_s)
+        done = requests / (arrival_s + LONGEST_ANSWER * answer_s * np.isfinite(self.rate[rows]))
+        return RowTimes(
+            first_s=state.first_s,
+            token_s=state.token_s,
+            requests_per_s=done,
+            output_per_s=done * self.output[rows],
+            fits=state.fits,
+        )
+
+
+def _at(by: Constants, places: Rows) -> Mapping[str, Floats]:
+    return {name: column[places] for name, column in by.items()}

@@ -1,0 +1,330 @@
+"""Which layout serves a load: the best one, the fewest GPUs, and the choice between both speeds."""
+
+import argparse
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json
+from experiments.pages.tables import table
+from experiments.serve.served_rows import model_named
+from mistlab.core.values import InputError, refuse
+from mistlab.serving.engine_constants import ServedRun, fitted_constants
+from mistlab.serving.gpu_facts import gpu_named
+from mistlab.serving.load import Goals, Lengths, ServingLoad, drawn_load, load_of_trace
+from mistlab.serving.serving_plan import ServingPlan, check_layout, exported_lines
+from mistlab.serving.steady import capacity_tokens
+from mistlab.serving.step_cost import LayoutColumns, RankLayout
+from searchers.serving.layout_search import (
+    LayoutSpace,
+    ServedPlan,
+    best_of,
+    nearest_to,
+    pareto_of,
+    timed_plans,
+)
+from simulators.serving.continuous import Batching, play_continuous
+from simulators.serving.step_clock import StepClock
+
+HOUR_S = 3600.0
+MILLION = 1e6
+# GPUs that are tried for a rate.
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+# Requests of the played run that tells percentiles.
+PLAYED = 1000
+QUICK_PLAYED = 200
+# Of a closed loop so many times the requests in flight are played.
+WAVES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingQuestion:
+    """What is asked: the space without its GPUs, mean lengths, goals and prices."""
+
+    space: LayoutSpace
+    load: ServingLoad
+    goals: Goals
+    constants: Mapping[str, float]
+    dollars: float | None
+
+
+def serve_plan(options: argparse.Namespace) -> int:
+    """The layout of GPUs that serves a load best: requests a second under latency goals, the fewest
+    GPUs for a rate, the Pareto frontier of throughput against time per token, and dollars.
+
+    All layouts of the GPUs are timed in closed form at loads from one request to thousands, so the
+    answer is the best of the space by that model. The best one is then played, request by request,
+    which tells percentiles. If no layout meets the goals, the nearest one is told.
+    """
+    with as_options():
+        question = _question(options)
+    if options.fewest:
+        return _fewest(question, options)
+    timed = _timed(question, options.gpus)
+    best = best_of(timed, question.goals)
+    if not best:
+        return _none(timed, question, options)
+    answer = _answer(question, best, timed, options)
+    if options.json:
+        print_json(answer)
+    else:
+        _print(question, best, timed, answer, options)
+    return DONE
+
+
+def _question(options: argparse.Namespace) -> ServingQuestion:
+    model = model_named(options.model)
+    gpu = gpu_named(options.gpu)
+    cache_kind = options.cache or (
+        "fp8" if options.weights in ("fp8", "fp8_block", "nvfp4") else "bf16"
+    )
+    space = LayoutSpace(
+        model=model,
+        gpu=gpu.name,
+        engine=options.engine,
+        weights=options.weights,
+        cache=cache_kind,
+        gpus=options.gpus,
+        splits=options.splits,
+        budget=options.budget,
+        sequences=options.sequences,
+    )
+    check_layout(
+        RankLayout(
+            model=model,
+            gpu=gpu.name,
+            engine=options.engine,
+            weights=options.weights,
+            cache=cache_kind,
+        )
+    )
+    load = _load(options)
+    if options.context is not None:
+        load.check_context(options.context)
+    run = ServedRun(
+        engine=options.engine,
+        version="unsaid",
+        gpu=gpu.name,
+        model=model.name,
+        weights=options.weights,
+    )
+    constants = {name: float(value[0]) for name, value in fitted_constants().of([run]).items()}
+    return ServingQuestion(
+        space=space,
+        load=load,
+        goals=Goals(
+            first_s=options.ttft,
+            token_s=options.tpot,
+            share=options.share,
+            requests_per_s=options.rate,
+        ),
+        constants=constants,
+        dollars=options.dollars or gpu.dollars_an_hour,
+    )
+
+
+def _load(options: argparse.Namespace) -> ServingLoad:
+    """Requests of a trace, or drawn ones."""
+    if options.trace is not None:
+        try:
+            with Path(options.trace).open(encoding="utf-8-sig", newline="") as file:
+                rows = list(csv.DictReader(file))
+        except OSError as error:
+            message = f"{options.trace}: {error.strerror}: give the path of a CSV file"
+            raise InputError(message) from None
+        return load_of_trace(rows, str(options.trace))
+    lengths = (
+        Lengths(shape=options.lengths, tokens=options.prompt),
+        Lengths(shape=options.lengths, tokens=options.output),
+    )
+    count = QUICK_PLAYED if options.quick else PLAYED
+    return drawn_load(count, lengths, np.random.default_rng(options.seed), rate=options.rate)
+
+
+def _timed(question: ServingQuestion, gpus: int) -> list[ServedPlan]:
+    plans = list(replace(question.space, gpus=gpus).plans())
+    lengths = question.load.mean_prompt, question.load.mean_output
+    return timed_plans(plans, question.constants, lengths)
+
+
+def _fewest(question: ServingQuestion, options: argparse.Namespace) -> int:
+    """The fewest GPUs whose best layout reaches the rate under the goals."""
+    if question.goals.requests_per_s is None:
+        refuse("--rate", "is needed with --fewest: give requests a second")
+    reached: ServedPlan | None = None
+    for gpus in SIZES:
+        best = best_of(_timed(question, gpus), question.goals)
+        if best:
+            reached = best[0]
+            if reached.requests_per_s >= question.goals.requests_per_s:
+                return _tell_fewest(question, reached, options)
+    told = "no layout meets the latency goals"
+    if reached is not None:
+        rate = reached.requests_per_s
+        told = f"{reached.plan.gpus} GPUs reach {rate:.2f} requests/s ({reached.plan.text})"
+    print(f"Not reached with {SIZES[-1]} GPUs: {told}.")
+    return NO_ANSWER
+
+
+def _tell_fewest(
+    question: ServingQuestion, reached: ServedPlan, options: argparse.Namespace
+) -> int:
+    answer = {"gpus": reached.plan.gpus, **_mapping(question, reached)}
+    if options.json:
+        print_json(answer)
+    else:
+        rate = question.goals.requests_per_s
+        print(f"{reached.plan.gpus} GPUs serve {rate:g} requests/s: {reached.plan.text},")
+        print(f"which reach {reached.requests_per_s:.2f} requests/s under the goals.")
+    return DONE
+
+
+def _none(
+    timed: Sequence[ServedPlan], question: ServingQuestion, options: argparse.Namespace
+) -> int:
+    """Why there is no answer: no memory holds the model, or no layout meets the goals."""
+    near = nearest_to(timed, question.goals)
+    if near is None:
+        problem = (
+            f"{options.gpus} {question.space.gpu} hold no replica of {question.space.model.name}"
+        )
+        refuse("--gpus", f"{problem} with one request: give more GPUs, or fewer bits")
+    if options.json:
+        print_json({"error": "no layout meets the goals", "nearest": _mapping(question, near)})
+    else:
+        print(
+            f"No layout meets the goals. The nearest is {near.plan.text} with "
+            f"{near.in_flight:.0f} in flight: first token {near.first_s:.3f} s, "
+            f"then {1e3 * near.token_s:.1f} ms a token."
+        )
+    return NO_ANSWER
+
+
+def _mapping(question: ServingQuestion, one: ServedPlan) -> dict[str, Any]:
+    output = one.requests_per_s * question.load.mean_output
+    dollars = None
+    if question.dollars is not None:
+        dollars = question.dollars * one.plan.gpus / HOUR_S / output * MILLION
+    return {
+        "plan": one.plan.text,
+        "scheduler": one.plan.scheduler,
+        "in_flight": round(one.in_flight, 1),
+        "ttft_s": one.first_s,
+        "tpot_s": one.token_s,
+        "requests_per_s": one.requests_per_s,
+        "output_tokens_per_s_per_gpu": output / one.plan.gpus,
+        "dollars_per_million_tokens": dollars,
+    }
+
+
+def _answer(
+    question: ServingQuestion,
+    best: Sequence[ServedPlan],
+    timed: Sequence[ServedPlan],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    return {
+        "best": _mapping(question, best[0]),
+        "layouts": len({one.plan for one in timed}),
+        "proven": True,
+        "others": [_mapping(question, one) for one in best[1 : options.top]],
+        "pareto": [_mapping(question, one) for one in pareto_of(timed)],
+        "played": _played(question, best[0]),
+        "command_lines": _lines(best[0].plan, options.export),
+        "goals": asdict(question.goals),
+    }
+
+
+def _lines(plan: ServingPlan, engine: str | None) -> list[str]:
+    return [] if engine is None else exported_lines(plan, engine)
+
+
+def _played(question: ServingQuestion, one: ServedPlan) -> dict[str, float] | None:
+    """Percentiles of the best plan, its requests played one by one; None for separate GPUs."""
+    if one.plan.prefill is not None:
+        return None
+    layout = one.plan.layout
+    columns = LayoutColumns.of([layout])
+    by = {name: np.array([value]) for name, value in question.constants.items()}
+    capacity = int(capacity_tokens(columns, by)[0])
+    load = question.load
+    if question.goals.requests_per_s is None and not any(load.arrivals_s):
+        in_flight = max(1, round(one.in_flight))
+        load = replace(_repeated(load, WAVES * in_flight), in_flight=in_flight)
+    batching = Batching(
+        capacity=capacity, budget=one.plan.budget, sequences=one.plan.sequences * layout.dp
+    )
+    clock = StepClock.of(layout, question.constants, most=min(1024, one.plan.sequences))
+    played = play_continuous(load, clock, batching, replicas=one.plan.replicas)
+    client_s = question.constants["first"]
+    first = [client_s + (done.first_s or 0.0) - done.arrival_s for done in played.requests]
+    each = [
+        ((done.end_s or 0.0) - (done.first_s or 0.0)) / max(1, done.output - 1)
+        for done in played.requests
+    ]
+    share = question.goals.share
+    return {
+        "share": share,
+        "ttft_s": float(np.quantile(first, share)),
+        "tpot_s": float(np.quantile(each, share)),
+        "requests_per_s": played.requests_per_s,
+    }
+
+
+def _repeated(load: ServingLoad, count: int) -> ServingLoad:
+    """A load of at least so many requests, all at once: the same lengths again and again."""
+    times = -(-count // len(load))
+    return ServingLoad(
+        prompts=load.prompts * times,
+        outputs=load.outputs * times,
+        arrivals_s=(0.0,) * (len(load) * times),
+    )
+
+
+def _print(
+    question: ServingQuestion,
+    best: Sequence[ServedPlan],
+    timed: Sequence[ServedPlan],
+    answer: Mapping[str, Any],
+    options: argparse.Namespace,
+) -> None:
+    head = [
+        "layout",
+        "in flight",
+        "first token s",
+        "ms a token",
+        "requests/s",
+        "tokens/s/GPU",
+        "$/M",
+    ]
+
+    def line(one: ServedPlan) -> list[object]:
+        row = _mapping(question, one)
+        dollars = row["dollars_per_million_tokens"]
+        return [
+            one.plan.text,
+            f"{one.in_flight:.0f}",
+            f"{one.first_s:.3f}",
+            f"{1e3 * one.token_s:.2f}",
+            f"{one.requests_per_s:.2f}",
+            f"{row['output_tokens_per_s_per_gpu']:.0f}",
+            "-" if dollars is None or not math.isfinite(dollars) else f"{dollars:.2f}",
+        ]
+
+    print(f"All {answer['layouts']} layouts timed; each at its best load under the goals:")
+    print(table(head, [line(one) for one in best[: options.top]]))
+    print("Pareto frontier of requests a second against time per token:")
+    print(table(head, [line(one) for one in pareto_of(timed)]))
+    if played := answer["played"]:
+        print(
+            f"Played: at {100 * played['share']:.0f} % of requests the first token within "
+            f"{played['ttft_s']:.3f} s, then {1e3 * played['tpot_s']:.1f} ms a token; "
+            f"{played['requests_per_s']:.2f} requests/s."
+        )
+    for command in answer["command_lines"]:
+        print(command)

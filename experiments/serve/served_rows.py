@@ -1,0 +1,307 @@
+"""Rows of tables of measured serving runs, read as layouts under loads.
+
+Three tables are known by their columns: closed-loop runs (``concurrency``), offline throughput
+(``tokens_per_s``, all requests at once or a static batch), and runs at a rate of requests
+(``request_rate``).
+"""
+
+import csv
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.runs.runs_table import count_of, number_of, text_of
+from mistlab import catalog
+from mistlab.core.values import InputError, near_matches, refuse, shown
+from mistlab.plan.workload import ModelSpec
+from mistlab.serving.engine_constants import ServedRun
+from mistlab.serving.gpu_facts import FORMATS, gpu_named, serving_data
+from mistlab.serving.step_cost import RankLayout
+
+Kind = Literal["closed loop", "offline", "static batch", "rate"]
+# Requests in flight of an offline run: more than any memory holds.
+OFFLINE_IN_FLIGHT = 4096.0
+# Tokens of prompts in a pass, and running requests, where engines have their defaults.
+BUDGET = 8192.0
+SEQUENCES = {"vllm": 1024.0, "sglang": 1024.0, "trtllm": 2048.0}
+# Names of precisions of weights as tables write them.
+_WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "int4_wo": "int4"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRow:
+    """A measured run: what ran, under which load, and what was measured of it (None: nothing).
+
+    ``prefill`` is the layout of each of ``prefill_workers`` if prompts have GPUs of their own.
+    """
+
+    number: int
+    kind: Kind
+    run: ServedRun
+    layout: RankLayout
+    prefill: RankLayout | None
+    workers: tuple[int, int]
+    in_flight: float
+    prompt: float
+    output: float
+    sequences: float
+    rate: float | None
+    requests: int | None
+    notes: tuple[str, ...]
+    # Whether the row says that it ran without speculative decoding.
+    is_sure: bool
+    first_s: float | None
+    token_s: float | None
+    output_per_s: float | None
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs of the run."""
+        if self.prefill is None:
+            return self.layout.gpus * self.workers[1]
+        readers, decoders = self.workers
+        return self.prefill.gpus * readers + self.layout.gpus * decoders
+
+    @property
+    def configuration(self) -> str:
+        """Runs that differ in concurrency, version, date or attention data parallelism share it."""
+        layout = self.layout
+        parts = (layout.model.name, layout.gpu, layout.engine, layout.weights, layout.tp)
+        where = "split" if self.prefill else f"{layout.ep}"
+        return " ".join(map(str, (*parts, where, round(self.prompt), round(self.output))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRow:
+    """A row that cannot be answered, and why."""
+
+    number: int
+    problem: str
+
+
+def served_rows(path: Path) -> Iterator[ServedRow | RefusedRow]:
+    """The rows of a table of serving runs, in order."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            names = [name.strip().casefold() for name in reader.fieldnames or ()]
+            reader.fieldnames = names
+            kind = _kind_of(path, names)
+            for number, cells in enumerate(reader, 1):
+                yield _row(number, kind, {k: v or "" for k, v in cells.items() if k})
+    except OSError as error:
+        message = f"{path}: {error.strerror}: give the path of a CSV file"
+        raise InputError(message) from None
+
+
+def _kind_of(path: Path, names: list[str]) -> Kind:
+    if "concurrency" in names:
+        return "closed loop"
+    if "request_rate" in names:
+        return "rate"
+    if {"isl", "osl", "model", "hardware"} <= set(names):
+        return "offline"
+    message = (
+        f"{path}: no column concurrency, request_rate, or isl and osl: give a table of serving runs"
+    )
+    raise InputError(message)
+
+
+def _row(number: int, kind: Kind, cells: Mapping[str, str]) -> ServedRow | RefusedRow:
+    try:
+        return _served(number, kind, cells)
+    except InputError as error:
+        return RefusedRow(number=number, problem=str(error))
+
+
+def _served(number: int, kind: Kind, cells: Mapping[str, str]) -> ServedRow:
+    notes: list[str] = []
+    _refuse_unbuilt(cells, notes)
+    engine = text_of(cells, "engine").casefold() or "trtllm"
+    if engine not in SEQUENCES:
+        refuse("engine", f"{shown(engine)} is unknown{near_matches(engine, SEQUENCES)}")
+    model_name = text_of(cells, "model")
+    model = model_named(model_name)
+    gpu = gpu_named(text_of(cells, "hardware")).name
+    weights = _weights(cells)
+    cache_kind = _cache(cells, weights, notes)
+    split = text_of(cells, "mode") == "disaggregated"
+    layout, prefill, workers = _layouts(
+        cells,
+        RankLayout(model=model, gpu=gpu, engine=engine, weights=weights, cache=cache_kind),
+        notes,
+    )
+    length = number_of(cells, "length_factor") or 1.0
+    prompt, output = _lengths(cells)
+    version = text_of(cells, "version") or text_of(cells, "engine_version")
+    own_kind: Kind = "static batch" if kind == "offline" and count_of(cells, "batch") else kind
+    in_flight, rate, requests = _load(own_kind, cells)
+    return ServedRow(
+        number=number,
+        kind=own_kind,
+        run=ServedRun(
+            engine=engine,
+            version=_short(version),
+            gpu=gpu,
+            model=model.name,
+            weights=weights,
+            kind=own_kind,
+            mode="disaggregated" if split else "aggregated",
+        ),
+        layout=layout,
+        prefill=prefill,
+        workers=workers,
+        in_flight=in_flight,
+        prompt=prompt * length,
+        output=max(1.0, output * length),
+        sequences=SEQUENCES[engine],
+        rate=rate,
+        requests=requests,
+        notes=tuple(notes),
+        is_sure=text_of(cells, "spec").casefold() == "none" or "spec" not in cells,
+        first_s=number_of(cells, "ttft_s"),
+        token_s=number_of(cells, "tpot_s") or number_of(cells, "itl_s"),
+        output_per_s=_measured_output(kind, cells),
+    )
+
+
+def _refuse_unbuilt(cells: Mapping[str, str], notes: list[str]) -> None:
+    spec = text_of(cells, "spec").casefold()
+    if cells.get("spec", "").casefold() == "unknown":
+        notes.append("spec unknown: predicted without speculative decoding")
+    if spec not in ("", "none", "false", "0"):
+        refuse("spec", f"{shown(spec)}: speculative decoding is not built: give rows with none")
+    prefix = text_of(cells, "prefix_caching").casefold()
+    if prefix in ("1", "true", "yes", "on"):
+        refuse("prefix_caching", f"{shown(prefix)}: prefix caching is not built: give false")
+
+
+def _short(version: str) -> str:
+    """The first two numbers of a version."""
+    match = re.match(r"v?(\d+\.\d+)", version)
+    return match[1] if match else "unsaid"
+
+
+def _weights(cells: Mapping[str, str]) -> str:
+    text = text_of(cells, "weights") or text_of(cells, "precision") or text_of(cells, "dtype")
+    name = _WEIGHTS.get(text.casefold(), text.casefold())
+    if name not in FORMATS:
+        refuse("weights", f"{shown(text)} is unknown{near_matches(name, FORMATS)}")
+    return name
+
+
+def _cache(cells: Mapping[str, str], weights: str, notes: list[str]) -> str:
+    text = text_of(cells, "kv") or text_of(cells, "kv_dtype")
+    name = _WEIGHTS.get(text.casefold(), text.casefold())
+    if name in ("bf16", "fp16", "fp8"):
+        return "bf16" if name == "fp16" else name
+    narrow = weights in ("fp8", "fp8_block", "nvfp4")
+    notes.append(f"kv unsaid: {'fp8' if narrow else 'bf16'} assumed")
+    return "fp8" if narrow else "bf16"
+
+
+def _layouts(
+    cells: Mapping[str, str], plain: RankLayout, notes: list[str]
+) -> tuple[RankLayout, RankLayout | None, tuple[int, int]]:
+    if text_of(cells, "mode") != "disaggregated":
+        layout = _layout(cells, plain, "")
+        replicas = 1
+        gpus = count_of(cells, "gpus")
+        if gpus and gpus > layout.gpus and gpus % layout.gpus == 0:
+            if count_of(cells, "dp") is None and layout.ep > layout.tp:
+                layout = _with(layout, dp=gpus // (layout.tp * layout.pp), ep=layout.ep)
+            else:
+                replicas = gpus // layout.gpus
+                notes.append(f"{replicas} replicas of {layout.gpus} GPUs assumed")
+        return layout, None, (0, replicas)
+    readers, decoders = count_of(cells, "prefill_workers"), count_of(cells, "decode_workers")
+    if readers is None or decoders is None:
+        notes.append("workers unsaid: one for prompts and one for decoding assumed")
+    return (
+        _layout(cells, plain, "decode_"),
+        _layout(cells, plain, "prefill_"),
+        (readers or 1, decoders or 1),
+    )
+
+
+def _layout(cells: Mapping[str, str], plain: RankLayout, prefix: str) -> RankLayout:
+    def degree(name: str) -> int:
+        return count_of(cells, f"{prefix}{name}") or 1
+
+    tp, pp, ep, dp = degree("tp"), degree("pp"), degree("ep"), degree("dp")
+    if prefix == "" and count_of(cells, "tp") is None and (gpus := count_of(cells, "gpus")):
+        tp = gpus
+    if dp == 1 and ep > tp:
+        dp = ep // tp
+    return _with(plain, tp=tp, pp=pp, ep=ep, dp=dp)
+
+
+def _with(plain: RankLayout, **degrees: Any) -> RankLayout:
+    layout = replace(plain, **degrees)
+    model = layout.model
+    experts = model.experts
+    ranks = layout.tp * layout.dp
+    if model.heads % layout.tp:
+        refuse("tp", f"{layout.tp} does not divide heads {model.heads}: give a divisor")
+    if layout.ep > 1 and experts is None:
+        refuse("ep", f"{layout.ep}, but {model.name} has no experts: give 1")
+    if layout.ep > ranks or ranks % layout.ep:
+        refuse("ep", f"{layout.ep} does not divide tp x dp = {ranks}: give a divisor")
+    if layout.pp > model.layers:
+        refuse("pp", f"{layout.pp} is more than the layers {model.layers}: give at most these")
+    return layout
+
+
+def _lengths(cells: Mapping[str, str]) -> tuple[float, float]:
+    prompt = number_of(cells, "isl") or number_of(cells, "isl_mean")
+    output = number_of(cells, "osl") or number_of(cells, "osl_mean")
+    if prompt is None or output is None:
+        missing = "isl" if prompt is None else "osl"
+        refuse(missing, "is empty: give the tokens of prompts and of outputs")
+    return prompt, output
+
+
+def _load(kind: Kind, cells: Mapping[str, str]) -> tuple[float, float | None, int | None]:
+    """Requests in flight, requests a second, and requests in all."""
+    if kind == "closed loop":
+        in_flight = number_of(cells, "concurrency")
+        if in_flight is None:
+            refuse("concurrency", "is empty: give the requests in flight")
+        return in_flight, None, None
+    if kind == "static batch":
+        return float(count_of(cells, "batch") or 1), None, None
+    if kind == "offline":
+        return OFFLINE_IN_FLIGHT, None, None
+    requests = count_of(cells, "requests") or 500
+    text = text_of(cells, "request_rate").casefold()
+    if text in ("inf", "infinity"):
+        return float(requests), math.inf, requests
+    rate = number_of(cells, "request_rate")
+    if rate is None:
+        refuse("request_rate", "is empty: give requests a second, or INF")
+    return 0.0, rate, requests
+
+
+def _measured_output(kind: Kind, cells: Mapping[str, str]) -> float | None:
+    """Measured output tokens a second of all GPUs; None where it is derived, or not given."""
+    column = {"offline": "tokens_per_s", "rate": "output_tokens_per_s"}.get(kind)
+    return None if column is None else number_of(cells, column)
+
+
+@cache
+def model_named(name: str) -> ModelSpec:
+    """The catalogue's model for a name in a table of serving runs."""
+    text = name.casefold().rpartition("/")[2]
+    text = re.sub(
+        r"-(instruct|chat|it|hf|fp8|fp4|nvfp4|bf16|thinking|0528|2507|v0\.\d).*$", "", text
+    )
+    aliases: Mapping[str, str] = serving_data()["models"]
+    known = aliases.get(text, text)
+    if known not in catalog.model_names():
+        names = (*aliases, *catalog.model_names())
+        refuse("model", f"{shown(name)} is unknown{near_matches(text, names)}")
+    return catalog.model(known)

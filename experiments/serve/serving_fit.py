@@ -1,0 +1,137 @@
+"""Fits engines' constants to rows of serving tables, and predicts rows that were left out of it.
+
+Axes: C rows.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments.cli.commandline import progress
+from experiments.serve.row_times import RowModel, RowTimes
+from experiments.serve.served_rows import ServedRow, served_rows
+from mistlab.calibration.serving_constants import SPREADS, MeasuredRuns, fitted_constants_of
+from mistlab.core.arrays import Bools, Floats
+from mistlab.serving.engine_constants import EngineConstants
+
+# Rows of so many groups are left out at a time, where groups are configurations.
+FOLDS = 5
+OUTCOMES = ("token_s", "first_s", "output_per_s", "requests_per_s")
+# Of runs left out of a fit, these shares lie below and above the bounds.
+TAILS = (0.05, 0.95)
+
+
+def rows_to_fit(tables: Sequence[Path]) -> list[ServedRow]:
+    """The rows of tables that a fit may use: with measurements, and surely without speculation."""
+    return [
+        row
+        for table in tables
+        for row in served_rows(table)
+        if isinstance(row, ServedRow) and row.is_sure and _is_measured(row)
+    ]
+
+
+def _is_measured(row: ServedRow) -> bool:
+    return any(one is not None for one in (row.first_s, row.token_s, row.output_per_s))
+
+
+def measured_of(rows: Sequence[ServedRow]) -> dict[str, Floats]:
+    """What was measured of rows, by outcome (C each); NaN where nothing was. The rate of a closed
+    loop follows from both times, that of other runs from their output."""
+
+    def column(values: Iterator[float | None]) -> Floats:
+        return np.array([np.nan if value is None else value for value in values])
+
+    found = {name: column(getattr(row, name) for row in rows) for name in OUTCOMES[:3]}
+    in_flight = np.array([row.in_flight for row in rows])
+    output = np.array([row.output for row in rows])
+    closed = np.array([row.kind == "closed loop" for row in rows])
+    loop = in_flight / (found["first_s"] + np.maximum(output - 1, 1) * found["token_s"])
+    rate = np.where(closed, loop, found["output_per_s"] / output)
+    return {**found, "requests_per_s": rate}
+
+
+def constants_of_rows(rows: Sequence[ServedRow]) -> EngineConstants:
+    """The constants fitted to rows."""
+    model = RowModel(rows)
+    measured = measured_of(rows)
+    return fitted_constants_of(
+        MeasuredRuns(
+            runs=[row.run for row in rows],
+            measured={name: measured[name] for name in SPREADS},
+            times=lambda by: outcomes_of(model.times(by)),
+        )
+    )
+
+
+def predicted_by(rows: Sequence[ServedRow], constants: EngineConstants) -> dict[str, Floats]:
+    """The outcomes of rows under constants (C each)."""
+    return outcomes_of(RowModel(rows).times(constants.of([row.run for row in rows])))
+
+
+def outcomes_of(times: RowTimes) -> dict[str, Floats]:
+    """Times of rows by outcome."""
+    return {name: getattr(times, name) for name in OUTCOMES}
+
+
+# What groups of rows are left out together, by the option's name.
+GROUPS: Mapping[str, Callable[[ServedRow], str]] = {
+    "configuration": lambda row: str(zlib.crc32(row.configuration.encode()) % FOLDS),
+    "gpu": lambda row: row.layout.gpu,
+    "model": lambda row: row.layout.model.name,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LeftOut:
+    """Rows with what a fit to all other groups predicts of them (C each), and each row's group."""
+
+    rows: Sequence[ServedRow]
+    groups: Sequence[str]
+    predicted: Mapping[str, Floats]
+    measured: Mapping[str, Floats]
+
+    def logs(self, outcome: str, mask: Bools | None = None) -> Floats:
+        """Logarithms of measured over predicted, where something was measured."""
+        logs = np.log(self.measured[outcome] / self.predicted[outcome])
+        keep = np.isfinite(logs) if mask is None else np.isfinite(logs) & mask
+        return np.asarray(logs[keep])
+
+    def quantiles(self, outcome: str) -> tuple[float, float]:
+        """Factors from a prediction to its bounds, by all rows."""
+        return _tails(self.logs(outcome))
+
+    def coverage(self, outcome: str) -> float:
+        """The share of rows between bounds that the other groups' errors give."""
+        groups = np.array(self.groups)
+        inside, total = 0, 0
+        for group in dict.fromkeys(self.groups):
+            own, others = self.logs(outcome, groups == group), self.logs(outcome, groups != group)
+            if len(own) and len(others):
+                low, high = np.log(_tails(others))
+                inside += int(np.sum((own >= low) & (own <= high)))
+                total += len(own)
+        return inside / total if total else float("nan")
+
+
+def _tails(logs: Floats) -> tuple[float, float]:
+    low, high = np.exp(np.quantile(logs, TAILS))
+    return float(low), float(high)
+
+
+def left_out(rows: Sequence[ServedRow], by: str) -> LeftOut:
+    """Each group of rows, predicted by a fit to all other rows."""
+    group_of = GROUPS[by]
+    groups = [group_of(row) for row in rows]
+    columns = {name: np.full(len(rows), np.nan) for name in OUTCOMES}
+    for group in sorted(set(groups)):
+        kept = [row for row, own in zip(rows, groups, strict=True) if own != group]
+        index = np.array([place for place, own in enumerate(groups) if own == group])
+        predicted = predicted_by([rows[place] for place in index], constants_of_rows(kept))
+        for name, column in columns.items():
+            column[index] = predicted[name]
+        progress(f"left out {by} {group}: {len(index)} rows")
+    return LeftOut(rows=rows, groups=groups, predicted=columns, measured=measured_of(rows))

@@ -1,0 +1,202 @@
+"""Fits floors and reached shares of peaks to tables of single serving kernels.
+
+A table has one kernel a row: products, experts' blocks, attention of one layer when prompts are
+read and when tokens are decoded, and all-reduces. Each group of rows (GPU, engine, kind) gives one
+row of ``mistlab/catalog/serving_kernels.yaml``; errors count relatively, outliers a little.
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from mistlab.core.arrays import Floats
+from mistlab.core.units import GBYTES, MICROSECONDS, MILLISECONDS
+from mistlab.core.values import InputError
+from mistlab.serving.gpu_facts import FORMATS, ROOFS, ServingGpu, gpu_named
+
+Row = Mapping[str, str]
+# Names of precisions in the tables, and in ``FORMATS``.
+PRECISIONS = {
+    "bfloat16": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "nvfp4": "nvfp4",
+    "int4_wo": "int4",
+    "w4a16_mxfp4": "mxfp4",
+}
+# Products with fewer weights are routers, and toys of sweeps.
+SMALLEST_WEIGHTS = 1e6
+# Before the fit: a floor, and shares of both peaks.
+_START = (3e-6, 0.7, 0.5)
+_SOFT = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelGroup:
+    """Rows of one kind of kernels on one GPU: seconds at its memory's and arithmetic's peak, and
+    measured seconds (C each)."""
+
+    gpu: str
+    engine: str
+    work: str
+    kind: str
+    memory_s: Floats
+    arithmetic_s: Floats
+    measured_s: Floats
+
+    def predicted(self, floor_s: float, memory_share: float, arithmetic_share: float) -> Floats:
+        """Seconds (C) by a floor and two shares."""
+        roofs = (self.memory_s / memory_share) ** ROOFS
+        roofs = roofs + (self.arithmetic_s / arithmetic_share) ** ROOFS
+        return np.asarray(floor_s + roofs ** (1 / ROOFS))
+
+
+def fitted_kernels(folder: Path) -> Iterator[list[str | float]]:
+    """The rows of the catalogue's file, in order: GPU, engine, work, kind, floor in microseconds,
+    shares of memory's and arithmetic's peak, median error, rows."""
+    for group in kernel_groups(folder):
+        yield _fitted(group)
+
+
+def kernel_groups(folder: Path) -> Iterator[KernelGroup]:
+    """The groups of all kernel tables of a folder."""
+    for name, of_rows in _TABLES.items():
+        yield from of_rows(_rows(folder / f"kernel_{name}.csv"))
+
+
+def _fitted(group: KernelGroup) -> list[str | float]:
+    def residuals(logs: Floats) -> Floats:
+        return np.asarray(np.log(group.predicted(*np.exp(logs)) / group.measured_s))
+
+    lowest = np.log((1e-7, 0.02, 0.004))
+    fit = least_squares(
+        residuals,
+        np.log(_START),
+        loss="soft_l1",
+        f_scale=_SOFT,
+        bounds=(lowest, np.log((1e-3, 2.0, 1.5))),
+    )
+    floor_s, memory, arithmetic = (float(value) for value in np.exp(fit.x))
+    error = float(
+        np.median(np.abs(group.predicted(floor_s, memory, arithmetic) / group.measured_s - 1))
+    )
+    numbers = [round(floor_s / MICROSECONDS, 2), round(memory, 3), round(arithmetic, 3)]
+    where = [group.gpu, group.engine, group.work, group.kind]
+    return [*where, *numbers, round(error, 3), len(group.measured_s)]
+
+
+def _rows(path: Path) -> Sequence[Row]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except OSError as error:
+        message = f"{path}: {error.strerror}: give the folder of the kernel tables"
+        raise InputError(message) from None
+
+
+def _grouped(rows: Sequence[Row], *names: str) -> Iterator[tuple[tuple[str, ...], list[Row]]]:
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[name] for name in names)].append(row)
+    yield from sorted(groups.items())
+
+
+def _column(rows: Sequence[Row], name: str) -> Floats:
+    return np.array([float(row[name]) for row in rows])
+
+
+def _products(rows: Sequence[Row]) -> Iterator[KernelGroup]:
+    large = [row for row in rows if float(row["n"]) * float(row["k"]) >= SMALLEST_WEIGHTS]
+    for (hardware, engine, dtype), group in _grouped(large, "hardware", "engine", "dtype"):
+        gpu, kind = gpu_named(hardware), PRECISIONS[dtype]
+        m, n, k = (_column(group, name) for name in "mnk")
+        moved = k * n * FORMATS[kind].bytes_each + 2 * m * (n + k)
+        yield _group((gpu, engine, "products", kind), group, moved, 2 * m * n * k)
+
+
+def _experts(rows: Sequence[Row]) -> Iterator[KernelGroup]:
+    for (hardware, engine, dtype), group in _grouped(rows, "hardware", "engine", "dtype"):
+        gpu, kind = gpu_named(hardware), PRECISIONS[dtype]
+        tokens, experts, active = (_column(group, name) for name in ("tokens", "experts", "topk"))
+        ranks, parts = _column(group, "moe_ep"), _column(group, "moe_tp")
+        each = 3 * _column(group, "hidden") * _column(group, "inter") / parts
+        reached = experts / ranks * (1 - (1 - active / experts) ** tokens)
+        moved = reached * each * FORMATS[kind].bytes_each
+        yield _group(
+            (gpu, engine, "experts", kind), group, moved, 2 * each * tokens * active / ranks
+        )
+
+
+def _decode(rows: Sequence[Row]) -> Iterator[KernelGroup]:
+    for (hardware, engine, dtype), group in _grouped(rows, "hardware", "engine", "kv_dtype"):
+        kind = PRECISIONS[dtype]
+        looked = _column(group, "batch") * _column(group, "kv_len") * _column(group, "head_dim")
+        moved = 2 * looked * _column(group, "kv_heads") * (1 if kind == "fp8" else 2)
+        flop = 4 * looked * _column(group, "heads")
+        yield _group((gpu_named(hardware), engine, "decode", kind), group, moved, flop, "fp16")
+
+
+def _prefill(rows: Sequence[Row]) -> Iterator[KernelGroup]:
+    plain = [row for row in rows if row["attn_dtype"] == "bfloat16"]
+    for (hardware, engine, dtype), group in _grouped(plain, "hardware", "engine", "kv_dtype"):
+        tokens = _column(group, "batch") * _column(group, "isl") * _column(group, "head_dim")
+        heads, keys = _column(group, "heads"), _column(group, "kv_heads")
+        flop = 2 * tokens * _column(group, "isl") * heads
+        moved = 4 * tokens * (heads + keys)
+        gpu, kind = gpu_named(hardware), PRECISIONS[dtype]
+        yield _group((gpu, engine, "prefill", kind), group, moved, flop, "fp16")
+
+
+def _all_reduce(rows: Sequence[Row]) -> Iterator[KernelGroup]:
+    plain = [
+        row
+        for row in rows
+        if row["op"] == "all_reduce" and row["dtype"] != "int8" and "eager" not in row["kernel"]
+    ]
+    for (hardware, engine, ranks), group in _grouped(plain, "hardware", "lib", "gpus"):
+        gpu, count = gpu_named(hardware), int(ranks)
+        moved = 4 * _column(group, "elements") * (count - 1) / count
+        link_s = moved / (gpu.intra_node_gbytes_per_s * GBYTES)
+        yield KernelGroup(
+            gpu=gpu.name,
+            engine=engine,
+            work="all_reduce",
+            kind=ranks,
+            memory_s=link_s,
+            arithmetic_s=np.zeros(len(group)),
+            measured_s=_column(group, "latency_ms") * MILLISECONDS,
+        )
+
+
+def _group(
+    where: tuple[ServingGpu, str, str, str],
+    rows: Sequence[Row],
+    moved_bytes: Floats,
+    flop: Floats,
+    runs_in: str = "",
+) -> KernelGroup:
+    gpu, engine, work, kind = where
+    peak = gpu.flop_per_s(runs_in or FORMATS[kind].runs_in)
+    return KernelGroup(
+        gpu=gpu.name,
+        engine=engine,
+        work=work,
+        kind=kind,
+        memory_s=moved_bytes / gpu.bytes_per_s,
+        arithmetic_s=flop / peak,
+        measured_s=_column(rows, "latency_ms") * MILLISECONDS,
+    )
+
+
+_TABLES: Mapping[str, Callable[[Sequence[Row]], Iterator[KernelGroup]]] = {
+    "gemm": _products,
+    "moe": _experts,
+    "attention_decode": _decode,
+    "attention_prefill": _prefill,
+    "collectives": _all_reduce,
+}

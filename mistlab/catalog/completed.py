@@ -1,0 +1,157 @@
+"""Hardware of datasheet figures alone, completed from the calibrated GPU that is nearest to it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log2, sqrt
+from typing import Any
+
+from mistlab.machine.hardware import (
+    ARCHITECTURES,
+    EIGHT_BIT,
+    LENT,
+    Compute,
+    GroupTransfers,
+    Hardware,
+    Line,
+    Node,
+    ProvenanceKind,
+    Rate,
+    Source,
+    Transfers,
+)
+
+# Doublings that count as much as another architecture, another line of GPUs, one that is older (its
+# rates grow less well than a newer one's shrink), and another maker.
+OTHER_ARCHITECTURE, OTHER_LINE, OLDER, OTHER_MAKER = 1.0, 1.0, 1.0, 8.0
+# Groups that belong to links.
+LINKS = ("interference", "transfers")
+# The most of its peak that a GPU keeps up in large products.
+MOST_OF_PEAK = 0.85
+# Groups whose numbers are scaled; the others are taken as they are.
+SCALED = ("compute", "transfers")
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+COPIES = ("host_to_device", "device_to_host")
+
+
+def completed(hardware: Hardware, calibrated: Sequence[Hardware]) -> Hardware:
+    """The hardware with the groups that it lacks, from the nearest of calibrated ones.
+
+    Rates of products are scaled by the peaks of the two datasheets in their precision, those of
+    bytes by their memories' bandwidths, collectives by the links that they cross, and copies by
+    the links to the host; latencies and slowdowns stay as they are. One GPU may lend its rates,
+    another its links.
+    """
+    for group in LENT:
+        lender = nearest(hardware, calibrated, by_links=group in LINKS)
+        value = getattr(lender, group)
+        if getattr(hardware, group) is not None or value is None:
+            continue
+        if group == "compute":
+            value = scaled_compute(value, lender, hardware)
+        if group == "transfers":
+            value = scaled_transfers(value, lender.node, hardware.node)
+        kind: ProvenanceKind = "scaled" if group in SCALED else "borrowed"
+        source = Source(kind=kind, source=lender.name)
+        provenance = replace(hardware.provenance, **{group: source})
+        hardware = replace(hardware, **{group: value}, provenance=provenance)
+    return hardware
+
+
+def nearest(
+    hardware: Hardware, calibrated: Sequence[Hardware], *, by_links: bool = False
+) -> Hardware:
+    """The calibrated hardware with the fewest doublings between the figures of both datasheets.
+
+    For links, their rates inside a node and to the host count; for rates, the peak, the memory's
+    bandwidth and, where they are told, the architectures.
+    """
+
+    def doublings(other: Hardware) -> float:
+        pairs = zip(_figures(hardware, by_links), _figures(other, by_links), strict=True)
+        apart = sum(abs(log2(mine / its)) for mine, its in pairs)
+        return apart + _between_architectures(hardware, other, by_links=by_links)
+
+    return min(calibrated, key=doublings)
+
+
+def _figures(hardware: Hardware, by_links: bool) -> tuple[float, float]:
+    gpu, node = hardware.gpu, hardware.node
+    if by_links:
+        return node.intra_node_gbytes_per_s, node.host_link_gbytes_per_s
+    return gpu.peak_tflops.fp16, gpu.memory_gbytes_per_s
+
+
+def _between_architectures(hardware: Hardware, other: Hardware, *, by_links: bool) -> float:
+    mine, its = hardware.gpu.architecture, other.gpu.architecture
+    if mine is None or its is None or mine == its:
+        return 0.0
+    own, lent = ARCHITECTURES[mine], ARCHITECTURES[its]
+    if own.maker != lent.maker:
+        return OTHER_MAKER
+    if by_links:
+        return 0.0
+    newer = lent.generation - own.generation
+    return OTHER_ARCHITECTURE + OTHER_LINE * (own.line != lent.line) + OLDER * (newer < 0)
+
+
+def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Compute:
+    """Rates of one GPU's operators on another GPU, by the figures of their datasheets.
+
+    Arithmetic is bound by the peak and by the power that the board draws: its rate grows with the
+    root of the product of both, and stays below ``MOST_OF_PEAK`` or the lender's share of it.
+    Products in a precision that only one of them has are left out: they take another's rate.
+    """
+    memory = hardware.gpu.memory_gbytes_per_s / lender.gpu.memory_gbytes_per_s
+    power = (hardware.gpu.board_watts or 0.0) / (lender.gpu.board_watts or 1.0)
+
+    def arithmetic(tflops: float, mine: float, its: float) -> float:
+        by_peak = tflops * mine / its
+        most = max(by_peak, MOST_OF_PEAK * mine / compute.sustained)
+        return min(most, sqrt(by_peak * tflops * power)) if power else by_peak
+
+    def scaled(rate: Rate) -> Rate | None:
+        peak = _precision_of(rate.operators)
+        mine, its = (getattr(one.gpu.peak_tflops, peak) for one in (hardware, lender))
+        if mine is None or its is None:
+            return None
+        return replace(
+            rate,
+            tflops=None if rate.tflops is None else round(arithmetic(rate.tflops, mine, its), 4),
+            gbytes_per_s=None
+            if rate.gbytes_per_s is None
+            else round(rate.gbytes_per_s * memory, 4),
+        )
+
+    return replace(compute, rates=tuple(rate for one in compute.rates if (rate := scaled(one))))
+
+
+def _precision_of(operators: str) -> str:
+    if operators == "matmul_4bit":
+        return "fp4"
+    return "fp8" if operators in EIGHT_BIT else "fp16"
+
+
+def scaled_transfers(transfers: Transfers, lender: Node, node: Node) -> Transfers:
+    """Lines of one machine's transfers on another, by the rates of links of their datasheets."""
+    inside = node.intra_node_gbytes_per_s / lender.intra_node_gbytes_per_s
+    across = node.inter_node_gbytes_per_s / lender.inter_node_gbytes_per_s
+    host = node.host_link_gbytes_per_s / lender.host_link_gbytes_per_s
+
+    def group_of(group: GroupTransfers) -> GroupTransfers:
+        factors = dict.fromkeys(COLLECTIVES, inside if group.nodes == 1 else across)
+        factors |= dict.fromkeys(COPIES, host)
+        lines: Any = {name: _faster(getattr(group, name), by) for name, by in factors.items()}
+        return replace(group, **lines)
+
+    return replace(
+        transfers,
+        groups=tuple(map(group_of, transfers.groups)),
+        in_node=_faster(transfers.in_node, inside),
+        across_nodes=_faster(transfers.across_nodes, across),
+    )
+
+
+def _faster(line: Line | None, factor: float) -> Line | None:
+    if line is None or factor == 1.0:
+        return line
+    return replace(line, gbytes_per_s=line.gbytes_per_s * factor)

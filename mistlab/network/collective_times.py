@@ -1,0 +1,274 @@
+"""Seconds of collectives over the links of a GPU and of a node, by their physics.
+
+A collective takes its latency, the transfer of its bytes, and a part of the root of their product:
+a message that is sent in chunks pays latency for each, and the best number of chunks leaves twice
+that root. Arrays have an entry for each collective.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any, Self
+
+import numpy as np
+
+from mistlab.core.arrays import Bools, Column, Floats
+from mistlab.core.files import parse_yaml
+from mistlab.core.units import GBYTES, MICROSECONDS
+from mistlab.core.values import from_mapping
+
+# The smallest message that switches of NVLink add up, and the fewest GPUs that ask them to.
+SWITCHED_BYTES, SWITCHED_GPUS = 2**21, 5
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+# How far nodes of a cloud may be apart that exchange over sockets.
+SOCKET_TIERS = ("same zone", "same region", "two regions")
+# Who sends: NCCL (or RCCL) by itself or called by torch, and all-reduces of inference engines,
+# called by a graph or by a host.
+SOFTWARE = ("nccl", "torch", "graph", "eager", "trtllm")
+DIRECT = SOFTWARE[2:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLinks:
+    """Links of a GPU to others of its node, by its datasheet.
+
+    ``gbytes_per_s`` counts one direction. ``kind`` is ``switched`` where GPUs reach one another at
+    this rate, and ``pcie`` where they go through the host. GPUs of one ``generation`` have like
+    latencies; ``adds_in_switch`` says that switches add up what all-reduces sum.
+    """
+
+    gbytes_per_s: float
+    kind: str
+    generation: str
+    node_gbytes_per_s: float = 0.0
+    adds_in_switch: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveNumbers:
+    """Latencies in microseconds, and rates as shares of the links', which were fitted to runs."""
+
+    launch_us: float
+    graph_launch_us: float
+    trtllm_launch_us: float
+    eager_host_us: float
+    torch_host_us: float
+    hop_us: float
+    pcie_hop_us: float
+    direct_hop_us: float
+    direct_pcie_hop_us: float
+    network_us: float
+    network_hop_us: float
+    all_reduce_share: float
+    gather_share: float
+    all_to_all_share: float
+    send_share: float
+    direct_share: float
+    pcie_share: float
+    pcie_crowding: float
+    switch_gain: float
+    network_share: float
+    chunks: float
+    direct_chunks: float
+    pcie_chunks: float
+    network_chunks: float
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all numbers."""
+        return tuple(entry.name for entry in fields(cls))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """Everything that was fitted: numbers of all GPUs, and factors of latencies by generation.
+
+    ``latency`` multiplies what GPUs wait for, ``host`` what their hosts take for an eager call,
+    ``network`` what messages between nodes wait for, by the kind of network.
+    ``bounds`` are 5 % and 95 % of measured over predicted seconds of clusters left out of the fit.
+    """
+
+    numbers: CollectiveNumbers
+    latency: Mapping[str, float]
+    host: Mapping[str, float]
+    network: Mapping[str, float]
+    bounds: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """Columns of collectives: what is exchanged by how many ranks, and over which links.
+
+    ``size_bytes`` is the message as nccl-tests counts it: what every rank has after an all-gather,
+    before a reduce-scatter, and sends in an all-to-all. Rates are GB/s in one direction; those of
+    the network are of a node and of one of its cards; of sockets, what their processes reach.
+    """
+
+    operation: Column
+    software: Column
+    generation: Column
+    network: Column
+    ranks: Floats
+    nodes: Floats
+    size_bytes: Floats
+    gpu_rate: Floats
+    is_switched: Bools
+    adds_in_switch: Bools
+    node_rate: Floats
+    card_rate: Floats
+    is_socket: Bools
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def where(self, kept: Bools) -> Self:
+        """The collectives for which an entry holds."""
+        columns = {entry.name: getattr(self, entry.name)[kept] for entry in fields(self)}
+        return type(self)(**columns)
+
+    @property
+    def kinds(self) -> Column:
+        """What bounds of a prediction go by: the links that bind, and who sends."""
+        inside = np.where(self.is_switched, "switched", "pcie")
+        inside = np.where(self._is_direct, "direct", inside)
+        across = np.where(self.is_socket, "sockets", "network")
+        return np.where(self.nodes > 1, across, inside)
+
+    @property
+    def bus_factor(self) -> Floats:
+        """Bus bandwidth over message size by time, as nccl-tests defines it."""
+        share = np.where(self.operation == "send", 1.0, (self.ranks - 1) / self.ranks)
+        return np.where(self.operation == "all_reduce", 2 * share, share)
+
+    @property
+    def _is_direct(self) -> Bools:
+        return np.isin(self.software, DIRECT)
+
+    def seconds(self, fitted: Fitted) -> Floats:
+        """Seconds of each collective, between others of its kind and beside nothing else."""
+        numbers = fitted.numbers
+        latency = self._latency_us(fitted)
+        transfer = self._transfer_us(numbers)
+        inside = np.where(self.is_switched, numbers.chunks, numbers.pcie_chunks)
+        inside = np.where(self._is_direct & self.is_switched, numbers.direct_chunks, inside)
+        chunks = np.where(self.nodes > 1, numbers.network_chunks, inside)
+        total = latency + transfer + chunks * np.sqrt(latency * transfer)
+        host = np.select(
+            [self.software == "eager", self.software == "torch"],
+            [numbers.eager_host_us, numbers.torch_host_us],
+            0.0,
+        )
+        host_us = host * _factors(fitted.host, self.generation)
+        seconds: Floats = MICROSECONDS * np.maximum(host_us, total)
+        return seconds
+
+    def _latency_us(self, fitted: Fitted) -> Floats:
+        numbers = fitted.numbers
+        launch = np.select(
+            [~self._is_direct, self.software == "trtllm"],
+            [numbers.launch_us, numbers.trtllm_launch_us],
+            numbers.graph_launch_us,
+        )
+        hop = np.where(self.is_switched, numbers.hop_us, numbers.pcie_hop_us)
+        direct = np.where(self.is_switched, numbers.direct_hop_us, numbers.direct_pcie_hop_us)
+        hop = np.where(self._is_direct, direct, hop)
+        in_node = self.ranks / self.nodes
+        inside = (launch + hop * self._steps(in_node)) * _factors(fitted.latency, self.generation)
+        across = numbers.network_us + numbers.network_hop_us * self._steps(np.log2(self.nodes) + 1)
+        across = across * _factors(fitted.network, self.network)
+        latency: Floats = inside + np.where(self.nodes > 1, across, 0.0)
+        return latency
+
+    def _steps(self, ranks: Floats) -> Floats:
+        """Steps of a ring; of an all-to-all, whose messages leave together, a share of them."""
+        steps: Floats = (ranks - 1) * np.select(
+            [self.operation == "all_reduce", self.operation == "all_to_all"], [2.0, 0.3], 1.0
+        )
+        return steps
+
+    def _transfer_us(self, numbers: CollectiveNumbers) -> Floats:
+        """Seconds of the slower of both parts: inside nodes, and between them."""
+        in_node = self.ranks / self.nodes
+        is_send, is_exchange = self.operation == "send", self.operation == "all_to_all"
+        twice = np.where(self.operation == "all_reduce", 2.0, 1.0)
+        spread = np.where(is_send, 1.0, twice * (self.ranks - 1) / self.ranks)
+        inside = np.where(in_node > 1, spread, 0.0)
+        # A message between nodes, and an all-to-all's, use the cards of the ranks that send.
+        per_node = np.minimum(self.node_rate, self.card_rate * in_node)
+        rate = np.select([is_send, is_exchange], [self.card_rate, per_node / in_node], per_node)
+        across = np.select(
+            [is_send, is_exchange],
+            [1.0, 1 - in_node / self.ranks],
+            twice * (self.nodes - 1) / self.nodes,
+        )
+        inside_us = inside * self.size_bytes / (self._gpu_rate(numbers) * GBYTES * MICROSECONDS)
+        network = np.where(self.is_socket, 1.0, numbers.network_share)
+        network = network * np.where(self.nodes > 1, rate, np.inf)
+        across_us = across * self.size_bytes / (network * GBYTES * MICROSECONDS)
+        return np.where(is_send & (self.nodes > 1), across_us, np.maximum(inside_us, across_us))
+
+    def _gpu_rate(self, numbers: CollectiveNumbers) -> Floats:
+        """What of its links' rate a GPU reaches, in GB/s."""
+        share = np.select(
+            [
+                self.operation == "all_reduce",
+                self.operation == "all_to_all",
+                self.operation == "send",
+            ],
+            [numbers.all_reduce_share, numbers.all_to_all_share, numbers.send_share],
+            numbers.gather_share,
+        )
+        in_node = self.ranks / self.nodes
+        added = self.adds_in_switch & (self.operation == "all_reduce") & ~self._is_direct
+        added = added & (in_node >= SWITCHED_GPUS) & (self.size_bytes >= SWITCHED_BYTES)
+        share = np.where(added, share * numbers.switch_gain, share)
+        share = np.where(self._is_direct, numbers.direct_share, share)
+        crowded = 1 + numbers.pcie_crowding * np.maximum(in_node - 2, 0)
+        return self.gpu_rate * np.where(self.is_switched, share, numbers.pcie_share / crowded)
+
+
+def first_guess() -> Fitted:
+    """Where fits begin: numbers of like magnitude for all GPUs, and no factors."""
+    numbers = CollectiveNumbers(**_catalogue()["start"])
+    return Fitted(numbers=numbers, latency={}, host={}, network={}, bounds={})
+
+
+def _factors(by_kind: Mapping[str, float], kinds: Column) -> Floats:
+    return np.array([by_kind.get(name, 1.0) for name in kinds], dtype=float)
+
+
+@cache
+def fitted_collectives() -> Fitted:
+    """The numbers of the catalogue."""
+    plain = _catalogue()["fitted"]
+    return Fitted(
+        numbers=CollectiveNumbers(**plain["numbers"]),
+        latency=plain["latency"],
+        host=plain["host"],
+        network=plain["network"],
+        bounds={kind: tuple(pair) for kind, pair in plain["bounds"].items()},
+    )
+
+
+def socket_rates(tier: str, streams: float) -> float:
+    """GB/s that so many processes of a node send over sockets to another of a cloud.
+
+    ``tier`` says how far the other node is.
+    """
+    numbers = _catalogue()["sockets"][tier]
+    return float(numbers["gbytes_per_s"] * streams ** numbers["power"])
+
+
+@cache
+def gpu_links() -> Mapping[str, GpuLinks]:
+    """Links of GPUs by name, of the catalogue."""
+    return {
+        name: from_mapping(GpuLinks, values, f"gpus.{name}")
+        for name, values in _catalogue()["gpus"].items()
+    }
+
+
+def _catalogue() -> dict[str, Any]:
+    path = files("mistlab.catalog") / "collectives.yaml"
+    return parse_yaml(path.read_text(encoding="utf-8"), "collectives.yaml")

@@ -1,0 +1,133 @@
+"""Constants of serving engines: what steps and requests take beyond what kernels say.
+
+Each constant is a product over levels: its default, and factors of the engine, of the engine on a
+GPU, of a model in a precision, and of both. A level without a fit has the factor 1, so that a GPU
+or a model that no run has takes what the wider levels say.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mistlab.core.arrays import Floats
+from mistlab.serving.gpu_facts import constants_data
+
+# The constants with their defaults before any fit, by name.
+DEFAULTS: Mapping[str, float] = {
+    # Factors on parts of a step: products, experts, attention, links, and the floors of kernels,
+    # which tables measure outside of a replayed graph; and on whole passes.
+    "products": 1.0,
+    "experts": 1.0,
+    "attention": 1.0,
+    "links": 1.0,
+    "floors": 0.7,
+    "decode": 1.0,
+    "prefill": 1.2,
+    # A small kernel inside a replayed graph, the host's exposed time in a step, and its time for
+    # each sequence of a step.
+    "kernels": 2e-6,
+    "host": 1e-3,
+    "sequence": 1e-5,
+    # Of the first token: what HTTP and tokenising take, prompts' own passes, steps waited for, and
+    # the share of all other prompts that arrive at once.
+    "first": 0.04,
+    "prompt": 1.0,
+    "steps": 1.5,
+    "burst": 0.1,
+    # How much of others' prompts delays a step's tokens.
+    "stall": 1.0,
+    # Factor on the whole time to the first token.
+    "wait": 1.0,
+    # The share of a GPU's memory for weights and caches.
+    "memory": 0.88,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRun:
+    """What constants are looked up by: engine, version, GPU, model, precision, and the kind of
+    measurement."""
+
+    engine: str
+    version: str
+    gpu: str
+    model: str
+    weights: str
+    kind: str = "closed loop"
+    mode: str = "aggregated"
+
+
+# The levels of constants: a name, and the key of a run in it.
+def keys_of(run: ServedRun) -> dict[str, str]:
+    """The key of a run in each level of constants."""
+    return {
+        "engine": run.engine,
+        "mode": f"{run.engine} {run.mode}",
+        "gpu": f"{run.engine} on {run.gpu}",
+        "version": f"{run.engine} {run.version}",
+        "kind": f"{run.engine} {run.kind}",
+        "machine": run.gpu,
+        "precision": f"{run.engine} in {run.weights}",
+        "model": f"{run.model} in {run.weights}",
+        "engine and model": f"{run.engine}: {run.model} in {run.weights}",
+        "all": f"{run.engine} on {run.gpu}: {run.model} in {run.weights}",
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConstants:
+    """Fitted factors: level, key, constant."""
+
+    factors: Mapping[str, Mapping[str, Mapping[str, float]]]
+
+    def of(self, runs: Sequence[ServedRun]) -> dict[str, Floats]:
+        """The constants of runs, as columns."""
+        known = {run: self._one(run) for run in dict.fromkeys(runs)}
+        return {name: np.array([known[run][name] for run in runs]) for name in DEFAULTS}
+
+    def _one(self, run: ServedRun) -> dict[str, float]:
+        values = dict(DEFAULTS)
+        for level, key in keys_of(run).items():
+            for name, factor in self.factors.get(level, {}).get(key, {}).items():
+                values[name] *= factor
+        values["memory"] = min(values["memory"], 0.97)
+        return values
+
+
+def fitted_constants() -> EngineConstants:
+    """The constants of the catalogue."""
+    return EngineConstants(factors=constants_data()["constants"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeBounds:
+    """How far measured runs lie from their predictions: the factors below and above which five in a
+    hundred lie, of runs left out of the fit."""
+
+    low: float
+    high: float
+
+
+def bounds_of(run: ServedRun, outcome: str) -> OutcomeBounds:
+    """The bounds of an outcome: those of runs left out by configuration, by GPU or by model, as the
+    run's GPU and model are known to the fit or not."""
+    data = constants_data()
+    known = data["known"]
+    is_known = f"{run.engine} on {run.gpu}" in known["gpu"], run.model in known["model"]
+    left_out = {
+        (True, True): "configuration",
+        (False, True): "gpu",
+        (True, False): "model",
+        (False, False): "model",
+    }[is_known]
+    low, high = data["sureness"][left_out][outcome]
+    return OutcomeBounds(low=low, high=high)
+
+
+def flat(factors: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[tuple[str, ...]]:
+    """Level, key and constant of each factor."""
+    for level, keys in factors.items():
+        for key, names in keys.items():
+            for name in names:
+                yield level, key, name

@@ -1,0 +1,204 @@
+"""Facts of GPUs that serve, and rates of single kernels on them, read from the catalogue.
+
+``mistlab/catalog/serving.yaml`` names for each GPU the catalogue's hardware, or has the datasheet's
+numbers. ``mistlab/catalog/serving_kernels.yaml`` has the fits to tables of single kernels:
+
+    seconds = floor + (bytes^4 / (share x bandwidth)^4 + operations^4 / (share x peak)^4)^(1/4)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from typing import Any, Literal
+
+from mistlab import catalog
+from mistlab.core.files import parse_yaml
+from mistlab.core.units import GBYTES, GIB_BYTES, MICROSECONDS, TFLOP
+from mistlab.core.values import (
+    InputError,
+    bounded,
+    check_fields,
+    near_matches,
+    quantity,
+    refuse,
+    shown,
+)
+
+Work = Literal["products", "experts", "decode", "prefill", "all_reduce"]
+# How a roof of memory and one of arithmetic join: 1 adds them, infinity takes the larger one.
+ROOFS = 4
+# Fits with a larger median error stand for nothing: another engine's are taken.
+WORST_FIT = 0.4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """How weights of one precision are held: bytes of a weight with its scales, and the precision
+    of peaks in which their products run on GPUs that have it."""
+
+    bytes_each: float
+    runs_in: Literal["fp16", "fp8", "fp4"]
+    # Experts alone are in this precision; other products stay in 16 bits.
+    experts_alone: bool = False
+
+
+FORMATS: Mapping[str, WeightFormat] = {
+    "bf16": WeightFormat(bytes_each=2.0, runs_in="fp16"),
+    "fp16": WeightFormat(bytes_each=2.0, runs_in="fp16"),
+    "fp8": WeightFormat(bytes_each=1.0, runs_in="fp8"),
+    "fp8_block": WeightFormat(bytes_each=1.0, runs_in="fp8"),
+    "nvfp4": WeightFormat(bytes_each=0.5625, runs_in="fp4"),
+    "mxfp4": WeightFormat(bytes_each=0.53125, runs_in="fp4", experts_alone=True),
+    "int4": WeightFormat(bytes_each=0.53125, runs_in="fp16", experts_alone=True),
+}
+CACHE_BYTES: Mapping[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingGpu:
+    """One GPU that serves, by its datasheet; ``like`` names the GPU whose kernels stand for its."""
+
+    name: str
+    memory_gib: float = field(metadata=quantity())
+    memory_gbytes_per_s: float = field(metadata=quantity())
+    fp16_tflops: float = field(metadata=quantity())
+    fp8_tflops: float | None = field(default=None, metadata=quantity())
+    fp4_tflops: float | None = field(default=None, metadata=quantity())
+    intra_node_gbytes_per_s: float = field(metadata=quantity())
+    inter_node_gbytes_per_s: float = field(metadata=quantity())
+    host_link_gbytes_per_s: float = field(metadata=quantity())
+    host_memory_gib: float = field(metadata=quantity())
+    gpus_per_node: int = field(metadata=bounded(minimum=1))
+    dollars_an_hour: float | None = field(default=None, metadata=quantity())
+    like: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of memory that programs can use."""
+        return self.memory_gib * GIB_BYTES
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth of memory."""
+        return self.memory_gbytes_per_s * GBYTES
+
+    def flop_per_s(self, precision: str) -> float:
+        """Peak of products in a precision; of the next wider one that the GPU has."""
+        eight = self.fp8_tflops or self.fp16_tflops
+        peaks = {"fp16": self.fp16_tflops, "fp8": eight, "fp4": self.fp4_tflops or eight}
+        return peaks[precision] * TFLOP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRate:
+    """The rate of one kind of kernels on one GPU: a floor, and the shares of the GPU's bandwidth
+    and of its peak that they reach; of an all-reduce the share of the links' bandwidth."""
+
+    floor_s: float
+    memory_share: float
+    arithmetic_share: float
+
+
+def gpu_named(name: str) -> ServingGpu:
+    """The GPU of this name."""
+    known = _gpus()
+    if name not in known:
+        refuse("hardware", f"{shown(name)} is no GPU that serves{near_matches(name, known)}")
+    return known[name]
+
+
+def gpu_names() -> tuple[str, ...]:
+    """The names of all GPUs that serve."""
+    return tuple(_gpus())
+
+
+def kernel_rate(gpu: str, engine: str, work: Work, kind: str) -> KernelRate:
+    """The rate of kernels of a kind: a precision of weights or caches, or a number of GPUs.
+
+    Without a fit of its own a GPU takes that of the GPU it is like, an engine that of another, and
+    a precision that of the next wider one.
+    """
+    kinds = (kind, *_INSTEAD.get(kind, ()))
+    gpus = dict.fromkeys((gpu, gpu_named(gpu).like or gpu, "H100"))
+    rates = _rates()
+    for nearby in product(kinds, gpus, (engine, *_ENGINES)):
+        of_kind, name, maker = nearby
+        rate = rates.get((name, maker, work, of_kind))
+        if rate is not None:
+            return rate
+    message = f"no fit of {work} in {kind}: run python -m experiments.calibrate_serving"
+    raise InputError(message)
+
+
+def serving_data() -> dict[str, Any]:
+    """The catalogue's file about serving, as plain data."""
+    return _data("serving.yaml")
+
+
+def constants_data() -> dict[str, Any]:
+    """The catalogue's file of constants fitted to runs, as plain data."""
+    return _data("serving_constants.yaml")
+
+
+_ENGINES = ("vllm", "trtllm", "nccl")
+_INSTEAD: Mapping[str, tuple[str, ...]] = {
+    "fp16": ("bf16",),
+    "fp8_block": ("fp8", "bf16"),
+    "fp8": ("bf16",),
+    "nvfp4": ("fp8", "bf16"),
+    "mxfp4": ("nvfp4", "fp8", "bf16"),
+    "int4": ("bf16",),
+    "16": ("8",),
+    "32": ("8",),
+    "64": ("8",),
+}
+
+
+@cache
+def _data(name: str) -> dict[str, Any]:
+    text = (files("mistlab.catalog") / name).read_text(encoding="utf-8")
+    return parse_yaml(text, name)
+
+
+@cache
+def _rates() -> Mapping[tuple[str, str, str, str], KernelRate]:
+    rows = _data("serving_kernels.yaml")["rates"]
+    return {
+        (gpu, engine, work, str(kind)): KernelRate(
+            floor_s=floor_us * MICROSECONDS, memory_share=memory, arithmetic_share=arithmetic
+        )
+        for gpu, engine, work, kind, floor_us, memory, arithmetic, error, _ in rows
+        if error <= WORST_FIT
+    }
+
+
+@cache
+def _gpus() -> Mapping[str, ServingGpu]:
+    return {name: _gpu(name, content) for name, content in serving_data()["gpus"].items()}
+
+
+def _gpu(name: str, content: Mapping[str, Any]) -> ServingGpu:
+    given = dict(content)
+    hardware_name = given.pop("hardware", None)
+    if hardware_name is None:
+        return ServingGpu(name=name, **given)
+    hardware = catalog.hardware(hardware_name)
+    peaks, node = hardware.gpu.peak_tflops, hardware.node
+    of_catalogue = {
+        "memory_gib": hardware.gpu.memory_gib,
+        "memory_gbytes_per_s": hardware.gpu.memory_gbytes_per_s,
+        "fp16_tflops": peaks.fp16,
+        "fp8_tflops": peaks.fp8,
+        "fp4_tflops": peaks.fp4,
+        "intra_node_gbytes_per_s": node.intra_node_gbytes_per_s,
+        "inter_node_gbytes_per_s": node.inter_node_gbytes_per_s,
+        "host_link_gbytes_per_s": node.host_link_gbytes_per_s,
+        "host_memory_gib": node.host_memory_gib,
+        "gpus_per_node": node.gpus,
+    }
+    return ServingGpu(name=name, **{**of_catalogue, **given})

@@ -1,0 +1,163 @@
+"""A serving load: requests with lengths of prompts and outputs, when they come, and goals.
+
+Axes: R requests.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from mistlab.core.arrays import Floats, Ints
+from mistlab.core.values import (
+    MOST_QUANTITY,
+    MOST_TOKENS,
+    bounded,
+    check_fields,
+    quantity,
+    refuse,
+    shown,
+)
+
+Arrivals = Literal["at once", "poisson", "trace", "closed loop"]
+Shape = Literal["fixed", "uniform", "lognormal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """A distribution of lengths: fixed, uniform from ``low`` of the largest to the largest, or
+    lognormal with a mean and a spread of logarithms, cut at ``most``."""
+
+    shape: Shape = "fixed"
+    tokens: float = field(metadata=bounded(above=0, most=MOST_TOKENS))
+    low: float = field(default=0.8, metadata=bounded(minimum=0, maximum=1))
+    spread: float = field(default=0.8, metadata=bounded(minimum=0, most=10))
+    most: int = field(default=MOST_TOKENS, metadata=bounded(minimum=1, most=MOST_TOKENS))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def mean(self) -> float:
+        """The mean length, before lengths are rounded and cut."""
+        return self.tokens * (1 + self.low) / 2 if self.shape == "uniform" else self.tokens
+
+    def drawn(self, count: int, draw: np.random.Generator) -> Ints:
+        """So many lengths, of at least one token."""
+        if self.shape == "fixed":
+            lengths = np.full(count, self.tokens)
+        elif self.shape == "uniform":
+            lengths = draw.uniform(self.low * self.tokens, self.tokens, count)
+        else:
+            middle = np.log(self.tokens) - self.spread**2 / 2
+            lengths = draw.lognormal(middle, self.spread, count)
+        whole: Ints = np.clip(np.rint(lengths), 1, self.most).astype(np.int64)
+        return whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goals:
+    """What a plan has to reach: seconds to the first token and of each further one, at a share of
+    requests, and requests a second; None where anything goes."""
+
+    first_s: float | None = field(default=None, metadata=quantity())
+    token_s: float | None = field(default=None, metadata=quantity())
+    share: float = field(default=0.5, metadata=bounded(above=0, maximum=1))
+    requests_per_s: float | None = field(default=None, metadata=quantity())
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingLoad:
+    """Requests: tokens of prompts and outputs, and seconds at which they come, in order. In a
+    ``closed loop`` so many are ``in_flight``, and the next comes when one ends."""
+
+    prompts: tuple[int, ...] = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
+    outputs: tuple[int, ...] = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
+    arrivals_s: tuple[float, ...] = field(metadata=bounded(minimum=0, most=MOST_QUANTITY))
+    in_flight: int | None = field(default=None, metadata=bounded(minimum=1, most=MOST_TOKENS))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.prompts:
+            refuse("prompts", "are none: give at least one request")
+        for name in ("outputs", "arrivals_s"):
+            if len(getattr(self, name)) != len(self.prompts):
+                problem = f"{len(getattr(self, name))} of {len(self.prompts)} requests have one"
+                refuse(name, f"{problem}: give one for each")
+        if any(
+            later < earlier
+            for earlier, later in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
+        ):
+            refuse("arrivals_s", "fall at some request: give requests in the order they come")
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def mean_prompt(self) -> float:
+        """Tokens of a prompt in the mean."""
+        return float(np.mean(self.prompts))
+
+    @property
+    def mean_output(self) -> float:
+        """Tokens of an output in the mean."""
+        return float(np.mean(self.outputs))
+
+    def check_context(self, context: int) -> None:
+        """Refuse requests that are longer than the context."""
+        for place, (prompt, output) in enumerate(zip(self.prompts, self.outputs, strict=True)):
+            if prompt + output > context:
+                problem = (
+                    f"{prompt} and {output} tokens of output are more than the context of "
+                    f"{context}: give shorter requests, or a longer context"
+                )
+                refuse(f"prompts[{place}]", problem)
+
+
+def drawn_load(
+    count: int,
+    lengths: tuple[Lengths, Lengths],
+    draw: np.random.Generator,
+    *,
+    rate: float | None = None,
+    in_flight: int | None = None,
+) -> ServingLoad:
+    """A load of so many requests with drawn lengths: all at once, or as a Poisson process of so
+    many requests a second, or so many in flight."""
+    prompts, outputs = (one.drawn(count, draw) for one in lengths)
+    arrivals: Floats = np.zeros(count)
+    if rate is not None:
+        arrivals = np.cumsum(draw.exponential(1 / rate, count))
+    return ServingLoad(
+        prompts=tuple(prompts.tolist()),
+        outputs=tuple(outputs.tolist()),
+        arrivals_s=tuple(arrivals.tolist()),
+        in_flight=in_flight,
+    )
+
+
+# The columns of a trace: seconds, and tokens.
+TRACE_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
+
+
+def load_of_trace(rows: Sequence[Mapping[str, Any]], name: str) -> ServingLoad:
+    """The load of a trace's rows, which have its columns; in the order of arrivals."""
+    columns: dict[str, list[float]] = {column: [] for column in TRACE_COLUMNS}
+    for place, row in enumerate(rows, 1):
+        for column, values in columns.items():
+            text = row.get(column)
+            try:
+                values.append(float(text if text is not None else ""))
+            except ValueError:
+                problem = f"{shown(text)} in row {place}: give a number in each row"
+                refuse(f"{name}: {column}", problem)
+    order = np.argsort(np.array(columns["arrival_s"]), kind="stable").tolist()
+    prompts, outputs = (
+        tuple(int(columns[column][place]) for place in order) for column in TRACE_COLUMNS[1:]
+    )
+    arrivals = tuple(columns["arrival_s"][place] for place in order)
+    return ServingLoad(prompts=prompts, outputs=outputs, arrivals_s=arrivals)

@@ -1,0 +1,172 @@
+"""A serving plan: which layout answers a load, on how many replicas, and by which scheduler."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mistlab.core.values import MOST_QUANTITY, bounded, check_fields, near_matches, refuse, shown
+from mistlab.serving.gpu_facts import CACHE_BYTES, FORMATS, ServingGpu, gpu_named
+from mistlab.serving.step_cost import RankLayout
+
+Scheduler = Literal["whole prompts", "chunked prompts", "disaggregated", "changing layouts"]
+MOST_DEGREE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPlan:
+    """Equal ``replicas`` of a layout, and how they batch.
+
+    With ``whole prompts`` a step reads prompts or decodes; with ``chunked prompts`` it does both,
+    and reads at most ``budget`` tokens of prompts; at most ``sequences`` requests run on a replica.
+    With ``disaggregated`` or ``changing layouts`` prompts are read under the layout ``prefill``: by
+    ``prefill_replicas`` on GPUs of their own, or by turns on the same GPUs. Layouts change when the
+    ``host_gib`` of keys and values are full, and back when at most the share ``threshold`` is left.
+    """
+
+    layout: RankLayout
+    replicas: int = field(default=1, metadata=bounded(minimum=1, most=MOST_DEGREE))
+    scheduler: Scheduler = "chunked prompts"
+    budget: int = field(default=8192, metadata=bounded(minimum=1, most=10**9))
+    sequences: int = field(default=1024, metadata=bounded(minimum=1, most=10**9))
+    prefill: RankLayout | None = None
+    prefill_replicas: int = field(default=0, metadata=bounded(minimum=0, most=MOST_DEGREE))
+    host_gib: float = field(default=0.0, metadata=bounded(minimum=0, most=MOST_QUANTITY))
+    threshold: float = field(default=0.05, metadata=bounded(minimum=0, maximum=1))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_layout(self.layout)
+        two = self.scheduler in ("disaggregated", "changing layouts")
+        if two != (self.prefill is not None):
+            remedy = "give the layout that reads prompts" if two else "leave it out"
+            refuse("prefill", f"{self.prefill} with {self.scheduler}: {remedy}")
+        if self.scheduler == "disaggregated" and not self.prefill_replicas:
+            refuse("prefill_replicas", "0 with disaggregated: give at least 1")
+        if self.scheduler == "changing layouts" and self.prefill is not None:
+            reading = self.prefill_replicas * self.prefill.gpus
+            decoding = self.replicas * self.layout.gpus
+            if reading != decoding:
+                problem = f"{reading} GPUs read prompts and {decoding} decode"
+                refuse("prefill_replicas", f"{problem}: give two layouts of the same GPUs")
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs of the plan."""
+        decoding = self.replicas * self.layout.gpus
+        if self.prefill is None or self.scheduler == "changing layouts":
+            return decoding
+        return decoding + self.prefill_replicas * self.prefill.gpus
+
+    @property
+    def gpu(self) -> ServingGpu:
+        """The GPU that it runs on."""
+        return gpu_named(self.layout.gpu)
+
+    @property
+    def text(self) -> str:
+        """The plan in words."""
+        decoding = f"{self.replicas} x {layout_text(self.layout)}"
+        if self.prefill is None:
+            return decoding
+        reading = f"{self.prefill_replicas} x {layout_text(self.prefill)}"
+        join = "then" if self.scheduler == "changing layouts" else "beside"
+        return f"prompts {reading}, {join} decoding {decoding}"
+
+
+def layout_text(layout: RankLayout) -> str:
+    """The degrees of a layout in words."""
+    parts = [f"tp{layout.tp}"]
+    parts += [f"pp{layout.pp}"] * (layout.pp > 1)
+    parts += [f"dp{layout.dp}"] * (layout.dp > 1)
+    parts += [f"ep{layout.ep}"] * (layout.ep > 1)
+    return " ".join(parts)
+
+
+def check_layout(layout: RankLayout) -> None:
+    """Refuse degrees that do not divide the model, and unknown precisions."""
+    model = layout.model
+    if layout.weights not in FORMATS:
+        refuse(
+            "weights", f"{shown(layout.weights)} is unknown{near_matches(layout.weights, FORMATS)}"
+        )
+    if layout.cache not in CACHE_BYTES:
+        refuse(
+            "cache", f"{shown(layout.cache)} is unknown{near_matches(layout.cache, CACHE_BYTES)}"
+        )
+    if model.heads % layout.tp:
+        refuse("tp", f"{layout.tp} does not divide heads {model.heads}: give a divisor")
+    if layout.ep > 1 and model.experts is None:
+        refuse("ep", f"{layout.ep}, but {model.name} has no experts: give 1")
+    ranks = layout.tp * layout.dp
+    if layout.ep > ranks or ranks % layout.ep:
+        refuse("ep", f"{layout.ep} does not divide tp x dp = {ranks}: give a divisor")
+    if model.experts is not None and model.experts.count % layout.ep:
+        problem = f"{layout.ep} does not divide experts {model.experts.count}: give a divisor"
+        refuse("ep", problem)
+    if layout.pp > model.layers:
+        refuse("pp", f"{layout.pp} is more than the layers {model.layers}: give at most these")
+
+
+# Command lines of engines: their names of what a plan says.
+
+
+def vllm_line(plan: ServingPlan, layout: RankLayout) -> str:
+    """The command line of vLLM for one replica (vLLM 0.19, engine arguments)."""
+    options: dict[str, object] = {
+        "--tensor-parallel-size": layout.tp,
+        "--pipeline-parallel-size": layout.pp,
+        "--data-parallel-size": layout.dp if layout.dp > 1 else None,
+        "--max-num-batched-tokens": plan.budget,
+        "--max-num-seqs": plan.sequences,
+        "--kv-cache-dtype": "fp8" if layout.cache == "fp8" else "auto",
+        "--dtype": "float16" if layout.weights == "fp16" else "bfloat16",
+        "--quantization": "fp8" if layout.weights == "fp8" else None,
+    }
+    flags = ["--enable-expert-parallel"] * (layout.ep > 1)
+    flags += ["--no-enable-chunked-prefill"] * (plan.scheduler == "whole prompts")
+    return _line(f"vllm serve {layout.model.name}", options, flags)
+
+
+def sglang_line(plan: ServingPlan, layout: RankLayout) -> str:
+    """The command line of SGLang for one replica (SGLang 0.5, server arguments); its ``--tp-size``
+    counts the ranks of attention data parallelism too."""
+    options: dict[str, object] = {
+        "--tp-size": layout.tp * layout.dp,
+        "--pp-size": layout.pp,
+        "--dp-size": layout.dp if layout.dp > 1 else None,
+        "--ep-size": layout.ep if layout.ep > 1 else None,
+        "--chunked-prefill-size": -1 if plan.scheduler == "whole prompts" else plan.budget,
+        "--max-running-requests": plan.sequences,
+        "--kv-cache-dtype": "fp8_e4m3" if layout.cache == "fp8" else "auto",
+        "--dtype": "float16" if layout.weights == "fp16" else "bfloat16",
+        "--quantization": "fp8" if layout.weights == "fp8" else None,
+    }
+    flags = ["--enable-dp-attention"] * (layout.dp > 1)
+    return _line(f"python -m sglang.launch_server --model-path {layout.model.name}", options, flags)
+
+
+def exported_lines(plan: ServingPlan, engine: str) -> list[str]:
+    """The command lines of a plan for an engine, with comments on what it cannot say."""
+    if engine not in LINES:
+        refuse("engine", f"{shown(engine)} has no command line{near_matches(engine, LINES)}")
+    line = LINES[engine]
+    if plan.scheduler == "changing layouts":
+        problem = f"{plan.scheduler}: no engine's command line says so: give another scheduler"
+        refuse("scheduler", problem)
+    lines = []
+    if plan.prefill is not None:
+        lines.append(f"# {plan.prefill_replicas} of these read prompts; choose how caches move")
+        lines.append(line(plan, plan.prefill))
+    count = f"# {plan.replicas} of these behind a balancer" if plan.replicas > 1 else ""
+    lines += [*([count] if count else []), line(plan, plan.layout)]
+    if plan.layout.weights in ("fp8_block", "nvfp4", "mxfp4", "int4"):
+        lines.append(f"# the checkpoint itself has to be in {plan.layout.weights}")
+    return lines
+
+
+def _line(program: str, options: Mapping[str, object], flags: list[str]) -> str:
+    said = [f"{name} {value}" for name, value in options.items() if value is not None]
+    return " ".join((program, *said, *flags))
+
+
+LINES = {"vllm": vllm_line, "sglang": sglang_line}

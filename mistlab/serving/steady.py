@@ -1,0 +1,167 @@
+"""Serving at a steady load in closed form: so many requests in flight, each followed by the next.
+
+In the steady state a step decodes a token of every running request, and in ``O`` steps (the mean
+number of output tokens) every request ends and another prompt is read. So the time of a token is
+that of a decode step and, for each running request, one ``O``-th of a prompt. Requests that find no
+memory wait: the time to the first token follows from their number and the rate (Little's law).
+
+Axes: C rows, each a layout under a load.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mistlab.core.arrays import Bools, Floats
+from mistlab.serving.step_cost import LayoutColumns, decode_parts, prefill_parts
+
+# Requests grow while they run: in the mean they hold their prompt and a part of their output.
+HELD_OUTPUT = 0.6
+# Bytes that engines keep for activations, graphs and buffers of collectives.
+KEPT_BYTES = 2.5e9
+_ROUNDS = 6
+# The parts of a step that constants of engines multiply.
+PARTS = ("products", "experts", "attention", "links", "floors", "kernels")
+Constants = Mapping[str, Floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SteadyLoad:
+    """Requests in flight at one replica (C), and mean tokens of prompts and outputs (C); at most
+    ``sequences`` run at once, and a pass reads at most ``budget`` tokens of prompts."""
+
+    in_flight: Floats
+    prompt: Floats
+    output: Floats
+    sequences: Floats
+    budget: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SteadyState:
+    """Seconds to the first token and of each further token, requests a second of a replica, running
+    requests, tokens for which there is memory, and whether one request fits (C each)."""
+
+    first_s: Floats
+    token_s: Floats
+    requests_per_s: Floats
+    running: Floats
+    capacity: Floats
+    fits: Bools
+
+
+def decode_step_s(of: LayoutColumns, by: Constants, running: Floats, context: Floats) -> Floats:
+    """Seconds (C) in which every running request gets its next token, without prompts."""
+    parts = decode_parts(of, running, context)
+    factors = {name: by[name] for name in PARTS}
+    device_s = parts.summed(factors) * by["decode"]
+    host_s = by["host"] + by["sequence"] * running / of.dp / of.pp
+    return np.asarray(of.pp * (device_s + host_s))
+
+
+def prompt_pass_s(of: LayoutColumns, by: Constants, tokens: Floats, looked: Floats) -> Floats:
+    """Seconds (C) for which a pass over so many tokens of prompts, each of which looks at so many
+    of its own prompt in the mean, occupies each stage."""
+    parts = prefill_parts(of, tokens, looked)
+    factors = {name: by[name] for name in PARTS}
+    return parts.summed(factors) * by["prefill"]
+
+
+def capacity_tokens(of: LayoutColumns, by: Constants) -> Floats:
+    """Tokens (C) whose keys and values fit on a replica beside the weights; negative if the weights
+    alone do not fit."""
+    free = of.memory_bytes * by["memory"] - of.weight_bytes - KEPT_BYTES
+    return np.asarray(free * of.dp / np.maximum(of.cache_bytes, 1.0))
+
+
+def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadyState:
+    """The steady state of replicas that do everything on the same GPUs."""
+    capacity = capacity_tokens(of, by)
+    each = load.prompt + HELD_OUTPUT * load.output
+    fits = capacity >= load.prompt + load.output
+    room = np.maximum(capacity / each, 1.0)
+    admitted = np.minimum(np.minimum(load.in_flight, room), load.sequences * of.dp)
+    outputs = np.maximum(load.output - 1, 1.0)
+    most_read = load.budget * load.output / (load.prompt + load.output)
+    decoding = np.minimum(admitted, most_read)
+    first_s = token_s = np.zeros_like(admitted)
+    for _ in range(_ROUNDS):
+        step_s = decode_step_s(of, by, decoding, load.prompt + load.output / 2)
+        arriving = decoding / load.output
+        read_s = _prompt_s(of, by, load, arriving)
+        # No request waits for its own prompt between its tokens.
+        others = arriving * np.maximum(admitted - 1, 0.0) / np.maximum(admitted, 1.0)
+        token_s = step_s + by["stall"] * others * read_s / of.dp
+        others_s = by["burst"] * admitted * read_s / of.dp
+        aside_s = by["first"] + by["steps"] * step_s + others_s
+        first_s = by["wait"] * (aside_s + by["prompt"] * read_s * of.pp)
+        # While its own prompt is read, a request is aside for one step, however long that is.
+        share = outputs * token_s / (aside_s + outputs * token_s)
+        decoding = np.minimum(admitted * share, most_read)
+        # Where a step's budget does not read prompts as fast as answers end, they wait.
+        first_s = np.maximum(first_s, (admitted / decoding - 1) * outputs * token_s)
+    rate = admitted / (first_s + outputs * token_s)
+    waiting_s = np.maximum(load.in_flight - admitted, 0.0) / rate
+    return SteadyState(
+        first_s=first_s + waiting_s,
+        token_s=token_s,
+        requests_per_s=rate,
+        running=admitted,
+        capacity=capacity,
+        fits=fits,
+    )
+
+
+def split_state(
+    prefill: LayoutColumns,
+    decode: LayoutColumns,
+    by: Constants,
+    load: SteadyLoad,
+    workers: tuple[Floats, Floats],
+) -> SteadyState:
+    """The steady state of separate GPUs for prompts and for decoding, so many workers of each;
+    ``load`` counts requests in flight at all of them."""
+    readers, decoders = workers
+    capacity = capacity_tokens(decode, by)
+    each = load.prompt + HELD_OUTPUT * load.output
+    fits = capacity >= load.prompt + load.output
+    room = np.maximum(capacity / each, 1.0)
+    most = np.minimum(room, load.sequences * decode.dp) * decoders
+    outputs = np.maximum(load.output - 1, 1.0)
+    ones = np.ones_like(load.prompt)
+    read_s = _prompt_s(prefill, by, load, ones) / prefill.dp
+    first_s = token_s = np.zeros_like(ones)
+    decoding = np.minimum(load.in_flight, most)
+    for _ in range(_ROUNDS):
+        token_s = decode_step_s(decode, by, decoding / decoders, load.prompt + load.output / 2)
+        own_s = by["prompt"] * read_s * prefill.pp * prefill.dp + by["steps"] * token_s
+        first_s = by["wait"] * (
+            by["first"] + own_s + by["burst"] * load.in_flight / readers * read_s
+        )
+        # A reader cannot end more prompts than it reads.
+        slowest_s = load.in_flight * read_s / readers - outputs * token_s
+        first_s = np.maximum(first_s, slowest_s)
+        share = outputs * token_s / (first_s + outputs * token_s)
+        decoding = np.minimum(load.in_flight * share, most)
+    # Requests for which the decoders have no memory wait.
+    rate = np.minimum(load.in_flight / (first_s + outputs * token_s), most / (outputs * token_s))
+    return SteadyState(
+        first_s=load.in_flight / rate - outputs * token_s,
+        token_s=token_s,
+        requests_per_s=rate,
+        running=decoding,
+        capacity=capacity,
+        fits=fits,
+    )
+
+
+def _prompt_s(of: LayoutColumns, by: Constants, load: SteadyLoad, arriving: Floats) -> Floats:
+    """Seconds (C) for which one prompt occupies each stage. Prompts that arrive within one step are
+    read in one pass, and long ones in several, each within the budget."""
+    # Prompts come by chance: steps that read any read more than the mean.
+    lumps = arriving / -np.expm1(-np.maximum(arriving, 1e-9))
+    several = np.clip(lumps, 1.0, np.maximum(load.budget / load.prompt, 1.0))
+    passes = np.ceil(load.prompt / load.budget)
+    pass_s = prompt_pass_s(of, by, load.prompt * several / passes, load.prompt / 2)
+    return np.asarray(pass_s * passes / several)

@@ -1,0 +1,46 @@
+"""Parts of a cluster that are searched beside the whole: plans may leave GPUs idle."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mistlab.job.search import Problem
+
+# Degrees are products of these where models and batches are as most are.
+SMALL_PRIMES = (2, 3)
+# So many parts are searched beside a cluster whose GPUs divide badly.
+MOST_PARTS = 2
+
+
+def parts_of(problem: Problem, *, has_plans: bool) -> tuple[Problem, ...]:
+    """The problem on parts of its cluster, which leave the other GPUs idle.
+
+    Of a cluster whose number of GPUs has only small prime factors there are none; of others the
+    largest that have. Where the whole cluster has no plan, all that have.
+    """
+    if has_plans and divides_well(problem.cluster.num_gpus):
+        return ()
+    parts = sorted(set(_smaller(problem)), key=lambda size: -size[0] * size[1])
+    sizes = {nodes * gpus: (nodes, gpus) for nodes, gpus in reversed(parts)}
+    chosen = [sizes[count] for count in sorted(sizes, reverse=True)]
+    return tuple(
+        replace(problem, cluster=replace(problem.cluster, nodes=nodes, gpus_per_node=gpus))
+        for nodes, gpus in (chosen[:MOST_PARTS] if has_plans else chosen)
+    )
+
+
+def divides_well(count: int) -> bool:
+    """Whether a number of GPUs has small prime factors alone."""
+    for prime in SMALL_PRIMES:
+        while count % prime == 0:
+            count //= prime
+    return count == 1
+
+
+def _smaller(problem: Problem) -> Iterator[tuple[int, int]]:
+    """Nodes, and GPUs of each, of parts of a cluster of equal nodes."""
+    cluster = problem.cluster
+    if cluster.others:
+        return
+    sizes = [(cluster.nodes, gpus) for gpus in range(1, cluster.gpus_per_node)]
+    sizes += [(nodes, cluster.gpus_per_node) for nodes in range(1, cluster.nodes)]
+    yield from (size for size in sizes if divides_well(size[0] * size[1]))

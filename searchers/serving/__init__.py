@@ -1,0 +1,1 @@
+"""Searches over layouts that serve a load."""

@@ -1,0 +1,1 @@
+"""Serving, played request by request: admission, batches, preemption, tiers, transitions."""

@@ -1,0 +1,343 @@
+"""Continuous batching, played: each step decodes all running requests, and reads waiting prompts.
+
+A replica is a SimPy process. Its step takes the next token of every running request and, within a
+budget of tokens, parts of the prompts that wait, in the order of arrival. A request holds blocks of
+keys and values until it ends; when blocks run out, the request admitted last is dropped, and read
+again later with what it had made. Steps in which nothing is admitted and nothing ends are played
+together.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import simpy
+
+from mistlab.core.values import refuse
+from mistlab.serving.load import ServingLoad
+from simulators.serving.step_clock import StepClock
+
+# Steps played together at most, so that contexts are those of their middle.
+MOST_TOGETHER = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """What a replica may batch: tokens of a step's prompts, running requests, tokens for which
+    there are blocks, and tokens of a block. Without ``mixes`` a step reads prompts or decodes."""
+
+    budget: int = 8192
+    sequences: int = 1024
+    capacity: int
+    block: int = 16
+    mixes: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class PlayedRequest:
+    """A request under way; times are None until they are known. ``made`` are tokens of output, and
+    ``read`` those of its prompt (with what it had made before it was dropped)."""
+
+    number: int
+    arrival_s: float
+    prompt: int
+    output: int
+    read: int = 0
+    made: int = 0
+    first_s: float | None = None
+    end_s: float | None = None
+    dropped: int = 0
+    # When its keys and values are on the GPUs again.
+    ready_s: float = 0.0
+    # The step at whose end the last token is made, and the step in which decoding began.
+    until: int = 0
+    since: int = 0
+    token_times: list[float] = field(default_factory=list)
+
+    @property
+    def to_read(self) -> int:
+        """Tokens that its keys and values need before the next token is made."""
+        return self.prompt + self.made
+
+
+@dataclass(slots=True, kw_only=True)
+class PlayedLoad:
+    """A played run: its requests, seconds, and the most tokens' blocks that were held at once."""
+
+    requests: list[PlayedRequest]
+    seconds: float
+    peak_tokens: int
+    steps: int
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests that ended, a second."""
+        return len(self.requests) / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Replica:
+    """One replica: requests that wait, that are read and that run, and the blocks they hold."""
+
+    clock: StepClock
+    batching: Batching
+    ended: Callable[[PlayedRequest, float], PlayedRequest | None]
+    keeps_tokens: bool = False
+    waiting: deque[PlayedRequest] = field(default_factory=deque)
+    running: dict[int, PlayedRequest] = field(default_factory=dict)
+    finishing: list[tuple[int, int]] = field(default_factory=list)
+    # Running requests by the step, modulo a block, in which each of them needs its next block.
+    phases: list[int] = field(default_factory=list)
+    blocks: int = 0
+    context: int = 0
+    step: int = 0
+    steps: int = 0
+    peak_blocks: int = 0
+    arriving: deque[PlayedRequest] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.phases = [0] * self.batching.block
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks that there are."""
+        return self.batching.capacity // self.batching.block
+
+    def process(self, environment: simpy.Environment) -> Generator[simpy.Event, Any, None]:
+        """Play until no request is left."""
+        while self.waiting or self.running or self.arriving:
+            self._take_arrived(environment.now)
+            if not self.waiting and not self.running:
+                yield environment.timeout(self.arriving[0].arrival_s - environment.now)
+                continue
+            yield from self._step(environment)
+
+    def _take_arrived(self, now_s: float) -> None:
+        while self.arriving and self.arriving[0].arrival_s <= now_s + 1e-12:
+            self.waiting.append(self.arriving.popleft())
+
+    def _step(self, environment: simpy.Environment) -> Generator[simpy.Event, Any, None]:
+        read = self._admit()
+        sequences = 0 if read and not self.batching.mixes else len(self.running)
+        context = self.context / len(self.running) if self.running else 0.0
+        if read:
+            tokens = sum(count for _, count in read)
+            pairs = sum(count * (request.read + count / 2) for request, count in read)
+            seconds = self.clock.step_s(sequences, context, tokens, pairs / tokens)
+            together = 1
+        else:
+            together = self._together(environment.now)
+            middle = context + (together - 1) / 2
+            seconds = together * self.clock.decode_s(sequences, middle)
+        start_s = environment.now
+        yield environment.timeout(seconds)
+        if sequences:
+            self._decoded(start_s, seconds / together, together)
+        self._read(read, environment.now)
+        self.steps += 1
+
+    def _admit(self) -> list[tuple[PlayedRequest, int]]:
+        """The prompts that this step reads, each with how many tokens of it."""
+        if self.batching.mixes:
+            self._make_room(1)
+        read = self._read_next()
+        if not read and not self.running:
+            # Prompts read in part hold the blocks that the first one needs.
+            for request in self.waiting:
+                self.blocks -= self._blocks_for(request.read)
+                request.read = 0
+            read = self._read_next()
+        if not read and not self.batching.mixes:
+            self._make_room(1)
+        self.peak_blocks = max(self.peak_blocks, self.blocks)
+        return read
+
+    def _read_next(self) -> list[tuple[PlayedRequest, int]]:
+        budget = self.batching.budget - (len(self.running) if self.batching.mixes else 0)
+        read: list[tuple[PlayedRequest, int]] = []
+        for request in self.waiting:
+            if budget <= 0 or len(self.running) + len(read) >= self.batching.sequences:
+                break
+            count = min(budget, request.to_read - request.read)
+            held = self._blocks_for(request.read)
+            more = self._blocks_for(request.read + count) - held
+            # The next step's tokens of those who run come first.
+            if self.blocks + more + self._next_blocks() > self.most_blocks:
+                break
+            self.blocks += more
+            budget -= count
+            read.append((request, count))
+        return read
+
+    def _next_blocks(self) -> int:
+        return self.phases[self.step % self.batching.block]
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.batching.block)
+
+    def _make_room(self, steps: int) -> None:
+        """Drop the requests admitted last until the next step's blocks are there."""
+        while self.running and self.blocks + self._needed(steps) > self.most_blocks:
+            half_read = [request for request in self.waiting if request.read]
+            if half_read:
+                self.blocks -= self._blocks_for(half_read[-1].read)
+                half_read[-1].read = 0
+                continue
+            self._drop(next(reversed(self.running)))
+
+    def _needed(self, steps: int) -> int:
+        block = self.batching.block
+        whole, rest = divmod(steps, block)
+        some = sum(self.phases[(self.step + ahead) % block] for ahead in range(rest))
+        return whole * len(self.running) + some
+
+    def _drop(self, number: int) -> None:
+        request = self.running.pop(number)
+        made = request.made + self.step - request.since
+        # The last token made is not read yet: its keys and values come with the next pass.
+        held = request.prompt + made - 1
+        self.blocks -= self._blocks_for(held)
+        self.context -= held
+        self.phases[self._phase_of(held)] -= 1
+        request.made = made
+        request.read = 0
+        request.dropped += 1
+        self.waiting.appendleft(request)
+
+    def _phase_of(self, held: int) -> int:
+        """The step, modulo a block, in which a request with so many tokens needs a further one."""
+        return (self.step - held) % self.batching.block
+
+    def _together(self, now_s: float) -> int:
+        """Steps until something is admitted or ends, or blocks run out."""
+        while self.finishing and self._is_stale(self.finishing[0]):
+            heapq.heappop(self.finishing)
+        most = min(MOST_TOGETHER, self.finishing[0][0] - self.step)
+        if self.arriving:
+            context = self.context / len(self.running)
+            each_s = self.clock.decode_s(len(self.running), context)
+            most = min(most, int((self.arriving[0].arrival_s - now_s) / each_s) + 1)
+        while most > 1 and self.blocks + self._needed(most) > self.most_blocks:
+            most //= 2
+        return max(1, most)
+
+    def _is_stale(self, entry: tuple[int, int]) -> bool:
+        request = self.running.get(entry[1])
+        return request is None or request.until != entry[0]
+
+    def _decoded(self, start_s: float, each_s: float, together: int) -> None:
+        if self.keeps_tokens:
+            for one in self.running.values():
+                one.token_times += [start_s + each_s * (one + 1) for one in range(together)]
+        self.blocks += self._needed(together)
+        self.peak_blocks = max(self.peak_blocks, self.blocks)
+        self.step += together
+        self.context += together * len(self.running)
+        end_s = start_s + each_s * together
+        while self.finishing and self.finishing[0][0] <= self.step:
+            until, number = heapq.heappop(self.finishing)
+            request = self.running.get(number)
+            if request is not None and request.until == until:
+                self._end(request, end_s)
+
+    def _end(self, request: PlayedRequest, end_s: float) -> None:
+        del self.running[request.number]
+        held = request.prompt + request.output - 1
+        self.blocks -= self._blocks_for(held)
+        self.context -= held
+        self.phases[self._phase_of(held)] -= 1
+        request.made = request.output
+        self._finish(request, end_s)
+
+    def _finish(self, request: PlayedRequest, end_s: float) -> None:
+        request.end_s = end_s
+        follower = self.ended(request, end_s)
+        if follower is not None:
+            self.waiting.append(follower)
+
+    def _read(self, read: Sequence[tuple[PlayedRequest, int]], now_s: float) -> None:
+        for request, count in read:
+            request.read += count
+            if request.read < request.to_read:
+                continue
+            self.waiting.remove(request)
+            if request.first_s is None:
+                request.first_s = now_s
+            request.made += 1
+            if self.keeps_tokens:
+                request.token_times.append(now_s)
+            if request.made == request.output:
+                self.blocks -= self._blocks_for(request.read)
+                self._finish(request, now_s)
+                continue
+            self._begin(request)
+
+    def _begin(self, request: PlayedRequest) -> None:
+        request.since = self.step
+        request.until = self.step + request.output - request.made
+        self.running[request.number] = request
+        heapq.heappush(self.finishing, (request.until, request.number))
+        self.context += request.read
+        self.phases[self._phase_of(request.read)] += 1
+
+
+def played_requests(load: ServingLoad) -> list[PlayedRequest]:
+    """The requests of a load, none of them served yet."""
+    return [
+        PlayedRequest(number=number, arrival_s=arrival_s, prompt=prompt, output=output)
+        for number, (arrival_s, prompt, output) in enumerate(
+            zip(load.arrivals_s, load.prompts, load.outputs, strict=True)
+        )
+    ]
+
+
+def check_room(load: ServingLoad, batching: Batching) -> None:
+    """Refuse a load with a request for which there are not blocks enough even alone."""
+    room = batching.capacity // batching.block * batching.block
+    for place, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
+        if prompt + output > room:
+            problem = f"{prompt} and {output} tokens of output, but memory holds {room} tokens"
+            refuse(f"prompts[{place}]", f"{problem}: give more GPUs, or shorter requests")
+
+
+def play_continuous(
+    load: ServingLoad,
+    clock: StepClock,
+    batching: Batching,
+    *,
+    replicas: int = 1,
+    keeps_tokens: bool = False,
+) -> PlayedLoad:
+    """Play a load on equal replicas, which take requests in turns."""
+    check_room(load, batching)
+    requests = played_requests(load)
+    left = deque(requests)
+    environment = simpy.Environment()
+    done: list[PlayedRequest] = []
+
+    def ended(request: PlayedRequest, end_s: float) -> PlayedRequest | None:
+        done.append(request)
+        if load.in_flight is None or not left:
+            return None
+        follower = left.popleft()
+        follower.arrival_s = end_s
+        return follower
+
+    each = [
+        Replica(clock=clock, batching=batching, ended=ended, keeps_tokens=keeps_tokens)
+        for _ in range(replicas)
+    ]
+    first = len(requests) if load.in_flight is None else min(load.in_flight, len(requests))
+    for number in range(first):
+        each[number % replicas].arriving.append(left.popleft())
+    for replica in each:
+        environment.process(replica.process(environment))
+    environment.run()
+    return PlayedLoad(
+        requests=done,
+        seconds=environment.now,
+        peak_tokens=max(one.peak_blocks for one in each) * batching.block,
+        steps=sum(one.steps for one in each),
+    )

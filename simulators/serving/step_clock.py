@@ -1,0 +1,109 @@
+"""How long steps of a layout take, looked up: the closed form's own costs, tabulated once.
+
+A played run asks for hundreds of thousands of steps, one by one. Costs are smooth in the tokens
+looked at, so they are tabulated by columns and read with linear interpolation.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mistlab.serving.engine_constants import DEFAULTS
+from mistlab.serving.steady import decode_step_s, prompt_pass_s
+from mistlab.serving.step_cost import LayoutColumns, RankLayout
+
+# Places at which costs are tabulated: tokens looked at, and tokens of a pass.
+CONTEXTS = (0, 256, 1024, 4096, 16384, 65536, 262144)
+PASSES = (
+    1,
+    32,
+    64,
+    128,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    3072,
+    4096,
+    6144,
+    8192,
+    16384,
+    65536,
+)
+SEQUENCES = 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class StepClock:
+    """Seconds of steps of one replica: of decoding so many sequences at a mean context, and of a
+    pass over tokens of prompts."""
+
+    decode: list[list[float]]
+    passes: list[list[float]]
+    stall: float
+    host_s: float
+    stages: int
+    ranks: int
+
+    @classmethod
+    def of(
+        cls, layout: RankLayout, constants: Mapping[str, float] | None = None, most: int = SEQUENCES
+    ) -> "StepClock":
+        """The clock of a layout under constants of its engine, for at most so many sequences."""
+        values = {**DEFAULTS, **(constants or {})}
+        by = {name: np.array([value]) for name, value in values.items()}
+        columns = LayoutColumns.of([layout])
+        counts = np.repeat(np.arange(1, most + 1, dtype=float), len(CONTEXTS))
+        contexts = np.tile(np.array(CONTEXTS, dtype=float), most)
+        decode = decode_step_s(_repeated(columns, len(counts)), by, counts, contexts)
+        tokens = np.repeat(np.array(PASSES, dtype=float), len(CONTEXTS))
+        looked = np.tile(np.array(CONTEXTS, dtype=float), len(PASSES))
+        passes = prompt_pass_s(_repeated(columns, len(tokens)), by, tokens, looked)
+        return cls(
+            decode=decode.reshape(most, len(CONTEXTS)).tolist(),
+            passes=passes.reshape(len(PASSES), len(CONTEXTS)).tolist(),
+            stall=values["stall"] / layout.dp,
+            host_s=values["host"],
+            stages=layout.pp,
+            ranks=layout.dp,
+        )
+
+    def decode_s(self, sequences: int, context: float) -> float:
+        """Seconds in which so many sequences get a token each."""
+        row = self.decode[min(sequences, len(self.decode)) - 1]
+        return _between(CONTEXTS, row, context)
+
+    def pass_s(self, tokens: int, looked: float) -> float:
+        """Seconds for which a pass over tokens of prompts, each of which looks at so many tokens in
+        the mean, occupies each stage."""
+        place = max(0, min(bisect_right(PASSES, tokens) - 1, len(PASSES) - 2))
+        low, high = PASSES[place], PASSES[place + 1]
+        share = max(0.0, (tokens - low) / (high - low))
+        first = _between(CONTEXTS, self.passes[place], looked)
+        return first + share * (_between(CONTEXTS, self.passes[place + 1], looked) - first)
+
+    def step_s(self, sequences: int, context: float, tokens: int, looked: float) -> float:
+        """Seconds of a step that decodes so many sequences and reads tokens of prompts."""
+        seconds = self.decode_s(sequences, context) if sequences else 0.0
+        if not tokens:
+            return seconds
+        if not sequences:
+            # Parts of the pass follow one another through the stages.
+            through = (2 * self.stages - 1) / self.stages
+            return self.pass_s(tokens, looked) * through / self.ranks + self.host_s
+        return seconds + self.stall * self.pass_s(tokens, looked)
+
+
+def _between(places: tuple[int, ...], values: list[float], at: float) -> float:
+    place = min(bisect_right(places, at) - 1, len(places) - 2)
+    share = (at - places[place]) / (places[place + 1] - places[place])
+    return values[place] + share * (values[place + 1] - values[place])
+
+
+def _repeated(columns: LayoutColumns, times: int) -> LayoutColumns:
+    return columns.rows(np.zeros(times, dtype=np.intp))

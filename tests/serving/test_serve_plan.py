@@ -1,0 +1,173 @@
+"""The search over layouts that serve a load, its questions, and command lines of engines."""
+
+import json
+from itertools import pairwise
+from time import process_time
+
+import numpy as np
+import pytest
+
+from experiments.cli.command import main_of
+from experiments.commands import COMMANDS
+from mistlab import catalog
+from mistlab.core.values import InputError
+from mistlab.serving.engine_constants import DEFAULTS
+from mistlab.serving.load import Goals
+from mistlab.serving.serving_plan import ServingPlan, exported_lines
+from mistlab.serving.step_cost import LayoutColumns, RankLayout
+from searchers.serving.layout_search import (
+    LayoutSpace,
+    best_of,
+    nearest_to,
+    pareto_of,
+    timed_plans,
+)
+
+CONSTANTS = {**DEFAULTS, "first": 0.05}
+
+
+def space_of(name: str, gpus: int, *, splits: bool = False) -> LayoutSpace:
+    return LayoutSpace(
+        model=catalog.model(name),
+        gpu="H100",
+        engine="vllm",
+        weights="bf16",
+        cache="bf16",
+        gpus=gpus,
+        splits=splits,
+    )
+
+
+def run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
+    status = main_of("serve_plan", COMMANDS["serve_plan"])([*options, "--quick"])
+    return status, capsys.readouterr().out
+
+
+def test_every_plan_uses_all_gpus_and_none_comes_twice() -> None:
+    for name in ("llama3-70b", "deepseek-v3"):
+        plans = list(space_of(name, 8, splits=True).plans())
+        assert len(set(plans)) == len(plans)
+        assert all(plan.gpus == 8 for plan in plans)
+
+
+def test_the_best_layout_is_that_of_a_plain_loop() -> None:
+    plans = list(space_of("llama3-70b", 8).plans())
+    timed = timed_plans(plans, CONSTANTS, (1000.0, 300.0))
+    goals = Goals(token_s=0.03)
+    rates = [one.requests_per_s for one in timed if one.token_s <= 0.03]
+    assert best_of(timed, goals)[0].requests_per_s >= max(rates) / 1.01
+
+
+def test_replicas_serve_as_many_times_as_much() -> None:
+    (alone,) = [plan for plan in space_of("llama3-70b", 4).plans() if plan.layout.tp == 4]
+    both = [plan for plan in space_of("llama3-70b", 8).plans() if plan.layout == alone.layout]
+    (half,) = timed_plans([alone], CONSTANTS, (1000.0, 300.0), in_flight=(64.0,))
+    (whole,) = timed_plans(both, CONSTANTS, (1000.0, 300.0), in_flight=(128.0,))
+    assert whole.requests_per_s == pytest.approx(2 * half.requests_per_s)
+
+
+def test_goals_that_none_meets_tell_the_nearest() -> None:
+    timed = timed_plans(list(space_of("llama3-70b", 8).plans()), CONSTANTS, (1000.0, 300.0))
+    goals = Goals(token_s=0.0001)
+    assert best_of(timed, goals) == []
+    near = nearest_to(timed, goals)
+    assert near is not None
+    assert near.token_s == min(one.token_s for one in timed)
+
+
+def test_no_plan_beats_the_frontier_in_both() -> None:
+    timed = timed_plans(list(space_of("qwen3-32b", 4).plans()), CONSTANTS, (500.0, 500.0))
+    frontier = pareto_of(timed)
+    for before, after in pairwise(frontier):
+        assert before.token_s <= after.token_s
+        assert before.requests_per_s < after.requests_per_s
+    for one in timed:
+        assert any(
+            best.token_s <= one.token_s and best.requests_per_s * (1 + 1e-6) >= one.requests_per_s
+            for best in frontier
+        )
+
+
+def test_a_thousand_layouts_take_a_second() -> None:
+    plans = list(space_of("llama3-70b", 16, splits=True).plans())
+    timed_plans(plans, CONSTANTS, (1000.0, 300.0), in_flight=(64.0,))
+    start_s = process_time()
+    timed_plans(plans * 5, CONSTANTS, (1000.0, 300.0), in_flight=(64.0,))
+    assert 5 * len(plans) / (process_time() - start_s) > 1000
+
+
+def test_the_command_answers_and_is_proven(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out = run(capsys, "--json", "--tpot", "0.05", "--export", "vllm", "--dollars", "2")
+    answer = json.loads(out)
+    assert status == 0
+    assert answer["best"]["tpot_s"] <= 0.05
+    assert answer["best"]["dollars_per_million_tokens"] > 0
+    assert "--tensor-parallel-size" in answer["command_lines"][-1]
+
+
+def test_goals_of_the_command_are_missed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out = run(capsys, "--json", "--tpot", "0.0001")
+    assert status == 1
+    assert json.loads(out)["nearest"]["tpot_s"] > 0.0001
+
+
+def test_the_fewest_gpus_reach_the_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out = run(capsys, "--json", "--fewest", "--rate", "20", "--tpot", "0.05")
+    answer = json.loads(out)
+    assert status == 0
+    assert answer["requests_per_s"] >= 20
+    fewer, out = run(capsys, "--json", "--gpus", str(answer["gpus"] // 2), "--tpot", "0.05")
+    assert fewer != 0 or json.loads(out)["best"]["requests_per_s"] < 20
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--gpus", "1"), "hold no replica of llama3-70b"),
+        (("--model", "lama"), "'lama' is unknown"),
+        (("--context", "64"), "more than the context of 64"),
+        (("--fewest",), "--rate: is needed"),
+        (("--weights", "fp7"), "'fp7' is unknown"),
+    ],
+)
+def test_bad_questions_are_refused(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(InputError, match=told):
+        run(capsys, *options)
+
+
+LAYOUT = RankLayout(
+    model=catalog.model("deepseek-v3"),
+    gpu="B200",
+    engine="sglang",
+    weights="fp8",
+    cache="fp8",
+    tp=2,
+    dp=4,
+    ep=8,
+)
+
+
+def test_command_lines_say_the_degrees() -> None:
+    plan = ServingPlan(layout=LAYOUT, replicas=2, budget=4096, sequences=128)
+    balancer, vllm = exported_lines(plan, "vllm")
+    assert "2 of these" in balancer
+    assert "--tensor-parallel-size 2 --pipeline-parallel-size 1 --data-parallel-size 4" in vllm
+    assert "--enable-expert-parallel" in vllm
+    (_, sglang) = exported_lines(plan, "sglang")
+    assert "--tp-size 8" in sglang
+    assert "--enable-dp-attention" in sglang
+    assert "--chunked-prefill-size 4096" in sglang
+
+
+def test_a_plan_of_two_layouts_is_checked() -> None:
+    with pytest.raises(InputError, match="prefill: None with disaggregated"):
+        ServingPlan(layout=LAYOUT, scheduler="disaggregated")
+    with pytest.raises(InputError, match="two layouts of the same GPUs"):
+        ServingPlan(layout=LAYOUT, scheduler="changing layouts", prefill=LAYOUT, prefill_replicas=2)
+
+
+def test_columns_repeat_rows() -> None:
+    columns = LayoutColumns.of([LAYOUT, LAYOUT]).rows(np.array([1, 1, 0]))
+    assert len(columns.tp) == 3

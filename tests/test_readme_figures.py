@@ -1,0 +1,177 @@
+"""Figures in README equal those of the page that each comes from."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+HOW_GOOD = README.split("## How good predictions are")[1].split("## Compare searches")[0]
+FIGURE = r"(\d+(?:\.\d+)?)"
+PERCENT = re.compile(rf"{FIGURE}(?: %| to \d+ %|, \d+ %)")
+
+
+def cells(page: str, section: str = "") -> dict[str, dict[str, str]]:
+    """Rows of a page's tables by their first cell, each by column; the first of a name counts."""
+    text = (ROOT / "docs" / "results" / f"{page}.md").read_text(encoding="utf-8")
+    rows: dict[str, dict[str, str]] = {}
+    header: list[str] | None = None
+    for line in text[text.index(section) :].splitlines():
+        if not line.startswith("|"):
+            header = None
+        elif not re.fullmatch(r"[|:\- ]+", line):
+            row = [cell.strip() for cell in line.strip("|").split("|")]
+            header = header or row
+            rows.setdefault(row[0], dict(zip(header, row, strict=True)))
+    return rows
+
+
+def cell(page: str, row: str, column: str, section: str = "") -> Callable[[], float]:
+    return lambda: float(cells(page, section)[row][column].rstrip("%x"))
+
+
+def told(page: str, pattern: str) -> Callable[[], float]:
+    """A figure of a page's text, where the pattern has its group."""
+
+    def figure() -> float:
+        text = " ".join((ROOT / "docs" / "results" / f"{page}.md").read_text("utf-8").split())
+        match = re.search(pattern, text)
+        assert match, pattern
+        return float(match[1])
+
+    return figure
+
+
+def inside(least: int, most: int, extreme: Callable[[list[float]], float]) -> Callable[[], float]:
+    """The extreme share inside bounds, of the tables with so many runs."""
+
+    def figure() -> float:
+        rows = cells("runs", "## Bounds of runs that were left out").values()
+        tables = [row for row in rows if row["runs"].isdigit() and "without its model" in row]
+        chosen = [row for row in tables if least <= int(row["runs"]) <= most]
+        cards = "nvidia_megatron_bridge_cards"
+        return extreme(
+            [float(row["without its model"].rstrip("%")) for row in chosen if row[""] != cards]
+        )
+
+    return figure
+
+
+def errors(row: str) -> tuple[Callable[[], float], Callable[[], float]]:
+    return cell("predictor-error", row, "their mean"), cell("predictor-error", row, "their median")
+
+
+def median(row: str, section: str = "## All tables") -> Callable[[], float]:
+    return cell("runs", row, "median", section)
+
+
+WITHOUT_PROFILE = "## Parts of the runs of nanotron, without a profile"
+UNDER_PROFILE = "## Under the profile ultrascale"
+PAIR = rf"{FIGURE} % \| {FIGURE} %"
+SPEEDUP = "Over Megatron-LM, {}: " + FIGURE + "x on average"
+AVERAGES = {
+    case: told("speedups", SPEEDUP.format(case))
+    for case in ("l4-24gb flash", "l4-24gb math", "a100-40gb flash", "a100-40gb math")
+}
+
+
+def averaged(hardware: str) -> Callable[[], float]:
+    """The mean over both kinds of attention, which have equally many workloads."""
+    return lambda: sum(AVERAGES[f"{hardware} {kind}"]() for kind in ("flash", "math")) / 2
+
+
+def on_published(gpu: str) -> Callable[[], float]:
+    """The mean speedup over Megatron-LM as published, on the published runtime."""
+    row = rf"\| Megatron-LM as published +\| {gpu}-\d+gb flash +\| +15 "
+    return told("end-to-end", row + r"(?:\| +[\d.]+ ){4}\| +" + FIGURE)
+
+
+# What README says, and where each of its figures comes from.
+SOURCES: dict[str, tuple[Callable[[], float], ...]] = {
+    rf"five of Mist on L4 \| {PAIR}": errors("l4-24gb, mist"),
+    rf"two of DeepSpeed on L4 \| {FIGURE} %, {FIGURE} % \| {FIGURE} %, {FIGURE} %": tuple(
+        pair[place]
+        for place in (0, 1)
+        for pair in (errors("l4-24gb, megatron-lm"), errors("l4-24gb, deepspeed"))
+    ),
+    rf"540 of Megatron on one A100 node \| {PAIR}": errors("a100-80gb, megatron, one node"),
+    rf"26 of Megatron on 64 A100 \| {PAIR}": errors("a100-80gb, megatron, many nodes"),
+    rf"weak scaling to 3,072 A100 \| {PAIR}": errors("a100-80gb, megatron, weak scaling"),
+    rf"are approximated \| {FIGURE} %, {FIGURE} % \| {FIGURE} %, {FIGURE} %": tuple(
+        pair[place]
+        for place in (0, 1)
+        for pair in (errors("a100-40gb, aceso"), errors("a10g-24gb, megatron"))
+    ),
+    rf"llm-foundry on A100 and H100 \| {FIGURE} %": (median("mosaic_llm_foundry"),),
+    rf"DGX Cloud, H100 and GB200 \| {FIGURE} %": (median("nvidia_dgxc_weak_scaling"),),
+    rf"in 16 to 4 bits \| {FIGURE} %": (median("nvidia_megatron_bridge_summary"),),
+    rf"without a pipeline, to 128 GPUs \| {FIGURE} %": (
+        median("no pipeline, tp to 8, to 128 GPUs", WITHOUT_PROFILE),
+    ),
+    rf"with that cluster's profile \| {FIGURE} %, {FIGURE} %": (
+        median("hf_ultrascale_h100"),
+        median("hf_ultrascale_h100", UNDER_PROFILE),
+    ),
+    rf"torchtitan, eager and compiled \| {FIGURE} %": (median("torchtitan"),),
+    rf"Megatron-core, of tiny models \| {FIGURE} %": (median("megatron_core_ci_golden"),),
+    rf"contain {FIGURE} to {FIGURE} % of the measurements of sets of 59 runs and more": (
+        inside(59, 10**9, min),
+        inside(59, 10**9, max),
+    ),
+    rf"{FIGURE} to {FIGURE} % of smaller ones": (inside(0, 58, min), inside(0, 58, max)),
+    rf"and {FIGURE} % of 14 checks": (
+        cell(
+            "runs",
+            "nvidia_megatron_bridge_cards",
+            "without its model",
+            "## Bounds of runs that were left out",
+        ),
+    ),
+    rf"told apart in {FIGURE} %": (
+        told("runs", rf"## Runs under the profile .*? told apart in {FIGURE}%"),
+    ),
+    rf"Peaks of memory: {FIGURE} % for nine stages": (
+        told("predictor-error", rf"Allocated memory of 9 stages: mean error {FIGURE}%"),
+    ),
+    rf"{FIGURE} to {FIGURE} % over Megatron-core's tests and nanotron": (
+        cell("runs", "megatron_core_ci_golden", "memory", "## All tables"),
+        cell("runs", "hf_ultrascale_h100", "memory", "## All tables"),
+    ),
+    rf"differ by {FIGURE} % \(median\) and at most {FIGURE} % over 1,000 plans": (
+        cell("cross-check", "all", "median"),
+        cell("cross-check", "all", "largest"),
+    ),
+    rf"{FIGURE}x over Megatron-LM on L4 and on A100 on the published runtime": (
+        on_published("l4"),
+    ),
+    rf"{FIGURE}x over Megatron-LM on L4 and on A100 on": (on_published("a100"),),
+    rf"over Aceso {FIGURE}x on equal terms": (
+        told("end-to-end", rf"\| Aceso +\| all +\| +40 \| {FIGURE}"),
+    ),
+    rf"it is {FIGURE}x on L4 and {FIGURE}x on A100 40 GB": (
+        averaged("l4-24gb"),
+        averaged("a100-40gb"),
+    ),
+    rf"on two cores {FIGURE} % apart in the median": (
+        told("whole-loop", rf"Predicted beside measured: {FIGURE}% in the median"),
+    ),
+}
+
+
+@pytest.mark.parametrize("pattern", SOURCES)
+def test_a_figure_of_readme_is_its_pages(pattern: str) -> None:
+    """Equal but for rounding to the digits that README has."""
+    match = re.search(pattern, README)
+    assert match, f"README says it otherwise: {pattern}"
+    for written, source in zip(match.groups(), SOURCES[pattern], strict=True):
+        digit = 10.0 ** -len(written.partition(".")[2])
+        assert float(written) == pytest.approx(source(), abs=0.5001 * digit)
+
+
+def test_every_share_that_readme_promises_has_a_source() -> None:
+    rest = HOW_GOOD
+    for pattern in SOURCES:
+        rest = re.sub(pattern, "", rest)
+    assert not PERCENT.findall(rest)
