@@ -2,7 +2,7 @@
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import table
-from experiments.serve.served_rows import ServedRow
 from experiments.serve.serving_fit import OUTCOMES, LeftOut, left_out, rows_to_fit
 from mistlab.core.arrays import Floats
 
@@ -86,18 +85,16 @@ def error_rows(by: str, apart: LeftOut) -> Iterator[dict[str, Any]]:
 def ranking(apart: LeftOut) -> dict[str, float]:
     """How layouts of equal GPUs and load are ranked: groups, pairs that clearly differ, the share
     of them in the right order, and the mean of the best rate over that of the pick."""
-    measured, predicted = apart.measured["requests_per_s"], apart.predicted["requests_per_s"]
     pairs = right = 0
     regrets = []
-    groups = list(groups_of_layouts(apart.rows, measured))
-    for members in groups:
-        for first, second in combinations(members, 2):
+    groups = list(groups_of_layouts(apart))
+    for measured, predicted in groups:
+        for first, second in combinations(range(len(measured)), 2):
             ratio = measured[first] / measured[second]
             if max(ratio, 1 / ratio) > 1 + CLEARLY:
                 pairs += 1
                 right += (ratio > 1) == (predicted[first] > predicted[second])
-        pick = members[int(np.argmax(predicted[members]))]
-        regrets.append(float(np.max(measured[members]) / measured[pick]))
+        regrets.append(float(np.max(measured) / measured[int(np.argmax(predicted))]))
     return {
         "groups": len(groups),
         "pairs": pairs,
@@ -106,17 +103,21 @@ def ranking(apart: LeftOut) -> dict[str, float]:
     }
 
 
-def groups_of_layouts(rows: Sequence[ServedRow], measured: Floats) -> Iterator[list[int]]:
-    """Places of rows that differ in the layout of equally many GPUs, each layout once: the last of
-    runs of several versions."""
-    groups: dict[Any, dict[Any, int]] = defaultdict(dict)
-    for place, row in enumerate(rows):
+def groups_of_layouts(apart: LeftOut) -> Iterator[tuple[Floats, Floats]]:
+    """Measured and predicted rates of layouts of equally many GPUs under one load; of runs of a
+    layout on several dates and versions the geometric mean."""
+    measured, predicted = apart.measured["requests_per_s"], apart.predicted["requests_per_s"]
+    groups: dict[Any, dict[Any, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for place, row in enumerate(apart.rows):
         if row.kind != "closed loop" or row.prefill or not np.isfinite(measured[place]):
             continue
         layout = row.layout
-        same = (layout.model.name, layout.gpu, layout.engine, layout.weights, row.run.version)
+        same = (layout.model.name, layout.gpu, layout.engine, layout.weights)
         load = (row.gpus, round(row.prompt), round(row.output), row.in_flight)
-        groups[same + load][(layout.tp, layout.pp, layout.ep, layout.dp)] = place
-    for members in groups.values():
-        if len(members) > 1:
-            yield list(members.values())
+        groups[same + load][layout.tp, layout.pp, layout.ep, layout.dp].append(place)
+    for layouts in groups.values():
+        if len(layouts) > 1:
+            yield (
+                np.array([np.exp(np.mean(np.log(measured[runs]))) for runs in layouts.values()]),
+                np.array([np.exp(np.mean(np.log(predicted[runs]))) for runs in layouts.values()]),
+            )
