@@ -183,9 +183,11 @@ def strained_strata() -> Mapping[str, float]:
     }
 
 
-def strained_plans(count: int, seed: int) -> Iterator[StrainedPlan]:
+def strained_plans(
+    count: int, seed: int, regimes: Sequence[Regime] = REGIMES
+) -> Iterator[StrainedPlan]:
     """``count`` plans, about as many of each regime, the same for the same seed."""
-    problems = [(regime, number) for number in range(PROBLEMS_OF_A_REGIME) for regime in REGIMES]
+    problems = [(regime, number) for number in range(PROBLEMS_OF_A_REGIME) for regime in regimes]
     shares = spread_shares(count, len(problems))
     for place, ((regime, number), wanted) in enumerate(zip(problems, shares, strict=True)):
         if not wanted:

@@ -66,6 +66,31 @@ SEARCH_COMMANDS: dict[str, Group] = {
             "experiments.studies.speedups:speedups",
             {**experiment("speedups"), "hardware": None},
         ),
+        "search_quality": Command(
+            "experiments.studies.search_quality:compared",
+            {**experiment("search_quality")},
+            (
+                option(
+                    "--problems",
+                    "which of the study's problems (default: %(default)s)",
+                    "default,7b-l4,22b-l4,uneven,llama-a100,llama-h100",
+                    metavar="A,B,...",
+                ),
+                option(
+                    "--searchers",
+                    "the searchers to compare (default: %(default)s)",
+                    "mist,mist:published,exact,aceso,alpa,optuna,rl,random",
+                    metavar="A,B,...",
+                ),
+                option("--seeds", "seeds of each searcher that draws", 5),
+                option("--evaluations", "the budget of a search in evaluations", 200),
+                option(
+                    "--cpu-seconds",
+                    "the budget in seconds of the processor, in place of evaluations",
+                    type=float,
+                ),
+            ),
+        ),
         "search_growth": Command(
             "experiments.studies.search_growth:grown",
             {**PROBLEM, **experiment("search_growth"), "global_batch": 32, "space": "mist"},

@@ -1,7 +1,8 @@
-"""The speedup breakdown: what each step brings over Megatron-LM as published, and each left out."""
+"""The speedup breakdown: what each step brings over Megatron-LM as published, on this runtime and
+on the published one, with each step left out, and with a mechanism changed."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -13,11 +14,16 @@ from experiments.cli.commandline import DONE, NO_ANSWER, as_options
 from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import Row, number, table, table_of
+from mistlab.core.units import GIB_BYTES
 from mistlab.cost.views import FULL, view_of
 from mistlab.engines.mistlab import MIST
+from mistlab.job.search import Problem
+from mistlab.machine.hardware import Line
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan_words import plan_line
 from mistlab.plan.space import OffloadRatios, SearchSpace
+from searchers.exact.published_programme import WEIGHTS
+from searchers.methods.published import published
 
 # Averages of ratios, and of differences between iterations in their terms.
 
@@ -57,16 +63,37 @@ def difference_in_parts(
     }
 
 
+# The steps with names that figures were published for.
+FIRST, FLEXIBLE = "3D parallelism", "+ flexible checkpointing"
+OFFLOADED, UNEVEN, AWARE = "+ offloading", "+ uneven blocks", "+ imbalance-aware"
+
 # The steps of the breakdown, and the searches in which one of them is left out.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownStep:
-    """A space to search, and the view in which it is searched."""
+    """A space to search, the view in which it is searched, and for how many weights the published
+    search samples frontiers in it (if that search is asked)."""
 
     name: str
     space: SearchSpace
     view: str
+    weights: int = WEIGHTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakdownRuntime:
+    """An engine that plans are searched for, and whether the published search is asked."""
+
+    engine: str
+    is_published_search: bool = False
+
+    def found(self, bench: Bench, step: BreakdownStep, seed: int) -> Found | None:
+        """The plan of a step, for this engine."""
+        space = step.space.on(self.engine)
+        if not self.is_published_search:
+            return bench.found("mist", space, view=step.view, seed=seed)
+        return bench.found(published(weights=step.weights), space, seed=seed)
 
 
 def steps(unaware: str) -> list[BreakdownStep]:
@@ -75,14 +102,12 @@ def steps(unaware: str) -> list[BreakdownStep]:
     all_recomputed = replace(space_of("3d"), name="3d, all recomputed", recomputation="all")
     sharded = replace(space_of("+zero"), name="+zero, all recomputed", recomputation="all")
     return [
-        BreakdownStep(name="3D parallelism", space=all_recomputed, view=unaware),
-        BreakdownStep(name="+ ZeRO-2 and 3", space=sharded, view=unaware),
-        BreakdownStep(
-            name="+ flexible checkpointing", space=space_of("+checkpointing"), view=unaware
-        ),
-        BreakdownStep(name="+ offloading", space=space_of("+offload"), view=unaware),
-        BreakdownStep(name="+ uneven blocks", space=space_of("mist"), view=unaware),
-        BreakdownStep(name="+ imbalance-aware", space=space_of("mist"), view=FULL),
+        BreakdownStep(name=FIRST, space=all_recomputed, view=unaware, weights=1),
+        BreakdownStep(name="+ ZeRO-2 and 3", space=sharded, view=unaware, weights=1),
+        BreakdownStep(name=FLEXIBLE, space=space_of("+checkpointing"), view=unaware, weights=1),
+        BreakdownStep(name=OFFLOADED, space=space_of("+offload"), view=unaware, weights=1),
+        BreakdownStep(name=UNEVEN, space=space_of("mist"), view=unaware, weights=1),
+        BreakdownStep(name=AWARE, space=space_of("mist"), view=FULL),
     ]
 
 
@@ -109,6 +134,57 @@ def left_out(unaware: str) -> list[BreakdownStep]:
 
 SIZES, QUICK_SIZES = ("7b", "13b", "22b"), ("7b",)
 PUBLISHED, TUNED = "megatron:published", "megatron"
+OURS, THEIRS, AS_PUBLISHED = "this runtime", "published runtime", "published runtime and search"
+RUNTIMES: Mapping[str, BreakdownRuntime] = {
+    OURS: BreakdownRuntime(engine="mistlab"),
+    THEIRS: BreakdownRuntime(engine="mist"),
+    # It takes minutes, and is asked where a breakdown was published.
+    AS_PUBLISHED: BreakdownRuntime(engine="mist", is_published_search=True),
+}
+# Where a breakdown was published: how many times as fast each step is as an earlier one.
+PUBLISHED_FOR = "l4-24gb"
+PUBLISHED_STEPS = {(FLEXIBLE, FIRST): 1.12, (OFFLOADED, FLEXIBLE): 1.07, (AWARE, OFFLOADED): 1.09}
+
+
+def _as_it_is(problem: Problem) -> Problem:
+    return problem
+
+
+def _with_more_memory(problem: Problem, gib: float) -> Problem:
+    cluster = problem.cluster
+    memory_gib = cluster.memory_bytes / GIB_BYTES + gib
+    return replace(problem, cluster=replace(cluster, memory_gib=memory_gib))
+
+
+def _with_copies(problem: Problem, times: float) -> Problem:
+    """Copies between hosts and GPUs that are so many times as fast."""
+    cluster = problem.cluster
+    transfers = cluster.hardware.transfers
+    assert transfers is not None, "the evaluation's machines are calibrated"
+
+    def faster(line: Line | None) -> Line | None:
+        return line and replace(line, gbytes_per_s=line.gbytes_per_s * times)
+
+    groups = tuple(
+        replace(
+            group,
+            host_to_device=faster(group.host_to_device),
+            device_to_host=faster(group.device_to_host),
+        )
+        for group in transfers.groups
+    )
+    hardware = replace(cluster.hardware, transfers=replace(transfers, groups=groups))
+    return replace(problem, cluster=replace(cluster, hardware=hardware))
+
+
+# What is changed to see which height follows from it.
+CHANGES: Mapping[str, Callable[[Problem], Problem]] = {
+    "nothing": _as_it_is,
+    "copies to and from hosts take twice as long": partial(_with_copies, times=0.5),
+    "copies take half as long": partial(_with_copies, times=2.0),
+    "GPUs have 2 GiB less": partial(_with_more_memory, gib=-2.0),
+    "GPUs have 4 GiB more": partial(_with_more_memory, gib=4.0),
+}
 
 
 def broken_down(options: argparse.Namespace) -> int:
@@ -118,14 +194,15 @@ def broken_down(options: argparse.Namespace) -> int:
     GPT on 8, 16 and 32 L4 and A100. From 3D parallelism with every block recomputed, spaces get
     ZeRO-2 and 3, flexible checkpointing, offloading and uneven blocks, chosen for each stage.
     The last step is no space: the search comes to know what the first and the last micro-batch
-    take beyond the others.
+    take beyond the others. All of it is searched for this runtime and for the published one; on
+    L4 the published search is asked too, and mechanisms of the machine are changed.
     """
     with as_options():
         view_of(options.view)
     places = clusters(options.hardware)[: 1 if options.quick else None]
     chosen = QUICK_SIZES if options.quick else SIZES
     cases = [case_of(place, "gpt3", size, "flash") for size in chosen for place in places]
-    search = partial(searched, view=options.view, seed=options.seed)
+    search = partial(searched, view=options.view, seed=options.seed, is_quick=options.quick)
     study = Study.begin("speedup_breakdown", options)
     # The largest first, so that no process is left alone with one of them at the end.
     found = [rows for _, rows in answers(study, search, cases[::-1], "cases")]
@@ -134,65 +211,102 @@ def broken_down(options: argparse.Namespace) -> int:
     return study.end(report(study.rows, options.view), status)
 
 
-def searched(case: Case, *, view: str, seed: int) -> list[dict[str, Any]]:
-    """The rows of a case: a row a step, and a row for each step that is left out."""
+def searched(case: Case, *, view: str, seed: int, is_quick: bool = False) -> list[dict[str, Any]]:
+    """The rows of a case: on each runtime a row a step, a row for each step that is left out, and
+    a row for each step with a mechanism changed."""
     bench = Bench.of(case.problem())
     baselines = {
         name: None if (one := bench.found(name, space_of(name))) is None else one.seconds
         for name in (PUBLISHED, TUNED)
     }
+    told = partial(BreakdownRows, case=case, baselines=baselines)
     rows: list[dict[str, Any]] = []
-    kept: Found | None = None
-    for step in steps(view):
-        found = bench.found("mist", step.space, view=step.view, seed=seed)
-        is_better = found is not None and (kept is None or found.seconds <= kept.seconds)
-        kept = found if is_better else kept
-        rows.append(_row(case, step, "with", found, kept, bench, baselines))
-    for step in left_out(view):
-        found = bench.found("mist", step.space, view=step.view, seed=seed)
-        rows.append(_row(case, step, "without", found, found, bench, baselines))
+    is_published = case.hardware == PUBLISHED_FOR
+    for name, runtime in RUNTIMES.items():
+        if runtime.is_published_search and (is_quick or not is_published):
+            continue
+        # The published breakdown has no step of its own for uneven blocks.
+        each = [one for one in steps(view) if one.name != UNEVEN or not runtime.is_published_search]
+        rows += _steps(runtime, bench, each, seed, told(chapter="with", runtime=name))
+        for step in left_out(view) if name == OURS else ():
+            found = runtime.found(bench, step, seed)
+            row = told(chapter="without", runtime=name).row(step, found, found, bench)
+            rows.append(row)
+    for change, changed in CHANGES.items() if is_published else ():
+        other = Bench.of(changed(case.problem()))
+        named = [step for step in steps(view) if step.name in (FIRST, FLEXIBLE, OFFLOADED, AWARE)]
+        rows += _steps(
+            RUNTIMES[THEIRS], other, named, seed, told(chapter="changed", runtime=change)
+        )
     return rows
 
 
-def _row(
-    case: Case,
-    step: BreakdownStep,
-    chapter: str,
-    found: Found | None,
-    kept: Found | None,
+def _steps(
+    runtime: BreakdownRuntime,
     bench: Bench,
-    baselines: Mapping[str, float | None],
-) -> dict[str, Any]:
-    kept_s = kept.seconds if kept else None
-    played_s = bench.played_s(kept.plan) if kept else None
-    return {
-        "case": case.name,
-        **asdict(case),
-        "gpus": case.num_gpus,
-        "chapter": chapter,
-        "step": step.name,
-        "space": step.space.name,
-        "view": step.view,
-        "seen_s": found.seen_s if found else None,
-        "chosen_s": found.seconds if found else None,
-        "kept_s": kept_s,
-        "played_s": played_s,
-        "by_published_runtime_s": bench.run_by_s(MIST, kept.plan) if kept else None,
-        "over": {
-            name: None if baseline is None or kept_s is None else baseline / kept_s
-            for name, baseline in baselines.items()
-        },
-        "baselines_s": dict(baselines),
-        "terms_s": asdict(kept.terms) if kept else None,
-        "plan": plan_line(kept.plan) if kept else None,
-        "timing": {"search_s": found.result.wall_s if found else None},
-    }
+    each: Sequence[BreakdownStep],
+    seed: int,
+    told: "BreakdownRows",
+) -> Iterator[dict[str, Any]]:
+    """A row for each step, which keeps the plan of the step before if that one is faster."""
+    kept: Found | None = None
+    for step in each:
+        found = runtime.found(bench, step, seed)
+        is_better = found is not None and (kept is None or found.seconds <= kept.seconds)
+        kept = found if is_better else kept
+        yield told.row(step, found, kept, bench)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakdownRows:
+    """Makes rows of a case: of a runtime, or of a change of the machine. Bars are played, and what
+    is left out of them on this runtime."""
+
+    case: Case
+    baselines: Mapping[str, float | None]
+    chapter: str
+    runtime: str
+
+    def row(
+        self, step: BreakdownStep, found: Found | None, kept: Found | None, bench: Bench
+    ) -> dict[str, Any]:
+        """The row of a step: what was found, and the best plan that a user keeps."""
+        kept_s = kept.seconds if kept else None
+        is_played = self.chapter == "with" or self.runtime == OURS
+        played_s = bench.played_s(kept.plan) if kept and is_played else None
+        return {
+            "case": self.case.name,
+            **asdict(self.case),
+            "gpus": self.case.num_gpus,
+            "chapter": self.chapter,
+            "runtime": self.runtime,
+            "step": step.name,
+            "space": step.space.name,
+            "view": step.view,
+            "seen_s": found.seen_s if found else None,
+            "chosen_s": found.seconds if found else None,
+            "kept_s": kept_s,
+            "played_s": played_s,
+            "by_published_runtime_s": bench.run_by_s(MIST, kept.plan) if kept else None,
+            "over": {
+                name: None if baseline is None or kept_s is None else baseline / kept_s
+                for name, baseline in self.baselines.items()
+            },
+            "baselines_s": dict(self.baselines),
+            "terms_s": asdict(kept.terms) if kept else None,
+            "plan": plan_line(kept.plan) if kept else None,
+            "timing": {"search_s": found.result.wall_s if found else None},
+        }
 
 
 def report(rows: Sequence[Row], view: str) -> Report:
     """The bars, and what is lost without each part."""
-    bars = [*_bars([row for row in rows if row["chapter"] == "with"])]
+    runtimes = list(dict.fromkeys(row["runtime"] for row in rows if row["chapter"] == "with"))
+    bars = [bar for one in runtimes for bar in _bars(_chapter(rows, "with", one))]
     missing = [*_missing(rows)]
+    gains = [*_gains(rows)]
+    named = list(dict.fromkeys(bar["step"] for bar in bars))
+    heights = {(bar["where"], bar["runtime"], bar["step"]): bar["mean"] for bar in bars}
     return Report(
         title="What each component brings",
         words=[
@@ -200,12 +314,15 @@ def report(rows: Sequence[Row], view: str) -> Report:
                 f"Speedups over Megatron-LM as published, on average over cases. Until the last "
                 f"step searches see the view `{view}`; every winner is scored by the whole "
                 "predictor, and a step whose search was misled keeps the plan of the step before. "
-                "*Chosen* is what the search alone would have taken."
+                "*Chosen* is what the search alone would have taken. *Published runtime* is "
+                "engine `mist`; where the published search is asked, it samples frontiers by one "
+                "weight until the last step, and by thirty there."
             ),
-            _bars_table(bars),
+            *(text for one in runtimes for text in (f"On {one}:", _bars_table(bars, one))),
             "Each case by itself, over Megatron-LM as published:",
-            _cases_table(rows),
-            "The whole without one component, as a share of the whole's speed that is lost:",
+            _cases_table(rows, runtimes),
+            *_gains_words(gains),
+            "This runtime's whole without one component, as a share of its speed that is lost:",
             table(
                 ("without", *_places(rows)),
                 [
@@ -214,23 +331,32 @@ def report(rows: Sequence[Row], view: str) -> Report:
                 ],
             ),
         ],
-        summary={"bars": bars, "without": missing},
+        summary={
+            "bars": bars,
+            "without": missing,
+            "gains": gains,
+        },
         pictures=[
             Bars(
                 name="speedup_breakdown",
                 caption="Speedup over Megatron-LM as published, on average over 8 to 32 GPUs.",
-                groups=list(dict.fromkeys(bar["step"] for bar in bars)),
+                groups=named,
                 series={
-                    where: [bar["mean"] for bar in bars if bar["where"] == where]
-                    for where in dict.fromkeys(bar["where"] for bar in bars)
+                    f"{where}, {one}": [heights.get((where, one, step)) for step in named]
+                    for where in _places(rows)[:2]
+                    for one in runtimes
+                    if (where, one, FIRST) in heights
                 },
                 y="over Megatron-LM as published",
-                number=".2f",
                 marks={"Megatron-LM as published": 1.0},
             )
         ],
         beside=beside("experiments.evaluation", "speedup_breakdown"),
     )
+
+
+def _chapter(rows: Sequence[Row], chapter: str, runtime: str) -> list[Row]:
+    return [row for row in rows if (row["chapter"], row["runtime"]) == (chapter, runtime)]
 
 
 def _places(rows: Sequence[Row]) -> list[str]:
@@ -239,6 +365,7 @@ def _places(rows: Sequence[Row]) -> list[str]:
 
 
 def _bars(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """The bars of a runtime."""
     for where in _places(rows):
         for step in dict.fromkeys(row["step"] for row in rows):
             some = [
@@ -246,8 +373,11 @@ def _bars(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                 for row in rows
                 if row["step"] == step and where in (row["hardware"], "both") and row["kept_s"]
             ]
+            if not some:
+                continue
             of_case = [(row["baselines_s"][PUBLISHED], row) for row in some]
             yield {
+                "runtime": some[0]["runtime"],
                 "where": where,
                 "step": step,
                 "cases": len(some),
@@ -263,9 +393,8 @@ def _mean(of_case: Sequence[tuple[float, Row]], name: str) -> float:
     return Summary.of([base / row[name] for base, row in of_case if row[name]]).mean
 
 
-def _bars_table(bars: Sequence[Mapping[str, Any]]) -> str:
-    return table_of(
-        bars,
+def _bars_table(bars: Sequence[Mapping[str, Any]], runtime: str) -> str:
+    columns = [
         ("where", "{where}"),
         ("step", "{step}"),
         ("over as published", "{mean:.3f}"),
@@ -274,24 +403,78 @@ def _bars_table(bars: Sequence[Mapping[str, Any]]) -> str:
         ("over tuned", "{over_tuned:.3f}"),
         ("chosen", "{chosen:.3f}"),
         ("played", "{played:.3f}"),
-        ("by published runtime", "{by_published_runtime:.3f}"),
-    )
+    ]
+    if runtime == OURS:
+        columns.append(("by published runtime", "{by_published_runtime:.3f}"))
+    return table_of([bar for bar in bars if bar["runtime"] == runtime], *columns)
 
 
-def _cases_table(rows: Sequence[Row]) -> str:
+def _cases_table(rows: Sequence[Row], runtimes: Sequence[str]) -> str:
     some = [row for row in rows if row["chapter"] == "with"]
     cases, named = ([*dict.fromkeys(row[key] for row in some)] for key in ("case", "step"))
-    over = {(row["case"], row["step"]): row["over"][PUBLISHED] for row in some}
+    over = {(row["case"], row["runtime"], row["step"]): row["over"][PUBLISHED] for row in some}
     return table(
-        ("case", *named),
-        [(case, *(number(over[case, step], ".3f") for step in named)) for case in cases],
+        ("case", "runtime", *named),
+        [
+            (case, one, *(number(over.get((case, one, step)), ".3f") for step in named))
+            for case in cases
+            for one in runtimes
+            if (case, one, FIRST) in over
+        ],
     )
+
+
+def _gains(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """How many times as fast each step with a published figure is as the step that it was
+    published over, on average over the cases of the machine it was published for; on each runtime,
+    and with each change."""
+    of_machine = [row for row in rows if row["hardware"] == PUBLISHED_FOR]
+    kinds = dict.fromkeys((row["chapter"], row["runtime"]) for row in of_machine)
+    for chapter, name in kinds:
+        if chapter == "without":
+            continue
+        kept_s = {
+            (row["case"], row["step"]): row["kept_s"]
+            for row in _chapter(of_machine, chapter, name)
+            if row["kept_s"]
+        }
+        found = {"chapter": chapter, "runtime": name}
+        for after, before in PUBLISHED_STEPS:
+            ratios = [
+                kept_s[case, before] / seconds
+                for (case, step), seconds in kept_s.items()
+                if step == after and (case, before) in kept_s
+            ]
+            found[after] = Summary.of(ratios).mean if ratios else None
+        yield found
+
+
+def _gains_words(gains: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The tables of gains, where there are any."""
+    if not gains:
+        return
+    heads = [f"{after} over {before}" for after, before in PUBLISHED_STEPS]
+
+    def lines(chapter: str) -> Iterator[tuple[str, ...]]:
+        for one in gains:
+            if one["chapter"] == chapter:
+                cells = (number(one[after], ".3f") for after, _ in PUBLISHED_STEPS)
+                yield one["runtime"], *cells
+
+    published_figures = ("published", *(f"{one:.2f}" for one in PUBLISHED_STEPS.values()))
+    yield f"Each step over an earlier one on {PUBLISHED_FOR}, beside what was published:"
+    yield table(("searched on", *heads), [*lines("with"), published_figures])
+    yield (
+        f"The same on the published runtime by `mist` on {PUBLISHED_FOR}, where one mechanism of "
+        "the machine is changed:"
+    )
+    yield table(("changed", *heads), [*lines("changed")])
 
 
 def _missing(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The share of the whole's speed that is lost without each component."""
-    whole = {row["case"]: row for row in rows if row["chapter"] == "with"}
-    without = [row for row in rows if row["chapter"] == "without" and row["kept_s"]]
+    """The share of the whole's speed that is lost without each component, on this runtime."""
+    whole = {row["case"]: row for row in _chapter(rows, "with", OURS)}
+    without = [row for row in _chapter(rows, "without", OURS) if row["kept_s"]]
     for step in dict.fromkeys(row["step"] for row in without):
         yield {
             "without": step,

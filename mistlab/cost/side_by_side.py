@@ -366,7 +366,8 @@ class _Send:
 
     def left_s(self, since: Any) -> Any:
         """Seconds of it alone that are left at a time; nothing once it has ended."""
-        lasts_s = self.ends - self.begins
+        # Of a send that takes no time nothing is ever left.
+        lasts_s = np.maximum(self.ends - self.begins, np.finfo(np.float64).tiny)
         return np.maximum(self.ends - since, 0.0) * self.seconds / lasts_s
 
 

@@ -33,26 +33,27 @@ ALMOST = 1 + 1e-6
 Pick = Callable[[Options], Options]
 
 
-def best_by_weights(options: Options, *, share: float = 1.0) -> Options:
-    """The candidates that are best by a weighted sum of their steady time and a share of their
-    extra time."""
+def best_by_weights(options: Options, *, share: float = 1.0, weights: int = WEIGHTS) -> Options:
+    """The candidates that are best by one of so many weighted sums of their steady time and a share
+    of their extra time."""
     if not len(options):
         return options
     steady, extra = times_of(options)
-    weights = np.linspace(0, 1, WEIGHTS + 2)[1:-1, None]
-    sums = weights * steady + (1 - weights) * share * extra
+    of_steady = np.linspace(0, 1, weights + 2)[1:-1, None]
+    sums = of_steady * steady + (1 - of_steady) * share * extra
     return options.chosen(np.unique(sums.argmin(axis=1)))
 
 
-def samples_of(micro_batches: int) -> Pick:
-    """Keeps samples of the candidates with each number of treated blocks."""
+def samples_of(micro_batches: int, weights: int = WEIGHTS) -> Pick:
+    """Keeps samples of the candidates with each number of treated blocks, by so many weights."""
 
     def picked(options: Options) -> Options:
         if not len(options):
             return options
         cell = np.unique(options.counts, axis=0, return_inverse=True)[1].reshape(-1)
         every = (options.chosen(cell == own) for own in range(cell.max() + 1))
-        return Options.joined([best_by_weights(own, share=1 / micro_batches) for own in every])
+        share = 1 / micro_batches
+        return Options.joined([best_by_weights(own, share=share, weights=weights) for own in every])
 
     return picked
 

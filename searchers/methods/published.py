@@ -22,6 +22,7 @@ from searchers.exact.candidates import Menus
 from searchers.exact.groups import Group, LeastWork, groups_of, work_of
 from searchers.exact.programme import join_hastily, places_by_stage
 from searchers.exact.published_programme import (
+    WEIGHTS,
     best_by_weights,
     join_by_objective,
     samples_of,
@@ -56,9 +57,15 @@ LEFT = 0.02
 EVALUATIONS_LEFT = 2 * STAGES_AT_ONCE / STAGES_A_PLAN
 
 
-def published(*, weighted: bool = True, by_chains: bool = False) -> Strategy:
+def published(
+    *, weighted: bool = True, by_chains: bool = False, weights: int = WEIGHTS
+) -> Strategy:
     """The strategy: with samples of frontiers by ``weighted`` sums or with all of them, and
-    pipelines compared by the published objective or ``by_chains``."""
+    pipelines compared by the published objective or ``by_chains``.
+
+    With one of the ``weights`` a stage's steady and extra time count alike, and the search knows no
+    trade between them: it is published as the search that is not aware of imbalance.
+    """
 
     def search(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
@@ -69,6 +76,7 @@ def published(*, weighted: bool = True, by_chains: bool = False) -> Strategy:
             ledger=ledger,
             weighted=weighted,
             by_chains=by_chains,
+            weights=weights,
         ).run()
 
     return NeedsStageCosts(search)
@@ -92,6 +100,7 @@ class _Search:
     ledger: Ledger
     weighted: bool
     by_chains: bool
+    weights: int
 
     def run(self) -> Ending:
         """Search every group of pipelines that may be better than the best one so far; predict only
@@ -155,7 +164,7 @@ class _Search:
         self, group: Group, work: dict[Mesh, LeastWork], *, is_coarse: bool
     ) -> Iterator[Menus]:
         """The candidates of a group's stages; of each way to save memory where stages are alike."""
-        pick = samples_of(group.micro_batches) if self.weighted else true_frontier
+        pick = samples_of(group.micro_batches, self.weights) if self.weighted else true_frontier
         for way in self._ways(group):
             yield Menus(
                 problem=self.problem,
@@ -186,7 +195,7 @@ class _Search:
         if not self.weighted:
             return (join_hastily if self.by_chains else join_by_objective)(menus, limit_s)
         places_by_stage(menus, limit_s)
-        samples = menus.only(lambda _, options: best_by_weights(options))
+        samples = menus.only(lambda _, options: best_by_weights(options, weights=self.weights))
         return (join_hastily if self.by_chains else join_by_objective)(samples, limit_s)
 
     @property

@@ -17,7 +17,16 @@ from experiments.evaluation import overlap as orders
 from experiments.evaluation import overlap as views
 from experiments.evaluation.end_to_end import THEIRS, searched
 from experiments.evaluation.overlap import ordered
-from experiments.evaluation.speedup_breakdown import Summary, difference_in_parts, left_out, steps
+from experiments.evaluation.speedup_breakdown import (
+    CHANGES,
+    OURS,
+    PUBLISHED_STEPS,
+    Summary,
+    difference_in_parts,
+    left_out,
+    steps,
+)
+from experiments.evaluation.speedup_breakdown import THEIRS as PUBLISHED_RUNTIME
 from experiments.evaluation.tuning_time import spaces
 from mistlab.job.search import Improvement, to_equal_quality
 from mistlab.plan.named_spaces import space_of
@@ -109,18 +118,54 @@ def test_a_step_keeps_the_faster_plan_and_says_what_was_chosen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = answer(speedup_breakdown.main, capsys, "--quick", "--out", str(tmp_path))
-    rows = [row for row in found["rows"] if row["chapter"] == "with"]
-    before = float("inf")
-    for row in rows:
-        chosen = row["chosen_s"] or float("inf")
-        assert row["kept_s"] is None or row["kept_s"] == min(before, chosen)
-        before = row["kept_s"] or before
-        if row["kept_s"]:
-            name = "megatron:published"
-            assert row["over"][name] == row["baselines_s"][name] / row["kept_s"]
-    assert [row["view"] for row in rows] == ["blind"] * 5 + ["full"]
-    # Drawn at random, not every step is faster than the one before.
-    assert any(row["chosen_s"] and row["chosen_s"] > row["kept_s"] for row in rows)
+    for name in (OURS, PUBLISHED_RUNTIME):
+        rows = of_chapter(found, "with", name)
+        before = float("inf")
+        for row in rows:
+            chosen = row["chosen_s"] or float("inf")
+            assert row["kept_s"] is None or row["kept_s"] == min(before, chosen)
+            before = row["kept_s"] or before
+            if row["kept_s"]:
+                base = "megatron:published"
+                assert row["over"][base] == row["baselines_s"][base] / row["kept_s"]
+                assert ("engine mist:" in row["plan"]) == (name == PUBLISHED_RUNTIME)
+        assert [row["view"] for row in rows] == ["blind"] * 5 + ["full"]
+        # Drawn at random, not every step is faster than the one before.
+        assert any(row["chosen_s"] and row["chosen_s"] > row["kept_s"] for row in rows)
+    # Where a breakdown was published, mechanisms are changed, and gains are those of the rows.
+    told = {one["runtime"]: one for one in found["gains"]}
+    assert told.keys() == {OURS, PUBLISHED_RUNTIME, *CHANGES}
+    for name in CHANGES:
+        kept_s = {row["step"]: row["kept_s"] for row in of_chapter(found, "changed", name)}
+        for after, before in PUBLISHED_STEPS:
+            if kept_s[after] and kept_s[before]:
+                assert told[name][after] == pytest.approx(kept_s[before] / kept_s[after])
+
+
+def of_chapter(found: dict[str, Any], chapter: str, runtime: str) -> list[dict[str, Any]]:
+    return [row for row in found["rows"] if (row["chapter"], row["runtime"]) == (chapter, runtime)]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_changes_what_it_says_of_the_machine(change: str) -> None:
+    before = case_of(clusters("l4-24gb")[0], "gpt3", "1.3b", "flash").problem()
+    after = CHANGES[change](before)
+    rates = [
+        group.host_to_device.gbytes_per_s
+        for problem in (before, after)
+        for group in (problem.cluster.hardware.transfers or pytest.fail("no lines")).groups[:1]
+        if group.host_to_device is not None
+    ]
+    memory_gib = (after.cluster.memory_bytes - before.cluster.memory_bytes) / 2**30
+    times, gib = {
+        "nothing": (1.0, 0.0),
+        "copies to and from hosts take twice as long": (0.5, 0.0),
+        "copies take half as long": (2.0, 0.0),
+        "GPUs have 2 GiB less": (1.0, -2.0),
+        "GPUs have 4 GiB more": (1.0, 4.0),
+    }[change]
+    assert rates[1] == pytest.approx(times * rates[0])
+    assert memory_gib == pytest.approx(gib, abs=1e-6)
 
 
 def test_steps_add_a_component_each_and_leave_one_out_each() -> None:
@@ -175,12 +220,24 @@ def test_tuning_times_are_told_for_every_space(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = answer(tuning_time.main, capsys, "--quick", "--plans", "60", "--out", str(tmp_path))
-    assert [(row["searcher"], row["space"]) for row in found["rows"]] == [
-        *(("mist", "+CKPT"), ("aceso", "+CKPT"), ("mist", "+WO"), ("aceso", "+WO")),
-        *(("aceso", "its own"), ("alpa", "its own")),
+    each = ("mist", "aceso", "mist:published")
+    assert [(row["searcher"], row["space"], row["engine"]) for row in found["rows"]] == [
+        *((name, step, "mistlab") for step in ("+CKPT", "+WO") for name in each[:2]),
+        *((name, step, "mist") for step in ("+CKPT", "+WO") for name in each),
+        *(("aceso", "its own", "aceso"), ("alpa", "its own", "megatron")),
     ]
-    for times in found["timing"]["faster_than_aceso"].values():
-        assert times is None or times > 0
+    timing = found["timing"]
+    assert timing["faster_than_aceso"].keys() == {"aceso, +CKPT", "aceso, +WO"}
+    assert timing["faster_on_published_runtime"].keys() == {
+        f"{name}, {step}" for name in each[1:] for step in ("+CKPT", "+WO")
+    }
+    for of_engine in (timing["faster_than_aceso"], timing["faster_on_published_runtime"]):
+        for times in of_engine.values():
+            assert times is None or times > 0
+    assert {path.name for path in tmp_path.glob("*.svg")} == {
+        "tuning_time.svg",
+        "tuning_time-nearly.svg",
+    }
 
 
 def test_spaces_of_tuning_grow() -> None:

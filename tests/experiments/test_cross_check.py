@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments import cross_check, predict
@@ -12,10 +13,12 @@ from experiments.agreement import cross_check as comparing
 from experiments.agreement.cross_check import PROBLEMS, STRATA, WORST
 from experiments.bench import wide_plans as wide
 from experiments.bench.random_plans import PROPOSING, random_plans
+from experiments.bench.strained_plans import REGIMES, strained_plans
 from experiments.cli.commandline import run
 from mistlab import catalog
 from mistlab.engines.engine import ENGINES
 from mistlab.job.job import load_job
+from simulators.events import EventSimulator
 
 # What the page says, a little more of it: of all plans, of the default problem, of each stratum.
 P95, P95_BY_DEFAULT, MEDIAN_OF_STRATUM = 0.03, 0.015, 0.005
@@ -104,6 +107,23 @@ def test_plans_of_today_are_of_all_engines_and_orders(monkeypatch: pytest.Monkey
     for plan in plans:
         assert plan.prediction.fits
         assert plan.strata <= wide.wide_strata().keys()
+
+
+def test_plans_that_wait_are_of_all_regimes_and_near() -> None:
+    """A plan of each problem of a few regimes; the page says more of more plans."""
+    few = [regime for regime in REGIMES if regime.name != "hybrids"]
+    plans = list(strained_plans(2 * len(few), 3, few))
+    assert plans[:2] == list(islice(strained_plans(2 * len(few), 3, few), 2))
+    assert {plan.regime for plan in plans} == {regime.name for regime in few}
+    differences = []
+    for plan in plans:
+        assert plan.prediction.fits
+        job = plan.job
+        simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
+        differences.append(plan.prediction.iteration_s / simulator.simulate(job.plan).iteration_s)
+    sizes = np.abs(np.array(differences) - 1)
+    assert np.median(sizes) < 0.01
+    assert sizes.max() < 0.08
 
 
 def test_plans_of_today_have_their_own_orders(capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,3 +161,11 @@ def test_a_family_by_the_end_of_a_name_is_told() -> None:
 )
 def test_a_machine_of_a_measurement_table_is_named_by_whole_words(name: str, is_of: bool) -> None:
     assert is_of_machine({"hardware": name}, "H100") == is_of
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [("bfloat16", "bf16"), ("bf16", "bf16"), ("float16", "fp16"), ("bf16 + float8", "fp8")],
+)
+def test_precisions_by_their_long_names(text: str, precision: str) -> None:
+    assert run(precision=text).precision == precision
