@@ -48,16 +48,14 @@ def work_of(
 ) -> dict[Mesh, LeastWork]:
     """The least work on each mesh, in the fastest of unlike groups of nodes, from stages that have
     both ends and one block or two."""
-    found = [
-        _mean_work(
-            [
-                _work_from(ranks.start, first_block, space, ledger, meshes)
-                for first_block in _turns(problem)
-            ],
-            problem,
-        )
-        for ranks in problem.cluster.ranks_of_groups
-    ]
+    turns = _turns(problem)
+    found = []
+    for ranks in problem.cluster.ranks_of_groups:
+        each = {
+            first_block: _work_from(ranks.start, first_block, space, ledger, meshes)
+            for first_block in dict.fromkeys(turns)
+        }
+        found.append(_mean_work([each[first_block] for first_block in turns], problem))
     return {
         mesh: LeastWork(
             block_s=min(of_group[mesh].block_s for of_group in found),
@@ -67,9 +65,12 @@ def work_of(
     }
 
 
-def _turns(problem: Problem) -> range:
-    """The first blocks from which stages cost different times."""
-    return range(len(graph_of(problem.workload).pattern))
+def _turns(problem: Problem) -> list[int]:
+    """For each turn of the pattern of blocks, the first one whose block and next block are of the
+    same kinds: two blocks cost the same from there."""
+    pattern = graph_of(problem.workload).pattern
+    pairs = list(zip(pattern, (*pattern[1:], pattern[0]), strict=True))
+    return [pairs.index(pair) for pair in pairs]
 
 
 def _mean_work(found: Sequence[dict[Mesh, LeastWork]], problem: Problem) -> dict[Mesh, LeastWork]:
