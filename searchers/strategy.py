@@ -393,11 +393,13 @@ class NeedsStageCosts:
     """Marks a strategy that asks for costs of single stages, which not every predictor gives.
 
     Other strategies ask only for predictions of whole plans. ``takes_orders`` says whether it looks
-    at orders of passes without a formula, too.
+    at orders of passes without a formula, too; ``takes_ranges`` says of which spaces it takes
+    models whose kinds of blocks take turns.
     """
 
     strategy: Strategy
     takes_orders: bool = False
+    takes_ranges: Callable[[SearchSpace], bool] | None = None
 
     def __call__(
         self, problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
@@ -431,7 +433,9 @@ class StrategySearcher:
         if isinstance(self.strategy, NeedsStageCosts):
             if not isinstance(self.predictor, StageCostModel):
                 return ledger.result("REFUSED", seed, reason=NO_STAGE_COSTS)
-            if len(graph_of(problem.workload).pattern) > 1:
+            turns = len(graph_of(problem.workload).pattern) > 1
+            takes_ranges = self.strategy.takes_ranges
+            if turns and not (takes_ranges is not None and takes_ranges(space)):
                 return ledger.result("REFUSED", seed, reason=TAKING_TURNS)
             if space.orders != (DEFAULT_ORDER,) and not self.strategy.takes_orders:
                 return ledger.result("REFUSED", seed, reason=NO_ORDERS)

@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 
 from mistlab.core.arrays import Ints
+from mistlab.graph.library import graph_of
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import DIMENSIONS, names_of
 from mistlab.plan.space import SearchSpace
@@ -47,9 +48,14 @@ def work_of(
 ) -> dict[Mesh, LeastWork]:
     """The least work on each mesh, in the fastest of unlike groups of nodes, from stages that have
     both ends and one block or two."""
-    found = [
-        _work_from(ranks.start, space, ledger, meshes) for ranks in problem.cluster.ranks_of_groups
-    ]
+    turns = _turns(problem)
+    found = []
+    for ranks in problem.cluster.ranks_of_groups:
+        each = {
+            first_block: _work_from(ranks.start, first_block, space, ledger, meshes)
+            for first_block in dict.fromkeys(turns)
+        }
+        found.append(_mean_work([each[first_block] for first_block in turns], problem))
     return {
         mesh: LeastWork(
             block_s=min(of_group[mesh].block_s for of_group in found),
@@ -59,10 +65,38 @@ def work_of(
     }
 
 
+def _turns(problem: Problem) -> list[int]:
+    """For each turn of the pattern of blocks, the first one whose block and next block are of the
+    same kinds: two blocks cost the same from there."""
+    pattern = graph_of(problem.workload).pattern
+    pairs = list(zip(pattern, (*pattern[1:], pattern[0]), strict=True))
+    return [pairs.index(pair) for pair in pairs]
+
+
+def _mean_work(found: Sequence[dict[Mesh, LeastWork]], problem: Problem) -> dict[Mesh, LeastWork]:
+    """The work from each turn of a pattern as work on a mean block of the model: the sum over all
+    blocks is no more than what they take where stages have one mesh."""
+    turns, layers = len(found), problem.workload.model.layers
+    # The second block of a stage is told apart by its time beyond that of the first.
+    second = np.bincount(np.arange(layers) % turns, minlength=turns)
+    weights = np.roll(second, -1) / layers
+    work = {}
+    for mesh, work_of_mesh in found[0].items():
+        if turns == 1:
+            work[mesh] = replace(work_of_mesh, ends_s=max(0.0, work_of_mesh.ends_s))
+            continue
+        block_s = np.array([of_turn[mesh].block_s for of_turn in found])
+        one_s = np.array([of_turn[mesh].ends_s for of_turn in found]) + block_s
+        ends_s = (one_s - np.roll(block_s, 1)).min()
+        work[mesh] = LeastWork(block_s=float(block_s @ weights), ends_s=max(0.0, float(ends_s)))
+    return work
+
+
 def _work_from(
-    first_rank: int, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
+    first_rank: int, first_block: int, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
-    """The least work on each mesh of the group of nodes at a rank."""
+    """The least work on each mesh of the group of nodes at a rank, of a block that comes second
+    behind the one at ``first_block``."""
     names = [name for name in names_of("savings") if DIMENSIONS[name].changes_passes]
     ways = [
         dict(zip(names, values, strict=True))
@@ -78,6 +112,7 @@ def _work_from(
             has_embedding=1,
             has_head=1,
             first_rank=first_rank,
+            first_block=first_block,
         )
         for way in ways
     ]
@@ -88,7 +123,7 @@ def _work_from(
     one_s, two_s = stable_s.reshape(2, -1)
     block_s = two_s - one_s
     return {
-        mesh: LeastWork(block_s=float(block), ends_s=max(0.0, float(ends)))
+        mesh: LeastWork(block_s=float(block), ends_s=float(ends))
         for mesh, block, ends in zip(meshes, block_s, one_s - block_s, strict=True)
     }
 

@@ -22,6 +22,7 @@ from searchers.exact.candidates import Menus
 from searchers.exact.group_tasks import Joiner
 from searchers.exact.hierarchy import Hierarchy
 from searchers.exact.programme import join as join_exactly
+from searchers.exact.ranges import searched_by_ranges, takes_ranges, takes_turns
 from searchers.meshes import as_in, parts_of, pipelines
 from searchers.savings import ways_listed
 from searchers.strategy import BudgetSpentError, Ending, Ledger, NeedsStageCosts, Strategy
@@ -44,6 +45,9 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
     def mist(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
     ) -> Ending:
+        if takes_turns(problem.workload):
+            return searched_by_ranges(problem, space, ledger)
+
         def joined(some: SearchSpace) -> Ending:
             return _joined(problem, some, ledger, join, tolerance)
 
@@ -51,7 +55,7 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
             return joined(space)
         return in_branches(problem, space, ledger, joined)
 
-    return NeedsStageCosts(mist, takes_orders=True)
+    return NeedsStageCosts(mist, takes_orders=True, takes_ranges=takes_ranges)
 
 
 def _joined(
