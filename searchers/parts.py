@@ -37,10 +37,13 @@ def divides_well(count: int) -> bool:
 
 
 def _smaller(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Nodes, and GPUs of each, of parts of a cluster of equal nodes."""
+    """Nodes, and GPUs of each, of parts of a cluster of equal nodes: whole nodes, or GPUs of one.
+
+    Ranks fill nodes in order, so a plan never leaves GPUs of each of several nodes idle.
+    """
     cluster = problem.cluster
     if cluster.others:
         return
-    sizes = [(cluster.nodes, gpus) for gpus in range(1, cluster.gpus_per_node)]
+    sizes = [(1, gpus) for gpus in range(1, cluster.gpus_per_node)]
     sizes += [(nodes, cluster.gpus_per_node) for nodes in range(1, cluster.nodes)]
     yield from (size for size in sizes if divides_well(size[0] * size[1]))

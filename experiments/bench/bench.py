@@ -354,15 +354,20 @@ def decided(entry: Entry) -> Entry:
 
 
 def judged(entries: Sequence[Entry]) -> Entry | None:
-    """The entry that answers: of those whose plans predictions cannot tell from the best one, the
-    one whose plan, or whose rival, is played fastest. None where no plan fits.
+    """The entry that answers; None where no plan fits.
 
-    Where nothing was played, predictions decide.
+    Of a search that proved its plan the best as predicted, the plan or the rival that is played
+    fastest: so the answer depends on the problem alone. Where nothing is proven, the same of all
+    entries whose plans predictions cannot tell from the best one.
     """
     answered = [entry for entry in entries if entry.answer is not None]
     if not answered:
         return None
-    near_s = min(_predicted_s(entry) for entry in answered) * (1 + TOLD_APART)
+    best_s = min(map(_predicted_s, answered))
+    proven = [entry for entry in answered if entry.result.status == "OPTIMAL"]
+    if prover := next((one for one in proven if _predicted_s(one) <= best_s), None):
+        return decided(prover)
+    near_s = best_s * (1 + TOLD_APART)
     near = [decided(entry) for entry in answered if _predicted_s(entry) <= near_s]
     return min(near, key=lambda entry: (entry.answer_simulated_s or inf, _predicted_s(entry)))
 

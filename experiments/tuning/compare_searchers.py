@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.bench.bench import Bench, Entry, judged
+from experiments.bench.bench import Bench, Entry, decided, judged
 from experiments.bench.problem import free_words
 from experiments.bench.search_options import (
     budget_of,
@@ -25,6 +25,7 @@ from experiments.tuning.comparison_page import BestPlan, ComparisonPage
 from experiments.tuning.explain import Why, best_of, explain
 from experiments.tuning.search_rows import bounded_by_all, entry_of, rows_of
 from experiments.tuning.search_words import (
+    busy_words,
     prediction_words,
     rival_words,
     smallest_words,
@@ -260,7 +261,8 @@ def _text(
 def _proven(comparison: Comparison) -> Iterator[str]:
     """What the search whose plan is predicted best has proven, and whose it is."""
     if (prover := best_of(comparison.entries)) is not None:
-        yield f"{verdict(bounded_by_all(prover, comparison.entries))} ({prover.searcher})"
+        judge = decided(bounded_by_all(prover, comparison.entries))
+        yield f"{verdict(judge)} ({prover.searcher})"
 
 
 def fastest_played(entries: Sequence[Entry]) -> tuple[str, Plan, float] | None:
@@ -300,6 +302,7 @@ def _played(entries: Sequence[Entry], best: Entry) -> Iterator[str]:
             )
     for entry in entries:
         yield from rival_words(entry)
+        yield from (f"{entry.searcher}: {line}" for line in busy_words(entry))
 
 
 def _write_page(

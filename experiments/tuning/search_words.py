@@ -123,6 +123,7 @@ def verdict(entry: Entry) -> str:
         )
     else:
         tried = count_words(result.plan_evaluations, "plan")
+        covered = f"{space} {_on_gpus(result.gpus, 'use')}".rstrip()
         words = f"Best of {tried} tried, no bound: plans of {covered} may be faster than {best}."
     if entry.is_played and entry.faster is not None:
         near = count_words(1 + len(entry.rivals), "plan")
@@ -130,12 +131,12 @@ def verdict(entry: Entry) -> str:
     return words
 
 
-def _on_gpus(gpus: Sequence[int]) -> str:
+def _on_gpus(gpus: Sequence[int], uses: str = "uses") -> str:
     """The numbers of GPUs that plans were searched for."""
     if not gpus:
         return ""
     if len(gpus) == 1:
-        return f"that uses all {gpus[0]:,} GPUs"
+        return f"that {uses} all {gpus[0]:,} GPUs"
     *others, last = (f"{count:,}" for count in gpus)
     return f"on {', '.join(others)} or {last} GPUs"
 

@@ -124,8 +124,9 @@ def _no_answer(entry: Entry, bench: Bench) -> int:
         return INTERRUPTED
     if entry.result.status == "REFUSED":
         raise NoAnswerError(entry.result.reason)
-    progress("nothing fits: what would make a plan fit is tried")
     is_proven = entry.result.status == "INFEASIBLE"
+    begin = "nothing fits" if is_proven else "no plan that fits was found"
+    progress(f"{begin}: what would make one fit is tried")
     words = smallest_words(smallest(bench, entry.space), entry.space.name, is_proven=is_proven)
     words += free_words(bench.problem.cluster)
     reason = [entry.result.reason] if entry.result.reason else []

@@ -113,7 +113,7 @@ def test_what_is_not_proven_is_said() -> None:
     assert "up to 50.0% faster" in verdict(replace(entry, result=loose))
     nothing = replace(loose, lower_bound_s=None, gap=None, plan_evaluations=1312)
     words = verdict(replace(entry, result=nothing))
-    assert words.startswith("Best of 1312 plans tried, no bound: plans of space 3d that uses all")
+    assert words.startswith("Best of 1312 plans tried, no bound: plans of space 3d that use all")
 
 
 def test_a_search_that_had_no_core_says_so() -> None:

@@ -169,8 +169,8 @@ def test_a_model_that_mist_refuses_is_searched_by_another(
     model.write_text(HYBRID, encoding="utf-8")
     options = (
         *("--model", str(model), "--hardware", "h100-80gb", "--sequence-length", "128"),
-        *("--precision", "bf16", "--space", "moe", "--budget-evaluations", "5"),
-        *("--out", str(out)),
+        *("--precision", "bf16", "--space", "megatron-today", "--engine", "megatron-core"),
+        *("--budget-evaluations", "5", "--out", str(out)),
     )
     assert run(tune.main, options) == 0
     assert load_job(out).plan.engine == "megatron-core"
