@@ -105,7 +105,7 @@ def _report(
         words=words_of(summary, times, memory),
         summary=summary,
         pictures=pictures,
-        beside=beside("experiments.gpu_reports", "predictor_error") if whole else [BESIDE],
+        beside=beside("experiments.measured", "predictor_error") if whole else [BESIDE],
     )
 
 

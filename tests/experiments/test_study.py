@@ -4,6 +4,7 @@ import argparse
 import doctest
 import errno
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -235,3 +236,17 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
 def test_the_examples_of_printers_hold(module: ModuleType) -> None:
     done = doctest.testmod(module)
     assert (done.failed, done.attempted > 0) == (0, True)
+
+
+def test_every_text_beside_results_is_where_its_command_looks() -> None:
+    """Calls of ``beside`` name a package and a page: both move with files."""
+    root = Path(__file__).parents[2]
+    sources = [path.read_text(encoding="utf-8") for path in root.glob("experiments/**/*.py")]
+    asked = {
+        pair for text in sources for pair in re.findall(r'beside\("([\w.]+)", "(\w+)"\)', text)
+    }
+    kept = {
+        (path.parents[1].relative_to(root).as_posix().replace("/", "."), path.stem)
+        for path in root.glob("experiments/**/beside/*.md")
+    }
+    assert asked == kept
