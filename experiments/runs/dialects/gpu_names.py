@@ -27,6 +27,13 @@ class Gpus:
 
 
 _ANY = 0
+
+
+def _sized(hardware: str, *memories: int, note: str = "") -> dict[int, Gpus]:
+    """A chip that is one hardware, whether or not a name tells one of its memories."""
+    return dict.fromkeys((_ANY, *memories), Gpus(hardware=hardware, note=note))
+
+
 _V100 = Gpus(hardware="v100-16gb", note="V100 of 16 GB assumed")
 _A100 = Gpus(hardware="a100-80gb", note="A100 of 80 GB assumed")
 _H100_96 = Gpus(hardware="h100-80gb", memory_gib=94.0, note="rates of the H100 with 80 GB taken")
@@ -35,44 +42,44 @@ _CLASS_184 = Gpus(hardware="gb200-186gb", note="184 GiB are those of a GB200")
 # Chips, and the hardware of each memory in GB that makers and tools give them; 0 stands for a name
 # without its memory.
 CHIPS: Mapping[str, Mapping[int, Gpus]] = {
-    "l4": dict.fromkeys((_ANY, 24), Gpus(hardware="l4-24gb")),
-    "a10g": dict.fromkeys((_ANY, 24), Gpus(hardware="a10g-24gb")),
+    "l4": _sized("l4-24gb", 24),
+    "a10g": _sized("a10g-24gb", 24),
     "v100": {_ANY: _V100, 16: replace(_V100, note=""), 32: Gpus(hardware="v100-32gb")},
     "a100": {_ANY: _A100, 40: Gpus(hardware="a100-40gb"), 80: replace(_A100, note="")},
-    "h100": {**dict.fromkeys((_ANY, 80), Gpus(hardware="h100-80gb")), 96: _H100_96},
-    "h200": dict.fromkeys((_ANY, 140, 141, 144), Gpus(hardware="h200-141gb")),
+    "h100": {**_sized("h100-80gb", 80), 96: _H100_96},
+    "h200": _sized("h200-141gb", 140, 141, 144),
     "b200": {
-        **dict.fromkeys((_ANY, 180, 183, 186, 192), Gpus(hardware="b200-180gb")),
+        **_sized("b200-180gb", 180, 183, 186, 192),
         184: _CLASS_184,
     },
-    "gb200": dict.fromkeys((_ANY, 184, 185, 186, 189, 192), Gpus(hardware="gb200-186gb")),
-    "b300": dict.fromkeys((_ANY, 262, 268, 270, 288), Gpus(hardware="b300-288gb")),
-    "gb300": dict.fromkeys((_ANY, 278, 279, 284, 288), Gpus(hardware="gb300-288gb")),
-    "gh200": dict.fromkeys((_ANY, 96), Gpus(hardware="gh200-96gb")),
-    "mi300x": dict.fromkeys((_ANY, 192), Gpus(hardware="mi300x-192gb")),
-    "mi325x": dict.fromkeys((_ANY, 256), Gpus(hardware="mi325x-256gb")),
-    "a800": dict.fromkeys((_ANY, 80), Gpus(hardware="a800-80gb")),
-    "h800": dict.fromkeys((_ANY, 80), Gpus(hardware="h800-80gb")),
-    "h20": dict.fromkeys((_ANY, 96), Gpus(hardware="h20-96gb")),
+    "gb200": _sized("gb200-186gb", 184, 185, 186, 189, 192),
+    "b300": _sized("b300-288gb", 262, 268, 270, 288),
+    "gb300": _sized("gb300-288gb", 278, 279, 284, 288),
+    "gh200": _sized("gh200-96gb", 96),
+    "mi300x": _sized("mi300x-192gb", 192),
+    "mi325x": _sized("mi325x-256gb", 256),
+    "a800": _sized("a800-80gb", 80),
+    "h800": _sized("h800-80gb", 80),
+    "h20": _sized("h20-96gb", 96),
     "a100 pcie": {
         40: Gpus(hardware="a100-pcie-40gb"),
-        **dict.fromkeys((_ANY, 80), Gpus(hardware="a100-pcie-80gb")),
+        **_sized("a100-pcie-80gb", 80),
     },
-    "h100 pcie": dict.fromkeys((_ANY, 80), Gpus(hardware="h100-pcie-80gb")),
-    "h100 nvl": dict.fromkeys((_ANY, 94), Gpus(hardware="h100-nvl-94gb")),
-    "l40s": dict.fromkeys((_ANY, 48), Gpus(hardware="l40s-48gb")),
-    "l20": dict.fromkeys((_ANY, 48), Gpus(hardware="l20-48gb")),
-    "a40": dict.fromkeys((_ANY, 48), Gpus(hardware="a40-48gb")),
-    "a10": dict.fromkeys((_ANY, 24), Gpus(hardware="a10-24gb")),
-    "a6000": dict.fromkeys((_ANY, 48), Gpus(hardware="rtx-a6000-48gb")),
-    "3090": dict.fromkeys((_ANY, 24), Gpus(hardware="rtx-3090-24gb")),
-    "4090": dict.fromkeys((_ANY, 24), Gpus(hardware="rtx-4090-24gb")),
-    "5090": dict.fromkeys((_ANY, 32), Gpus(hardware="rtx-5090-32gb")),
-    "pro 6000": dict.fromkeys((_ANY, 96), Gpus(hardware="rtx-pro-6000-96gb")),
-    "t4": dict.fromkeys((_ANY, 15, 16), Gpus(hardware="t4-16gb")),
-    "mi210": dict.fromkeys((_ANY, 64), Gpus(hardware="mi210-64gb")),
-    "mi250x": dict.fromkeys((_ANY, 64), Gpus(hardware="mi250x-64gb", note="one die of two")),
-    "mi355x": dict.fromkeys((_ANY, 288), Gpus(hardware="mi355x-288gb")),
+    "h100 pcie": _sized("h100-pcie-80gb", 80),
+    "h100 nvl": _sized("h100-nvl-94gb", 94),
+    "l40s": _sized("l40s-48gb", 48),
+    "l20": _sized("l20-48gb", 48),
+    "a40": _sized("a40-48gb", 48),
+    "a10": _sized("a10-24gb", 24),
+    "a6000": _sized("rtx-a6000-48gb", 48),
+    "3090": _sized("rtx-3090-24gb", 24),
+    "4090": _sized("rtx-4090-24gb", 24),
+    "5090": _sized("rtx-5090-32gb", 32),
+    "pro 6000": _sized("rtx-pro-6000-96gb", 96),
+    "t4": _sized("t4-16gb", 15, 16),
+    "mi210": _sized("mi210-64gb", 64),
+    "mi250x": _sized("mi250x-64gb", 64, note="one die of two"),
+    "mi355x": _sized("mi355x-288gb", 288),
 }
 DEFAULT_CHIP = "h100"
 # Words before and after a chip's name that make no other of it.
