@@ -442,7 +442,8 @@ class StrategySearcher:
         try:
             empty = why_empty(problem, space)
             parts = parts_of(problem, has_plans=not empty)
-            problems = [one for one in (problem, *parts) if not why_empty(one, space)]
+            whole = () if empty else (problem,)
+            problems = [*whole, *(part for part in parts if not why_empty(part, space))]
             if not problems:
                 return ledger.result("INFEASIBLE", seed, reason=empty)
             ledger.gpus = tuple(one.cluster.num_gpus for one in problems)

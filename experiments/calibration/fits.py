@@ -12,7 +12,7 @@ from mistlab.calibration.tables import GroupShape
 from mistlab.core.files import write_yaml
 from mistlab.core.values import to_mapping
 from mistlab.machine.hardware import (
-    CALIBRATED,
+    LENT,
     Compute,
     Hardware,
     Provenance,
@@ -112,9 +112,9 @@ def borrowed(lender: Hardware) -> Callable[[Hardware], Hardware]:
     """
 
     def of(hardware: Hardware) -> Hardware:
-        for group in CALIBRATED:
+        for group in LENT:
             value = getattr(lender, group)
-            if getattr(hardware, group) is not None or value is None or group == "engines":
+            if getattr(hardware, group) is not None or value is None:
                 continue
             if group == "compute":
                 value = _scaled(value, lender, hardware)

@@ -118,7 +118,6 @@ def columns_of(rows: Sequence[CollectiveRow]) -> Collectives:
         adds_in_switch=np.array([row.links.adds_in_switch for row in rows]),
         node_rate=numbers(row.node_rate for row in rows),
         card_rate=numbers(row.card_rate for row in rows),
-        is_socket=np.array([row.network == "sockets" for row in rows]),
     )
 
 

@@ -117,7 +117,6 @@ class Collectives:
     adds_in_switch: Bools
     node_rate: Floats
     card_rate: Floats
-    is_socket: Bools
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -134,6 +133,11 @@ class Collectives:
         inside = np.where(self._is_direct, "direct", inside)
         across = np.where(self.is_socket, "sockets", "network")
         return np.where(self.nodes > 1, across, inside)
+
+    @property
+    def is_socket(self) -> Bools:
+        """Which exchanges go over sockets."""
+        return np.equal(self.network, "sockets").astype(bool)
 
     @property
     def bus_factor(self) -> Floats:
