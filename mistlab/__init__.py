@@ -3,10 +3,26 @@
 A name is imported when it is first used, so that importing the package takes no time.
 """
 
+import sys
 from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from experiments.library.functions import (
+        explain,
+        from_framework,
+        names,
+        predict,
+        predict_many,
+        predict_runs,
+        serve,
+        to_framework,
+        tune,
+        will_it_fit,
+    )
     from mistlab.core.values import FieldError, InputError, from_mapping, near_matches, to_mapping
     from mistlab.job.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
     from mistlab.job.prediction import (
@@ -63,14 +79,26 @@ __all__ = [
     "StagePrediction",
     "Workload",
     "dump_job",
+    "explain",
+    "from_framework",
     "from_mapping",
     "job_from_mapping",
     "job_to_mapping",
     "load_job",
+    "names",
     "near_matches",
+    "predict",
+    "predict_many",
+    "predict_runs",
+    "serve",
+    "to_framework",
     "to_mapping",
+    "tune",
+    "will_it_fit",
 ]
 
+# The functions stand above all rooms, so they are named here and not imported.
+_LIBRARY = "experiments.library.functions"
 _MODULE_OF_NAME = {
     "Action": "mistlab.schedule.slots",
     "Budget": "mistlab.job.search",
@@ -110,9 +138,23 @@ _MODULE_OF_NAME = {
     "job_from_mapping": "mistlab.job.job",
     "job_to_mapping": "mistlab.job.job",
     "load_job": "mistlab.job.job",
+    "explain": _LIBRARY,
+    "from_framework": _LIBRARY,
+    "names": _LIBRARY,
+    "predict": _LIBRARY,
+    "predict_many": _LIBRARY,
+    "predict_runs": _LIBRARY,
+    "serve": _LIBRARY,
+    "to_framework": _LIBRARY,
+    "tune": _LIBRARY,
+    "will_it_fit": _LIBRARY,
     "near_matches": "mistlab.core.values",
     "to_mapping": "mistlab.core.values",
 }
+
+
+# Packages that stand beside this one, whose names a user's own folders may have, too.
+_BESIDE = ("experiments", "runtime", "searchers", "simulators")
 
 
 def __getattr__(name: str) -> object:
@@ -120,4 +162,24 @@ def __getattr__(name: str) -> object:
     if module is None:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
+    if module == _LIBRARY:
+        for package in _BESIDE:
+            _bind(package)
     return getattr(import_module(module), name)
+
+
+def _bind(package: str) -> None:
+    """Import the package of this name that stands beside this one, whatever comes first on the
+    path."""
+    root = str(Path(__file__).parents[1])
+    spec = PathFinder.find_spec(package, [root])
+    there = sys.modules.get(package)
+    if there is not None and spec is not None and there.__file__ != spec.origin:
+        message = (
+            f"{package} is {there.__file__} in this process, not mistlab's package of that name: "
+            f"ask before you import it, rename it, or start the mistlab command"
+        )
+        raise ImportError(message)
+    if there is None and spec is not None and spec.loader is not None:
+        sys.modules[package] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)

@@ -1,7 +1,7 @@
 """Whether a plan fits, and the cheapest change that makes it fit."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,15 +41,26 @@ def will_it_fit(options: argparse.Namespace) -> int:
     given = None if options.plan is None else load_equal(options.plan)
     job = _job(options) if given is None else on_cluster_with(given, numbers_of(options))
     study = Study.begin("will_it_fit", options)
-    (asked,) = _predicted([Changed(changes=(), job=job)], "asked")
-    study.add(_row(asked, asked))
-    cheapest = None
-    if not asked.prediction.fits:
-        cheapest = _cheapest(study, asked)
-        if cheapest is not None:
-            study.add({**_row(cheapest, asked), "kind": "cheapest"})
-            dump_job(cheapest.job, study.path / "plan.yaml")
+    most = QUICK_CHANGES if options.quick else MOST_CHANGES
+    asked, cheapest = cheapest_change(job, most=most, add=study.add)
+    if cheapest is not None:
+        dump_job(cheapest.job, study.path / "plan.yaml")
     return study.end(report_of(study, asked, cheapest), DONE)
+
+
+def cheapest_change(
+    job: Job, *, most: int = MOST_CHANGES, add: Callable[[Row], None] = lambda row: None
+) -> tuple[Tried, Tried | None]:
+    """A plan with its prediction and, where it does not fit, the cheapest of the changes that make
+    it fit; every try is a row that ``add`` is told of."""
+    (asked,) = _predicted([Changed(changes=(), job=job)], "asked")
+    add(_row(asked, asked))
+    if asked.prediction.fits:
+        return asked, None
+    cheapest = _cheapest(asked, most, add)
+    if cheapest is not None:
+        add({**_row(cheapest, asked), "kind": "cheapest"})
+    return asked, cheapest
 
 
 def _check_degrees(options: argparse.Namespace) -> None:
@@ -112,16 +123,15 @@ def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
     ]
 
 
-def _cheapest(study: Study, asked: Tried) -> Tried | None:
+def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | None:
     """The change with the shortest iteration of those that fit: a single one or several on these
     GPUs; where none fits more GPUs and other ones."""
     changed = [*single(asked.job)]
     progress(f"{len(changed)} plans with one change")
     tried = _predicted(changed, "single")
     for one in _telling(tried):
-        study.add(_row(one, asked))
+        add(_row(one, asked))
     fitting = [one for one in tried if one.prediction.fits]
-    most = QUICK_CHANGES if study.options.quick else MOST_CHANGES
     for number in range(2, most + 1):
         if fitting and number > QUICK_CHANGES:
             break
@@ -131,7 +141,7 @@ def _cheapest(study: Study, asked: Tried) -> Tried | None:
     if not fitting:
         elsewhere = [*_elsewhere(asked)]
         for one in elsewhere:
-            study.add(_row(one, asked))
+            add(_row(one, asked))
         fitting = [one for one in elsewhere if one.prediction.fits]
     return min(fitting, key=_price, default=None)
 

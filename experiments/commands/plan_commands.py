@@ -25,6 +25,17 @@ PLAN_COMMANDS: dict[str, Group] = {
                     " the iteration",
                 ),
                 option(
+                    "--measured-step",
+                    "seconds of a step of the first plan, as measured: held against its "
+                    "prediction, and all other plans are corrected by it",
+                    type=float,
+                ),
+                option(
+                    "--measured-gib",
+                    "GiB that torch's allocator held on the fullest GPU of the first plan",
+                    type=float,
+                ),
+                option(
                     "--timeline",
                     "with --simulator events: a trace for Perfetto and a picture of each plan",
                     **path("DIR"),
@@ -161,6 +172,14 @@ PLAN_COMMANDS: dict[str, Group] = {
                 ),
             ),
             arguments=["folder"],
+        ),
+        "mcp": Command(
+            "experiments.agents.mcp_server:mcp",
+            {},
+            (
+                option("--seconds", "time limit of a question", 120.0),
+                flag("--skill", "print a file that tells an agent when and how to ask"),
+            ),
         ),
     },
 }

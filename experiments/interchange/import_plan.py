@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.bench.problem import predicted
@@ -25,6 +26,15 @@ from mistlab.job.job import Job, hardware_from, job_to_mapping, model_from
 from mistlab.plan.plan_words import plan_words
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFile:
+    """Another framework's file as a job: its format, and remarks on what was read."""
+
+    format: str
+    job: Job
+    remarks: Sequence[Remark]
+
+
 def import_plan(options: argparse.Namespace) -> int:
     """A plan file from a launch script of Megatron-LM, or from another framework's configuration.
 
@@ -34,28 +44,34 @@ def import_plan(options: argparse.Namespace) -> int:
     error tells what was read, and what was assumed, ignored or found to contradict itself.
     Ask predict what the plan costs, and tune --from what to change.
     """
+    found = read_plan(options)
+    job = found.job
+    is_plain = all(remark.kind == "noted" for remark in found.remarks)
+    told = [*map(str, found.remarks), _cost(job)]
+    if options.json:
+        plan = job_to_mapping(job, Path())
+        print_json({"format": found.format, "read": summary(job), "plan": plan, "remarks": told})
+    else:
+        print(format_yaml(job_to_mapping(job, Path())), end="")
+        for line in (*(f"read: {text}" for text in summary(job)), *told):
+            progress(line)
+    return NO_ANSWER if options.strict and not is_plain else DONE
+
+
+def read_plan(options: argparse.Namespace) -> ReadFile:
+    """The plan that the options' file says, with what was assumed and ignored."""
     path: Path = options.file
     given = _given(options)
     with about(path):
         source = source_of(path, options.set, options.arguments, options.line)
         row = FORMATS[options.format] if options.format else format_of(source)
         imported = row.read(source, given)
-    job = imported.job
-    remarks = [
+    remarks = (
         *imported.remarks,
         *_about_hardware(options, row),
-        *_about_engine(options, row, job.plan.engine),
-    ]
-    is_plain = all(remark.kind == "noted" for remark in remarks)
-    told = [*map(str, remarks), _cost(job)]
-    if options.json:
-        plan = job_to_mapping(job, Path())
-        print_json({"format": row.name, "read": summary(job), "plan": plan, "remarks": told})
-    else:
-        print(format_yaml(job_to_mapping(job, Path())), end="")
-        for line in (*(f"read: {text}" for text in summary(job)), *told):
-            progress(line)
-    return NO_ANSWER if options.strict and not is_plain else DONE
+        *_about_engine(options, row, imported.job.plan.engine),
+    )
+    return ReadFile(format=row.name, job=imported.job, remarks=remarks)
 
 
 def summary(job: Job) -> Sequence[str]:

@@ -94,7 +94,8 @@ def sentence(breakdown: Breakdown) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
     """A plan file's prediction, or what is wrong with it; the iteration if it is to be drawn, what
-    disturbs it where something does, and where its time goes if that is asked."""
+    disturbs it where something does, where its time goes if that is asked, and a measured step
+    beside it."""
 
     path: Path
     job: Job | None
@@ -102,6 +103,7 @@ class PlanAnswer:
     simulation: "Simulation | None" = None
     disturbed: "Disturbed | None" = None
     breakdown: Breakdown | None = None
+    measured: tuple[str, ...] = ()
     error: str = ""
 
 
@@ -112,7 +114,8 @@ def predict(options: argparse.Namespace) -> int:
     widen outside of what was measured. Plans that are predicted together are compared; those
     whose times differ by less than their bounds cannot be told apart. With --simulator events
     an iteration is played task by task; --timeline draws it, and --variability plays many with
-    slow parts and chance.
+    slow parts and chance. A step that was measured of the first plan is held against its
+    prediction; plans after it are predicted by what it implies.
     """
     disturbs = _checked(options)
     if options.timeline is not None:
@@ -123,10 +126,7 @@ def predict(options: argparse.Namespace) -> int:
         drawn=options.timeline is not None,
         numbers=numbers_of(options),
     )
-    if disturbs is not None:
-        answers = _disturbed(answers, *disturbs)
-    if options.breakdown:
-        answers = [_broken_down(answer) for answer in answers]
+    answers = _with_more(answers, disturbs, options)
     for answer in answers:
         if answer.simulation is not None:
             from experiments.prediction.lanes import draw  # noqa: PLC0415 (needs SimPy)
@@ -171,6 +171,21 @@ def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | N
     return variability_of(options.variability)
 
 
+def _with_more(
+    answers: list[PlanAnswer],
+    disturbs: "tuple[Variability, int | None] | None",
+    options: argparse.Namespace,
+) -> list[PlanAnswer]:
+    """The answers with what else the options ask of each."""
+    if disturbs is not None:
+        answers = _disturbed(answers, *disturbs)
+    if options.breakdown:
+        answers = [_broken_down(answer) for answer in answers]
+    if options.measured_step is not None or options.measured_gib is not None:
+        answers = _beside_measured(answers, options)
+    return answers
+
+
 def _disturbed(
     answers: Sequence[PlanAnswer], by: "Variability", samples: int | None
 ) -> list[PlanAnswer]:
@@ -194,6 +209,33 @@ def _broken_down(answer: PlanAnswer) -> PlanAnswer:
     if answer.job is None or answer.prediction is None:
         return answer
     return replace(answer, breakdown=breakdown_of(answer.job))
+
+
+def _beside_measured(
+    answers: Sequence[PlanAnswer], options: argparse.Namespace
+) -> list[PlanAnswer]:
+    """The first answer with a measured step beside it, and the others corrected by that step."""
+    from experiments.prediction.measured_step import (  # noqa: PLC0415 (seldom asked)
+        MeasuredStep,
+        StepCorrection,
+    )
+
+    with as_options():
+        measured = MeasuredStep(
+            measured_step=options.measured_step, measured_gib=options.measured_gib
+        )
+    first, *others = answers
+    if first.prediction is None:
+        return list(answers)
+    correction = StepCorrection.of(measured, first.prediction)
+    found = [replace(first, measured=tuple(measured.words(first.prediction)))]
+    for answer in others:
+        if answer.job is None or answer.prediction is None:
+            found.append(answer)
+        else:
+            corrected = correction.corrected(answer.job, answer.prediction)
+            found.append(replace(answer, prediction=corrected))
+    return found
 
 
 def predicted(
@@ -263,7 +305,9 @@ def _mapping(answer: PlanAnswer) -> Mapping[str, Any]:
     own = {} if order == DEFAULT_ORDER else {"order": order}
     disturbed = {} if answer.disturbed is None else {"disturbed": answer.disturbed.mapping()}
     goes = {} if answer.breakdown is None else {"breakdown": to_mapping(answer.breakdown)}
-    return {"plan": str(answer.path), **own, **to_mapping(answer.prediction), **goes, **disturbed}
+    beside = {"measured": [*answer.measured]} if answer.measured else {}
+    figures = to_mapping(answer.prediction)
+    return {"plan": str(answer.path), **own, **figures, **goes, **disturbed, **beside}
 
 
 def _table(answer: PlanAnswer) -> str:
@@ -293,7 +337,8 @@ def _table(answer: PlanAnswer) -> str:
         notes.insert(0, answer.disturbed.words(prediction.iteration_s))
     goes = () if answer.breakdown is None else lines(answer.breakdown)
     fullest = fullest_words(job, prediction)
-    return "\n".join([summary, *aligned(rows, left=()), *fullest, *goes, *notes])
+    table = aligned(rows, left=())
+    return "\n".join([summary, *table, *fullest, *goes, *answer.measured, *notes])
 
 
 def _comparisons(answers: Sequence[PlanAnswer]) -> Iterator[str]:

@@ -77,6 +77,21 @@ def serve_plan(options: argparse.Namespace) -> int:
     return DONE
 
 
+def served(options: argparse.Namespace) -> dict[str, Any]:
+    """The answer to the options' question as plain data; refused where no layout meets the
+    goals."""
+    with as_options():
+        question = _question(options)
+    timed = _timed(question, options.gpus)
+    best = best_of(timed, question.goals)
+    if not best:
+        near = nearest_to(timed, question.goals)
+        nearest = "" if near is None else f": the nearest is {near.plan.text}"
+        message = f"no layout of {options.gpus} {question.space.gpu} meets the goals{nearest}"
+        raise InputError(message)
+    return _answer(question, best, timed, options)
+
+
 def _question(options: argparse.Namespace) -> ServingQuestion:
     model = model_named(options.model)
     gpu = gpu_named(options.gpu)

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from experiments.bench.bench import Bench, Entry, judged
 from experiments.bench.problem import free_words
@@ -60,16 +61,7 @@ def tune(options: argparse.Namespace) -> int:
     if options.start is not None:
         _check_alone(options)
         return improve(options)
-    (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
-    problem, space = searched(options)
-    budget = budget_of(options, budget_for(QUICK if options.quick else BUDGET, space))
-    out = file_at(options.out, "plan file")
-    bench, space = Bench.of(problem, options.predictor, options.view), space_for(name, space)
-    bench.warm_up(space)
-    entry = _searched(bench, name, space, budget, options.seed)
-    if entry.result.status == "REFUSED" and options.searcher is None:
-        progress(f"{name} {entry.result.reason}; {OF_WHOLE_PLANS} searches in its place")
-        entry = _searched(bench, OF_WHOLE_PLANS, space, budget, options.seed)
+    bench, entry, out = tuned(options, writes=True)
     if entry.answer is None:
         return _no_answer(entry, bench)
     dump_job(bench.job(entry.answer[0]), out)
@@ -84,6 +76,22 @@ def tune(options: argparse.Namespace) -> int:
         progress("interrupted: the plan is the best until then")
         return INTERRUPTED
     return DONE
+
+
+def tuned(options: argparse.Namespace, *, writes: bool = False) -> tuple[Bench, Entry, Path]:
+    """The search that the options ask for: its bench, its result, and the plan file's path, which
+    is checked before the search where one ``writes`` it."""
+    (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
+    problem, space = searched(options)
+    budget = budget_of(options, budget_for(QUICK if options.quick else BUDGET, space))
+    out = file_at(options.out, "plan file") if writes else options.out
+    bench, space = Bench.of(problem, options.predictor, options.view), space_for(name, space)
+    bench.warm_up(space)
+    entry = _searched(bench, name, space, budget, options.seed)
+    if entry.result.status == "REFUSED" and options.searcher is None:
+        progress(f"{name} {entry.result.reason}; {OF_WHOLE_PLANS} searches in its place")
+        entry = _searched(bench, OF_WHOLE_PLANS, space, budget, options.seed)
+    return bench, entry, out
 
 
 def _check_alone(options: argparse.Namespace) -> None:
@@ -122,15 +130,20 @@ def _no_answer(entry: Entry, bench: Bench) -> int:
     if entry.is_interrupted:
         progress("interrupted: nothing that fits was found")
         return INTERRUPTED
+    raise NoAnswerError(lacking_words(entry, bench))
+
+
+def lacking_words(entry: Entry, bench: Bench) -> str:
+    """Why a search has no plan, and what would make one fit."""
     if entry.result.status == "REFUSED":
-        raise NoAnswerError(entry.result.reason)
+        return entry.result.reason
     is_proven = entry.result.status == "INFEASIBLE"
     begin = "nothing fits" if is_proven else "no plan that fits was found"
     progress(f"{begin}: what would make one fit is tried")
     words = smallest_words(smallest(bench, entry.space), entry.space.name, is_proven=is_proven)
     words += free_words(bench.problem.cluster)
     reason = [entry.result.reason] if entry.result.reason else []
-    raise NoAnswerError("\n".join([*reason, *words]))
+    return "\n".join([*reason, *words])
 
 
 def _page(entry: Entry, why: Why, bench: Bench) -> Iterator[str]:

@@ -14,6 +14,7 @@ MemoryByClass MemoryByPhase ModelSpec Node Offload OffloadRatios PeakTflops Plan
 Predictor Problem Provenance SearchResult SearchSpace Searcher Source StageBatch StageFigures
 StageMeasurement StagePlan StagePrediction Workload dump_job from_mapping job_from_mapping
 job_to_mapping load_job near_matches to_mapping
+explain from_framework names predict predict_many predict_runs serve to_framework tune will_it_fit
 """
 
 

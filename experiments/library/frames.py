@@ -1,0 +1,39 @@
+"""Frames of pandas, made of plain rows and read as tables; pandas comes with an extra."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from mistlab.core.values import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LACKING = "pandas is not installed: pip install 'mistlab[pandas]'"
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
+    """A frame of rows; parts of a part have names with dots."""
+    try:
+        import pandas as pd  # noqa: PLC0415 (an extra)
+    except ModuleNotFoundError:
+        raise InputError(LACKING) from None
+
+    return pd.json_normalize([dict(row) for row in rows])
+
+
+@contextmanager
+def table_path(table: "str | Path | pd.DataFrame") -> Iterator[Path]:
+    """The path of a table: of a file, or of a frame that is written for as long as it is read."""
+    if isinstance(table, str | Path):
+        yield Path(table)
+        return
+    if not hasattr(table, "to_csv"):
+        message = f"table: {type(table).__name__} is none: give a path or a pandas frame"
+        raise InputError(message)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "frame.csv"
+        table.to_csv(path, index=False)
+        yield path

@@ -1,0 +1,269 @@
+"""The ten functions of the library, which ``import mistlab`` offers: questions and typed answers.
+
+A plan is a path of a plan file, a mapping with its content, or a ``Job``. Wrong input raises
+``mistlab.InputError`` with field, value and remedy; a question without an answer, such as a search
+where nothing fits, raises it too.
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.bench.problem import on_cluster_with
+from experiments.budget.will_it_fit import cheapest_change
+from experiments.cli.command import parser_for
+from experiments.commands import COMMANDS
+from experiments.interchange.fidelity import exported
+from experiments.interchange.import_plan import read_plan
+from experiments.library.frames import table_path
+from experiments.library.plan_answers import (
+    ExplainedPlan,
+    FittingPlan,
+    LaunchText,
+    PlainRows,
+    PredictedPlan,
+    PredictedPlans,
+    ReadPlan,
+    TunedPlan,
+)
+from experiments.measured.predict_runs import RowPredictor, mapping_of
+from experiments.prediction.measured_step import MeasuredStep, StepCorrection
+from experiments.serve.serve_plan import served
+from experiments.tuning.tune import lacking_words, tuned
+from mistlab import catalog
+from mistlab.core.values import InputError, near_matches
+from mistlab.cost.breakdown import breakdown_of
+from mistlab.export.targets import TARGETS, target_for
+from mistlab.job.job import Job, job_from_mapping, load_job
+from mistlab.plan.named_spaces import SPACES
+from simulators.registry import PREDICTORS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PlanLike = str | Path | Mapping[str, Any] | Job
+
+
+def predict(
+    plan: PlanLike,
+    *,
+    simulator: str = "symbolic",
+    measured_step: float | None = None,
+    measured_gib: float | None = None,
+    **cluster: float,
+) -> PredictedPlan:
+    """A plan's time with bounds, memory, and whether it fits.
+
+    ``cluster`` has numbers in place of the plan's own: ``keep_free_gib``,
+    ``intra_node_gbytes_per_s``, ``inter_node_gbytes_per_s``. A measured step is held against the
+    prediction.
+    """
+    job, name = _job(plan, cluster)
+    _check_simulator(simulator)
+    predictor = PREDICTORS[simulator](workload=job.workload, cluster=job.cluster)
+    prediction = predictor.predict(job.plan)
+    measured = MeasuredStep(measured_step=measured_step, measured_gib=measured_gib)
+    return PredictedPlan(
+        name=name, job=job, prediction=prediction, measured=tuple(measured.words(prediction))
+    )
+
+
+def predict_many(
+    plans: Iterable[PlanLike],
+    *,
+    simulator: str = "symbolic",
+    measured_step: float | None = None,
+    measured_gib: float | None = None,
+    **cluster: float,
+) -> PredictedPlans:
+    """Several plans predicted; a measured step is that of the first, by which the others are
+    corrected."""
+    first, *others = (predict(plan, simulator=simulator, **cluster) for plan in plans)
+    measured = MeasuredStep(measured_step=measured_step, measured_gib=measured_gib)
+    if measured == MeasuredStep():
+        return PredictedPlans((first, *others))
+    correction = StepCorrection.of(measured, first.prediction)
+    corrected = (
+        PredictedPlan(
+            name=one.name, job=one.job, prediction=correction.corrected(one.job, one.prediction)
+        )
+        for one in (first, *others)
+    )
+    return PredictedPlans(tuple(corrected))
+
+
+def explain(plan: PlanLike, **cluster: float) -> ExplainedPlan:
+    """Where the time of a plan's iteration goes: parts that add up to it."""
+    job, _ = _job(plan, cluster)
+    return ExplainedPlan(job=job, breakdown=breakdown_of(job))
+
+
+def tune(  # noqa: PLR0913 (all by name)
+    *,
+    model: str,
+    hardware: str,
+    global_batch: int,
+    nodes: int = 1,
+    gpus_per_node: int = 8,
+    sequence_length: int = 4096,
+    attention: str = "flash",
+    precision: str = "bf16",
+    space: str | None = None,
+    engine: str | None = None,
+    searcher: str | None = None,
+    budget_seconds: float | None = None,
+    seed: int = 0,
+    **cluster: float,
+) -> TunedPlan:
+    """The fastest plan that fits, what is proven of it, and its prediction.
+
+    ``model`` and ``hardware`` are names of the catalogue or paths, as on the command line.
+    """
+    options = _options(
+        "tune",
+        model=str(model),
+        hardware=str(hardware),
+        global_batch=global_batch,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        sequence_length=sequence_length,
+        attention=attention,
+        precision=precision,
+        space=space,
+        engine=engine,
+        searcher=searcher,
+        budget_seconds=budget_seconds,
+        seed=seed,
+        **cluster,
+    )
+    bench, entry, _ = tuned(options)
+    if entry.answer is None:
+        raise InputError(lacking_words(entry, bench))
+    return TunedPlan.of(bench, entry, entry.answer)
+
+
+def will_it_fit(plan: PlanLike, **cluster: float) -> FittingPlan:
+    """Whether a plan fits, and the cheapest change that makes it fit."""
+    job, name = _job(plan, cluster)
+    asked, cheapest = cheapest_change(job)
+    changed = None
+    if cheapest is not None:
+        changed = PredictedPlan(
+            name=cheapest.words, job=cheapest.job, prediction=cheapest.prediction
+        )
+    return FittingPlan(
+        asked=PredictedPlan(name=name, job=job, prediction=asked.prediction),
+        changed=changed,
+        change="" if cheapest is None else cheapest.words,
+    )
+
+
+def to_framework(plan: PlanLike, framework: str | None = None) -> LaunchText:
+    """A plan in the words of ``megatron``, ``deepspeed``, ``torchtitan`` or ``accelerate``; that of
+    its engine where none is named."""
+    job, _ = _job(plan, {})
+    if framework is not None and framework not in TARGETS:
+        message = f"framework: {framework!r} is unknown{near_matches(framework, TARGETS)}"
+        raise InputError(message)
+    made = exported(job, TARGETS[framework] if framework else target_for(job.plan.engine))
+    return LaunchText(
+        framework=made.target.name,
+        text=made.text,
+        remarks=tuple(map(str, made.found.remarks)),
+        is_exact=made.is_exact,
+        job=made.found.job,
+    )
+
+
+def from_framework(
+    path: str | Path, *, hardware: str = "h100-80gb", variables: Sequence[str] = (), **given: Any
+) -> ReadPlan:
+    """A plan from a launch script or another framework's configuration.
+
+    ``variables`` of a script are texts such as ``"TP=4"``. ``given`` has what else the file does
+    not say: ``model``, ``nodes``, ``gpus_per_node``, ``sequence_length``, ``global_batch``,
+    ``micro_batch``, ``engine``.
+    """
+    options = _options(
+        "import_plan",
+        file=Path(path),
+        hardware=str(hardware),
+        set=[*variables],
+        arguments=[],
+        **given,
+    )
+    found = read_plan(options)
+    return ReadPlan(framework=found.format, job=found.job, remarks=tuple(map(str, found.remarks)))
+
+
+def predict_runs(table: "str | Path | pd.DataFrame") -> PlainRows:
+    """Measured runs, each row of a table predicted; nothing that was measured is read."""
+    with table_path(table) as path:
+        rows = [mapping_of(one) for one in RowPredictor().answers(path)]
+    if not isinstance(table, str | Path):
+        rows = [_of_frame(row, str(path)) for row in rows]
+    return PlainRows(rows)
+
+
+def serve(*, model: str, gpu: str, gpus: int, **question: Any) -> dict[str, Any]:
+    """The layout of GPUs that serves a load best, as ``mistlab serve_plan --json`` prints it.
+
+    ``question`` has that command's other options, such as ``tpot=0.03`` or ``prompt=2000.0``.
+    """
+    return served(_options("serve_plan", model=model, gpu=gpu, gpus=gpus, **question))
+
+
+def names() -> Mapping[str, Sequence[str]]:
+    """The names that questions may use: models, hardware, spaces, simulators and frameworks."""
+    return {
+        "models": catalog.model_names(),
+        "hardware": catalog.hardware_names(),
+        "spaces": tuple(SPACES),
+        "simulators": tuple(PREDICTORS),
+        "frameworks": tuple(TARGETS),
+    }
+
+
+def _job(plan: PlanLike, cluster: Mapping[str, float]) -> tuple[Job, str]:
+    """The job that a plan is, with other numbers of its cluster, and its name."""
+    if isinstance(plan, Job):
+        job, name = plan, "plan"
+    elif isinstance(plan, Mapping):
+        job, name = job_from_mapping(plan), "plan"
+    else:
+        job, name = load_job(Path(plan)), str(plan)
+    known = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
+    for option in cluster:
+        if option not in known:
+            message = f"{option}: is unknown{near_matches(option, known)}"
+            raise InputError(message)
+    return on_cluster_with(job, cluster), name
+
+
+def _of_frame(row: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """An answer to a row of a frame, which was read from a file that is gone."""
+    told = {key: row[key].replace(path, "frame") for key in ("file", "refused") if key in row}
+    return {**row, **told}
+
+
+def _check_simulator(simulator: str) -> None:
+    if simulator not in PREDICTORS:
+        message = f"simulator: {simulator!r} is unknown{near_matches(simulator, PREDICTORS)}"
+        raise InputError(message)
+
+
+def _options(command: str, **values: Any) -> argparse.Namespace:
+    """The options of a command as by its command line, with these values."""
+    row = COMMANDS[command]
+    required = [
+        name for name, settings in row.options if settings.get("nargs") == "+" and name[0] != "-"
+    ]
+    options = parser_for(row, command).parse_args(required)
+    for name, value in values.items():
+        if not hasattr(options, name) and name != "arguments":
+            known = [*vars(options)]
+            message = f"{name}: is unknown{near_matches(name, known)}"
+            raise InputError(message)
+        setattr(options, name, value)
+    return options

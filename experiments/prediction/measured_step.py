@@ -1,0 +1,104 @@
+"""One measured step beside its prediction: how far the two differ, and what other plans then take.
+
+The difference is taken as a share of what a prediction can be wrong about, the time in which GPUs
+do not compute the model (``mistlab/cost/confidence.py``): a plan near the GPUs' peak rate changes
+less than one that waits much. Bounds keep their width, as one run does not tell how runs scatter.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from mistlab.core.units import GIB_BYTES
+from mistlab.core.values import bounded, check_fields
+from mistlab.cost.confidence import MOST_UTILISED
+from mistlab.cost.memory import room_of_plan
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction, StagePrediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """Seconds of a step, and GiB that torch's allocator held on the fullest GPU, as a run measured
+    them; either may be unknown."""
+
+    measured_step: float | None = field(default=None, metadata=bounded(above=0))
+    measured_gib: float | None = field(default=None, metadata=bounded(above=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def words(self, prediction: Prediction) -> Iterator[str]:
+        """The measurement beside the prediction of the plan that was measured."""
+        if self.measured_step is not None:
+            low, high = prediction.iteration_s_low, prediction.iteration_s_high
+            where = "within" if low <= self.measured_step <= high else "OUTSIDE"
+            off = self.measured_step / prediction.iteration_s - 1
+            yield (
+                f"measured {self.measured_step:.3f} s a step, {off:+.1%} against the prediction, "
+                f"{where} its bounds; MFU {_mfu(prediction, self.measured_step):.0%}"
+            )
+        if self.measured_gib is not None:
+            peak_gib = prediction.peak_reserved_bytes / GIB_BYTES
+            yield (
+                f"measured {self.measured_gib:.2f} GiB on the fullest GPU, "
+                f"{self.measured_gib - peak_gib:+.2f} against the prediction"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCorrection:
+    """The difference of a measured step from its prediction, ready for other plans: a share of the
+    way from the predicted time to that of the arithmetic at peak rate, and bytes of a GPU."""
+
+    share: float
+    reserved_bytes: int
+
+    @classmethod
+    def of(cls, measured: MeasuredStep, prediction: Prediction) -> "StepCorrection":
+        """The correction by a measurement of the plan that has this prediction."""
+        share, size = 0.0, 0
+        if measured.measured_step is not None:
+            share = math.log(measured.measured_step / prediction.iteration_s) / _way(prediction)
+        if measured.measured_gib is not None:
+            size = round(measured.measured_gib * GIB_BYTES) - prediction.peak_reserved_bytes
+        return cls(share=share, reserved_bytes=size)
+
+    def corrected(self, job: Job, prediction: Prediction) -> Prediction:
+        """What another plan of the same machine and software takes by this measurement.
+
+        Its times move by the share of its own way, and every stage's peak by the same bytes.
+        """
+        times = math.exp(self.share * _way(prediction))
+        stages = tuple(self._moved(stage) for stage in prediction.stages)
+        peaks = [stage.peak_reserved_bytes for stage in stages]
+        rooms = room_of_plan(job.cluster, job.plan).tolist()
+        has_room = all(peak <= room for peak, room in zip(peaks, rooms, strict=True))
+        was_short_of_host = not prediction.fits and all(
+            stage.peak_reserved_bytes <= room
+            for stage, room in zip(prediction.stages, rooms, strict=True)
+        )
+        return replace(
+            prediction,
+            iteration_s=prediction.iteration_s * times,
+            iteration_s_low=prediction.iteration_s_low * times,
+            iteration_s_high=prediction.iteration_s_high * times,
+            tokens_per_s=prediction.tokens_per_s / times,
+            mfu=prediction.mfu / times,
+            fits=has_room and not was_short_of_host,
+            notes=(*prediction.notes, "corrected by one measured step; bounds keep their width"),
+            stages=stages,
+        )
+
+    def _moved(self, stage: StagePrediction) -> StagePrediction:
+        peak = max(stage.peak_allocated_bytes, stage.peak_reserved_bytes + self.reserved_bytes)
+        return replace(stage, peak_reserved_bytes=peak)
+
+
+def _way(prediction: Prediction) -> float:
+    """The logarithm of the predicted time over that of the model's arithmetic at peak rate."""
+    return -math.log(min(prediction.mfu, MOST_UTILISED))
+
+
+def _mfu(prediction: Prediction, step_s: float) -> float:
+    return prediction.mfu * prediction.iteration_s / step_s
