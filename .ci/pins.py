@@ -36,7 +36,10 @@ ROOT = Path(__file__).parents[1]
 PINS = ROOT / "constraints.txt"
 MAKEFILE = ROOT / "Makefile"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-INSTALLS = ("base", "dev", "runtime", "kernels", "huggingface", "cluster", "cbc")
+INSTALLS = (
+    *("base", "dev", "runtime", "kernels", "huggingface", "cluster", "cbc"),
+    *("agents", "pandas"),
+)
 # Compiled on the machine that trains, for its CUDA; no pins are kept for them.
 UNPINNED = ("flash", "baselines")
 SIZED = ("base", "dev", "runtime")

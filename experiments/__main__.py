@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from experiments.cli.command import execute
 from experiments.cli.commandline import DONE, run
+from experiments.cli.installed import SHELLS, completion, version
 from experiments.commands import COMMANDS, GROUPS
 from mistlab.core.values import InputError, near_matches
 
@@ -18,16 +19,31 @@ def main(arguments: Sequence[str], program: str = "python -m experiments") -> in
         print("\n".join(listing()))
         return DONE
     name, *line = arguments
+    if name == "--version":
+        print(f"mistlab {version()}")
+        return DONE
+    if name == "completion":
+        print(completion(_shell(line), COMMANDS), end="")
+        return DONE
     if name in COMMANDS:
         execute(name, COMMANDS[name], line, program=f"{program} {name}")
     message = f"command {name!r} is unknown{near_matches(name, COMMANDS)}"
     raise InputError(message)
 
 
+def _shell(line: Sequence[str]) -> str:
+    """The shell that a line of one word names."""
+    if len(line) != 1 or line[0] not in SHELLS:
+        message = f"completion: {' '.join(line) or 'no shell'}: give one of {', '.join(SHELLS)}"
+        raise InputError(message)
+    return line[0]
+
+
 def listing() -> Iterator[str]:
     """The lines that tell of every command."""
     width = max(map(len, COMMANDS))
     yield "mistlab NAME ..., the same as python -m experiments.NAME ...; --help explains each."
+    yield f"mistlab --version; mistlab completion {'|'.join(SHELLS)} prints a shell's script."
     for title, group in GROUPS.items():
         yield f"\n{title}"
         for name, command in group.items():

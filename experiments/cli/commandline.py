@@ -32,6 +32,7 @@ EXTRAS: Mapping[str, str] = {
     "accelerate": "baselines",
     "cbcbox": "cbc",
     "deepspeed": "baselines",
+    "mcp": "agents",
     "megatron": "baselines",
     "ray": "cluster",
     "torch": "runtime",

@@ -1,0 +1,1 @@
+"""Questions of coding agents: tools of the Model Context Protocol, and the skill beside them."""

@@ -1,0 +1,138 @@
+"""Asks a command in a process of its own, with limits on time, memory and how many run at once."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import BoundedSemaphore, Lock
+from typing import Any
+
+from mistlab.core.units import GIB_BYTES
+from mistlab.core.values import InputError
+
+ROOT = Path(__file__).parents[2]
+# What an agent may hand over as a text: the largest launch scripts have some tens of kilobytes.
+MOST_TEXT = 1 << 18
+# Address space of a command; the largest searches take 2 GiB.
+MOST_BYTES = 8 * GIB_BYTES
+# So many questions may wait for those that run.
+MOST_WAITING = 100
+
+# Runs a command as its console script does, below a limit of its memory where a system has one.
+_PROGRAM = """
+import sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
+except ImportError:
+    pass
+sys.argv[1:] = sys.argv[2:]
+from experiments.__main__ import console
+sys.exit(console())
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandAnswer:
+    """A command's answer: the objects it printed, what it told beside them, its exit status."""
+
+    objects: tuple[Mapping[str, Any], ...]
+    told: str
+    status: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Asking:
+    """Runs commands, a few at once; further questions wait, and those beyond are told so."""
+
+    at_once: int = field(default_factory=lambda: os.cpu_count() or 1)
+    seconds: float = 120.0
+    most_waiting: int = MOST_WAITING
+    _running: BoundedSemaphore = field(init=False)
+    _lock: Lock = field(init=False, default_factory=Lock)
+    _waiting: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._running = BoundedSemaphore(self.at_once)
+
+    def answer(self, command: str, *line: str, seconds: float | None = None) -> CommandAnswer:
+        """The answer of a command with these words; refused when it takes too long."""
+        with self._turn():
+            return _run([command, *line, "--json"], seconds or self.seconds)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with self._lock:
+            if self._waiting >= self.most_waiting:
+                message = f"{self._waiting} questions wait already: ask again in a minute"
+                raise InputError(message)
+            self._waiting += 1
+        try:
+            with self._running:
+                yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+
+def _run(line: Sequence[str], seconds: float) -> CommandAnswer:
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _PROGRAM, str(MOST_BYTES), *line],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        message = (
+            f"{line[0]} took longer than {seconds:g} s: ask for less, such as fewer choices or a "
+            "budget_seconds below that"
+        )
+        raise InputError(message) from None
+    if done.returncode < 0 or "MemoryError" in done.stderr:
+        message = f"{line[0]} needs more than {MOST_BYTES // GIB_BYTES} GiB: ask for less"
+        raise InputError(message)
+    return CommandAnswer(
+        objects=tuple(json.loads(text) for text in done.stdout.splitlines() if text[:1] == "{"),
+        told=done.stderr.strip(),
+        status=done.returncode,
+    )
+
+
+@contextmanager
+def folder_of(**texts: str) -> Iterator[Mapping[str, str]]:
+    """Words for a command line, by name: a text of several lines, or of JSON, becomes a file of
+    that name, and its path the word; any other text is the word itself, such as a path."""
+    with TemporaryDirectory(prefix="mistlab-") as name:
+        try:
+            yield {key: _word(Path(name), key, text) for key, text in texts.items()}
+        except InputError as error:
+            # A file of this folder is known to who asked by its key alone.
+            message = re.sub(rf"{re.escape(name)}/(\w+)\.\w+", r"\1", str(error))
+            raise InputError(message) from None
+
+
+def _word(folder: Path, key: str, text: str) -> str:
+    if len(text) > MOST_TEXT:
+        message = f"{key}: has {len(text):,} characters: give at most {MOST_TEXT:,}"
+        raise InputError(message)
+    if text.startswith("-"):
+        message = f"{key}: {text[:40]!r} begins with a hyphen: give a name, a path or a file's text"
+        raise InputError(message)
+    if "\n" not in text and not text.lstrip().startswith("{"):
+        return text
+    ending = ".json" if text.lstrip().startswith("{") else ".sh" if "--" in text else ".yaml"
+    path = folder / f"{key}{ending}"
+    path.write_text(text, encoding="utf-8")
+    return str(path)

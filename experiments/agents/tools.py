@@ -1,0 +1,337 @@
+"""The tools that an agent calls: typed questions, short answers with bounds and assumptions."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import Field
+
+from experiments.agents.asking import Asking, CommandAnswer, folder_of
+from experiments.pages.tables import number
+from mistlab import catalog
+from mistlab.core.files import format_yaml
+from mistlab.core.units import GIB_BYTES
+from mistlab.core.values import InputError
+from mistlab.plan.named_spaces import SPACES
+
+PlanText = Annotated[
+    str, Field(description="a plan file's content (YAML), or the path of a plan file")
+]
+ModelText = Annotated[
+    str,
+    Field(description="a catalogue name, a path, or the content of a Hugging Face config.json"),
+]
+HardwareText = Annotated[
+    str, Field(description="a catalogue name such as h100-80gb, a path, or a hardware file's YAML")
+]
+Framework = Literal["megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"]
+Kind = Literal["models", "hardware", "spaces"]
+Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
+# Parts of a time below this share are left out of an answer.
+NEGLIGIBLE = 0.01
+# Seconds that a search may take, as an agent asks.
+MOST_SEARCH_S = 110.0
+
+ASKING = Asking()
+
+
+class PlanFigures(TypedDict):
+    """A plan's predicted time with its 90 % bounds, the fullest GPU, and what was assumed."""
+
+    answer: str
+    iteration_s: float
+    iteration_s_low: float
+    iteration_s_high: float
+    tokens_per_s: float
+    mfu: float
+    fits: bool
+    fullest_gpu_gib: float
+    assumptions: list[str]
+
+
+class TunedFigures(TypedDict):
+    """A search's plan as a file's text, its time with bounds, and what is proven of it."""
+
+    answer: str
+    status: str
+    predicted_s: float
+    predicted_s_low: float
+    predicted_s_high: float
+    lower_bound_s: float | None
+    gap: float | None
+    plan: str
+    assumptions: list[str]
+
+
+class FitFigures(TypedDict):
+    """Whether a plan fits, what fills the fullest GPU, and the cheapest change if it does not."""
+
+    answer: str
+    fits: bool
+    fullest_gpu_gib: float
+    room_gib: float
+    memory_gib: dict[str, float]
+    cheapest_change: str | None
+    changed_iteration_s: float | None
+
+
+class PartSeconds(TypedDict):
+    """Where an iteration's GPU time goes; parts add up to the iteration."""
+
+    answer: str
+    iteration_s: float
+    parts_s: dict[str, float]
+
+
+class LaunchFigures(TypedDict):
+    """A plan in a framework's words, and what they lose."""
+
+    answer: str
+    text: str
+    exact: bool
+    remarks: list[str]
+
+
+class ReadFigures(TypedDict):
+    """Another framework's file as a plan file's text, and what was assumed in reading it."""
+
+    answer: str
+    plan: str
+    read: list[str]
+    assumptions: list[str]
+
+
+class ServedFigures(TypedDict):
+    """The best layout for a load of requests, and the next ones."""
+
+    answer: str
+    best: dict[str, Any]
+    others: list[dict[str, Any]]
+    command_lines: list[str]
+
+
+def predict_plan(plan: PlanText, played: bool = False) -> PlanFigures:
+    """Predict a training plan: seconds an iteration with 90 % bounds, memory, whether it fits.
+
+    ``played`` simulates every task instead of the closed form: slower, more detailed.
+    """
+    with folder_of(plan=plan) as words:
+        line = [words["plan"], "--simulator", "events" if played else "symbolic"]
+        found = _only(ASKING.answer("predict", *line))
+    peak = max(stage["peak_reserved_bytes"] for stage in found["stages"]) / GIB_BYTES
+    fits = "fits" if found["fits"] else "does NOT fit"
+    return PlanFigures(
+        answer=(
+            f"{found['iteration_s']:.3f} s an iteration (90 % of measurements: "
+            f"{found['iteration_s_low']:.3f} to {found['iteration_s_high']:.3f}), "
+            f"{found['tokens_per_s']:,.0f} tokens/s; {fits}, fullest GPU {peak:.1f} GiB "
+            "(peaks are wrong by up to a tenth)"
+        ),
+        iteration_s=found["iteration_s"],
+        iteration_s_low=found["iteration_s_low"],
+        iteration_s_high=found["iteration_s_high"],
+        tokens_per_s=found["tokens_per_s"],
+        mfu=found["mfu"],
+        fits=found["fits"],
+        fullest_gpu_gib=peak,
+        assumptions=found["notes"],
+    )
+
+
+def explain_plan(plan: PlanText) -> PartSeconds:
+    """Explain where a training plan's time goes: arithmetic, slow kernels, exposed communication
+    by kind, recomputation, copies, the pipeline's bubble."""
+    with folder_of(plan=plan) as words:
+        found = _only(ASKING.answer("predict", words["plan"], "--breakdown"))
+    parts: dict[str, float] = found["breakdown"]["parts"]
+    whole = found["iteration_s"]
+    large = {name: value for name, value in parts.items() if value >= NEGLIGIBLE * whole}
+    ranked = sorted(large, key=lambda name: -large[name])
+    shares = (f"{name.removesuffix('_s')} {large[name] / whole:.0%}" for name in ranked)
+    return PartSeconds(
+        answer=f"of {whole:.3f} s: {', '.join(shares)}", iteration_s=whole, parts_s=large
+    )
+
+
+def tune_training(  # noqa: PLR0913, PLR0917 (an agent names each)
+    model: ModelText,
+    hardware: HardwareText,
+    global_batch: Annotated[int, Field(ge=1, description="sequences of a step")],
+    nodes: Annotated[int, Field(ge=1)] = 1,
+    gpus_per_node: Annotated[int, Field(ge=1)] = 8,
+    sequence_length: Annotated[int, Field(ge=1)] = 4096,
+    precision: Precision = "bf16",
+    space: Annotated[
+        str, Field(description="which plans may be chosen: mist, megatron-core, moe, fsdp, ...")
+    ] = "",
+    keep_free_gib: Annotated[float, Field(ge=0)] = 0.0,
+    budget_seconds: Annotated[float, Field(gt=0, le=MOST_SEARCH_S)] = 60.0,
+) -> TunedFigures:
+    """Find the fastest plan that trains a model on a cluster: parallelism, micro-batch, sharding,
+    recomputation, offloading. Says whether the plan is proven best or by how much it may be beaten.
+    """
+    with folder_of(model=model, hardware=hardware) as words, TemporaryDirectory() as folder:
+        line = [
+            *("--model", words["model"], "--hardware", words["hardware"]),
+            *("--global-batch", str(global_batch), "--nodes", str(nodes)),
+            *("--gpus-per-node", str(gpus_per_node), "--sequence-length", str(sequence_length)),
+            *("--precision", precision, "--budget-seconds", f"{budget_seconds:g}"),
+            *(("--keep-free-gib", f"{keep_free_gib:g}") if keep_free_gib else ()),
+            *((f"--space={space}",) if space else ()),
+            *("--out", str(Path(folder) / "plan.yaml")),
+        ]
+        found = _only(ASKING.answer("tune", *line))
+    status = found["status"]
+    gap = number(found["gap"], ".1%")
+    proof = {
+        "OPTIMAL": "proven: no plan of the space is predicted faster",
+        "FEASIBLE": f"not proven: a plan of the space may be up to {gap} faster",
+    }.get(status, status)
+    if status == "FEASIBLE" and found["gap"] is None:
+        proof = f"best of {found['plan_evaluations']:,} plans tried, no bound"
+    return TunedFigures(
+        answer=(
+            f"{found['predicted_s']:.3f} s an iteration (90 % of measurements: "
+            f"{found['predicted_s_low']:.3f} to {found['predicted_s_high']:.3f}) "
+            f"in space {found['space']}; {proof}"
+        ),
+        status=status,
+        predicted_s=found["predicted_s"],
+        predicted_s_low=found["predicted_s_low"],
+        predicted_s_high=found["predicted_s_high"],
+        lower_bound_s=found["lower_bound_s"],
+        gap=found["gap"],
+        plan=format_yaml(found["plan"]),
+        assumptions=[found["reason"]] if found["reason"] else [],
+    )
+
+
+def will_plan_fit(plan: PlanText, keep_free_gib: float = 0.0) -> FitFigures:
+    """Tell whether a plan fits its GPUs' memory, and the cheapest change that makes it fit."""
+    with folder_of(plan=plan) as words, TemporaryDirectory() as folder:
+        free = ["--keep-free-gib", f"{keep_free_gib:g}"] if keep_free_gib else []
+        found = _only(ASKING.answer("will_it_fit", words["plan"], *free, "--out", folder))
+    asked, last = found["rows"][0], found["rows"][-1]
+    changed = last if last["kind"] == "cheapest" else None
+    needs, room = asked["reserved_bytes"] / GIB_BYTES, asked["room_bytes"] / GIB_BYTES
+    said = f"{'fits' if asked['fits'] else 'does NOT fit'}: {needs:.1f} of {room:.1f} GiB"
+    if changed is not None:
+        said += f"; cheapest change: {changed['change']} ({changed['iteration_s']:.3f} s)"
+    return FitFigures(
+        answer=said,
+        fits=asked["fits"],
+        fullest_gpu_gib=needs,
+        room_gib=room,
+        memory_gib={name: size / GIB_BYTES for name, size in asked["memory"].items() if size},
+        cheapest_change=None if changed is None else changed["change"],
+        changed_iteration_s=None if changed is None else changed["iteration_s"],
+    )
+
+
+def export_plan(plan: PlanText, framework: Framework) -> LaunchFigures:
+    """Write a plan as the launch line or configuration of a framework."""
+    with folder_of(plan=plan) as words:
+        found = _only(ASKING.answer("export", words["plan"], "--to", framework))
+    lost = [remark["text"] for remark in found["remarks"] if remark["kind"] != "noted"]
+    exact = "said exactly" if found["exact"] else f"not said exactly: {'; '.join(lost) or 'see'}"
+    return LaunchFigures(
+        answer=f"{framework}: {exact}",
+        text=found["text"],
+        exact=found["exact"],
+        remarks=[f"{one['kind']}: {one['text']}" for one in found["remarks"]],
+    )
+
+
+def import_launch_file(
+    file: Annotated[str, Field(description="a launch script or configuration: content or path")],
+    hardware: HardwareText,
+    model: Annotated[str, Field(description="where the file does not say it")] = "",
+) -> ReadFigures:
+    """Read a launch script or configuration of Megatron-LM, DeepSpeed, torchtitan, nanotron, NeMo,
+    axolotl and others as a plan, which predict_plan and explain_plan then take."""
+    with folder_of(file=file, hardware=hardware, model=model or "none") as words:
+        given = ["--model", words["model"]] if model else []
+        line = [words["file"], "--hardware", words["hardware"], *given]
+        found = _only(ASKING.answer("import_plan", *line))
+    return ReadFigures(
+        answer=f"read as {found['format']}: {found['read'][0]}; {found['remarks'][-1]}",
+        plan=format_yaml(found["plan"]),
+        read=found["read"],
+        assumptions=found["remarks"],
+    )
+
+
+def serve_load(  # noqa: PLR0913, PLR0917 (an agent names each)
+    model: Annotated[str, Field(description="a model's name of the catalogue")],
+    gpu: Annotated[str, Field(description="A100, H100, H200, B200, L4, A10, ...")],
+    gpus: Annotated[int, Field(ge=1)],
+    prompt_tokens: Annotated[float, Field(gt=0)] = 1000.0,
+    output_tokens: Annotated[float, Field(gt=0)] = 500.0,
+    most_token_s: Annotated[float, Field(ge=0, description="goal, 0 for none")] = 0.0,
+    most_first_token_s: Annotated[float, Field(ge=0, description="goal, 0 for none")] = 0.0,
+    engine: Literal["vllm", "sglang", "trtllm"] = "vllm",
+) -> ServedFigures:
+    """Find the layout of GPUs that serves requests best: tensor, pipeline and data parallelism."""
+    with folder_of(model=model, gpu=gpu) as words:
+        line = [
+            *("--model", words["model"], "--gpu", words["gpu"], "--gpus", str(gpus)),
+            *("--prompt", f"{prompt_tokens:g}", "--output", f"{output_tokens:g}"),
+            *(("--tpot", f"{most_token_s:g}") if most_token_s else ()),
+            *(("--ttft", f"{most_first_token_s:g}") if most_first_token_s else ()),
+            *("--engine", engine, "--quick"),
+            *(("--export", engine) if engine != "trtllm" else ()),
+        ]
+        found = _only(ASKING.answer("serve_plan", *line))
+    best = found["best"]
+    return ServedFigures(
+        answer=(
+            f"{best['plan']}: {best['requests_per_s']:.2f} requests/s, first token "
+            f"{best['ttft_s']:.3f} s, then {1e3 * best['tpot_s']:.1f} ms a token; best of "
+            f"{found['layouts']} layouts by the model; measured runs differ by 15 % or so"
+        ),
+        best=best,
+        others=found["others"][:3],
+        command_lines=found["command_lines"],
+    )
+
+
+def list_names(kind: Kind) -> list[str]:
+    """List the names of models, hardware or search spaces that other tools take."""
+    names: Mapping[str, Any] = {
+        "models": catalog.model_names,
+        "hardware": catalog.hardware_names,
+        "spaces": lambda: tuple(SPACES),
+    }
+    return list(names[kind]())
+
+
+TOOLS = (
+    predict_plan,
+    explain_plan,
+    tune_training,
+    will_plan_fit,
+    export_plan,
+    import_launch_file,
+    serve_load,
+    list_names,
+)
+
+
+def _only(answer: CommandAnswer) -> Mapping[str, Any]:
+    """The one object that a command printed; what it refused is told in its words."""
+    if not answer.objects:
+        raise InputError(_problem(answer.told))
+    (found,) = answer.objects
+    if "error" in found:
+        raise InputError(str(found["error"]))
+    return found
+
+
+def _problem(told: str) -> str:
+    """The error among the lines that a command told, or the last of them."""
+    lines = told.splitlines() or ["no answer"]
+    for place, line in enumerate(lines):
+        if line.startswith("error: "):
+            return "\n".join(lines[place:]).removeprefix("error: ")
+    return lines[-1]

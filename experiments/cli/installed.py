@@ -1,0 +1,60 @@
+"""What is installed: the version, and words for shells that complete command lines."""
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+
+from experiments.cli.command import Command, parser_for
+
+NAME = "mistlab"
+SHELLS = ("bash", "zsh")
+
+
+def version() -> str:
+    """The package's version, or that it is not installed."""
+    try:
+        return version_of(NAME)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def completion(shell: str, commands: Mapping[str, Command]) -> str:
+    """A script for a shell that completes commands, their options, and choices of options.
+
+    Files are completed wherever a word is neither a command nor an option.
+    """
+    lines = [*_cases(commands)]
+    names = " ".join(commands)
+    body = f"""_mistlab() {{
+    local words=() current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
+    if [ "$COMP_CWORD" = 1 ]; then words=({names}); fi
+    case "${{COMP_WORDS[1]}} $before" in
+{chr(10).join(line for line in lines if line.startswith("        "))}
+        *)
+            if [ "$COMP_CWORD" != 1 ] && [ "${{current:0:1}}" = - ]; then
+                case "${{COMP_WORDS[1]}}" in
+{chr(10).join(line for line in lines if not line.startswith("        "))}
+                esac
+            fi ;;
+    esac
+    COMPREPLY=($(compgen -W "${{words[*]}}" -- "$current"))
+}}
+complete -o default -F _mistlab mistlab
+"""
+    if shell == "zsh":
+        return f"autoload -U +X bashcompinit && bashcompinit\n{body}"
+    return body
+
+
+def _cases(commands: Mapping[str, Command]) -> Iterator[str]:
+    """For each option with choices a case of the shell's, and for each command one of its
+    options."""
+    for name, command in commands.items():
+        options = []
+        for action in parser_for(command, name)._actions:
+            flags = [flag for flag in action.option_strings if flag.startswith("--")]
+            options += flags
+            if flags and action.choices:
+                choices = " ".join(map(str, action.choices))
+                yield f'        "{name} {flags[0]}") words=({choices}) ;;'
+        yield f"    {name}) words=({' '.join(options)}) ;;"
