@@ -157,7 +157,13 @@ _MODULE_OF_NAME = {
 _BESIDE = ("experiments", "runtime", "searchers", "simulators")
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("mistlab")
     module = _MODULE_OF_NAME.get(name)
     if module is None:
         message = f"module {__name__!r} has no attribute {name!r}"

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from experiments.bench.problem import problem_of
-from experiments.cli.command import parser_for
+from experiments.cli.command import main_of, parser_for
+from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
 from experiments.studies.survey import EIGHTHS, candidates_of, meshes
 from mistlab.job.job import job_from_mapping
@@ -18,7 +19,14 @@ from simulators.symbolic import SymbolicPredictor
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+GRAPHS = (ROOT / "docs" / "reference" / "layer-graphs.md").read_text(encoding="utf-8")
+QUESTIONS = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", GRAPHS, re.DOTALL)
+PROGRAMS = [
+    block.replace("\\\n", " ").replace("#", "\n#").splitlines()
+    for block in re.findall(r"```\n(.*?)```", README, re.DOTALL)
+]
 
 
 def test_the_first_program_prints_what_stands_under_it() -> None:
@@ -38,14 +46,16 @@ def test_the_second_program_is_the_tested_example() -> None:
     assert BLOCKS[1].splitlines()[-1].split(": ", 1)[1] in golden
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"make ([a-z]+)\b", README))))
+@pytest.mark.parametrize(
+    "target", sorted(set(re.findall(r"`make ([a-z-]+)\b", README + CONTRIBUTING + QUESTIONS)))
+)
 def test_every_target_is_in_the_makefile(target: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    "command", sorted(set(re.findall(r"python -m (experiments\.[a-z_]+)", README)))
+    "command", sorted(set(re.findall(r"python -m (experiments\.[a-z_]+)", README + QUESTIONS)))
 )
 def test_every_command_exists(command: str) -> None:
     assert importlib.util.find_spec(command) is not None
@@ -78,12 +88,44 @@ def test_the_first_answer_is_what_its_plan_is_predicted_to_take() -> None:
     assert float(promised[3]) == pytest.approx(100 * found.mfu, abs=1.5)
 
 
+def shown(name: str) -> list[str]:
+    """The lines of the first block of text that follows a command's name in README."""
+    after = README[README.index(name) :]
+    match = re.search(r"```text\n(.*?)```", after, re.DOTALL)
+    assert match
+    return match[1].splitlines()
+
+
+def squeezed(text: str) -> str:
+    """A text with one blank where it has several, and without the ends of a shell's lines."""
+    return " ".join(text.replace("\\\n", " ").split())
+
+
+def test_the_questions_are_answered_as_readme_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command of README runs, and prints every line that stands there, some of them cut."""
+    (install, search), *_ = (
+        [line for line in program if not line.startswith("#")] for program in PROGRAMS
+    )
+    assert install.strip() == "pip install ."
+    commands = [search, *re.findall(r"`(mistlab (?:export|predict|will_it_fit) [^`]*)`", README)]
+    monkeypatch.chdir(tmp_path)
+    assert len(commands) == 4
+    for command in commands:
+        _, name, *line = command.split()
+        assert run(main_of(name, COMMANDS[name]), line) == 0
+        answer = squeezed(capsys.readouterr().out)
+        for expected in shown(command.strip().partition("\n")[0].split("  ")[0]):
+            assert squeezed(expected) in answer, f"{command}: {expected}"
+
+
 def test_the_default_survey_has_the_candidates_that_are_promised() -> None:
     options = parser_for(COMMANDS["survey"], "survey").parse_args([])
     workload, cluster = problem_of(options)
     counts = [
         candidates_of(workload.model, mesh, EIGHTHS).shape for mesh in meshes(workload, cluster)
     ]
-    promised = re.search(r"([\d.]+) million candidates", README)
+    promised = re.search(r"([\d.]+) million candidates", QUESTIONS)
     assert promised
     assert f"{np.array(counts)[:, 0].sum() / 1e6:.1f}" == promised[1]

@@ -1,4 +1,4 @@
-"""Figures in README equal those of the page that each comes from."""
+"""Figures in README, and in the pages that it leads to first, equal those of their sources."""
 
 import re
 from collections.abc import Callable
@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-HOW_GOOD = README.split("## How good predictions are")[1].split("## Compare searches")[0]
+README, HOW_GOOD, QUESTIONS = (
+    " ".join((ROOT / name).read_text(encoding="utf-8").split())
+    for name in ("README.md", "docs/how-good.md", "docs/questions.md")
+)
+HOW_TRUE = README.split("## How true it is")[1].split("**What it is not.**")[0]
 FIGURE = r"(\d+(?:\.\d+)?)"
 PERCENT = re.compile(rf"{FIGURE}(?: %| to \d+ %|, \d+ %)")
 
@@ -88,8 +91,22 @@ def on_published(gpu: str) -> Callable[[], float]:
     return told("end-to-end", row + r"(?:\| +[\d.]+ ){4}\| +" + FIGURE)
 
 
-# What README says, and where each of its figures comes from.
+# What the pages say, and where each of its figures comes from.
 SOURCES: dict[str, tuple[Callable[[], float], ...]] = {
+    rf"on L4: five, six and two \| mean {FIGURE} %, {FIGURE} %, {FIGURE} %": tuple(
+        errors(f"l4-24gb, {name}")[0] for name in ("mist", "megatron-lm", "deepspeed")
+    ),
+    rf"one A100 node; 26 on 64 A100 \| mean {FIGURE} %; {FIGURE} %": (
+        errors("a100-80gb, megatron, one node")[0],
+        errors("a100-80gb, megatron, many nodes")[0],
+    ),
+    rf"GB300, 16 to 4 bits \| median {FIGURE} %": (median("nvidia_megatron_bridge_summary"),),
+    rf"torchtitan, eager and compiled \| median {FIGURE} %": (median("torchtitan"),),
+    rf"a cluster that nobody described \| median {FIGURE} %; {FIGURE} %": (
+        median("no pipeline, tp to 8, to 128 GPUs", WITHOUT_PROFILE),
+        median("hf_ultrascale_h100"),
+    ),
+    rf"of tiny models \| median {FIGURE} %": (median("megatron_core_ci_golden"),),
     rf"five of Mist on L4 \| {PAIR}": errors("l4-24gb, mist"),
     rf"two of DeepSpeed on L4 \| {FIGURE} %, {FIGURE} % \| {FIGURE} %, {FIGURE} %": tuple(
         pair[place]
@@ -161,17 +178,18 @@ SOURCES: dict[str, tuple[Callable[[], float], ...]] = {
 
 
 @pytest.mark.parametrize("pattern", SOURCES)
-def test_a_figure_of_readme_is_its_pages(pattern: str) -> None:
-    """Equal but for rounding to the digits that README has."""
-    match = re.search(pattern, README)
-    assert match, f"README says it otherwise: {pattern}"
+def test_a_figure_is_that_of_its_source(pattern: str) -> None:
+    """Equal but for rounding to the digits that the page has."""
+    match = re.search(pattern, " ".join((README, HOW_GOOD, QUESTIONS)))
+    assert match, f"no page says it like this: {pattern}"
     for written, source in zip(match.groups(), SOURCES[pattern], strict=True):
         digit = 10.0 ** -len(written.partition(".")[2])
         assert float(written) == pytest.approx(source(), abs=0.5001 * digit)
 
 
-def test_every_share_that_readme_promises_has_a_source() -> None:
-    rest = HOW_GOOD
+@pytest.mark.parametrize("text", [HOW_TRUE, HOW_GOOD], ids=["README", "how-good"])
+def test_every_share_that_is_promised_has_a_source(text: str) -> None:
+    rest = text
     for pattern in SOURCES:
         rest = re.sub(pattern, "", rest)
     assert not PERCENT.findall(rest)

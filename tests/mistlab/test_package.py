@@ -1,4 +1,5 @@
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -36,6 +37,11 @@ def test_type_checkers_see_the_same_names() -> None:
 @pytest.mark.parametrize("name", PUBLIC.split())
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(mistlab, name).__name__ == name
+
+
+def test_the_names_are_listed_with_the_version() -> None:
+    assert {*dir(mistlab)} == {*mistlab.__all__, "__version__"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", mistlab.__version__)
 
 
 def test_other_names_are_not() -> None:
