@@ -35,6 +35,7 @@ EXTRAS: Mapping[str, str] = {
     "mcp": "agents",
     "megatron": "baselines",
     "ray": "cluster",
+    "sklearn": "images",
     "torch": "runtime",
     "torchtitan": "baselines",
     "transformers": "huggingface",

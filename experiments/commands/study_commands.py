@@ -1,6 +1,6 @@
 """Commands that ask what would be if a problem were another one."""
 
-from experiments.cli.command import Command, Group, experiment, option
+from experiments.cli.command import Command, Group, experiment, flag, option
 from experiments.cli.commandline import PROBLEM
 
 STUDY_COMMANDS: dict[str, Group] = {
@@ -18,6 +18,21 @@ STUDY_COMMANDS: dict[str, Group] = {
                 "sequence_length": 2048,
             },
             (option("--tensor-parallel", "ranks that share a layer, in one node", 8),),
+        ),
+        "communication": Command(
+            "experiments.reductions.communication:communication",
+            {**experiment("communication")},
+            (
+                option("--values", "numbers of a gradient", 25_500_000),
+                option("--ranks", "ranks of data parallelism", 256),
+                option("--gbytes-per-s", "rate of a rank's link, each way", 0.731),
+                option("--latency-us", "latency of a message", 20.0),
+                option("--compute-ms", "milliseconds that a step computes", 100.0),
+                option("--goal", "mean square gradient to reach", 0.01),
+                option("--noise", "standard deviation of a rank's gradients", 1.0),
+                option("--unlike", "how much ranks' data differ", 0.0),
+                flag("--costs-alone", "train nothing"),
+            ),
         ),
         "space_size": Command(
             "experiments.studies.space_size:sizes",

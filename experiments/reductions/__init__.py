@@ -1,0 +1,1 @@
+"""What data parallelism costs that communicates less, and what it learns."""

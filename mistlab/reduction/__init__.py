@@ -1,0 +1,1 @@
+"""Data parallelism that communicates less: who averages with whom, how often, how compressed."""

@@ -1,0 +1,64 @@
+"""The wall clock of outer steps as the published calculators have it, with their constants.
+
+The formulas are those of the simulator that accompanies the training report of
+robirahman/miri-decentralized-training-report; its constants are its own, not measured here.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from mistlab.core.values import bounded, check_fields
+
+# Stragglers: so much longer for each doubling of the nodes.
+STRAGGLING = 0.05
+# Worth of a token: the least there is, and the loss for each tenfold of the inner steps at 1e9
+# parameters, which shrinks with their logarithm.
+LEAST_WORTH, LOSS_A_TENFOLD, OF_SIZE = 0.4, 0.08, 5
+# Quality after compression so many times, and between.
+COMPRESSED = ((1, 1.0), (4, 1.0), (16, 0.99), (100, 0.98), (500, 0.95))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterClock:
+    """A training by outer steps: parameters, bits each, how much they are compressed, nodes, their
+    link, and inner steps with their seconds."""
+
+    parameters: float = field(metadata=bounded(above=0))
+    bits: int = field(default=16, metadata=bounded(minimum=1))
+    compression: float = field(default=1.0, metadata=bounded(minimum=1))
+    nodes: int = field(metadata=bounded(minimum=1))
+    bits_per_s: float = field(metadata=bounded(above=0))
+    latency_s: float = field(default=0.0, metadata=bounded(minimum=0))
+    every: int = field(metadata=bounded(minimum=1))
+    step_s: float = field(metadata=bounded(above=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def exchanged_bits(self) -> float:
+        """The bits of an exchange."""
+        return self.parameters * self.bits / self.compression
+
+    @property
+    def exchange_s(self) -> float:
+        """The seconds of an all-reduce of the outer gradients, stragglers among the nodes."""
+        straggling = 1 + STRAGGLING * math.log2(self.nodes)
+        return (2 * self.exchanged_bits / self.bits_per_s + self.latency_s) * straggling
+
+    def cycle_s(self, *, overlapped: bool) -> float:
+        """The seconds of the inner steps with one outer step."""
+        compute_s = self.every * self.step_s
+        if overlapped:
+            return max(compute_s, self.exchange_s)
+        return compute_s + self.exchange_s
+
+    def utilisation(self, *, overlapped: bool) -> float:
+        """The share of the time in which nodes compute."""
+        return self.every * self.step_s / self.cycle_s(overlapped=overlapped)
+
+    @property
+    def worth(self) -> float:
+        """The worth of a token beside one of a training that exchanges in every step."""
+        loss = LOSS_A_TENFOLD / (1 + math.log10(self.parameters / 1e9) / OF_SIZE)
+        return max(LEAST_WORTH, 1 - loss * math.log10(self.every))

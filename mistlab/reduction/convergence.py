@@ -1,0 +1,74 @@
+"""Steps to a mean square gradient, by bounds on convergence as the literature has them.
+
+Of smooth functions that need not be convex, with noise of standard deviation ``noise`` on each
+rank's gradients and ranks whose data differ by ``unlike``, each kind reaches ``noise / sqrt(n T)``
+after T steps, as averaging in every step does, and a transient term that falls faster. Constants
+that bounds leave open (smoothness, distance from the optimum) are 1. So figures compare kinds; they
+are no forecast of a loss.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from mistlab.core.values import bounded, check_fields
+from mistlab.reduction.graphs import contraction
+from mistlab.reduction.reduction_costs import Reduction
+
+ASSUMPTIONS = (
+    "bounds for smooth functions that need not be convex; smoothness and the first distance from "
+    "the optimum are 1; compare kinds by them, not losses"
+)
+# The search for a number of steps ends at this many.
+MOST_STEPS = 1e18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """The standard deviation of a rank's gradients, and how much ranks' data differ."""
+
+    noise: float = field(default=1.0, metadata=bounded(minimum=0))
+    unlike: float = field(default=0.0, metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def linear_term(self, ranks: int, steps: float) -> float:
+        """The term that all kinds share, with linear speedup in the ranks."""
+        return self.noise / math.sqrt(ranks * steps)
+
+    def transient_term(self, how: Reduction, ranks: int, values: int, steps: float) -> float:
+        """The term of a kind beyond that: of disagreement, of drift between exchanges, of what is
+        cut off."""
+        whole = 1 / steps
+        spread = 0.0
+        if how.kind == "gossip":
+            rate = contraction(how.topology, ranks)
+            gap = 1 - rate
+            spread += (rate * self.noise) ** (2 / 3) / gap ** (1 / 3)
+            spread += (rate * self.unlike) ** (2 / 3) / gap ** (2 / 3)
+        if how.kind in ("local", "outer"):
+            drift = how.every - 1
+            spread += (drift * self.noise**2) ** (1 / 3) + (drift * self.unlike) ** (2 / 3)
+        if how.compressor.kind != "none":
+            if how.compressor.is_unbiased:
+                kept = 1 / (1 + how.compressor.omega(values))
+            else:
+                kept = how.compressor.delta(values)
+            spread += (self.noise**2 / kept) ** (1 / 3) + ((self.unlike + 1e-12) / kept) ** (2 / 3)
+        return float(whole + spread / steps ** (2 / 3))
+
+    def steps_to(self, goal: float, how: Reduction, ranks: int, values: int) -> float:
+        """The steps after which both terms are at most a goal together."""
+        low, high = 1.0, 2.0
+        while self._sum(high, how, ranks, values) > goal and high < MOST_STEPS:
+            low, high = high, 2 * high
+        while high / low > 1 + 1e-9:
+            middle = math.sqrt(low * high)
+            if self._sum(middle, how, ranks, values) > goal:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _sum(self, steps: float, how: Reduction, ranks: int, values: int) -> float:
+        return self.linear_term(ranks, steps) + self.transient_term(how, ranks, values, steps)

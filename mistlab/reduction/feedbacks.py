@@ -1,0 +1,135 @@
+"""Averages of compressed gradients, and what ranks remember of what was cut off.
+
+Gradients of all ranks are rows. Each average is what every rank gets of a step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from mistlab.core.arrays import Floats
+from mistlab.core.values import near_matches, refuse
+from mistlab.reduction.compressors import Compressor
+
+
+class Averaging(Protocol):
+    """Averages gradients of ranks, step by step, with a memory between them."""
+
+    def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
+        """The average of a step as every rank gets it."""
+        ...
+
+
+def _compressed(how: Compressor, rows: Floats, rng: np.random.Generator) -> Floats:
+    return np.stack([how(row, rng) for row in rows])
+
+
+def _mean(rows: Floats) -> Floats:
+    """The mean of rows."""
+    return np.asarray(rows.mean(axis=0), dtype=np.float64)
+
+
+@dataclass(slots=True)
+class Forgetting:
+    """The mean of compressed gradients; what is cut off is lost."""
+
+    compressor: Compressor
+
+    def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
+        """The mean of all compressed rows."""
+        return _mean(_compressed(self.compressor, gradients, rng))
+
+
+@dataclass(slots=True)
+class Remembering:
+    """MEM-SGD: a rank adds what was cut off to its next gradient."""
+
+    compressor: Compressor
+    memory: Floats | float = 0.0
+
+    def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
+        """The mean of the compressed sums of gradients and memories."""
+        wanted = gradients + self.memory
+        sent = _compressed(self.compressor, wanted, rng)
+        self.memory = wanted - sent
+        return _mean(sent)
+
+
+@dataclass(slots=True)
+class Doubling:
+    """DoubleSqueeze: the server compresses the mean, too, and remembers what it cut off."""
+
+    compressor: Compressor
+    workers: Remembering = field(init=False)
+    memory: Floats | float = 0.0
+
+    def __post_init__(self) -> None:
+        self.workers = Remembering(self.compressor)
+
+    def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
+        """The compressed mean."""
+        wanted = self.workers.average(gradients, rng) + self.memory
+        sent = self.compressor(wanted, rng)
+        self.memory = wanted - sent
+        return sent
+
+
+@dataclass(slots=True)
+class ChangesOnly:
+    """EF21: ranks send the compressed change of their gradients' estimates, which all keep."""
+
+    compressor: Compressor
+    estimates: Floats | float = 0.0
+
+    def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
+        """The mean of all estimates after the step's changes."""
+        changes = _compressed(self.compressor, gradients - self.estimates, rng)
+        self.estimates = self.estimates + changes
+        return _mean(np.asarray(self.estimates))
+
+
+@dataclass(slots=True)
+class InRounds:
+    """NEOLITHIC: what a message cut off is compressed and sent again, so many rounds a step, by
+    ranks and by the server; what is cut off after the last round is remembered on both sides."""
+
+    compressor: Compressor
+    rounds: int = 2
+    memory: Floats | float = 0.0
+    server: Floats | float = 0.0
+
+    def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
+        """The mean, sent in rounds both ways."""
+        wanted = gradients + self.memory
+        sent = np.stack([self._sent(row, rng) for row in wanted])
+        self.memory = wanted - sent
+        mean = sent.mean(axis=0) + self.server
+        back = self._sent(mean, rng)
+        self.server = mean - back
+        return back
+
+    def _sent(self, vector: Floats, rng: np.random.Generator) -> Floats:
+        sent = np.zeros_like(vector)
+        for _ in range(self.rounds):
+            sent = sent + self.compressor(vector - sent, rng)
+        return sent
+
+
+FEEDBACKS: Mapping[str, type[Averaging]] = {
+    "none": Forgetting,
+    "memory": Remembering,
+    "double": Doubling,
+    "ef21": ChangesOnly,
+    "neolithic": InRounds,
+}
+# Vectors as large as the gradients that a rank keeps for each.
+VECTORS_KEPT: Mapping[str, int] = {"none": 0, "memory": 1, "double": 1, "ef21": 1, "neolithic": 1}
+
+
+def averaging(feedback: str, compressor: Compressor) -> Averaging:
+    """The averaging of this name, at the start of a run."""
+    if feedback not in FEEDBACKS:
+        refuse("feedback", f"{feedback!r} is unknown{near_matches(feedback, FEEDBACKS)}")
+    return FEEDBACKS[feedback](compressor)  # type: ignore[call-arg]

@@ -1,0 +1,95 @@
+"""Streaming outer steps (DiLoCo): fragments of a model that are averaged in turn, late and in part.
+
+Each fragment is averaged once in ``every`` inner steps, one after another at equal distances. Its
+change since its last outer step is taken ``delay`` steps before that, and averaged meanwhile; then
+the outer optimizer moves the weights that all ranks share by it, and a rank goes on from a mixture
+of these and of its own: ``mixed`` of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mistlab.core.arrays import Floats
+from mistlab.core.values import bounded, check_fields, refuse
+
+# The change of a rank's weights, a row, by an inner step, a column a fragment.
+InnerStep = Callable[[Floats, int], Floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterSteps:
+    """When and how fragments are averaged, and the outer optimizer: a rate, and Nesterov's
+    momentum."""
+
+    every: int = field(metadata=bounded(minimum=1))
+    fragments: int = field(default=1, metadata=bounded(minimum=1))
+    delay: int = field(default=0, metadata=bounded(minimum=0))
+    mixed: float = field(default=0.0, metadata=bounded(minimum=0, maximum=1))
+    rate: float = field(default=0.7, metadata=bounded(above=0))
+    momentum: float = field(default=0.0, metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.every % self.fragments:
+            problem = f"{self.every} steps are no multiple of {self.fragments} fragments"
+            refuse("every", f"{problem}: give one, so that fragments follow at equal distances")
+        if self.delay >= self.distance:
+            problem = f"{self.delay} reaches to the exchange before, {self.distance} steps earlier"
+            refuse("delay", f"{problem}: give less")
+
+    @property
+    def distance(self) -> int:
+        """The inner steps between exchanges of two fragments."""
+        return self.every // self.fragments
+
+    def fragment_due(self, step: int) -> int | None:
+        """The fragment that takes its outer step after this inner step, if one does."""
+        turn, rest = divmod(step, self.distance)
+        return None if rest or not step else (turn - 1) % self.fragments
+
+
+@dataclass(slots=True)
+class OuterRun:
+    """A run of ranks by outer steps: each rank's weights are a row, each fragment a column; with
+    the weights that all share and the outer momenta. A fragment may be one number or several."""
+
+    how: OuterSteps
+    weights: Floats
+    shared: Floats = field(init=False)
+    momenta: Floats = field(init=False)
+    _changes: dict[int, Floats] = field(default_factory=dict, init=False)
+    step: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.weights = np.array(self.weights, dtype=float)
+        if self.weights.ndim < 2 or self.weights.shape[1] != self.how.fragments:
+            problem = f"shape {self.weights.shape} has no column for each of {self.how.fragments}"
+            refuse("weights", f"{problem} fragments: give ranks x fragments")
+        self.shared = self.weights[0].copy()
+        self.momenta = np.zeros_like(self.shared)
+
+    def advance(self, inner: InnerStep) -> None:
+        """One inner step of every rank, and the outer step that is due after it."""
+        self.step += 1
+        self.weights = self.weights + inner(self.weights, self.step)
+        starting = self.how.fragment_due(self.step + self.how.delay)
+        if starting is not None:
+            change = self.shared[starting] - self.weights[:, starting]
+            self._changes[starting] = change.mean(axis=0)
+        due = self.how.fragment_due(self.step)
+        if due is not None:
+            self._outer(due)
+
+    def rejoin(self, rank: int) -> None:
+        """Let a rank that was away go on from the weights that all share."""
+        self.weights[rank] = self.shared
+
+    def _outer(self, fragment: int) -> None:
+        how, change = self.how, self._changes.pop(fragment)
+        self.momenta[fragment] = how.momentum * self.momenta[fragment] + change
+        ahead = change + how.momentum * self.momenta[fragment] if how.momentum else change
+        self.shared[fragment] = self.shared[fragment] - how.rate * ahead
+        mine = self.weights[:, fragment]
+        self.weights[:, fragment] = how.mixed * mine + (1 - how.mixed) * self.shared[fragment]

@@ -1,0 +1,76 @@
+"""Plays one reduction of data parallelism message by message on SimPy.
+
+A rank sends one message at a time and receives one at a time; each takes its link's latency and its
+bytes over the rate.
+"""
+
+from collections.abc import Generator
+from typing import Any
+
+import simpy
+
+from mistlab.reduction.graphs import offsets_of
+from mistlab.reduction.reduction_costs import RankLink, Reduction
+
+Steps = Generator[simpy.Event, Any, None]
+
+
+def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -> float:
+    """The seconds until every rank has what an exchange brings it."""
+    if ranks == 1:
+        return 0.0
+    env = simpy.Environment()
+    size = how.message_bytes(values)
+    if how.kind == "server":
+        _serve(env, ranks, how.shards, link.message_s(size / how.shards))
+    elif how.kind == "gossip":
+        rounds = list(offsets_of(how.topology, ranks))
+        _rounds(env, ranks, rounds, link.message_s(size))
+    elif how.compressor.is_summable or how.kind == "outer":
+        _rounds(env, ranks, [1] * (2 * (ranks - 1)), link.message_s(size / ranks), waits=True)
+    else:
+        _rounds(env, ranks, [1] * (ranks - 1), link.message_s(size), waits=True)
+    env.run()
+    return float(env.now)
+
+
+def _rounds(
+    env: simpy.Environment, ranks: int, offsets: list[int], message_s: float, *, waits: bool = False
+) -> None:
+    """Rounds of messages, each to the rank at an offset; a message that ``waits`` is made from the
+    one that came before."""
+    inboxes = [simpy.Store(env) for _ in range(ranks)]
+    receiving = [simpy.Resource(env) for _ in range(ranks)]
+
+    def rank(number: int) -> Steps:
+        for offset in offsets:
+            to = (number + offset) % ranks
+            with receiving[to].request() as lane:
+                yield lane
+                yield env.timeout(message_s)
+            inboxes[to].put(number)
+            if waits:
+                yield inboxes[number].get()
+
+    for number in range(ranks):
+        env.process(rank(number))
+
+
+def _serve(env: simpy.Environment, ranks: int, shards: int, message_s: float) -> None:
+    """Every rank sends its part to each server, which answers all of them when it has all."""
+    for _ in range(shards):
+        lane = simpy.Resource(env)
+        sent = [env.process(_through(env, lane, message_s)) for _ in range(ranks)]
+        env.process(_answers(env, simpy.AllOf(env, sent), ranks, message_s))
+
+
+def _through(env: simpy.Environment, lane: simpy.Resource, message_s: float) -> Steps:
+    with lane.request() as turn:
+        yield turn
+        yield env.timeout(message_s)
+
+
+def _answers(env: simpy.Environment, sent: simpy.Event, ranks: int, message_s: float) -> Steps:
+    yield sent
+    for _ in range(ranks):
+        yield env.timeout(message_s)
