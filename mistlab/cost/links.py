@@ -381,11 +381,14 @@ def shape_on_nodes(
 ) -> tuple[Ints, Ints]:
     """The most ranks of a group in a node, and the number of its nodes.
 
-    The stage begins at ``first_rank``, and ranks fill nodes in order.
+    The stage begins at ``first_rank``, and ranks fill nodes in order. Of a stage whose groups lie
+    on nodes in several ways, as five GPUs a node make it, it is the group on the most nodes, for
+    which the others wait.
     """
     reach, apart = np.zeros_like(first_rank), np.ones_like(first_rank)
-    step = np.ones_like(first_rank)
-    for name, ranks in degrees(axes_of(group), value).items():
+    step, are_alike = np.ones_like(first_rank), np.ones(first_rank.shape, dtype=bool)
+    along = degrees(axes_of(group), value)
+    for name, ranks in along.items():
         degree = ranks.astype(np.int64)
         if name in GROUPS[group]:
             # Ranks that are at least a node apart are all in different nodes.
@@ -393,9 +396,26 @@ def shape_on_nodes(
             reach = reach + np.where(is_inside, (degree - 1) * step, 0)
             apart = apart * np.where(is_inside, 1, degree)
         step = step * degree
+        are_alike &= (gpus_per_node % step == 0) | (step % gpus_per_node == 0)
+    are_alike &= first_rank % np.minimum(step, gpus_per_node) == 0
     inside = (first_rank + reach) // gpus_per_node - first_rank // gpus_per_node + 1
     nodes = inside * apart
+    for row in np.flatnonzero(~are_alike).tolist():
+        axes = {name: int(ranks[row]) for name, ranks in along.items()}
+        nodes[row] = _most_nodes(group, axes, first_rank[row], gpus_per_node)
     return -(-ranks_of(group, value).astype(np.int64) // nodes), nodes
+
+
+def _most_nodes(group: str, axes: Mapping[str, int], first_rank: int, gpus_per_node: int) -> int:
+    """The nodes of that group of a stage that lies on the most, by counting those of every one."""
+    # The last axis of an array is the innermost, and so is the first one of a table.
+    names = [*axes][::-1]
+    shape = [axes[name] for name in names]
+    nodes = (first_rank + np.arange(math.prod(shape)).reshape(shape)) // gpus_per_node
+    members = [place for place, name in enumerate(names) if name in GROUPS[group]]
+    rows = np.moveaxis(nodes, members, range(-len(members), 0))
+    in_order = np.sort(rows.reshape(-1, math.prod(shape[place] for place in members)))
+    return int((np.diff(in_order) > 0).sum(axis=1).max()) + 1
 
 
 def shapes_of(

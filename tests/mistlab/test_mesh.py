@@ -55,6 +55,34 @@ def test_shapes_are_those_of_ranks_one_by_one(group: str, gpus: int) -> None:
         assert (inside[row], nodes[row]) == (max(of_node.values()), len(of_node)), (t, c, d, begin)
 
 
+@pytest.mark.parametrize("group", [*GROUPS])
+@pytest.mark.parametrize("gpus", [3, 5, 6, 8])
+def test_where_stages_do_not_fill_nodes_the_group_on_the_most_nodes_counts(
+    group: str, gpus: int
+) -> None:
+    degrees = [*product((1, 2, 3), (1, 2), (1, 2, 4), (0, 1, 2))]
+    tensor, context, data, place = map(np.array, zip(*degrees, strict=True))
+    batch = StageBatch(
+        layers=np.ones(len(degrees)),
+        tensor_parallel=tensor,
+        context_parallel=context,
+        data_parallel=data,
+        micro_batch=1,
+        first_rank=place * tensor * context * data,
+    )
+    inside, nodes = shape_on_nodes(group, batch.value, batch.first_rank, gpus)
+    for row, (t, c, d, before) in enumerate(degrees):
+        values = {"tensor_parallel": t, "context_parallel": c, "data_parallel": d}
+        stage = StagePlan.of_values({"layers": 1, "micro_batch": 1, **values})
+        first = before * t * c * d
+        spans = [
+            len({(first + rank) // gpus for rank in ranks})
+            for ranks in groups_of(group, stage.degree)
+        ]
+        assert nodes[row] == max(spans), (t, c, d, before)
+        assert inside[row] == -(-ranks_of(group, stage.degree) // nodes[row])
+
+
 def test_ranks_have_positions_along_all_axes() -> None:
     values = {"layers": 1, "micro_batch": 1, "tensor_parallel": 2, "data_parallel": 3}
     stage = StagePlan.of_values({**values, "context_parallel": 5})
