@@ -30,10 +30,12 @@ DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 # What a command may need beyond the base, and the extra that brings it.
 EXTRAS: Mapping[str, str] = {
     "accelerate": "baselines",
+    "anyio": "agents",
     "cbcbox": "cbc",
     "deepspeed": "baselines",
     "mcp": "agents",
     "megatron": "baselines",
+    "pydantic": "agents",
     "ray": "cluster",
     "sklearn": "images",
     "torch": "runtime",

@@ -174,7 +174,7 @@ PLAN_COMMANDS: dict[str, Group] = {
             arguments=["folder"],
         ),
         "mcp": Command(
-            "experiments.agents.mcp_server:mcp",
+            "experiments.agents.mcp_command:mcp",
             {},
             (
                 option("--seconds", "time limit of a question", 120.0),

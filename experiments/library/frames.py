@@ -11,7 +11,7 @@ from mistlab.core.values import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-LACKING = "pandas is not installed: pip install 'mistlab[pandas]'"
+LACKING = "pandas is not installed: pip install '.[pandas]'"
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":

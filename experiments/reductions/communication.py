@@ -9,7 +9,7 @@ from experiments.cli.commandline import DONE, as_options
 from experiments.pages.charts import Lines
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table_of
-from experiments.reductions.image_training import WAYS, training_rows
+from experiments.reductions.image_training import WAYS, Digits, training_rows
 from experiments.reductions.published_reductions import published_rows
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
@@ -62,6 +62,8 @@ def communication(options: argparse.Namespace) -> int:
     if options.ranks < 1 or options.values < 1:
         message = f"--ranks {options.ranks}, --values {options.values}: give at least 1 of each"
         raise InputError(message)
+    if not options.costs_alone:
+        Digits.loaded()
     study = Study.begin("communication", options)
     study.add_all(_cost_rows(options, link, noise))
     most = QUICK_PLAYED if options.quick else MOST_PLAYED

@@ -52,7 +52,7 @@ class Digits:
         try:
             from sklearn.datasets import load_digits  # noqa: PLC0415 (an extra)
         except ModuleNotFoundError:
-            message = "scikit-learn is not installed: pip install 'mistlab[images]'"
+            message = "scikit-learn is not installed: pip install '.[images]', or --costs-alone"
             raise InputError(message) from None
         found = load_digits()
         order = np.random.default_rng(0).permutation(len(found.target))

@@ -17,7 +17,8 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from experiments.agents import asking, tools
 from experiments.agents.asking import Asking, folder_of
-from experiments.agents.mcp_server import SKILL, server
+from experiments.agents.mcp_command import SKILL
+from experiments.agents.mcp_server import server
 from experiments.cli.command import main_of
 from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
@@ -205,3 +206,15 @@ def test_the_skill_is_printed() -> None:
     line = [sys.executable, "-m", "experiments", "mcp", "--skill"]
     done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.startswith("---\nname: mistlab\n")
+
+
+def test_what_is_not_installed_is_told() -> None:
+    code = (
+        "import sys; sys.modules['anyio'] = None; sys.argv[1:] = ['mcp']\n"
+        "from experiments.__main__ import console; sys.exit(console())"
+    )
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert done.stderr.endswith("needs it: pip install '.[agents]'\n")
+    assert "Traceback" not in done.stderr
