@@ -79,16 +79,19 @@ def predict_many(
 ) -> PredictedPlans:
     """Several plans predicted; a measured step is that of the first, by which the others are
     corrected."""
-    first, *others = (predict(plan, simulator=simulator, **cluster) for plan in plans)
+    predicted = [predict(plan, simulator=simulator, **cluster) for plan in plans]
+    if not predicted:
+        message = "plans: there are none: give at least one"
+        raise InputError(message)
     measured = MeasuredStep(measured_step=measured_step, measured_gib=measured_gib)
     if measured == MeasuredStep():
-        return PredictedPlans((first, *others))
-    correction = StepCorrection.of(measured, first.prediction)
+        return PredictedPlans(tuple(predicted))
+    correction = StepCorrection.of(measured, predicted[0].prediction)
     corrected = (
         PredictedPlan(
             name=one.name, job=one.job, prediction=correction.corrected(one.job, one.prediction)
         )
-        for one in (first, *others)
+        for one in predicted
     )
     return PredictedPlans(tuple(corrected))
 

@@ -1,6 +1,7 @@
 """Answers of the library about plans: values with their numbers, as text, as HTML and as frames."""
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Told:
+class Told(ABC):
     """An answer that notebooks show as its lines of text; ``str`` gives the same lines."""
 
     __slots__ = ()
 
+    @abstractmethod
     def text_lines(self) -> Iterator[str]:
         """The lines of the answer."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return "\n".join(self.text_lines())

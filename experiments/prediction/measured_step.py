@@ -78,13 +78,8 @@ class StepCorrection:
             stage.peak_reserved_bytes <= room
             for stage, room in zip(prediction.stages, rooms, strict=True)
         )
-        return replace(
-            prediction,
-            iteration_s=prediction.iteration_s * times,
-            iteration_s_low=prediction.iteration_s_low * times,
-            iteration_s_high=prediction.iteration_s_high * times,
-            tokens_per_s=prediction.tokens_per_s / times,
-            mfu=prediction.mfu / times,
+        return prediction.lasting(
+            times,
             fits=has_room and not was_short_of_host,
             notes=(*prediction.notes, "corrected by one measured step; bounds keep their width"),
             stages=stages,

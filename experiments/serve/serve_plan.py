@@ -80,6 +80,8 @@ def serve_plan(options: argparse.Namespace) -> int:
 def served(options: argparse.Namespace) -> dict[str, Any]:
     """The answer to the options' question as plain data; refused where no layout meets the
     goals."""
+    if options.fewest:
+        refuse("fewest", "the command alone searches numbers of GPUs: mistlab serve_plan --fewest")
     with as_options():
         question = _question(options)
     timed = _timed(question, options.gpus)

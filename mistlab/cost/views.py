@@ -153,15 +153,8 @@ class _ViewedStages:
 
 def _lasting(prediction: Prediction, plan: Plan, times: float, extras: Extras) -> Prediction:
     """A prediction that takes ``times`` as long, with its stages as a view sees them."""
-    return replace(
-        prediction,
-        iteration_s=prediction.iteration_s * times,
-        iteration_s_low=prediction.iteration_s_low * times,
-        iteration_s_high=prediction.iteration_s_high * times,
-        tokens_per_s=prediction.tokens_per_s / times,
-        mfu=prediction.mfu / times,
-        stages=tuple(extras.stage(stage, plan.micro_batches) for stage in prediction.stages),
-    )
+    stages = tuple(extras.stage(stage, plan.micro_batches) for stage in prediction.stages)
+    return prediction.lasting(times, stages=stages)
 
 
 def _by_chains(

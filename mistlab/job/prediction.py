@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Protocol, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, Self
 
 from mistlab.core.values import bounded, check_fields, name_in, refuse
 from mistlab.engines.engine import names_for_plans
@@ -175,6 +175,18 @@ class Prediction:
     def peak_reserved_bytes(self) -> int:
         """The bytes that torch's allocator holds on the fullest GPU."""
         return max(stage.peak_reserved_bytes for stage in self.stages)
+
+    def lasting(self, times: float, **others: Any) -> Self:
+        """The prediction with an iteration ``times`` as long, and with other values of fields."""
+        return replace(
+            self,
+            iteration_s=self.iteration_s * times,
+            iteration_s_low=self.iteration_s_low * times,
+            iteration_s_high=self.iteration_s_high * times,
+            tokens_per_s=self.tokens_per_s / times,
+            mfu=self.mfu / times,
+            **others,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,6 @@ STRAGGLING = 0.05
 # Worth of a token: the least there is, and the loss for each tenfold of the inner steps at 1e9
 # parameters, which shrinks with their logarithm.
 LEAST_WORTH, LOSS_A_TENFOLD, OF_SIZE = 0.4, 0.08, 5
-# Quality after compression so many times, and between.
-COMPRESSED = ((1, 1.0), (4, 1.0), (16, 0.99), (100, 0.98), (500, 0.95))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

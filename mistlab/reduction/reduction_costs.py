@@ -5,7 +5,6 @@ sends one at a time and receives one at a time. ``simulators.messages`` plays th
 message.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -127,13 +126,3 @@ def fitted_rate(seconds: float, values: int, ranks: int) -> float:
     """The bytes a second at which a ring's all-reduce of so many values takes these seconds, with
     no latency."""
     return 2 * (ranks - 1) / ranks * VALUE_BYTES * values / seconds
-
-
-def slots(micro_batches: int, stages: int) -> int:
-    """The slots of a pipeline: micro-batches, and its filling and draining."""
-    return micro_batches + stages - 1
-
-
-def hierarchical_every(inner: int, regional: int) -> float:
-    """The steps between outer steps to which an outer step within an outer step comes."""
-    return inner * math.sqrt(regional)

@@ -23,6 +23,7 @@ from experiments.cli.command import main_of
 from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
 from mistlab.core.values import InputError
+from tests.hostile.sources import config
 
 ROOT = Path(__file__).parents[2]
 PLAN = ROOT / "experiments" / "plans" / "gpt3-2.7b-4xl4.yaml"
@@ -100,20 +101,8 @@ def test_a_launch_file_and_a_load_are_answered() -> None:
     assert "gpt3-2.7b" in answered("list_names", kind="models")["result"]
 
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1024,
-    "architectures": ["LlamaForCausalLM"],
-}
-
-
 def test_a_configuration_may_be_the_model() -> None:
-    text = json.dumps(CONFIG)
+    text = json.dumps(config())
     found = answered("tune_training", model=text, hardware="h100-80gb", global_batch=8)
     assert answered("predict_plan", plan=found["plan"])["fits"]
 

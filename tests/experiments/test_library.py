@@ -126,6 +126,11 @@ def test_names_are_those_of_the_catalogue() -> None:
         (lambda: mistlab.predict(PLAN, keep_free=1.0), "keep_free_gib"),
         (lambda: mistlab.predict(PLAN, measured_step=-1.0), "measured_step: -1"),
         (lambda: mistlab.to_framework(PLAN, "megatrn"), "megatron"),
+        (lambda: mistlab.predict_many([]), "give at least one"),
+        (
+            lambda: mistlab.serve(model="llama3-8b", gpu="H100", gpus=2, fewest=True),
+            "serve_plan --fewest",
+        ),
         (lambda: mistlab.predict_runs(3), "give a path or a pandas frame"),
         (lambda: mistlab.serve(model="llama3-8b", gpu="H100", gpus=2, tpt=1), "tpot"),
         (
