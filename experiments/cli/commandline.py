@@ -38,9 +38,11 @@ EXTRAS: Mapping[str, str] = {
     "pydantic": "agents",
     "ray": "cluster",
     "sklearn": "images",
+    "starlette": "page",
     "torch": "runtime",
     "torchtitan": "baselines",
     "transformers": "huggingface",
+    "uvicorn": "page",
 }
 # What the base brings, and a machine that only trains may lack.
 BASE = frozenset(

@@ -173,6 +173,15 @@ PLAN_COMMANDS: dict[str, Group] = {
             ),
             arguments=["folder"],
         ),
+        "page": Command(
+            "experiments.live_page.page_command:page",
+            {},
+            (
+                option("--port", "port on this machine", 8765),
+                option("--seconds", "longest time of a search", 120.0),
+                flag("--no-browser", "do not open the page in a browser"),
+            ),
+        ),
         "mcp": Command(
             "experiments.agents.mcp_command:mcp",
             {},

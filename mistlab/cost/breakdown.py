@@ -202,9 +202,10 @@ _OF_WORK = tuple(name for name in NAMES if name.endswith("_s"))
 _BESIDE_OTHERS = ("data_parallel_s", "copies_s")
 
 
-def breakdown_of(job: Job) -> Breakdown:
-    """The parts of an iteration of a job's plan."""
-    whole_s = _iteration_s(_model(job, None), job.plan)
+def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
+    """The parts of an iteration of a job's plan, whose predicted seconds may be known already."""
+    if whole_s is None:
+        whole_s = _iteration_s(_model(job, None), job.plan)
     launched_s = min(_iteration_s(_model(job, _without_hosts), job.plan), whole_s)
     model = _model(job, lambda tasks: replace(_without_hosts(tasks), send_factor=0.0))
     pipeline_s = min(_iteration_s(model, job.plan), launched_s)

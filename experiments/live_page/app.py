@@ -1,0 +1,179 @@
+"""The page's server: files of the page, questions as JSON, searches as lines that come as they are
+found."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from experiments.live_page.guards import MOST_BODY, App, Guard, body_of, too_large
+from experiments.live_page.processes import BusyError, EndedError, Lane
+from mistlab.core.values import InputError
+
+# The files of the page, and what they are.
+FILES: Mapping[str, str] = {
+    "page.html": "text/html; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "figures.js": "text/javascript; charset=utf-8",
+    "parts.js": "text/javascript; charset=utf-8",
+    "asking.js": "text/javascript; charset=utf-8",
+    "fields.js": "text/javascript; charset=utf-8",
+    "results.js": "text/javascript; charset=utf-8",
+    "serving.js": "text/javascript; charset=utf-8",
+}
+# Which lane answers which question: sliders must not wait for searches or traces.
+LANE_OF: Mapping[str, str] = {
+    "names": "quick",
+    "predict": "quick",
+    "compare": "quick",
+    "choices": "slow",
+    "timeline": "slow",
+    "trace": "slow",
+    "gains": "slow",
+    "paste": "slow",
+    "plan_file": "slow",
+    "export": "slow",
+    "serving": "slow",
+    "search": "search",
+    "pareto": "search",
+}
+STREAMED = frozenset(("search", "pareto"))
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """The routes of questions, over lanes of processes."""
+
+    lanes: Mapping[str, Lane]
+
+    async def ask(self, request: Request) -> Response:
+        """Answer a question."""
+        question = request.path_params["question"]
+        if question not in LANE_OF:
+            return _refused(404, f"question {question[:40]!r} is unknown")
+        try:
+            body = body_of(await _content(request))
+        except InputError as error:
+            return _refused(400, str(error))
+        except ClientDisconnect:
+            return Response(status_code=400)
+        events = self.lanes[LANE_OF[question]].ask(question, body)
+        if question in STREAMED:
+            return StreamingResponse(_lines(events), media_type="application/x-ndjson")
+        return await _unless_gone(request, _only(events))
+
+
+async def _content(request: Request) -> bytes:
+    """A request's body, as far as it is not too large."""
+    content = b""
+    async for part in request.stream():
+        content += part
+        if len(content) > MOST_BODY:
+            raise InputError(too_large(len(content)))
+    return content
+
+
+async def _unless_gone(request: Request, answer: Any) -> Response:
+    """An answer, which is given up once nobody waits for it: sliders ask faster than they are
+    answered."""
+
+    async def gone() -> None:
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.05)
+
+    asked, left = asyncio.create_task(answer), asyncio.create_task(gone())
+    await asyncio.wait({asked, left}, return_when=asyncio.FIRST_COMPLETED)
+    left.cancel()
+    if not asked.done():
+        asked.cancel()
+        await asyncio.wait({asked})
+        return Response(status_code=499)
+    response: Response = asked.result()
+    return response
+
+
+async def _only(events: AsyncIterator[Mapping[str, Any]]) -> Response:
+    """The answer of a question without events on the way."""
+    try:
+        async for event in events:
+            last = event
+    except BusyError as error:
+        return _refused(503, str(error))
+    except EndedError as error:
+        return _refused(504, str(error))
+    if "error" in last:
+        return JSONResponse({"error": last["error"], "field": last.get("field", "")}, 400)
+    return JSONResponse(last["answer"])
+
+
+async def _lines(events: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[str]:
+    """Events as lines of JSON; the last one is the answer or the error."""
+    try:
+        async for event in events:
+            yield json.dumps(event) + "\n"
+    except (BusyError, EndedError) as error:
+        yield json.dumps({"error": str(error), "field": ""}) + "\n"
+
+
+def _refused(status: int, why: str) -> Response:
+    return JSONResponse({"error": why, "field": ""}, status)
+
+
+async def _file(request: Request) -> Response:
+    """A file of the page."""
+    name = request.path_params.get("name", "page.html")
+    if name not in FILES:
+        return _refused(404, f"there is no {name[:40]!r} here: open /")
+    text = files("experiments.live_page").joinpath("files", name).read_text(encoding="utf-8")
+    return Response(text, media_type=FILES[name])
+
+
+async def _icon(request: Request) -> Response:
+    del request
+    return Response(status_code=204)
+
+
+def page_app(port: int, seconds: float, most_waiting: int = 100) -> App:
+    """The application of the page on a port; a search may take so many ``seconds``."""
+    lanes = {
+        "quick": Lane(name="quick", seconds=20.0, most_waiting=most_waiting),
+        "slow": Lane(name="slow", seconds=60.0, most_waiting=most_waiting),
+        "search": Lane(name="search", seconds=seconds + 60.0, most_waiting=8),
+    }
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        del app
+        warming = asyncio.create_task(_warmed(lanes))
+        try:
+            yield
+        finally:
+            warming.cancel()
+            for lane in lanes.values():
+                await lane.end()
+
+    routes = [
+        Route("/", _file),
+        Route("/favicon.ico", _icon),
+        Route("/{name}", _file),
+        Route("/api/{question}", Asker(lanes).ask, methods=["POST"]),
+    ]
+    return Guard(Starlette(routes=routes, lifespan=life), port)
+
+
+async def _warmed(lanes: Mapping[str, Lane]) -> None:
+    """Start all processes, that of quick answers first."""
+    for lane in lanes.values():
+        try:
+            await lane.warm()
+        except EndedError:
+            continue

@@ -1,0 +1,144 @@
+"""What the page's server refuses before any question is read: other hosts and origins, bodies that
+are too large, too deep or not JSON."""
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from mistlab.core.values import InputError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MOST_BODY = 1 << 19
+MOST_DRAINED = 1 << 23
+MOST_LEVELS = 60
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """An application behind checks of who asks: only pages that this server sent may."""
+
+    app: App
+    port: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {
+            key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
+        }
+
+        async def with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                more = [(key.encode(), value.encode()) for key, value in HEADERS.items()]
+                message["headers"] = [*message.get("headers", []), *more]
+            await send(message)
+
+        refused = self._refusal(headers, scope["method"])
+        if refused is None:
+            await self.app(scope, receive, with_headers)
+            return
+        status, why = refused
+        await _drained(receive, headers)
+        body = json.dumps({"error": why, "field": ""}).encode()
+        start = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        await with_headers({"type": "http.response.start", "status": status, "headers": start})
+        await with_headers({"type": "http.response.body", "body": body})
+
+    def _refusal(self, headers: dict[str, str], method: str) -> tuple[int, str] | None:
+        """Why a request is refused, with the status; None where it is not."""
+        known = [f"{host}:{self.port}" for host in HOSTS]
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if host not in known:
+            return 421, f"host {host[:60]!r} is not this server: open http://{known[0]}/"
+        if origin is not None and origin not in [f"http://{one}" for one in known]:
+            return 403, f"origin {origin[:60]!r} is another page: open http://{known[0]}/"
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            return 403, f"another site asks: open http://{known[0]}/"
+        return _refused_body(headers) if method == "POST" else None
+
+
+async def _drained(receive: Receive, headers: dict[str, str]) -> None:
+    """Read a refused body that is not too large for that: who still sends hears no answer."""
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length) <= MOST_DRAINED:
+        while (await receive()).get("more_body"):
+            pass
+
+
+def _refused_body(headers: dict[str, str]) -> tuple[int, str] | None:
+    """Why the body of a request is refused before it is read."""
+    kind = headers.get("content-type", "").partition(";")[0].strip()
+    if kind != "application/json":
+        return 415, f"content type {kind[:60]!r} is not read: send application/json"
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length) > MOST_BODY:
+        return 413, too_large(int(length))
+    return None
+
+
+def too_large(size: int) -> str:
+    """What is said of a body that is too large."""
+    return f"the question has {size:,} bytes: send at most {MOST_BODY:,}"
+
+
+def body_of(content: bytes) -> Any:
+    """The JSON of a request's body; refused where it is malformed or nested too deeply."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        message = f"the question is not UTF-8 (byte {error.start}): send JSON in UTF-8"
+        raise InputError(message) from None
+    if _levels(text) > MOST_LEVELS:
+        message = f"the question is nested more than {MOST_LEVELS} levels deep: send fewer levels"
+        raise InputError(message)
+    try:
+        body = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        message = f"the question is no JSON: {error}: send an object"
+        raise InputError(message) from None
+    if not isinstance(body, dict):
+        message = f"the question is {type(body).__name__}, not an object: send the page's fields"
+        raise InputError(message)
+    return body
+
+
+def _no_constant(name: str) -> Any:
+    message = f"{name} is no number of JSON"
+    raise ValueError(message)
+
+
+def _levels(text: str) -> int:
+    """The deepest nesting of a JSON text; brackets within strings are not counted."""
+    level = deepest = 0
+    is_text = is_escaped = False
+    for letter in text:
+        if is_text:
+            is_text = is_escaped or letter != '"'
+            is_escaped = letter == "\\" and not is_escaped
+        elif letter == '"':
+            is_text = True
+        elif letter in "[{":
+            level += 1
+            deepest = max(deepest, level)
+        elif letter in "]}":
+            level -= 1
+    return deepest

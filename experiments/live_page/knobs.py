@@ -1,0 +1,214 @@
+"""A plan whose choices a person turns by hand: each choice set for all stages, the rest made to
+follow so that GPUs and batch are used up."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from experiments.live_page.texts import AskedProblem
+from mistlab.core.values import InputError, near_matches, refuse
+from mistlab.engines.engine import ENGINES, names_for_plans
+from mistlab.job.job import Job
+from mistlab.plan.dimensions import (
+    AXES,
+    DIMENSIONS,
+    counts_of_blocks,
+    counts_within,
+    dimensions_of_axes,
+    engine_problem,
+    label_of,
+)
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.schedule.placement import even_shares
+from searchers.meshes import divisors
+
+# The choices that are no dimension of a stage.
+STAGES, ENGINE = "stages", "engine"
+# The degree that takes the GPUs that the others leave.
+REPLICAS = AXES["data"].dimension
+# The sequences of a replica in a micro-batch.
+SEQUENCES = next(name for name, row in DIMENSIONS.items() if "batch" in row.checks)
+# Levels of a choice that is a share of a whole.
+EIGHTHS = tuple(eighth / 8 for eighth in range(9))
+# Degrees that are offered, at most so many.
+MOST_VALUES = 24
+
+
+def knobs_of(plan: Plan) -> dict[str, Any]:
+    """The choices that a person may turn, with a plan's values: those of its first stage, and of
+    treated blocks the share of all blocks."""
+    first = plan.stages[0]
+    values: dict[str, Any] = {ENGINE: plan.engine, STAGES: plan.num_stages}
+    for name in _turned():
+        if name in counts_of_blocks():
+            values[name] = sum(stage.degree(name) for stage in plan.stages) / plan.layers
+        else:
+            values[name] = first.value(name)
+    return values
+
+
+def adapted(asked: AskedProblem, given: Job, knobs: Mapping[str, Any]) -> Job:
+    """The job of a given plan on the asked problem, with the choices that were turned.
+
+    A plan for as many GPUs that suits the problem stays as it is where nothing is turned. Elsewhere
+    data parallelism takes the GPUs that the other degrees leave, and blocks are dealt evenly where
+    the number of stages changes.
+    """
+    _check(knobs)
+    plan = given.plan
+    if not knobs and given.cluster.num_gpus == asked.cluster.num_gpus:
+        job = _as_it_is(asked, plan)
+        if job is not None:
+            return job
+    count = knobs.get(STAGES, plan.num_stages)
+    gpus, rest = divmod(asked.cluster.num_gpus, count)
+    if rest or not gpus:
+        _refuse_degree(STAGES, count, asked.cluster.num_gpus)
+    stages = [
+        _turned_stage(stage, knobs, gpus) for stage in _stages_of(asked, plan, count, knobs.keys())
+    ]
+    micro_batches = _micro_batches(asked, stages[0])
+    changed = replace(
+        plan,
+        engine=knobs.get(ENGINE, plan.engine),
+        micro_batches=micro_batches,
+        stages=tuple(stages),
+    )
+    return Job(workload=asked.workload, cluster=asked.cluster, plan=changed)
+
+
+def choices_of(asked: AskedProblem, job: Job) -> dict[str, list[Any]]:
+    """For each choice the values that make a valid job, all else as it is."""
+    found: dict[str, list[Any]] = {}
+    for name, values in _candidates(job):
+        found[name] = [value for value in values if _is_valid(asked, job, name, value)]
+    return found
+
+
+def labels() -> dict[str, str]:
+    """What the page calls each choice."""
+    words = {name: _words(name) for name in _turned()}
+    return {ENGINE: "engine", STAGES: "pipeline stages", **words}
+
+
+def _words(name: str) -> str:
+    """A dimension in words: what its amounts are of, or what they begin with."""
+    row = DIMENSIONS[name]
+    return row.noun or row.amount.partition("{")[0].rstrip("-") or label_of(name).replace("_", " ")
+
+
+def _turned() -> list[str]:
+    """The dimensions that a person turns: all but blocks of a stage and what others leave."""
+    return [name for name in DIMENSIONS if name not in ("layers", REPLICAS)]
+
+
+def _check(knobs: Mapping[str, Any]) -> None:
+    known = [ENGINE, STAGES, *_turned()]
+    for name, value in knobs.items():
+        if name not in known:
+            refuse(f"knobs.{name}", f"is unknown{near_matches(str(name), known)}")
+        if name == ENGINE:
+            if value not in names_for_plans():
+                refuse(ENGINE, f"{value!r} is unknown{near_matches(str(value), names_for_plans())}")
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            refuse(f"knobs.{name}", f"{value!r} is no number: give one")
+        elif name == STAGES and not (isinstance(value, int) and value > 0):
+            refuse(STAGES, f"{value!r} is no number of stages: give a whole number from 1 on")
+
+
+def _as_it_is(asked: AskedProblem, plan: Plan) -> Job | None:
+    try:
+        return Job(workload=asked.workload, cluster=asked.cluster, plan=plan)
+    except InputError:
+        return None
+
+
+def _stages_of(asked: AskedProblem, plan: Plan, count: int, turned: Any) -> Iterator[StagePlan]:
+    """The stages before any choice is turned: the plan's own, or as many like its first one."""
+    layers = asked.workload.model.layers
+    if plan.num_stages == count and plan.layers == layers and STAGES not in turned:
+        yield from plan.stages
+        return
+    first = plan.stages[0]
+    if layers < count:
+        refuse(STAGES, f"{count} is more than the model's {layers} blocks: give at most {layers}")
+    for own in even_shares(layers, count):
+        wanted = {name: round(first.value(name) * own / first.layers) for name in first.counts}
+        yield first.with_values({"layers": own, **counts_within(wanted, own)})
+
+
+def _turned_stage(stage: StagePlan, knobs: Mapping[str, Any], gpus: int) -> StagePlan:
+    """A stage with the turned choices, on so many GPUs."""
+    counts = counts_of_blocks()
+    values = {name: knobs[name] for name in _turned() if name in knobs and name not in counts}
+    wanted = {name: stage.value(name) for name in counts}
+    wanted |= {name: round(knobs[name] * stage.layers) for name in counts if name in knobs}
+    taken = prod(
+        int(values.get(name, stage.value(name)))
+        for name in dimensions_of_axes()
+        if name != REPLICAS
+    )
+    replicas, rest = divmod(gpus, taken)
+    if rest or not replicas:
+        _refuse_degree("degrees", taken, gpus)
+    return stage.with_values({**values, **counts_within(wanted, stage.layers), REPLICAS: replicas})
+
+
+def _micro_batches(asked: AskedProblem, stage: StagePlan) -> int:
+    batch, size = asked.workload.global_batch, stage.degree(SEQUENCES) * stage.degree(REPLICAS)
+    count, rest = divmod(batch, size)
+    if rest or not count:
+        problem = (
+            f"{batch} sequences are no multiple of {stage.degree(REPLICAS)} replicas x "
+            f"{stage.degree(SEQUENCES)} sequences: give another batch, or fewer replicas"
+        )
+        refuse("global_batch", problem)
+    return count
+
+
+def _refuse_degree(name: str, value: int, gpus: int) -> None:
+    refuse(name, f"{value} does not divide {gpus} GPUs: give a divisor of {gpus}")
+
+
+def _candidates(job: Job) -> Iterator[tuple[str, list[Any]]]:
+    """The values of each choice that might do."""
+    plan = job.plan
+    in_pipeline = plan.num_stages > 1
+    few = [d for d in divisors(plan.num_gpus) if d <= job.workload.model.layers]
+    yield STAGES, few[:MOST_VALUES]
+    yield ENGINE, [*names_for_plans()]
+    replicas = plan.stages[0].degree(REPLICAS)
+    sequences = divisors(max(1, job.workload.global_batch // replicas))
+    gpus = divisors(plan.stages[0].num_gpus)[:MOST_VALUES]
+    for name in _turned():
+        row = DIMENSIONS[name]
+        values: list[Any]
+        if row.is_ratio or name in counts_of_blocks():
+            values = [*EIGHTHS]
+        elif name == SEQUENCES:
+            values = [size for size in sequences if size <= MOST_SEQUENCES]
+        elif row.maximum is not None:
+            values = [*range(int(row.minimum), int(row.maximum) + 1)]
+        else:
+            values = [*gpus]
+        engine = ENGINES[plan.engine]
+        yield (
+            name,
+            [v for v in values if not engine_problem(name, v, engine, in_pipeline=in_pipeline)],
+        )
+
+
+MOST_SEQUENCES = 256
+
+
+def _is_valid(asked: AskedProblem, job: Job, name: str, value: Any) -> bool:
+    """Whether a choice can have a value; of treated blocks others may leave too few."""
+    try:
+        turned = adapted(asked, job, {name: value})
+    except InputError:
+        return False
+    if name not in counts_of_blocks():
+        return True
+    plan = turned.plan
+    return all(stage.degree(name) == round(value * stage.layers) for stage in plan.stages)

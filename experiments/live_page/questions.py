@@ -1,0 +1,343 @@
+"""The questions of the page: each takes plain data and returns plain data."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, get_args
+
+import numpy as np
+
+from experiments.bench.problem import lacking_bytes, order_of, predicted, predicted_each
+from experiments.interchange.fidelity import exported
+from experiments.interchange.single_changes import single_changes
+from experiments.library.functions import serve
+from experiments.live_page.knobs import adapted, choices_of, labels
+from experiments.live_page.plan_figures import comparison_of, figures_of, part_words, predicted_job
+from experiments.live_page.searching import SECONDS, Tell, frontier, searched_plan
+from experiments.live_page.texts import AskedProblem, job_in, mapping_of, pasted, problem_asked
+from mistlab import catalog
+from mistlab.core.files import format_yaml
+from mistlab.core.values import InputError, near_matches, refuse
+from mistlab.cost.memory import room_of_plan
+from mistlab.engines.engine import Precision, names_for_plans
+from mistlab.export.targets import TARGETS, target_for
+from mistlab.job.job import Job, job_to_mapping
+from mistlab.job.prediction import Prediction, compared
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.plan.named_spaces import SPACES
+from mistlab.plan.plan import Plan
+from mistlab.serving.gpu_facts import gpu_names
+from searchers.methods.rule import plan_by_rule
+from searchers.savings import Chooser, chosen_plan
+from simulators.symbolic import SymbolicPredictor
+
+Answer = dict[str, Any]
+Asked = Mapping[str, Any]
+# Tasks of a played iteration that are sent: the first half of them, and the last.
+MOST_DRAWN = 24_000
+# Plans that are drawn where Megatron's rule has none, and the seconds for it.
+DRAWN, DRAWN_S = 400, 0.1
+# Links and GPUs this much faster are tried.
+FASTER = (2.0, 4.0)
+# The options of serve_plan that the page has.
+SERVED = (
+    *("model", "gpu", "gpus", "weights", "cache", "engine", "prompt", "output", "lengths"),
+    *("rate", "ttft", "tpot", "dollars", "splits", "export"),
+)
+
+
+def names(body: Asked, tell: Tell) -> Answer:
+    """Everything that the page's lists offer."""
+    del body, tell
+    return {
+        "models": [
+            {"name": name, "layers": model.layers, "hidden": model.hidden}
+            for name in catalog.model_names()
+            for model in (catalog.model(name),)
+        ],
+        "hardware": [
+            {"name": name, "gpus": hardware.node.gpus, "memory_gib": hardware.gpu.memory_gib}
+            for name in catalog.hardware_names()
+            for hardware in (catalog.stated_hardware(name),)
+        ],
+        "spaces": [*SPACES],
+        "engines": [*names_for_plans()],
+        "precisions": [*get_args(Precision)],
+        "frameworks": [*TARGETS],
+        "serving_gpus": [*gpu_names()],
+        "parts": dict(part_words()),
+        "labels": labels(),
+        "streams": [*STREAMS],
+    }
+
+
+def predict(body: Asked, tell: Tell) -> Answer:
+    """A plan's prediction, made to follow the problem and the choices that were turned; without a
+    plan a first one that any problem has."""
+    del tell
+    job = _job(body)
+    return figures_of(job, predicted_job(job))
+
+
+def choices(body: Asked, tell: Tell) -> Answer:
+    """The values that each choice of a plan may take."""
+    del tell
+    asked = problem_asked(body.get("problem"))
+    return {"choices": choices_of(asked, _job(body))}
+
+
+def search(body: Asked, tell: Tell) -> Answer:
+    """The best plan for a problem, told as it gets better."""
+    return searched_plan(problem_asked(body.get("problem")), _seconds(body), _seed(body), tell)
+
+
+def pareto(body: Asked, tell: Tell) -> Answer:
+    """The best plans on fewer and on more nodes."""
+    return frontier(problem_asked(body.get("problem")), _seconds(body), _seed(body), tell)
+
+
+def timeline(body: Asked, tell: Tell) -> Answer:
+    """One iteration, played task by task."""
+    del tell
+    from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
+    from simulators.graph import LANES  # noqa: PLC0415 (needs SimPy)
+    from simulators.timeline import WORDS  # noqa: PLC0415 (needs SimPy)
+
+    job = job_in(body.get("plan"))
+    simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
+    simulation = simulator.simulate(job.plan)
+    tasks = sorted(simulation.tasks(), key=lambda task: task.start_s)
+    whole = len(tasks)
+    if whole > MOST_DRAWN:
+        tasks = [*tasks[: MOST_DRAWN // 2], *tasks[-MOST_DRAWN // 2 :]]
+    kinds = sorted({task.action.kind for task in tasks})
+    return {
+        "iteration_s": simulation.iteration_s,
+        "stages": job.plan.num_stages,
+        "lanes": [name.replace("_", " ") for name in LANES],
+        "kinds": [{"key": kind, "words": WORDS[kind]} for kind in kinds],
+        "tasks": [
+            [
+                task.action.stage,
+                LANES.index(task.lane),
+                kinds.index(task.action.kind),
+                task.start_s,
+                task.end_s,
+            ]
+            for task in tasks
+        ],
+        "whole": whole,
+        "busy_s": [dict(busy) for busy in simulation.busy_s()],
+    }
+
+
+def trace(body: Asked, tell: Tell) -> Answer:
+    """One iteration as a trace for Perfetto."""
+    del tell
+    from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
+    from simulators.timeline import trace_text  # noqa: PLC0415 (needs SimPy)
+
+    job = job_in(body.get("plan"))
+    simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
+    return {"text": trace_text(simulator.simulate(job.plan))}
+
+
+def gains(body: Asked, tell: Tell) -> Answer:
+    """What faster links, more memory and other GPUs would buy for a plan."""
+    del tell
+    job = job_in(body.get("plan"))
+    before = predicted_job(job)
+    rows = [*_by_links(job, before), *_by_memory(job, before), *_by_gpus(job, before)]
+    return {"iteration_s": before.iteration_s, "fits": before.fits, "rows": rows}
+
+
+def compare(body: Asked, tell: Tell) -> Answer:
+    """Two plans, and by which parts of an iteration one is faster."""
+    del tell
+    return comparison_of(job_in(body.get("first")), job_in(body.get("second")))
+
+
+def paste(body: Asked, tell: Tell) -> Answer:
+    """What a pasted text is, and the plan that it says."""
+    del tell
+    return pasted(body)
+
+
+def plan_file(body: Asked, tell: Tell) -> Answer:
+    """A plan as the text of a plan file, which every command takes."""
+    del tell
+    return {"text": format_yaml(job_to_mapping(job_in(body.get("plan"))))}
+
+
+def export(body: Asked, tell: Tell) -> Answer:
+    """A plan in a framework's words."""
+    del tell
+    job, framework = job_in(body.get("plan")), body.get("framework")
+    if framework and framework not in TARGETS:
+        refuse("framework", f"{framework!r} is unknown{near_matches(str(framework), TARGETS)}")
+    made = exported(job, TARGETS[framework] if framework else target_for(job.plan.engine))
+    return {
+        "framework": made.target.name,
+        "text": made.text,
+        "remarks": [*map(str, made.found.remarks)],
+        "exact": made.is_exact,
+        "plan": job_to_mapping(made.found.job),
+    }
+
+
+def serving(body: Asked, tell: Tell) -> Answer:
+    """The layout of GPUs that serves a load best."""
+    del tell
+    question = dict(mapping_of(body.get("load"), "load"))
+    for name, value in question.items():
+        if name not in SERVED:
+            refuse(f"load.{name}", f"is unknown{near_matches(str(name), SERVED)}")
+        if isinstance(value, str) and "/" in value:
+            refuse(f"load.{name}", f"{value!r} names a file: pick a name")
+    return serve(**question)
+
+
+QUESTIONS: Mapping[str, Callable[[Asked, Tell], Answer]] = {
+    "names": names,
+    "predict": predict,
+    "choices": choices,
+    "search": search,
+    "pareto": pareto,
+    "timeline": timeline,
+    "trace": trace,
+    "gains": gains,
+    "compare": compare,
+    "paste": paste,
+    "plan_file": plan_file,
+    "export": export,
+    "serving": serving,
+}
+
+
+def _job(body: Asked) -> Job:
+    """The plan of a question, made to follow its problem and its turned choices."""
+    if body.get("problem") is None:
+        return job_in(body.get("plan"))
+    asked = problem_asked(body["problem"])
+    knobs = mapping_of(body.get("knobs") or {}, "knobs")
+    if body.get("plan") is not None:
+        return adapted(asked, job_in(body["plan"]), knobs)
+    return adapted(asked, _first_plan(asked), knobs)
+
+
+def _first_plan(asked: AskedProblem) -> Job:
+    """A plan for a problem without a search: that of Megatron's rule if it fits, else the best of a
+    few drawn ones."""
+    predictor = SymbolicPredictor(workload=asked.workload, cluster=asked.cluster)
+    found = plan_by_rule(asked.problem, predictor)
+    if found is not None:
+        return Job(workload=asked.workload, cluster=asked.cluster, plan=found[0])
+    best = min(_drawn(asked, predictor), key=lambda one: order_of(one[1]), default=None)
+    if best is None:
+        message = (
+            f"global_batch: {asked.workload.global_batch} sequences on {asked.cluster.num_gpus} "
+            "GPUs: no plan divides both: give another batch or other GPUs"
+        )
+        raise InputError(message)
+    return Job(workload=asked.workload, cluster=asked.cluster, plan=best[0])
+
+
+def _drawn(asked: AskedProblem, predictor: SymbolicPredictor) -> Iterator[tuple[Plan, Prediction]]:
+    """Plans of the space with their predictions: the first one, then random ones until one fits or
+    the time is over."""
+    draw, began_s = np.random.default_rng(0), perf_counter()
+    for number in range(DRAWN):
+        choose = Chooser(lambda _, some: int(draw.integers(some)) if number else 0)  # noqa: B023
+        plan = chosen_plan(asked.problem, asked.space, choose)
+        answer = None if plan is None else predicted_each(predictor, [plan])[0]
+        if plan is not None and isinstance(answer, Prediction):
+            yield plan, answer
+            if answer.fits or perf_counter() - began_s > DRAWN_S:
+                return
+
+
+def _by_links(job: Job, before: Prediction) -> Iterator[Answer]:
+    """The same plan with faster links of either kind."""
+    node = job.cluster.hardware.node
+    for name, words in (
+        ("intra_node_gbytes_per_s", "links in a node"),
+        ("inter_node_gbytes_per_s", "network between nodes"),
+    ):
+        if name.startswith("inter") and job.cluster.nodes == 1:
+            continue
+        now = getattr(job.cluster, name) or getattr(node, name)
+        for times in FASTER if now else ():
+            faster = replace(job.cluster, **{name: times * now})
+            told = f"{words} {times:g} times as fast ({times * now:,.0f} GB/s)"
+            yield from _gain(told, replace(job, cluster=faster), before)
+
+
+def _by_memory(job: Job, before: Prediction) -> Iterator[Answer]:
+    """The fastest single change that lacks memory, and how much more it needs."""
+    changes = single_changes(job)
+    answers = predicted_each(
+        SymbolicPredictor(workload=job.workload, cluster=job.cluster),
+        [change.job.plan for change in changes],
+    )
+    lacking = [
+        (answer.iteration_s, change, answer)
+        for change, answer in zip(changes, answers, strict=True)
+        if isinstance(answer, Prediction)
+        and not answer.fits
+        and answer.iteration_s < before.iteration_s
+    ]
+    if not lacking:
+        return
+    _, change, answer = min(lacking, key=lambda one: one[0])
+    over = max(lacking_bytes(job.cluster, change.job.plan, answer))
+    room = float(room_of_plan(job.cluster, job.plan).min())
+    told = (
+        f"{over / 2**30:.1f} GiB more memory on each GPU (now {room / 2**30:.1f}): {change.words}"
+    )
+    if over > 0:
+        yield _row(told, answer, before, fits=True)
+
+
+def _by_gpus(job: Job, before: Prediction) -> Iterator[Answer]:
+    """The same plan on other GPUs of the catalogue, as many of them."""
+    if job.cluster.others:
+        return
+    for name in catalog.hardware_names():
+        hardware = catalog.hardware(name)
+        if name != job.cluster.hardware.name and hardware.node.gpus >= job.cluster.gpus_per_node:
+            cluster = replace(job.cluster, hardware=hardware, profile=None)
+            try:
+                yield from _gain(name, replace(job, cluster=cluster), before)
+            except InputError:
+                continue
+
+
+def _gain(words: str, job: Job, before: Prediction) -> Iterator[Answer]:
+    answer = predicted(job)
+    if isinstance(answer, Prediction):
+        yield _row(words, answer, before, fits=answer.fits)
+
+
+def _row(words: str, answer: Prediction, before: Prediction, *, fits: bool) -> Answer:
+    comparison = compared(before, answer)
+    return {
+        "change": words,
+        "iteration_s": answer.iteration_s,
+        "ratio": comparison.ratio,
+        "sure": comparison.exceeds_bounds,
+        "fits": fits,
+    }
+
+
+def _seconds(body: Asked) -> float:
+    seconds = body.get("seconds", SECONDS)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        refuse("seconds", f"{seconds!r} is no time: give seconds above 0")
+    return float(seconds)
+
+
+def _seed(body: Asked) -> int:
+    seed = body.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        refuse("seed", f"{seed!r} is no seed: give a whole number from 0 on")
+    return seed

@@ -1,0 +1,210 @@
+"""What a person picks or pastes on the page, as values: names of the catalogue and contents of
+files. No file of the machine is read for it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard, TypeVar
+
+from experiments.bench.search_options import space_called, usual_space
+from mistlab import catalog
+from mistlab.core.files import parse_yaml
+from mistlab.core.values import FieldError, InputError, from_mapping, near_matches, refuse
+from mistlab.export.given import Given
+from mistlab.formats.file_formats import FORMATS, format_of
+from mistlab.huggingface.configurations import KIND, model_of_config
+from mistlab.job.job import (
+    HERE,
+    Job,
+    hardware_from,
+    job_from_mapping,
+    job_to_mapping,
+    model_from,
+)
+from mistlab.job.search import Problem
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.hardware import Hardware
+from mistlab.plan.space import SearchSpace
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.shell.session import LaunchFile
+
+Named = TypeVar("Named")
+# The longest content that is pasted; the largest launch scripts have some tens of kilobytes.
+MOST_TEXT = 1 << 18
+
+_OF_WORKLOAD = ("sequence_length", "global_batch", "attention", "precision")
+_OF_CLUSTER = (
+    *("nodes", "gpus_per_node", "keep_free_gib"),
+    *("intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
+)
+# Keys whose text may name a file in files of this package; here only the catalogue's names count.
+_MAY_NAME_FILES = ("model", "hardware", "profile", "order", "space")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedProblem:
+    """The problem that a person asks about, and the space to search."""
+
+    problem: Problem
+    space: SearchSpace
+
+    @property
+    def workload(self) -> Workload:
+        """The problem's workload."""
+        return self.problem.workload
+
+    @property
+    def cluster(self) -> Cluster:
+        """The problem's cluster."""
+        return self.problem.cluster
+
+
+def problem_asked(body: object) -> AskedProblem:
+    """The problem of a question's mapping; what is wrong is refused with its field."""
+    plain = mapping_of(body, "problem")
+    known = ("model", "hardware", *_OF_WORKLOAD, *_OF_CLUSTER, "space", "engine")
+    for key in plain:
+        if key not in known:
+            refuse(f"problem.{key}", f"is unknown{near_matches(str(key), known)}")
+    workload = from_mapping(
+        Workload,
+        {"model": model_in(plain.get("model")), **_given(plain, _OF_WORKLOAD)},
+        "workload",
+    )
+    cluster = from_mapping(
+        Cluster,
+        {"hardware": hardware_in(plain.get("hardware")), **_given(plain, _OF_CLUSTER)},
+        "cluster",
+    )
+    cluster.peak_flop_per_s(workload.precision)
+    names = {key: plain.get(key) for key in ("space", "engine")}
+    for key, name in names.items():
+        if name is not None and not isinstance(name, str):
+            refuse(key, f"{name!r} is no name: give one of the list")
+    _refuse_files(names)
+    space = space_called(names["space"] or usual_space(workload.model), names["engine"] or None)
+    return AskedProblem(problem=Problem(workload=workload, cluster=cluster), space=space)
+
+
+def model_in(text: object) -> ModelSpec:
+    """The model of a catalogue name, or of the content of a Hugging Face configuration or of a
+    model's mapping."""
+    if not _is_content(text):
+        return _named(text, "model", catalog.model)
+    with_model = parse_yaml(_short(text, "model"), "model")
+    if KIND in with_model:
+        return model_of_config(with_model, str(with_model.get("_name_or_path") or "model"))
+    _refuse_files(with_model)
+    return model_from(with_model, HERE)
+
+
+def hardware_in(text: object) -> Hardware:
+    """The hardware of a catalogue name or of a hardware file's content."""
+    if not _is_content(text):
+        return _named(text, "hardware", catalog.hardware)
+    return hardware_from(parse_yaml(_short(text, "hardware"), "hardware"), HERE)
+
+
+def job_in(content: object) -> Job:
+    """The job of a plan file's content, as text or as plain data, that names no other file."""
+    plain = (
+        parse_yaml(_short(content, "plan"), "plan")
+        if isinstance(content, str)
+        else mapping_of(content, "plan")
+    )
+    _refuse_files(plain)
+    return job_from_mapping(plain)
+
+
+def pasted(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a pasted text is: a plan, hardware, a model's configuration, or a launch file that is
+    read as a plan, with what was assumed."""
+    text = _short(body.get("text"), "text")
+    content = _plain(text)
+    if {"workload", "cluster", "plan"} <= content.keys():
+        return {"kind": "plan", "plan": job_to_mapping(job_in(content)), "remarks": []}
+    if {"gpu", "node"} <= content.keys():
+        return {"kind": "hardware", "name": hardware_in(text).name, "remarks": []}
+    is_config = KIND in content and "hidden_size" in content
+    if is_config or {"family", "layers"} <= content.keys():
+        return {"kind": "model", "name": model_in(text).name, "remarks": []}
+    source = LaunchFile(text=text, name="pasted text")
+    try:
+        row = format_of(source)
+    except InputError:
+        # A configuration whose type is unknown is told as such, not as a launch file.
+        if KIND in content:
+            model_in(text)
+        raise
+    given = Given(
+        hardware=hardware_in(body.get("hardware")),
+        model=model_in(body["model"]) if body.get("model") else None,
+    )
+    imported = FORMATS[row.name].read(source, given)
+    return {
+        "kind": "launch",
+        "name": row.title,
+        "plan": job_to_mapping(imported.job),
+        "remarks": [*map(str, imported.remarks)],
+    }
+
+
+def mapping_of(plain: object, name: str) -> Mapping[str, Any]:
+    """A part of a question that must be a mapping."""
+    if not isinstance(plain, Mapping):
+        refuse(name, f"{type(plain).__name__} is no mapping: give the page's own fields")
+    return plain
+
+
+def _plain(text: str) -> Mapping[str, Any]:
+    """The mapping in a text, empty where it holds none, such as a script."""
+    try:
+        return parse_yaml(text, "text")
+    except InputError:
+        return {}
+
+
+def _given(plain: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: plain[name] for name in names if plain.get(name) is not None}
+
+
+def _is_content(text: object) -> TypeGuard[str]:
+    """Whether a text is a file's content and not a name."""
+    return isinstance(text, str) and ("\n" in text.strip() or text.lstrip().startswith("{"))
+
+
+def _named(text: object, key: str, find: Callable[[str], Named]) -> Named:
+    """The catalogue's value of a name."""
+    if not isinstance(text, str) or not text:
+        refuse(key, "missing: pick a name, or paste a file's content")
+    try:
+        return find(text)
+    except FieldError as error:
+        raise FieldError(key, error.problem) from None
+
+
+def _short(text: object, key: str) -> str:
+    if not isinstance(text, str):
+        refuse(key, f"{type(text).__name__} is no text: paste a file's content")
+    if len(text) > MOST_TEXT:
+        refuse(key, f"has {len(text):,} characters: paste at most {MOST_TEXT:,}")
+    return text
+
+
+def _refuse_files(plain: object) -> None:
+    """Refuse a content that names a file, at any depth."""
+    if isinstance(plain, Mapping):
+        for key, value in plain.items():
+            _refuse_file(str(key), value)
+            _refuse_files(value)
+    elif isinstance(plain, list | tuple):
+        for value in plain:
+            _refuse_files(value)
+
+
+def _refuse_file(key: str, value: object) -> None:
+    names_file = isinstance(value, str) and ("/" in value or value.endswith(_ENDINGS))
+    if key == "graph_file" or (key in _MAY_NAME_FILES and names_file):
+        refuse(key, f"{value!r} names a file, which the page does not read: paste its content")
+
+
+_ENDINGS = (".yaml", ".yml", ".json", ".txt")

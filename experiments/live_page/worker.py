@@ -1,0 +1,107 @@
+"""A process that answers questions: lines of JSON in, lines of JSON out.
+
+A question is ``{"question": ..., "body": ...}``. While it is worked on, each event is a line with
+``event``; the last line has ``answer``, or ``error`` with the field at fault. SIGINT ends a search,
+which then answers with what it has found. The process ends when its input does.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import IO, Any
+
+from mistlab.core.units import GIB_BYTES
+from mistlab.core.values import FieldError, InputError
+
+try:
+    import resource
+except ImportError:  # Windows has no limits of this kind.
+    resource = None  # type: ignore[assignment]
+
+# Address space of a worker, and the resident memory from which it makes way for a new one.
+MOST_BYTES = 8 * GIB_BYTES
+TIRED_BYTES = 1.5 * GIB_BYTES
+# A plan of each of these is predicted before the first question, as engines compile on first use.
+WARM = ("mistlab", "megatron-core", "fsdp")
+# Models whose usual spaces are searched before the first search.
+SEARCHED = ("llama3-8b", "gpt-oss-20b")
+# Questions that a search's interruption may end.
+INTERRUPTED = frozenset(("search", "pareto"))
+
+
+def main() -> None:
+    """Answer the questions of standard input until it ends."""
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What a library prints must not get among the answers.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    from experiments.live_page.questions import QUESTIONS  # noqa: PLC0415 (after the limit)
+
+    _warm_up(*sys.argv[1:])
+    _write(out, {"ready": True})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        _write(out, _answer(QUESTIONS[asked["question"]], asked, out))
+
+
+def _answer(question: Any, asked: Mapping[str, Any], out: IO[str]) -> dict[str, Any]:
+    """The answer to a question, or why there is none."""
+    if asked["question"] in INTERRUPTED:
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        found = {"answer": question(asked["body"], lambda event: _write(out, event))}
+    except FieldError as error:
+        found = {"error": str(error), "field": error.path}
+    except InputError as error:
+        found = {"error": str(error), "field": ""}
+    except KeyboardInterrupt:
+        found = {"error": "stopped before anything was found", "field": ""}
+    except RecursionError:
+        found = {"error": "is nested too deeply: write fewer levels", "field": ""}
+    except MemoryError:
+        found = {"error": f"needs more than {MOST_BYTES // GIB_BYTES} GiB: ask for less"}
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return {**found, "tired": _resident_bytes() > TIRED_BYTES}
+
+
+def _resident_bytes() -> float:
+    """The most memory that this process has held, where the system tells."""
+    return 0.0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _write(out: IO[str], event: Mapping[str, Any]) -> None:
+    try:
+        out.write(json.dumps(event, separators=(",", ":")) + "\n")
+        out.flush()
+    except BrokenPipeError:
+        os._exit(0)
+
+
+def _warm_up(lane: str = "") -> None:
+    """Compile what the usual engines need, and for searches the usual spaces."""
+    from experiments.live_page.questions import predict, search  # noqa: PLC0415 (after the limit)
+
+    problem = {
+        "model": "llama3-8b",
+        "hardware": "h100-80gb",
+        "nodes": 1,
+        "gpus_per_node": 8,
+        "sequence_length": 4096,
+        "global_batch": 64,
+        "attention": "flash",
+        "precision": "bf16",
+    }
+    for engine in WARM:
+        predict({"problem": problem, "knobs": {"engine": engine}}, lambda event: None)
+    for model in SEARCHED if lane == "search" else ():
+        search({"problem": {**problem, "model": model}, "seconds": 0.2}, lambda event: None)

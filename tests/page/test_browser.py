@@ -1,0 +1,153 @@
+"""The page in a browser: clicked through, with the figures of the commands, for every user."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.page.conftest import RunningPage
+from tests.page.test_questions import CONFIG, command
+
+PHONE = {"width": 380, "height": 800}
+SERIOUS = ("serious", "critical")
+
+
+class Seen:
+    """A tab of the browser: its console, and the requests that left the machine."""
+
+    def __init__(self, browser: Any, **settings: Any) -> None:
+        self.context = browser.new_context(**settings)
+        self.tab = self.context.new_page()
+        self.tab.set_default_timeout(60_000)
+        self.said: list[str] = []
+        self.left: list[str] = []
+        self.tab.on("console", lambda message: self.said.append(message.text))
+        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
+        self.tab.on("request", self._see)
+
+    def _see(self, request: Any) -> None:
+        if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
+            self.left.append(request.url)
+
+    def opened(self, address: str) -> Any:
+        """The tab, once it shows an answer."""
+        self.tab.goto(address)
+        self.tab.locator("#iteration, #layout").first.wait_for()
+        return self.tab
+
+
+@pytest.fixture
+def seen(browser: Any, running: RunningPage) -> Iterator[Seen]:
+    one = Seen(browser)
+    one.opened(running.address)
+    one.tab.locator("#verdict", has_text="Proven").wait_for()
+    yield one
+    assert one.said == []
+    assert one.left == []
+    one.context.close()
+
+
+def test_the_first_plan_is_that_of_tune(seen: Seen, tmp_path: Path, capsys: Any) -> None:
+    line = ["--model", "llama3-8b", "--hardware", "h100-80gb", "--gpus-per-node", "8"]
+    line += ["--global-batch", "64", "--precision", "bf16", "--out", str(tmp_path / "p.yaml")]
+    assert command("tune", *line, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    shown = seen.tab.locator("#iteration")
+    assert float(shown.get_attribute("data-seconds")) == told["predicted_s"]
+    assert shown.inner_text() == f"{told['predicted_s']:.3f} s"
+
+
+def test_every_button_is_clicked_through(seen: Seen) -> None:
+    tab = seen.tab
+    tab.get_by_role("button", name="Pin this plan").click()
+    tab.locator("[data-field=knob-zero]").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.locator("#compared", has_text="faster").or_(
+        tab.locator("#compared", has_text="equally")
+    ).first.wait_for()
+    tab.get_by_role("button", name="Back to the plan").click()
+    tab.get_by_role("button", name="Play one iteration").click()
+    tab.locator("#timeline canvas").wait_for()
+    tab.get_by_role("button", name="Ask what would buy").click()
+    tab.locator("#gains table").first.wait_for()
+    tab.get_by_role("button", name="Search other numbers").click()
+    tab.get_by_role("button", name="Take 2 nodes").click()
+    tab.locator("#plan", has_text="16 data").wait_for()
+    tab.get_by_role("button", name="Launch line").click()
+    tab.locator("#take pre", has_text="torchrun").wait_for()
+    for name, ending in (("Plan file", "plan.yaml"), ("Trace", "trace.json")):
+        with tab.expect_download() as got:
+            tab.get_by_role("button", name=name).click()
+        assert got.value.suggested_filename.endswith(ending)
+    tab.get_by_role("tab", name="Serving").click()
+    tab.locator("#layout").wait_for()
+
+
+def test_a_link_restores_the_page(seen: Seen, browser: Any) -> None:
+    tab = seen.tab
+    tab.locator("[data-slider=nodes]").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.locator("#verdict", has_text="all 16 GPUs").wait_for()
+    tab.locator("[data-field=knob-micro_batch]").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.get_by_role("button", name="Back to the plan").wait_for()
+    again = Seen(browser)
+    other = again.opened(tab.url)
+    for part in ("#iteration", "#plan p"):
+        assert other.locator(part).first.inner_text() == tab.locator(part).first.inner_text()
+    assert again.said == []
+    again.context.close()
+
+
+def test_pasted_content_becomes_the_question(seen: Seen) -> None:
+    tab = seen.tab
+    tab.get_by_text("Paste a file").click()
+    tab.locator("#paste").fill(json.dumps(CONFIG))
+    tab.get_by_role("button", name="Read it").click()
+    tab.locator("#read-as", has_text="Read as the model").wait_for()
+    tab.locator("#plan", has_text="blocks 0 to 7").wait_for()
+
+
+def test_what_is_wrong_is_said_beside_its_field(browser: Any, running: RunningPage) -> None:
+    one = Seen(browser)
+    tab = one.opened(running.address)
+    field = tab.locator("input[type=number][data-field=global_batch]")
+    field.fill("0")
+    field.press("Tab")
+    tab.locator("#problem", has_text="global_batch").wait_for()
+    assert field.get_attribute("aria-invalid") == "true"
+    # The browser itself notes an answer with status 400.
+    assert all("400" in said for said in one.said)
+    one.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("tab", ["Training", "Serving"])
+def test_no_serious_finding_of_accessibility(
+    browser: Any, running: RunningPage, scheme: str, tab: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415 (starts slowly)
+
+    # The checker is a script that the page itself would refuse.
+    one = Seen(browser, bypass_csp=True, color_scheme=scheme, viewport=PHONE)
+    shown = one.opened(running.address)
+    if tab == "Serving":
+        shown.get_by_role("tab", name=tab).click()
+        shown.locator("#layout").wait_for()
+    else:
+        shown.locator("#verdict", has_text="Proven").wait_for()
+    found = Axe().run(shown).response["violations"]
+    assert [rule["id"] for rule in found if rule["impact"] in SERIOUS] == []
+    sizes = shown.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert sizes[0] <= sizes[1] == PHONE["width"]
+    one.context.close()
+
+
+def test_without_scripts_the_page_says_what_to_run(browser: Any, running: RunningPage) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(running.address)
+    assert "mistlab tune" in tab.locator("noscript, .alert").first.inner_text()
+    context.close()
