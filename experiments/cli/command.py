@@ -26,6 +26,8 @@ DEVICES = ("cpu", "cuda")
 # Kernels of fused attention.
 KERNELS = ("flash", "cudnn", "flash-attn")
 UNLIMITED = 1 << 20
+# The page that explains words, in a checkout.
+GLOSSARY = "docs/glossary.md"
 # The exit status of a failure that a run of a plan has no message for, of a device as a rule: a
 # traceback is in place of it.
 CRASHED = 3
@@ -46,7 +48,8 @@ class Command:
     With ``searches`` it has those of searches, too. ``arguments`` are the names of arguments
     without an option's name, for the command line that a run's page shows. The function gets the
     parsed options; with ``takes_line`` also the command line, and with ``takes_rest`` the options'
-    ``arguments`` are what stands after ``--``.
+    ``arguments`` are what stands after ``--``. ``examples`` are pairs of a purpose and the words
+    after the command's name, with which ``--help`` ends.
     """
 
     function: str
@@ -57,6 +60,7 @@ class Command:
     takes_line: bool = False
     takes_rest: bool = False
     ends: Ending = "usual"
+    examples: Sequence[tuple[str, str]] = ()
 
     @property
     def description(self) -> str:
@@ -146,11 +150,18 @@ def parser_for(command: Command, program: str) -> argparse.ArgumentParser:
     if command.searches:
         common = {**PROBLEM, **dict.fromkeys(OF_CLUSTER), "seed": 0, **common}
     parser = parser_of(program, command.description, **common)
+    parser.epilog = _examples(command, program)
     for flags, settings in (*(_SEARCH if command.searches else ()), *command.options):
         parser.add_argument(flags, **settings)
     if command.arguments:
         parser.set_defaults(arguments=[*command.arguments])
     return parser
+
+
+def _examples(command: Command, program: str) -> str | None:
+    """The examples of a command, and where words are explained."""
+    lines = [f"  # {purpose}\n  {program} {words}" for purpose, words in command.examples]
+    return "\n".join(["examples:", *lines, "", f"Words: {GLOSSARY}"]) if lines else None
 
 
 def main_of(name: str, command: Command, *, program: str = "") -> Callable[[Sequence[str]], int]:

@@ -33,6 +33,7 @@ EXTRAS: Mapping[str, str] = {
     "anyio": "agents",
     "cbcbox": "cbc",
     "deepspeed": "baselines",
+    "markdown": "page",
     "mcp": "agents",
     "megatron": "baselines",
     "pydantic": "agents",

@@ -58,6 +58,10 @@ MACHINE_COMMANDS: dict[str, Group] = {
                     choices=("measure", "fit"),
                 ),
             ),
+            examples=(
+                ("this machine", "--out my-box.yaml"),
+                ("peaks from a datasheet", "--datasheet h100-80gb --out my-box.yaml"),
+            ),
         ),
         "calibrate": Command(
             "experiments.calibration.calibrate:calibrate",
@@ -114,6 +118,12 @@ MACHINE_COMMANDS: dict[str, Group] = {
                 option("--borrow", "where missing groups come from", metavar="HARDWARE"),
                 option("--out", "the file to write", **path("HARDWARE.yaml"), required=True),
             ),
+            examples=(
+                (
+                    "operators of a table",
+                    "--hardware my-box.yaml --operators operators.csv --out mine.yaml",
+                ),
+            ),
         ),
         "calibrate_runs": Command(
             "experiments.calibration.calibrate_runs:calibrate_runs",
@@ -144,6 +154,13 @@ MACHINE_COMMANDS: dict[str, Group] = {
                 option("--note", "more words on the source of the constants", ""),
                 option("--out", "the file to write", **path("HARDWARE.yaml")),
             ),
+            examples=(
+                (
+                    "one constant, models left out",
+                    "runs.csv --engine megatron-core --fit sustained --leave-out model "
+                    "--out mine.yaml",
+                ),
+            ),
         ),
         "gpu_report": Command(
             "experiments.gpu_reports.gpu_report:work",
@@ -162,6 +179,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
                 flag("--dry-run", "tell the order and the estimate; run nothing"),
                 flag("--draw", "page and pictures of what there is; run nothing"),
             ),
+            examples=(("without a GPU, to see what it does", "--dry-run"),),
         ),
     },
     "Models": {
@@ -191,11 +209,13 @@ MACHINE_COMMANDS: dict[str, Group] = {
                     128,
                 ),
             ),
+            examples=(("a model of one's own", "model.py --out model.json"),),
         ),
         "build_graphs": Command(
             "experiments.models.build_graphs:build_graphs",
             {},
             (option("--out", "folder (default: the package's)", **path("DIR")),),
+            examples=(("into a folder", "--out graphs"),),
         ),
         "check_models": Command(
             "experiments.models.check_models:check",
@@ -207,6 +227,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
                     **path("PAGE.md"),
                 ),
             ),
+            examples=(("two types", "--types llama,qwen3"),),
         ),
     },
     "How good predictions are": {
@@ -223,6 +244,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
                 ),
                 flag("--events", "play runs of whole layers task by task too"),
             ),
+            examples=(("a first look", "--quick"),),
         ),
         "predict_collectives": Command(
             "experiments.networks.predict_collectives:predict_collectives",
@@ -237,6 +259,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
                     **path("FILE.yaml"),
                 ),
             ),
+            examples=(("clusters left out", "collectives.csv --leave-out"),),
         ),
         "predict_runs": Command(
             "experiments.measured.predict_runs:predict_rows",
@@ -257,6 +280,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
                     metavar="NAME|FILE",
                 ),
             ),
+            examples=(("measured runs as JSON", "runs.csv --json"),),
         ),
         "report_runs": Command(
             "experiments.measured.report_runs:report",
@@ -270,6 +294,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
                     **path("FILE.yaml"),
                 ),
             ),
+            examples=(("the page of measured runs", "runs.csv --out runs.md"),),
         ),
         "cross_check": Command(
             "experiments.agreement.cross_check:cross_check",
@@ -292,6 +317,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
                     choices=tuple(ORDERS),
                 ),
             ),
+            examples=(("200 plans", "--plans 200"),),
         ),
     },
 }

@@ -1,5 +1,7 @@
 """Commands about given plans."""
 
+from pathlib import Path
+
 from experiments.cli.command import EXAMPLE, Command, Group, experiment, flag, option, path
 from experiments.cli.commandline import OF_CLUSTER, PLANS, PROBLEM
 from mistlab.engines.engine import names_for_plans
@@ -49,15 +51,25 @@ PLAN_COMMANDS: dict[str, Group] = {
                     metavar="NAME=NUMBER,...",
                 ),
             ),
+            examples=(
+                ("what a plan takes, and where the time goes", "plan.yaml --breakdown"),
+                ("the same on a slower network", "plan.yaml --inter-node-gbytes-per-s 50"),
+                (
+                    "played task by task, as a picture",
+                    "plan.yaml --simulator events --timeline drawn",
+                ),
+            ),
         ),
         "analyse": Command(
             "experiments.prediction.analyse:analyse",
             {"json": False},
             (option("plans", **path("PLAN.yaml"), default=[EXAMPLE], nargs="*"),),
+            examples=(("what each stage holds", "plan.yaml"),),
         ),
         "survey": Command(
             "experiments.studies.survey:surveyed",
             {**PROBLEM, **experiment("survey")},
+            examples=(("every candidate of a space", "--model llama3-8b --hardware h100-80gb"),),
         ),
         "export": Command(
             "experiments.interchange.export:export",
@@ -77,6 +89,13 @@ PLAN_COMMANDS: dict[str, Group] = {
                 ),
                 flag("--strict", "exit status 1 if the plan is not said exactly"),
                 flag("--check", "build the framework's own configuration from the text"),
+            ),
+            examples=(
+                ("flags of Megatron-LM", "plan.yaml --to megatron"),
+                (
+                    "a file of DeepSpeed, if it says the plan exactly",
+                    "plan.yaml --to deepspeed --strict",
+                ),
             ),
         ),
         "import_plan": Command(
@@ -140,6 +159,10 @@ PLAN_COMMANDS: dict[str, Group] = {
                 ),
             ),
             takes_rest=True,
+            examples=(
+                ("a launch script as a plan", "launch.sh --hardware h100-80gb"),
+                ("with a variable of the script", "launch.sh --set NNODES=4 --model llama3-8b"),
+            ),
         ),
         "check_exports": Command(
             "experiments.interchange.check_exports:check_exports",
@@ -157,6 +180,7 @@ PLAN_COMMANDS: dict[str, Group] = {
                     **path("DIR"),
                 ),
             ),
+            examples=(("a first look", "--quick"),),
         ),
         "check_imports": Command(
             "experiments.interchange.check_imports:check_imports",
@@ -172,6 +196,7 @@ PLAN_COMMANDS: dict[str, Group] = {
                 ),
             ),
             arguments=["folder"],
+            examples=(("files of a folder", "launch-files --quick"),),
         ),
         "page": Command(
             "experiments.live_page.page_command:page",
@@ -181,6 +206,17 @@ PLAN_COMMANDS: dict[str, Group] = {
                 option("--seconds", "longest time of a search", 120.0),
                 flag("--no-browser", "do not open the page in a browser"),
             ),
+            examples=(("the page on another port", "--port 9000"),),
+        ),
+        "show": Command(
+            "experiments.shown.show_runs:show",
+            {},
+            (
+                option("runs", **path("RUN"), nargs="+"),
+                option("--out", "the page", Path("runs/show.html"), metavar="PAGE.html"),
+            ),
+            arguments=["runs"],
+            examples=(("two runs side by side", "runs/first runs/second --out both.html"),),
         ),
         "mcp": Command(
             "experiments.agents.mcp_command:mcp",
@@ -189,6 +225,7 @@ PLAN_COMMANDS: dict[str, Group] = {
                 option("--seconds", "time limit of a question", 120.0),
                 flag("--skill", "print a file that tells an agent when and how to ask"),
             ),
+            examples=(("what to give an agent", "--skill"),),
         ),
     },
 }

@@ -28,6 +28,18 @@ SEARCH_COMMANDS: dict[str, Group] = {
                 ),
             ),
             searches=True,
+            examples=(
+                (
+                    "the fastest plan for two nodes",
+                    "--model llama3-8b --hardware h100-80gb --nodes 2 --gpus-per-node 8 "
+                    "--global-batch 128 --precision bf16",
+                ),
+                (
+                    "a model of one's own, on Megatron-core",
+                    "--model config.json --space megatron-core",
+                ),
+                ("what to change in a plan", "--from plan.yaml --out better.yaml"),
+            ),
         ),
         "sweep": Command(
             "experiments.sweeps.sweep:sweep",
@@ -49,6 +61,7 @@ SEARCH_COMMANDS: dict[str, Group] = {
                 ),
             ),
             arguments=["sweep"],
+            examples=(("the problems of a file, two at once", "sweep.yaml --jobs 2"),),
         ),
         "compare_searchers": Command(
             "experiments.tuning.compare_searchers:compare",
@@ -61,10 +74,18 @@ SEARCH_COMMANDS: dict[str, Group] = {
                 ),
             ),
             searches=True,
+            examples=(
+                (
+                    "three searchers on one problem",
+                    "--searchers mist,exact,aceso --model gpt3-1.3b",
+                ),
+                ("all of them, in haste", "--quick"),
+            ),
         ),
         "speedups": Command(
             "experiments.studies.speedups:speedups",
             {**experiment("speedups"), "hardware": None},
+            examples=(("on one GPU", "--hardware a100-40gb --quick"),),
         ),
         "search_quality": Command(
             "experiments.studies.search_quality:compared",
@@ -90,6 +111,7 @@ SEARCH_COMMANDS: dict[str, Group] = {
                     type=float,
                 ),
             ),
+            examples=(("two searchers over three seeds", "--searchers mist,optuna --seeds 3"),),
         ),
         "search_growth": Command(
             "experiments.studies.search_growth:grown",
@@ -101,12 +123,14 @@ SEARCH_COMMANDS: dict[str, Group] = {
                     type=float,
                 ),
             ),
+            examples=(("with a limit of two seconds", "--seconds 2 --quick"),),
         ),
     },
     "Figures of the evaluation": {
         "end_to_end": Command(
             "experiments.evaluation.end_to_end:evaluated",
             {**experiment("end_to_end"), "hardware": None},
+            examples=(("on one GPU", "--hardware l4-24gb --quick"),),
         ),
         "speedup_breakdown": Command(
             "experiments.evaluation.speedup_breakdown:broken_down",
@@ -119,11 +143,13 @@ SEARCH_COMMANDS: dict[str, Group] = {
                     "blind",
                 ),
             ),
+            examples=(("first and last passes spread", "--view average --quick"),),
         ),
         "overlap": Command(
             "experiments.evaluation.overlap:overlapped",
             {**experiment("overlap"), "hardware": None},
             (option("--plans", "random plans to order", 1000),),
+            examples=(("a first look", "--quick"),),
         ),
         "tuning_time": Command(
             "experiments.evaluation.tuning_time:timed",
@@ -135,10 +161,12 @@ SEARCH_COMMANDS: dict[str, Group] = {
                     3000,
                 ),
             ),
+            examples=(("a first look", "--quick"),),
         ),
         "motivation": Command(
             "experiments.evaluation.motivation:motivated",
             {**experiment("motivation"), "hardware": "l4-24gb"},
+            examples=(("the motivating case", "--quick"),),
         ),
     },
 }

@@ -43,17 +43,30 @@ SERVING_COMMANDS: Mapping[str, Group] = {
                 option("--top", "layouts to list", 8),
                 option("--export", "command lines", choices=("vllm", "sglang")),
             ),
+            examples=(
+                (
+                    "70B on 8 H100 under a goal",
+                    "--model llama3-70b --gpu H100 --gpus 8 --tpot 0.03",
+                ),
+                ("the fewest GPUs for a rate", "--model llama3-8b --gpu L4 --rate 2 --fewest"),
+            ),
         ),
-        "serving": Command("experiments.serve.serving:serving", experiment("serving")),
+        "serving": Command(
+            "experiments.serve.serving:serving",
+            experiment("serving"),
+            examples=(("a first look", "--quick"),),
+        ),
         "predict_serving": Command(
             "experiments.serve.predict_serving:predict_serving",
             {"json": False},
             (option("tables", **path("TABLE.csv"), nargs="+"),),
+            examples=(("measured runs as JSON", "runs.csv --json"),),
         ),
         "play_logs": Command(
             "experiments.serve.play_logs:play_logs",
             {"json": False},
             (option("logs", **path("LOGS.csv")), option("runs", **path("RUNS.csv"))),
+            examples=(("logs under their layouts", "requests.csv runs.csv"),),
         ),
         "serving_errors": Command(
             "experiments.serve.serving_errors:serving_errors",
@@ -69,6 +82,7 @@ SERVING_COMMANDS: Mapping[str, Group] = {
                 ),
             ),
             arguments=["tables"],
+            examples=(("GPUs left out", "runs.csv --leave-out gpu"),),
         ),
         "calibrate_serving": Command(
             "experiments.serve.calibrate_serving:calibrate_serving",
@@ -78,6 +92,7 @@ SERVING_COMMANDS: Mapping[str, Group] = {
                 option("--runs", "measured runs", [], **path("TABLE.csv"), nargs="+"),
                 option("--out", "where files are written", Path("runs"), metavar="FOLDER"),
             ),
+            examples=(("from tables", "--kernels tables --runs runs.csv --out fitted"),),
         ),
     },
 }

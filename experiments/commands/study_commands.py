@@ -8,6 +8,7 @@ STUDY_COMMANDS: dict[str, Group] = {
         "ladder": Command(
             "experiments.studies.ladder:climbed",
             {**PROBLEM, **experiment("ladder")},
+            examples=(("of one model", "--model llama3-8b --hardware a100-80gb"),),
         ),
         "partitions": Command(
             "experiments.studies.partitions:partitions",
@@ -18,6 +19,7 @@ STUDY_COMMANDS: dict[str, Group] = {
                 "sequence_length": 2048,
             },
             (option("--tensor-parallel", "ranks that share a layer, in one node", 8),),
+            examples=(("over four ranks", "--tensor-parallel 4"),),
         ),
         "communication": Command(
             "experiments.reductions.communication:communication",
@@ -33,6 +35,13 @@ STUDY_COMMANDS: dict[str, Group] = {
                 option("--unlike", "how much ranks' data differ", 0.0),
                 flag("--costs-alone", "train nothing"),
             ),
+            examples=(
+                (
+                    "of a gradient of 1.5 billion values on 64 ranks",
+                    "--values 1500000000 --ranks 64",
+                ),
+                ("costs, without training", "--costs-alone"),
+            ),
         ),
         "space_size": Command(
             "experiments.studies.space_size:sizes",
@@ -45,6 +54,7 @@ STUDY_COMMANDS: dict[str, Group] = {
                 "gpus_per_node": 8,
                 "global_batch": 512,
             },
+            examples=(("of one model", "--model llama3-70b --nodes 8 --gpus-per-node 4"),),
         ),
         "spaces": Command(
             "experiments.studies.spaces:spaces",
@@ -65,6 +75,7 @@ STUDY_COMMANDS: dict[str, Group] = {
                     nargs="+",
                 ),
             ),
+            examples=(("a first look", "--quick"),),
         ),
         "analysis_speed": Command(
             "experiments.studies.analysis_speed:speeds",
@@ -76,6 +87,7 @@ STUDY_COMMANDS: dict[str, Group] = {
                 "gpus_per_node": 8,
                 "global_batch": 512,
             },
+            examples=(("on one problem", "--model gpt3-7b --quick"),),
         ),
         "scaling": Command(
             "experiments.studies.scaling:scaling",
@@ -85,6 +97,7 @@ STUDY_COMMANDS: dict[str, Group] = {
                 "hardware": "a100-80gb",
                 "sequence_length": 2048,
             },
+            examples=(("of one model", "--model gpt3-13b --hardware a100-80gb"),),
         ),
         "sensitivity": Command(
             "experiments.studies.sensitivity:sensitivity",
@@ -97,10 +110,12 @@ STUDY_COMMANDS: dict[str, Group] = {
                 "sequence_length": 2048,
                 "global_batch": 512,
             },
+            examples=(("of one problem", "--model gpt3-2.7b --global-batch 16"),),
         ),
         "published_configurations": Command(
             "experiments.studies.published_configurations:published_configurations",
             {**experiment("published_configurations")},
+            examples=(("beside what we would run", "--quick"),),
         ),
     },
 }

@@ -29,6 +29,13 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 ),
             ),
             arguments=["plan"],
+            examples=(
+                ("a plan, with 8 GiB kept free", "plan.yaml --keep-free-gib 8"),
+                (
+                    "sizes without a plan",
+                    "--model llama3-8b --hardware rtx-4090-24gb --gpus-per-node 8 --zero 3",
+                ),
+            ),
         ),
         "estimate": Command(
             "experiments.budget.estimate:estimate",
@@ -71,6 +78,10 @@ TRAINING_COMMANDS: dict[str, Group] = {
                     metavar="X",
                 ),
             ),
+            examples=(
+                ("days and dollars", "--model llama3-8b --tokens 1e12 --usd-per-gpu-hour 2.5"),
+                ("of a plan of yours", "--plan plan.yaml --tokens chinchilla"),
+            ),
         ),
         "reliability": Command(
             "experiments.budget.reliability:reliability",
@@ -105,6 +116,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 option("--days", default=60.0),
                 option("--runs", "runs that are played", 200),
             ),
+            examples=(("of 4,096 GPUs for 30 days", "--gpus 4096 --days 30"),),
         ),
     },
     "Training": {
@@ -133,6 +145,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 option("--steps", "steps of a run", 6),
                 option("--seconds", "time limit of this call", 540, type=float),
             ),
+            examples=(("on this machine's CPU", "--device cpu --quick"),),
         ),
         "run_plan": Command(
             "experiments.training.run_plan:run_plan",
@@ -203,6 +216,10 @@ TRAINING_COMMANDS: dict[str, Group] = {
             ),
             takes_line=True,
             ends="at once after a failure",
+            examples=(
+                ("20 steps on the CPU", "plan.yaml --steps 20 --device cpu --out runs/first"),
+                ("go on where it stopped", "plan.yaml --steps 40 --out runs/first --resume latest"),
+            ),
         ),
         "run_plans": Command(
             "experiments.training.run_plans:run_plans",
@@ -214,6 +231,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 option("--seconds", "time limit of each plan", 600.0),
             ),
             arguments=["folders"],
+            examples=(("every plan of a folder", "plans --steps 5 --device cpu"),),
         ),
         "sanitize": Command(
             "experiments.training.sanitize:sanitize",
@@ -226,6 +244,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 flag("--serialise", "as for run_plan"),
             ),
             ends="at once",
+            examples=(("races and collectives of a plan", "plan.yaml"),),
         ),
         "whole_loop": Command(
             "experiments.speedup.whole_loop:whole_loop",
@@ -255,6 +274,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 option("--repeats", "how often each plan runs", 3),
                 option("--steps", "steps of a run", 6),
             ),
+            examples=(("on this machine's CPU", "--device cpu --quick"),),
         ),
     },
 }

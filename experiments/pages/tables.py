@@ -177,6 +177,11 @@ def csv_of(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
+def flat_row(row: Row) -> dict[str, Any]:
+    """A row whose parts of a part have names with dots; lists are texts."""
+    return dict(_flat(row))
+
+
 def untimed(row: Row) -> dict[str, Any]:
     """A row without what depends on the clock."""
     return {name: value for name, value in row.items() if name != TIMING}

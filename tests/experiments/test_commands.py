@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import inspect
 import runpy
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from experiments.__main__ import listing
+from experiments.cli.command import parser_for
 from experiments.commands import COMMANDS, GROUPS
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +54,22 @@ def test_a_command_explains_itself_and_loads_nothing_for_it(command: str) -> Non
     assert done.stdout.startswith(f"usage: python -m experiments.{command}")
     assert done.stdout.endswith("[]\n")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_example_is_read_by_the_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = COMMANDS[command]
+    assert row.examples
+    parser = parser_for(row, f"mistlab {command}")
+    told = parser.format_help()
+    for purpose, words in row.examples:
+        assert f"mistlab {command} {words}" in told
+        assert purpose in told
+        line, _, _ = words.partition(" -- ")
+        parser.parse_args(shlex.split(line))
+    assert capsys.readouterr().err == ""
 
 
 def test_commands_ask_for_nothing_but_files_that_only_the_user_has() -> None:

@@ -1,0 +1,156 @@
+"""The command ``show``: one page of any runs, whose plots and tables a person can ask."""
+
+import argparse
+import html
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from experiments.cli.commandline import DONE, progress
+from experiments.cli.rundir import file_at
+from experiments.shown.kept_run import MOST_ROWS, KeptRun
+from mistlab.core.files import naming
+
+_PICTURE = re.compile(r'<img alt="([^"]*)" src="([^"]*)" ?/?>')
+_HEADING = re.compile(r"<(/?)h([1-5])>")
+_PART = re.compile(r"[^a-z0-9]+")
+
+
+def show(options: argparse.Namespace) -> int:
+    """One page of any runs: their reports, pictures and rows, with plots that can be asked.
+
+    RUN is a folder that a command wrote (--out). The page is one file that needs nothing else. Each
+    run's rows can be sorted, filtered and plotted: any column over any other, coloured by a third.
+    Runs of one command are plotted together, too.
+    """
+    runs = [KeptRun.of(path) for path in options.runs]
+    out = file_at(options.out, "page")
+    with naming(out):
+        out.write_text(page_of(runs), encoding="utf-8")
+    progress(f"{out}: open it in a browser")
+    return DONE
+
+
+def page_of(runs: Sequence[KeptRun]) -> str:
+    """The page, as the text of a file."""
+    own = files("experiments.shown")
+    script = own.joinpath("show.js").read_text(encoding="utf-8")
+    style = own.joinpath("show.css").read_text(encoding="utf-8")
+    # Scripts that stand in a report do not run: the page names the one that may.
+    allowed = b64encode(sha256(script.encode()).digest()).decode()
+    sections = [*_together(runs), *(_section(run, place) for place, run in enumerate(runs))]
+    title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs"
+    return Template(own.joinpath("show.html").read_text(encoding="utf-8")).substitute(
+        title=html.escape(title),
+        allowed=allowed,
+        style=style,
+        contents="\n".join(_contents(runs)),
+        sections="\n".join(sections),
+        script=script,
+    )
+
+
+def _contents(runs: Sequence[KeptRun]) -> Iterator[str]:
+    """Links to the runs, where there are several."""
+    if len(runs) > 1:
+        yield "<nav aria-label='Runs'><ul>"
+        for place, run in enumerate(runs):
+            yield f'<li><a href="#{_anchor(run, place)}">{html.escape(_called(run))}</a></li>'
+        yield "</ul></nav>"
+
+
+def _together(runs: Sequence[KeptRun]) -> Iterator[str]:
+    """Runs of one command, their rows side by side."""
+    by_command: dict[str, list[KeptRun]] = {}
+    for run in runs:
+        by_command.setdefault(str(run.made.get("command", "")), []).append(run)
+    for command, alike in by_command.items():
+        if len(alike) > 1 and any(run.rows for run in alike):
+            rows = [{"run": run.name, **row} for run in alike for row in run.rows]
+            yield f"<section><h2>All runs of {html.escape(command or 'one kind')}</h2>"
+            yield _data(rows, f"{len(alike)} runs together")
+            yield "</section>"
+
+
+def _section(run: KeptRun, place: int) -> str:
+    """A run: how it was made, its words and pictures, its rows."""
+    # A report begins with the command itself.
+    is_told = not run.command or run.words
+    made = "" if is_told else f'<pre tabindex="0">{html.escape(run.command)}</pre>'
+    words, shown = _words(run)
+    others = [_figure(name, run.pictures[name], name) for name in run.pictures if name not in shown]
+    cut = f" (the first {MOST_ROWS:,})" if run.all_rows > MOST_ROWS else ""
+    rows = _data(run.rows, f"{run.all_rows:,} rows{cut}") if run.rows else ""
+    head = f'<section id="{_anchor(run, place)}"><h2>{html.escape(_called(run))}</h2>'
+    versions = _versions(run.made)
+    return "\n".join([head, made, words, *others, rows, versions, "</section>"])
+
+
+def _called(run: KeptRun) -> str:
+    return run.title if run.title == run.name else f"{run.title} ({run.name})"
+
+
+def _anchor(run: KeptRun, place: int) -> str:
+    return f"{_PART.sub('-', run.name.lower()).strip('-') or 'run'}-{place}"
+
+
+def _words(run: KeptRun) -> tuple[str, set[str]]:
+    """A report as HTML, with its pictures in it, and which of them it shows."""
+    import markdown  # noqa: PLC0415 (an extra)
+
+    if not run.words:
+        return "", set()
+    # Reports are Markdown with tables; what looks like HTML in them is text.
+    text = re.sub(r"<(?=[a-zA-Z/!])", "&lt;", run.words.partition("\n")[2])
+    made = markdown.markdown(text, extensions=["tables", "fenced_code"])
+    shown: set[str] = set()
+
+    def picture(match: re.Match[str]) -> str:
+        name = html.unescape(match[2])
+        if name not in run.pictures:
+            return html.escape(match[1])
+        shown.add(name)
+        return _figure(name, run.pictures[name], html.unescape(match[1]))
+
+    made = _PICTURE.sub(picture, made)
+    made = made.replace("<table>", '<div class="wide" tabindex="0"><table>')
+    made = made.replace("</table>", "</table></div>")
+    for level in (4, 3, 2, 1):
+        made = made.replace(f"<h{level}", f"<h{level + 1}").replace(
+            f"</h{level}>", f"</h{level + 1}>"
+        )
+    return made.replace("<pre>", '<pre tabindex="0">'), shown
+
+
+def _figure(name: str, address: str, caption: str) -> str:
+    told = html.escape(caption or name)
+    return f'<figure><img alt="{told}" src="{address}"></figure>'
+
+
+def _data(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
+    """Rows for the page's script, which makes plots and a table of them."""
+    columns = [*dict.fromkeys(name for row in rows for name in row)]
+    cells = [[row.get(name) for name in columns] for row in rows]
+    plain = json.dumps({"columns": columns, "rows": cells}, separators=(",", ":"))
+    # A text in a row must not end the script's element.
+    safe = plain.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return (
+        f'<div class="asked" data-caption="{html.escape(caption)}">'
+        f'<script type="application/json">{safe}</script>'
+        "<noscript>The rows are in rows.jsonl and rows.csv of the run's folder.</noscript></div>"
+    )
+
+
+def _versions(made: Mapping[str, Any]) -> str:
+    """The revision and the versions with which a run was made."""
+    versions = made.get("versions")
+    if not isinstance(versions, Mapping):
+        return ""
+    told = [f"{name} {version}" for name, version in versions.items() if version]
+    revision = [f"revision {made['revision']}"] if made.get("revision") else []
+    return f'<p class="soft">Made with {html.escape(", ".join([*revision, *told]))}.</p>'
