@@ -3,21 +3,24 @@ found."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from experiments.live_page.guards import MOST_BODY, App, Guard, body_of, too_large
-from experiments.live_page.processes import BusyError, EndedError, Lane
+from experiments.live_page.processes import BusyError, EndedError, Event, Lane
 from mistlab.core.values import InputError
 
+Answer = TypeVar("Answer")
 # The files of the page, and what they are.
 FILES: Mapping[str, str] = {
     "page.html": "text/html; charset=utf-8",
@@ -66,10 +69,78 @@ class Asker:
             return _refused(400, str(error))
         except ClientDisconnect:
             return Response(status_code=400)
-        events = self.lanes[LANE_OF[question]].ask(question, body)
-        if question in STREAMED:
-            return StreamingResponse(_lines(events), media_type="application/x-ndjson")
-        return await _unless_gone(request, _only(events))
+        ask = partial(self.lanes[LANE_OF[question]].ask, question, body)
+        return Streamed(ask) if question in STREAMED else Single(ask)
+
+
+class Single(Response):
+    """The answer to a question, which is given up once nobody waits for it: sliders ask faster than
+    they are answered."""
+
+    def __init__(self, ask: Callable[..., Awaitable[Event]]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer, or why there is none."""
+        response = await unless_gone(self._answered(), receive)
+        if response is not None:
+            await response(scope, receive, send)
+
+    async def _answered(self) -> Response:
+        try:
+            last = await self._ask()
+        except BusyError as error:
+            return _refused(503, str(error))
+        except EndedError as error:
+            return _refused(504, str(error))
+        if "error" in last:
+            return JSONResponse({"error": last["error"], "field": last.get("field", "")}, 400)
+        return JSONResponse(last["answer"])
+
+
+class Streamed(Response):
+    """The events of an answer as lines of JSON; the last one is the answer or the error."""
+
+    def __init__(self, ask: Callable[..., Awaitable[Event]]) -> None:
+        super().__init__(media_type="application/x-ndjson")
+        self._ask = ask
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events as they come, for as long as somebody hears them."""
+        del scope
+        headers = [(b"content-type", b"application/x-ndjson")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+        async def heard(event: Event) -> None:
+            body = f"{json.dumps(event)}\n".encode()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        async def answered() -> None:
+            try:
+                await heard(await self._ask(heard))
+            except (BusyError, EndedError) as error:
+                await heard({"error": str(error), "field": ""})
+            await send({"type": "http.response.body", "body": b""})
+
+        await unless_gone(answered(), receive)
+
+
+async def unless_gone(work: Coroutine[Any, Any, Answer], receive: Receive) -> Answer | None:
+    """What some work returns; None if who asked leaves before, which ends the work."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, left = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({working, left}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        left.cancel()
+        is_done = working.done()
+        working.cancel()
+    return working.result() if is_done else None
 
 
 async def _content(request: Request) -> bytes:
@@ -80,48 +151,6 @@ async def _content(request: Request) -> bytes:
         if len(content) > MOST_BODY:
             raise InputError(too_large(len(content)))
     return content
-
-
-async def _unless_gone(request: Request, answer: Any) -> Response:
-    """An answer, which is given up once nobody waits for it: sliders ask faster than they are
-    answered."""
-
-    async def gone() -> None:
-        while not await request.is_disconnected():
-            await asyncio.sleep(0.05)
-
-    asked, left = asyncio.create_task(answer), asyncio.create_task(gone())
-    await asyncio.wait({asked, left}, return_when=asyncio.FIRST_COMPLETED)
-    left.cancel()
-    if not asked.done():
-        asked.cancel()
-        await asyncio.wait({asked})
-        return Response(status_code=499)
-    response: Response = asked.result()
-    return response
-
-
-async def _only(events: AsyncIterator[Mapping[str, Any]]) -> Response:
-    """The answer of a question without events on the way."""
-    try:
-        async for event in events:
-            last = event
-    except BusyError as error:
-        return _refused(503, str(error))
-    except EndedError as error:
-        return _refused(504, str(error))
-    if "error" in last:
-        return JSONResponse({"error": last["error"], "field": last.get("field", "")}, 400)
-    return JSONResponse(last["answer"])
-
-
-async def _lines(events: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[str]:
-    """Events as lines of JSON; the last one is the answer or the error."""
-    try:
-        async for event in events:
-            yield json.dumps(event) + "\n"
-    except (BusyError, EndedError) as error:
-        yield json.dumps({"error": str(error), "field": ""}) + "\n"
 
 
 def _refused(status: int, why: str) -> Response:

@@ -10,10 +10,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+Process = asyncio.subprocess.Process
+Event = Mapping[str, Any]
+Heard = Callable[[Event], Awaitable[None]]
 
 ROOT = Path(__file__).parents[2]
 # The longest line of an answer: a trace of an iteration has some tens of megabytes.
@@ -36,32 +40,37 @@ class EndedError(Exception):
 @dataclass(slots=True, kw_only=True)
 class Lane:
     """A process, and the questions that wait for it: at most ``most_waiting``, each at most for
-    ``seconds`` once its turn has come."""
+    ``seconds`` once its turn has come.
+
+    A question that is given up does not stop what it has begun: the start of a process and the end
+    of an answer are tasks of their own, which the next question waits for.
+    """
 
     name: str
     seconds: float
     most_waiting: int = 100
-    _process: "asyncio.subprocess.Process | None" = field(default=None, init=False)
+    _process: Process | None = field(default=None, init=False)
+    _starting: "asyncio.Task[Process] | None" = field(default=None, init=False)
+    _stopping: "asyncio.Task[None] | None" = field(default=None, init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _waiting: int = field(default=0, init=False)
 
-    async def ask(self, question: str, body: Any) -> AsyncIterator[Mapping[str, Any]]:
-        """The events of an answer; the last one has ``answer`` or ``error``."""
+    async def ask(self, question: str, body: Any, heard: Heard | None = None) -> Event:
+        """The answer to a question, with ``answer`` or ``error``; events on the way are heard."""
         if self._waiting >= self.most_waiting:
             message = f"{self._waiting} questions wait already: ask again in a few seconds"
             raise BusyError(message)
         self._waiting += 1
         try:
             async with self._turn:
-                async for event in self._asked(question, body):
-                    yield event
+                return await self._asked(question, body, heard)
         finally:
             self._waiting -= 1
 
     async def warm(self) -> None:
         """Start the process, so that the first question does not wait for it."""
         async with self._turn:
-            await self._started()
+            await self._ready()
 
     async def end(self) -> None:
         """End the process."""
@@ -71,8 +80,8 @@ class Lane:
                 process.kill()
             await process.wait()
 
-    async def _asked(self, question: str, body: Any) -> AsyncIterator[Mapping[str, Any]]:
-        process = await self._started()
+    async def _asked(self, question: str, body: Any, heard: Heard | None) -> Event:
+        process = await self._ready()
         assert process.stdin is not None
         line = json.dumps({"question": question, "body": body}) + "\n"
         process.stdin.write(line.encode())
@@ -80,12 +89,12 @@ class Lane:
         try:
             async with asyncio.timeout(self.seconds):
                 await process.stdin.drain()
-                while not is_answered:
-                    event = await self._event(process)
-                    is_answered = "event" not in event
-                    yield event
-            if event.get("tired"):
-                await self.end()
+                event = await _event(process)
+                while "event" in event:
+                    if heard is not None:
+                        await heard(event)
+                    event = await _event(process)
+            is_answered = True
         except TimeoutError:
             message = f"{question} took longer than {self.seconds:g} s: ask for less"
             raise EndedError(message) from None
@@ -94,12 +103,30 @@ class Lane:
             raise EndedError(message) from None
         finally:
             if not is_answered:
-                await asyncio.shield(self._stopped(process))
+                self._stopping = asyncio.create_task(self._stopped(process))
+        if event.get("tired"):
+            await self.end()
+        return event
 
-    async def _started(self) -> asyncio.subprocess.Process:
-        """The process that is ready for a question."""
+    async def _ready(self) -> Process:
+        """The process, once it is ready for a question."""
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)
+            self._stopping = None
         if self._process is not None and self._process.returncode is None:
             return self._process
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._started())
+        try:
+            process = await asyncio.shield(self._starting)
+        except EndedError:
+            self._starting = None
+            raise
+        self._process, self._starting = process, None
+        return process
+
+    async def _started(self) -> Process:
+        """A new process that has said that it is ready."""
         paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {
             **os.environ,
@@ -115,33 +142,34 @@ class Lane:
             limit=MOST_LINE,
             start_new_session=True,
         )
-        self._process = process
         try:
             async with asyncio.timeout(STARTS_S):
-                await self._event(process)
+                await _event(process)
         except (TimeoutError, ConnectionError):
-            await self.end()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
             message = "no process could be started for it: try again"
             raise EndedError(message) from None
         return process
 
-    async def _event(self, process: asyncio.subprocess.Process) -> Mapping[str, Any]:
-        """The next line of a process."""
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line:
-            raise ConnectionError
-        event: Mapping[str, Any] = json.loads(line)
-        return event
-
-    async def _stopped(self, process: asyncio.subprocess.Process) -> None:
+    async def _stopped(self, process: Process) -> None:
         """End a question that nobody waits for any more: a search by a signal, all else with its
         process."""
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
             try:
                 async with asyncio.timeout(STOPS_S):
-                    while "event" in await self._event(process):
+                    while "event" in await _event(process):
                         pass
             except (TimeoutError, ConnectionError, ValueError):
                 await self.end()
+
+
+async def _event(process: Process) -> Event:
+    """The next line of a process."""
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    if not line:
+        raise ConnectionError
+    event: Event = json.loads(line)
+    return event

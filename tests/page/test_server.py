@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,24 @@ def test_a_process_that_dies_is_replaced(running: RunningPage) -> None:
         assert status == 504
         assert answer["error"]
     assert running.ask("predict", {"problem": PROBLEM})[0] == 200
+
+
+def test_searches_that_are_given_up_do_not_mix_with_the_next(running: RunningPage) -> None:
+    """As a slider that moves on while its search runs."""
+    body = json.dumps({"problem": {**PROBLEM, "model": "gpt-oss-20b"}, "seconds": 30}).encode()
+    small = {**PROBLEM, "model": "gpt3-1.3b", "nodes": 1, "global_batch": 32}
+    for _ in range(3):
+        connection = HTTPConnection("127.0.0.1", running.port, timeout=60)
+        headers = {"content-type": "application/json"}
+        connection.request("POST", "/api/search", body, headers)
+        assert json.loads(connection.getresponse().readline())["event"] == "progress"
+        connection.close()
+        _, content = running.send(
+            "/api/search", json.dumps({"problem": small, "seconds": 30}).encode()
+        )
+        answer = json.loads(content.splitlines()[-1])["answer"]
+        assert answer["status"] == "OPTIMAL"
+        assert answer["figures"]["job"]["workload"]["model"] == "gpt3-1.3b"
 
 
 def test_an_unknown_question_is_refused(running: RunningPage) -> None:

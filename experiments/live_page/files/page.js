@@ -6,11 +6,17 @@ import { check, list, mark, optional, powers, slider } from "/fields.js";
 import { compareCard, gainsCard, goesCard, memoryCard, paretoCard, planCard, searchCard, timeCard, timelineCard } from "/results.js";
 import { LOAD, served, servingForm } from "/serving.js";
 
-const TABS = { train: "Training", serve: "Serving" };
+const TABS = { train: "Training", adapt: "Fine-tuning", serve: "Serving" };
 const PROBLEM = {
   model: "llama3-8b", hardware: "h100-80gb", nodes: 1, gpus_per_node: 8, sequence_length: 4096,
   global_batch: 64, attention: "flash", precision: "bf16",
 };
+// What is fine-tuned: engines stand for it, in the space of sharded data parallelism.
+const ADAPTED = {
+  model: "llama3-8b", hardware: "rtx-4090-24gb", nodes: 1, gpus_per_node: 1, sequence_length: 2048,
+  global_batch: 8, attention: "flash", precision: "bf16", space: "fsdp", engine: "fsdp-adapters",
+};
+const WAYS = [["fsdp-adapters", "adapters (LoRA) beside frozen weights"], ["fsdp-eager-adapters", "adapters, not compiled"], ["fsdp", "all weights"]];
 // So long nothing may change before a search begins.
 const QUIET_MS = 600;
 
@@ -23,6 +29,8 @@ const state = {
   money: { price: null, tokens: null }, auto: true, seconds: 20,
   figures: null, choices: null, search: null, stage: null, pinned: null, comparison: null,
   gains: null, pareto: null, timeline: null, pasted: {}, exported: null,
+  // The questions of tabs that are not shown.
+  kept: { adapt: { problem: ADAPTED, plan: null, knobs: {} } },
 };
 let names = null, timer = null;
 
@@ -46,6 +54,7 @@ function restore() {
       if (kept[name] !== undefined) state[name] = kept[name];
     }
     if (!(state.tab in TABS)) state.tab = "train";
+    if (state.tab === "adapt") state.kept = { train: { problem: { ...PROBLEM }, plan: null, knobs: {} } };
     return true;
   } catch {
     tell(new Refused("the link is damaged: copy it again"));
@@ -265,7 +274,7 @@ async function copyLink() {
 }
 
 function show(only) {
-  if (state.tab !== "train") return;
+  if (state.tab === "serve") return;
   if (!state.figures) {
     const part = CARDS.search();
     results.replaceChildren(...(part ? [part] : []));
@@ -335,6 +344,7 @@ function trainingForm() {
   const counts = powers(1, 128).filter((count) => count <= most);
   if (!counts.includes(most)) counts.push(most);
   return [
+    state.tab === "adapt" ? list("engine", "what is trained", WAYS, state.problem.engine, setProblem("engine")) : null,
     list("model", "model", withPasted("model", names.models.map((one) => one.name)), state.problem.model, setProblem("model")),
     list("hardware", "hardware", withPasted("hardware", names.hardware.map((one) => one.name)), state.problem.hardware, (value) => {
       const row = names.hardware.find((one) => one.name === value);
@@ -350,7 +360,7 @@ function trainingForm() {
     el("details", {}, el("summary", {}, "More of the question"),
       list("attention", "attention", ["flash", "math"], state.problem.attention, setProblem("attention")),
       list("space", "plans to choose from", [["", "as the model asks"], ...names.spaces.map((name) => [name, name])], state.problem.space || "", setProblem("space")),
-      list("engine", "engine", [["", "the space's own"], ...names.engines.map((name) => [name, name])], state.problem.engine || "", setProblem("engine")),
+      state.tab === "adapt" ? null : list("engine", "engine", [["", "the space's own"], ...names.engines.map((name) => [name, name])], state.problem.engine || "", setProblem("engine")),
       slider("keep_free_gib", "GiB to keep free on each GPU", [0, 1, 2, 4, 6, 8, 12, 16, 20], state.problem.keep_free_gib || 0, setProblem("keep_free_gib")),
       optional("intra_node_gbytes_per_s", "GB/s inside a node (empty: the hardware's)", state.problem.intra_node_gbytes_per_s, setProblem("intra_node_gbytes_per_s")),
       optional("inter_node_gbytes_per_s", "GB/s of a node's network (empty: the hardware's)", state.problem.inter_node_gbytes_per_s, setProblem("inter_node_gbytes_per_s"))),
@@ -362,7 +372,7 @@ function trainingForm() {
       check("search again when the question changes", state.auto, (value) => { state.auto = value; }),
       el("div", { class: "row" }, el("button", { type: "button", class: "main", id: "search-now", onclick: () => void searchNow() }, "Search"))),
     pasteField(),
-  ];
+  ].filter(Boolean);
 }
 
 function pasteField() {
@@ -422,7 +432,7 @@ async function serveNow() {
 
 function makeForm() {
   const opened = [...form.querySelectorAll("details[open] > summary")].map((one) => one.textContent);
-  form.replaceChildren(...(state.tab === "train" ? trainingForm() : servingForm(state.load, names, () => void serveNow())));
+  form.replaceChildren(...(state.tab === "serve" ? servingForm(state.load, names, () => void serveNow()) : trainingForm()));
   for (const summary of form.querySelectorAll("summary")) {
     if (opened.includes(summary.textContent)) summary.parentElement.open = true;
   }
@@ -449,10 +459,17 @@ function pick(tab) {
   if (tab === state.tab) return;
   searching.stop();
   clearTimeout(timer);
+  if (state.tab !== "serve") {
+    const { problem, plan, knobs } = state;
+    state.kept[state.tab] = { problem, plan, knobs };
+  }
   state.tab = tab;
+  if (tab in state.kept) Object.assign(state, state.kept[tab]);
+  for (const name of ["figures", "choices", "search", "comparison", "pinned", "pareto"]) state[name] = null;
+  stale();
   tell(null);
   results.replaceChildren();
-  begin();
+  begin(Boolean(state.plan));
 }
 
 function begin(isRestored = false) {
