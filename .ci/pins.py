@@ -38,7 +38,7 @@ MAKEFILE = ROOT / "Makefile"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 INSTALLS = (
     *("base", "dev", "runtime", "kernels", "huggingface", "cluster", "cbc"),
-    *("agents", "images", "page", "pandas"),
+    *("agents", "docs", "images", "page", "pandas"),
 )
 # Compiled on the machine that trains, for its CUDA; no pins are kept for them.
 UNPINNED = ("flash", "baselines")

@@ -157,8 +157,10 @@ MACHINE_COMMANDS: dict[str, Group] = {
             examples=(
                 (
                     "one constant, models left out",
-                    "runs.csv --engine megatron-core --fit sustained --leave-out model "
-                    "--out mine.yaml",
+                    (
+                        "runs.csv --engine megatron-core --fit sustained --leave-out model "
+                        "--out mine.yaml"
+                    ),
                 ),
             ),
         ),

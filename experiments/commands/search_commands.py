@@ -31,8 +31,10 @@ SEARCH_COMMANDS: dict[str, Group] = {
             examples=(
                 (
                     "the fastest plan for two nodes",
-                    "--model llama3-8b --hardware h100-80gb --nodes 2 --gpus-per-node 8 "
-                    "--global-batch 128 --precision bf16",
+                    (
+                        "--model llama3-8b --hardware h100-80gb --nodes 2 --gpus-per-node 8 "
+                        "--global-batch 128 --precision bf16"
+                    ),
                 ),
                 (
                     "a model of one's own, on Megatron-core",
