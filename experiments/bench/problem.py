@@ -87,7 +87,19 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
     values = {name: getattr(options, name) for name in fields if name not in instead} | instead
     if "model" not in instead:
         values["model"] = model_from(options.model, Path())
-    return Workload(**values)
+    return Workload(**values, **_trained(options))
+
+
+def _trained(options: argparse.Namespace) -> dict[str, Any]:
+    """What options say of the weights that are trained, for commands that ask."""
+    train = {"lora": "adapters"}.get(getattr(options, "train", "all"), "")
+    given = {
+        "train": train or getattr(options, "train", None),
+        "adapter_rank": getattr(options, "rank", None),
+        "base": getattr(options, "base", None),
+        "loss": getattr(options, "loss", None),
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def problem_of(

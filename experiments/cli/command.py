@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from experiments.cli.commandline import DONE, NO_ANSWER, OF_CLUSTER, PLANS, PROBLEM, parser_of, run
+from experiments.cli.commandline import (
+    DONE,
+    NO_ANSWER,
+    OF_CLUSTER,
+    PLANS,
+    PROBLEM,
+    TRAINED,
+    parser_of,
+    run,
+)
 from mistlab.core.values import imported
 from mistlab.engines.engine import names_for_plans
 from simulators.registry import PREDICTORS
@@ -148,7 +157,7 @@ def parser_for(command: Command, program: str) -> argparse.ArgumentParser:
     """The parser of a command, called as a program of this name."""
     common = dict(command.common)
     if command.searches:
-        common = {**PROBLEM, **dict.fromkeys(OF_CLUSTER), "seed": 0, **common}
+        common = {**PROBLEM, **TRAINED, **dict.fromkeys(OF_CLUSTER), "seed": 0, **common}
     parser = parser_of(program, command.description, **common)
     parser.epilog = _examples(command, program)
     for flags, settings in (*(_SEARCH if command.searches else ()), *command.options):

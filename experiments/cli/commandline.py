@@ -72,6 +72,19 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--global-batch": {"type": int, "help": "sequences of a step"},
     "--attention": {"choices": ("flash", "math"), "help": "fused, or product by product"},
     "--precision": {"choices": get_args(Precision), "help": "arithmetic of the training"},
+    "--train": {
+        "choices": ("all", "adapters", "lora"),
+        "help": "all weights, or adapters beside frozen ones (lora is the same)",
+    },
+    "--loss": {
+        "choices": ("whole", "chunked"),
+        "help": "logits of all tokens at once, or of 4,096 (default: whole)",
+    },
+    "--rank": {"type": int, "help": "rank of the adapters (default: 16)"},
+    "--base": {
+        "choices": ("16bit", "8bit", "4bit"),
+        "help": "bits of the frozen weights of blocks (default: 16bit)",
+    },
     "--keep-free-gib": {
         "type": float,
         "metavar": "GIB",
@@ -121,6 +134,8 @@ PROBLEM: Mapping[str, Any] = {
     "attention": "flash",
     "precision": "fp16",
 }
+# What is trained, for commands that ask for it.
+TRAINED: Mapping[str, Any] = {"train": "all", "rank": None, "base": None, "loss": None}
 # Numbers of the cluster for which some commands have options, in place of the hardware's.
 OF_CLUSTER = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
 

@@ -11,13 +11,19 @@ from experiments.cli.command import (
     option,
     path,
 )
-from experiments.cli.commandline import PLANS, PROBLEM
+from experiments.cli.commandline import PLANS, PROBLEM, TRAINED
 
 TRAINING_COMMANDS: dict[str, Group] = {
     "What a run takes in all": {
         "will_it_fit": Command(
             "experiments.budget.will_it_fit:will_it_fit",
-            {**PROBLEM, **experiment("will_it_fit"), "keep_free_gib": None, "engine": None},
+            {
+                **PROBLEM,
+                **TRAINED,
+                **experiment("will_it_fit"),
+                "keep_free_gib": None,
+                "engine": None,
+            },
             (
                 option("plan", **path("PLAN.yaml"), nargs="?"),
                 option("--tensor-parallel", "GPUs that share each layer", 1, metavar="N"),

@@ -31,7 +31,10 @@ Named = TypeVar("Named")
 # The longest content that is pasted; the largest launch scripts have some tens of kilobytes.
 MOST_TEXT = 1 << 18
 
-_OF_WORKLOAD = ("sequence_length", "global_batch", "attention", "precision")
+_OF_WORKLOAD = (
+    *("sequence_length", "global_batch", "attention", "precision", "optimizer"),
+    *("train", "adapter_rank", "adapter_targets", "base", "loss"),
+)
 _OF_CLUSTER = (
     *("nodes", "gpus_per_node", "keep_free_gib"),
     *("intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),

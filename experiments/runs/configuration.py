@@ -28,7 +28,8 @@ from experiments.runs.runs_table import TableRow
 from experiments.runs.shapes import Shape, replicated, shape_of
 from mistlab.core.values import refuse, shown
 from mistlab.cost.confidence import BITS, Blocks, RunKind
-from mistlab.engines.engine import ENGINES, Precision
+from mistlab.engines.adapters import Base, Loss, Train
+from mistlab.engines.engine import ENGINES, Optimizer, Precision
 from mistlab.plan.workload import Attention
 
 # Micro-batches of a step where a table does not say the batch.
@@ -83,6 +84,11 @@ class Configuration:
     node_gbytes_per_s: float | None
     notes: tuple[str, ...]
     kind: RunKind
+    train: Train = "all"
+    adapter_rank: int | None = None
+    base: Base = "16bit"
+    loss: Loss = "whole"
+    optimizer: Optimizer = "adamw"
     unsaid: tuple[str, ...] = ()
 
     @property
@@ -168,8 +174,25 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         ends=_ends(row),
         notes=tuple(note for note in notes if note),
         kind=_kind(row, shape, gpus, precision, "" if is_assumed else engine),
+        train="adapters" if row.adapters else "all",
+        adapter_rank=_rank(row, shape),
+        base=row.base if row.adapters else "16bit",
+        loss=row.loss,
+        optimizer=_optimizer(row, engine),
         unsaid=() if is_assumed or order else unsaid_of(row, engine, degrees["pp"]),
     )
+
+
+def _rank(row: RunRow, shape: Shape) -> int | None:
+    """The rank of a row's adapters, no wider than its model; None if it says none."""
+    rank = row.count("adapter_rank") if row.adapters else None
+    return rank and min(rank, shape.hidden)
+
+
+def _optimizer(row: RunRow, engine: str) -> Optimizer:
+    """What a row steps with, as far as its engine has it; adapters' own states are few."""
+    known = row.moments in ENGINES[engine].optimizers
+    return row.moments if known and not row.adapters else "adamw"
 
 
 def _kind(row: RunRow, shape: Shape, gpus: Gpus, precision: Precision, engine: str) -> RunKind:
@@ -210,6 +233,8 @@ def _ends(row: RunRow) -> tuple[int, int] | None:
 
 def _degree(row: RunRow, name: str, notes: list[str]) -> int:
     found = row.count(name)
+    if name == "cp" and (over_heads := row.count("sp_ulysses")):
+        found = (found or 1) * over_heads
     if found is None and name != "cp":
         notes.append(f"{name} is empty: 1 assumed")
     return found or 1

@@ -67,19 +67,16 @@ def exchange_of(row: RunRow, gpus: Gpus, *, is_hybrid: bool) -> tuple[str, str]:
 
 
 def variant_of(row: RunRow, engine: str) -> str:
-    """The variant of an engine that a row's kernels, precision and adapters ask for."""
+    """The variant of an engine that a row's kernels and precision ask for."""
     if engine == "fsdp":
         before, earlier = row.variant_before
         variant = earlier if row.date and row.date < before else row.variant
         engine = f"{variant}-rowwise" if row.rowwise else variant
     if engine == "megatron-core" and row.fused_loss:
         return "megatron-core-fused-loss"
-    if not row.adapters:
-        return engine
-    # Of Megatron-Bridge's variants one trains adapters.
+    # Of Megatron-Bridge's variants one was seen to train adapters.
     is_bridge = ENGINES[engine].system == "megatron-bridge"
-    adapters = f"{'megatron-bridge' if is_bridge else engine}-adapters"
-    return adapters if adapters in ENGINES else engine
+    return "megatron-bridge" if row.adapters and is_bridge else engine
 
 
 def zero_of(row: RunRow, engine: str) -> tuple[int, str]:

@@ -12,12 +12,12 @@ from experiments.runs.shapes import Shape
 from mistlab import catalog
 from mistlab.core.values import refuse, shown
 from mistlab.cost.confidence import RunKind, slowest_cluster
-from mistlab.engines.engine import ENGINES, Precision
+from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster, Profile
 from mistlab.machine.hardware import Hardware
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.workload import Attention, Workload
+from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.placement import even_shares, most_chunks
 
@@ -236,15 +236,7 @@ def job_of(
     A ``hardware`` stands in for that of its name in the catalogue.
     """
     notes = list(run.notes)
-    drops_tokens = run.drops_tokens and run.shape.model.experts is not None
-    workload = _workload(
-        run.shape,
-        run.sequence_length,
-        run.global_batch,
-        run.attention,
-        run.precision,
-        drops_tokens=drops_tokens,
-    )
+    workload = _workload(run)
     blocks = blocks_of_stages(run, notes)
     order = _order(run, blocks, notes)
     mesh = {
@@ -321,26 +313,36 @@ def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
     return DEFAULT_ORDER
 
 
-@cache
-def _workload(
-    shape: Shape,
-    sequence_length: int,
-    global_batch: int,
-    attention: Attention,
-    precision: Precision,
-    *,
-    drops_tokens: bool,
-) -> Workload:
-    return Workload(
-        model=shape.model,
-        sequence_length=sequence_length,
-        global_batch=global_batch,
-        attention=attention,
-        precision=precision,
-        # Every expert takes as many tokens as come in the mean.
-        expert_capacity=1.0 if drops_tokens else None,
-        expert_padding=drops_tokens,
+def _workload(run: Configuration) -> Workload:
+    drops_tokens = run.drops_tokens and run.shape.model.experts is not None
+    return _equal(
+        Workload(
+            model=_model(run.shape),
+            sequence_length=run.sequence_length,
+            global_batch=run.global_batch,
+            attention=run.attention,
+            precision=run.precision,
+            optimizer=run.optimizer,
+            # Every expert takes as many tokens as come in the mean.
+            expert_capacity=1.0 if drops_tokens else None,
+            expert_padding=drops_tokens,
+            train=run.train,
+            adapter_rank=run.adapter_rank,
+            base=run.base,
+            loss=run.loss,
+        )
     )
+
+
+@cache
+def _model(shape: Shape) -> ModelSpec:
+    return shape.model
+
+
+@cache
+def _equal(workload: Workload) -> Workload:
+    """The one workload that stands for all that are equal: jobs are grouped by it."""
+    return workload
 
 
 @cache

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from experiments.runs.runs_table import count_of, flag_of, text_of
+from mistlab.engines.adapters import Base, Loss
+from mistlab.engines.engine import Optimizer
 
 # Ways to recompute: of blocks whole, half of them, some or those with experts; of each block every
 # second product or attention's core; what takes hardly any time; as torchtitan or Megatron mean
@@ -61,6 +63,9 @@ class RunRow:
     rowwise: bool = False
     fused_loss: bool = False
     adapters: bool = False
+    base: Base = "16bit"
+    moments: Optimizer = "adamw"
+    loss: Loss = "whole"
     # What dispatches experts' tokens: "flex" beside other work, "alltoall", or "".
     dispatcher: str = ""
     # The part of an iteration that is a CUDA graph: "whole", "some" or "". Recipes of racks make

@@ -294,7 +294,10 @@ def _measured_output(kind: Kind, cells: Mapping[str, str]) -> float | None:
 
 @cache
 def model_named(name: str) -> ModelSpec:
-    """The catalogue's model for a name in a table of serving runs."""
+    """The catalogue's model for a name in a table of serving runs, perhaps with its owner's before
+    a slash."""
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        refuse("model", f"{shown(name)} is a path: give a name, such as llama3-8b")
     text = name.casefold().rpartition("/")[2]
     text = re.sub(
         r"-(instruct|chat|it|hf|fp8|fp4|nvfp4|bf16|thinking|0528|2507|v0\.\d).*$", "", text

@@ -354,7 +354,7 @@ def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
         software="",
         engine=ENGINES[engine].family,
         hardware=cluster.hardware.name,
-        blocks="adapters" if ENGINES[engine].trains == "adapters" else blocks,
+        blocks="adapters" if workload.train == "adapters" else blocks,
         bits=BITS[workload.precision],
         is_benchmark=True,
     )

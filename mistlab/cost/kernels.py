@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from mistlab.engines.adapters import BASE_BYTES
 from mistlab.engines.engine import BATCHED_PRODUCTS, PLAIN, Engine, HostTime, KernelRule, Precision
 from mistlab.graph.compiled import Compiled, compile_sums, kept
 from mistlab.graph.graph import JOINS, LayerGraph, Operator
@@ -16,7 +17,7 @@ from mistlab.graph.stored_graph import DTYPE, DTYPE_OF_4, StoredGraph
 from mistlab.graph.sums import Sum, names_in, where
 from mistlab.graph.symbols import constants_of, sizes_of_candidates
 from mistlab.job.job import Job
-from mistlab.machine.hardware import Compute, Hardware, OperatorClass, PeakTflops
+from mistlab.machine.hardware import Compute, Hardware, OperatorClass, PeakTflops, Rate
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import LAUNCHES
@@ -126,6 +127,27 @@ def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
     )
     launch_us = compute.launch_us if engine.host is None else 0.0
     return replace(compute, rates=rates, launch_us=launch_us)
+
+
+def with_dequantised(compute: Compute, hardware: Hardware, workload: Workload) -> Compute:
+    """The rates of products whose frozen weights have few bits: before each product they are read
+    and written in 16 bits once, at the memory's rate, as a micro-batch of one sequence has it."""
+    if workload.train == "all" or workload.base == "16bit":
+        return compute
+    moved = BASE_BYTES[workload.base] + BASE_BYTES["16bit"]
+    seconds = moved / hardware.gpu.memory_bytes_per_s
+
+    def slower(rate: Rate) -> Rate:
+        if rate.operators not in WEIGHTED or rate.tflops is None:
+            return rate
+        product_s = 2 * workload.sequence_length / (rate.tflops * 1e12)
+        return replace(rate, tflops=rate.tflops * product_s / (product_s + seconds))
+
+    return replace(compute, rates=tuple(map(slower, compute.rates)))
+
+
+# Products with weights.
+WEIGHTED = ("matmul", "grouped_matmul")
 
 
 def host_of(engine: Engine, block_operators: float, compute: Compute) -> HostTime | None:

@@ -27,6 +27,7 @@ from mistlab.cost.kernels import (
     rule_of,
     slowdown_of,
     slowdown_of_8_bits,
+    with_dequantised,
 )
 from mistlab.cost.layers import (
     KernelRules,
@@ -41,6 +42,7 @@ from mistlab.cost.layers import (
 )
 from mistlab.cost.links import Copy, LinkTime, LinkTimes, Shapes, exchanged_s, late_s, shapes_of
 from mistlab.cost.side_by_side import SlowedBy, factors_of, lowered, raised, slowdowns_of_group
+from mistlab.engines.adapters import training
 from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime
 from mistlab.graph.compiled import Compiled, compile_sums, kept
 from mistlab.graph.graph import PHASES as GRAPH_PHASES
@@ -118,6 +120,8 @@ class TaskModel:
             remedy = "profile its operators and run python -m experiments.calibrate --operators"
             message = f"cluster.hardware: {hardware.name} has no compute: {remedy} TABLE.csv"
             raise UncalibratedError(message)
+        if not workload.is_plain:
+            engine = training(engine, workload.train, workload.base, workload.loss)
         memory = engine.memory_in(workload.precision, workload.optimizer)
         step_moved = engine.step_moved_in(workload.precision, workload.optimizer)
         return cls(
@@ -127,7 +131,9 @@ class TaskModel:
             types=LayerTypes.of(graph_of(workload).pattern),
             layers=LayerModel(
                 work=work_of(graph_of(workload), engine.kernels, sequence_graph_of(workload)),
-                compute=compute_of(hardware, hardware.compute, engine),
+                compute=with_dequantised(
+                    compute_of(hardware, hardware.compute, engine), hardware, workload
+                ),
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
                 of_8_bits=slowdown_of_8_bits(hardware.gpu.peak_tflops),
             ),

@@ -88,31 +88,6 @@ KERNELS = (
     *_UNFUSED_LLAMA,
 )
 
-# Adapters alone are trained: the model's own weights are frozen (LoRA, Hu et al. 2021). No product
-# makes gradients of frozen weights, so a backward pass has one product for each of the forward
-# pass, in place of two. Weights are kept in 16 bits; they have no gradients and no optimizer state.
-# The adapters themselves are a hundredth of a model, and are not counted.
-_FROZEN = (
-    KernelRule(kind="matmul", phase="backward", makes="weight", runs=False),
-    KernelRule(kind="accumulate", runs=False),
-)
-
-
-def with_adapters(engine: Engine) -> Engine:
-    """The engine, training adapters alone."""
-    return replace(
-        engine,
-        name=f"{engine.name}-adapters",
-        trains="adapters",
-        kernels=(*_FROZEN, *engine.kernels),
-        memory={
-            name: replace(row, gradient=0, reduced=0, optimizer=0, step_scratch=0)
-            for name, row in engine.memory.items()
-        },
-        step_moved=dict.fromkeys(engine.step_moved, 0),
-    )
-
-
 # ``megatron`` is Megatron-LM, by its own table of bytes (README, Distributed Optimizer).
 #
 # Under bf16 gradients are summed in 32 bits. Under fp16 they stay 16-bit, and the step makes a

@@ -54,7 +54,9 @@ class EngineMemory:
     more than their graphs do. Where ranks split tokens, a block keeps ``whole_tensors`` tensors of
     all tokens until the GPU is done with them; the host is ahead of it by at most ``blocks_ahead``
     blocks. ``kept_by`` says what blocks keep where their operators are not the graph's (``eager``,
-    ``compiled``). Workspaces and buckets take ``fixed_mib`` whatever the plan.
+    ``compiled``). Workspaces and buckets take ``fixed_mib`` whatever the plan. Frozen weights of
+    blocks take ``frozen_weight`` bytes, if not as many as others. Logits are those of
+    ``loss_tokens`` tokens at once, if this is not 0.
     """
 
     weight: int
@@ -71,6 +73,8 @@ class EngineMemory:
     kept_by: str = ""
     fixed_mib: int = 0
     wide_logits: int = 0
+    frozen_weight: float = 0.0
+    loss_tokens: int = 0
 
     @property
     def reduced_gradient(self) -> int:
@@ -199,17 +203,13 @@ PLAIN = KernelRule()
 # runtime all read these facts from the engine's row.
 
 
-Trained = Literal["weights", "adapters"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """One engine.
 
     ``system`` names the engine of the same software, of which this one is a variant, or the engine
     itself. ``family`` names the engine whose measured runs say how sure this one's times are, which
-    may be the engine itself. ``trains`` says whether it trains a model's own weights, or
-    ``adapters`` beside weights that are frozen (LoRA).
+    may be the engine itself.
 
     ``overlapped`` is its slot table with gradients reduced and weights gathered beside the passes,
     ``afterwards`` its slot table with both after the last pass; it has one of them at least.
@@ -245,7 +245,6 @@ class Engine:
     name: str
     system: str
     family: str
-    trains: Trained = "weights"
     overlapped: Template | None = None
     afterwards: Template | None = None
     sends: Sends = "overlapped"
@@ -385,8 +384,6 @@ _ROWS = (
     ("fsdp", ("fsdp-eager", "fsdp-compiled", "fsdp-compiled-blocks")),
     ("fsdp", ("fsdp-eager-rowwise", "fsdp-compiled-rowwise", "fsdp-compiled-blocks-rowwise")),
     ("mistlab", ("mist",)),
-    ("megatron_core", ("megatron-core-adapters", "megatron-bridge-adapters")),
-    ("fsdp", ("fsdp-adapters", "fsdp-eager-adapters")),
 )
 
 ENGINES: "MutableMapping[str, Engine]" = OnUse(

@@ -7,7 +7,7 @@ products row by row.
 
 from dataclasses import replace
 
-from mistlab.engines.baselines import CACHED_SHARE, LOSS_IN_32_BITS, OVERLAPPED, with_adapters
+from mistlab.engines.baselines import CACHED_SHARE, LOSS_IN_32_BITS, OVERLAPPED
 from mistlab.engines.engine import Engine, EngineMemory, HostTime, KernelRule, Precision
 from mistlab.engines.fitted import fitted
 from mistlab.engines.megatron_core import MEGATRON_BRIDGE
@@ -161,5 +161,3 @@ FSDP_TE = replace(
     },
     expert_exchange=MEGATRON_BRIDGE.expert_exchange,
 )
-
-FSDP_ADAPTERS, FSDP_EAGER_ADAPTERS = map(with_adapters, (FSDP, FSDP_EAGER))

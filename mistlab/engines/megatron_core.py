@@ -22,7 +22,6 @@ from mistlab.engines.baselines import (
     CACHED_SHARE,
     OVERLAPPED,
     SEQUENCE_FIRST,
-    with_adapters,
 )
 from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime, KernelRule
 from mistlab.engines.fitted import fitted
@@ -173,8 +172,4 @@ MEGATRON_BRIDGE_GRAPH = replace(
     MEGATRON_BRIDGE,
     name="megatron-bridge-graph",
     expert_exchange=ExpertExchange(once_a_node=True, weights_of_all=True, hidden=1 - 16 / 148),
-)
-
-MEGATRON_CORE_ADAPTERS, MEGATRON_BRIDGE_ADAPTERS = map(
-    with_adapters, (MEGATRON_CORE, MEGATRON_BRIDGE)
 )

@@ -52,6 +52,8 @@ class Parameters:
 
 def weights(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
     """Bytes of weights, which are sharded over data-parallel ranks from ZeRO-3 on."""
+    if memory.frozen_weight:
+        blocks = blocks.times(sympy.Float(memory.frozen_weight / memory.weight))
     return _states(blocks, ends, memory.weight, level=3, ratio="ww")
 
 
@@ -145,6 +147,7 @@ def stage_expressions(
     """The expressions of a stage, in symbols for the sums of its layers."""
     memory = states_as_changed(memory, lambda name: choice_symbol(DIMENSIONS[name].symbol))
     embedding, block, head = (LayerSums.symbols(name) for name in ("embedding", BLOCKS, "head"))
+    head = _in_chunks(head, memory.loss_tokens)
     gates = _gates(memory)
     block = _with_gates(block, gates, keeps=True)
     treated = [_Treated.of(name, row, gates) for name, row in treatments]
@@ -224,6 +227,26 @@ def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSum
         saved_bytes=block.saved_bytes + (gates if keeps else 0),
         forward_peak_bytes=block.forward_peak_bytes + gates,
         backward_peak_bytes=block.backward_peak_bytes + gates,
+    )
+
+
+def _in_chunks(head: LayerSums, tokens: int) -> LayerSums:
+    """A head that has the logits of so many tokens at once, or of all with 0: what it holds beyond
+    its input is as much smaller."""
+    if not tokens:
+        return head
+    # SymPy takes Min(1, n / x) of a whole number x for 1.
+    every = size_symbol("b") * size_symbol("s")
+    share = sympy.Piecewise((tokens / every, every > tokens), (1, True))
+
+    def held(whole: sympy.Expr) -> sympy.Expr:
+        return head.input_bytes + share * (whole - head.input_bytes)
+
+    return replace(
+        head,
+        saved_bytes=held(head.saved_bytes),
+        forward_peak_bytes=held(head.forward_peak_bytes),
+        backward_peak_bytes=held(head.backward_peak_bytes),
     )
 
 

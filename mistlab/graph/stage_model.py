@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.core.distinct import Known
+from mistlab.engines.adapters import training
 from mistlab.engines.engine import ENGINES, EngineMemory
 from mistlab.graph.compiled import Compiled, Shared, compile_expressions, compile_sums, kept
 from mistlab.graph.graph import PHASES
@@ -41,6 +42,7 @@ from mistlab.graph.symbols import (
     splits_tokens,
 )
 from mistlab.graph.treatments import PLAIN, TREATMENTS, Treatment
+from mistlab.plan.adapter_sizes import adapter_bytes
 from mistlab.plan.dimension import Dimension
 from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.workload import Workload
@@ -80,7 +82,7 @@ class StageModel:
     @classmethod
     def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
         """The model for a workload's graph; compiles the graph's layers."""
-        kept_by = ENGINES[engine].memory_in(workload.precision, workload.optimizer).kept_by
+        kept_by = _memory_of(workload, engine).kept_by
         graph = graph_of(workload, kept_by)
         split = sequence_graph_of(workload, kept_by)
         treatments, names = tuple(TREATMENTS.items()), size_names()
@@ -98,9 +100,8 @@ class StageModel:
 
     @property
     def memory(self) -> EngineMemory:
-        """The engine's memory in the workload's precision, with its optimizer."""
-        work = self.workload
-        return ENGINES[self.engine].memory_in(work.precision, work.optimizer)
+        """The engine's memory in the workload's precision, with its optimizer, as it trains."""
+        return _memory_of(self.workload, self.engine)
 
     def figures(self, batch: StageBatch) -> StageFigures:
         """The memory and work of each candidate."""
@@ -138,7 +139,23 @@ class StageModel:
         tables = tuple(DIMENSIONS.items()), tuple(TREATMENTS.items())
         stages = compiled(self.memory, self.workload.model.head_has_table, *tables)
         values = stages(batch.by_symbol(stages.columns), shared)
-        return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
+        named = dict(zip(stages.names, values, strict=True))
+        if self.workload.train == "adapters":
+            named = self._with_adapters(batch, named)
+        return sizes.feasible[rows], named
+
+    def _with_adapters(self, batch: StageBatch, values: Mapping[str, Floats]) -> dict[str, Floats]:
+        """Figures with the adapters' own states, which are there all the time."""
+        work = self.workload
+        memory = ENGINES[self.engine].memory_in(work.precision, work.optimizer)
+        own = dict(zip(_STATES, adapter_bytes(work, batch.value, memory), strict=True))
+        every = sum(own.values())
+        return {
+            name: value + (own.get(name, 0.0) if name in own else every)
+            if name in own or name.endswith("_peak_bytes")
+            else value
+            for name, value in values.items()
+        }
 
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, Ints]:
         """The distinct sizes of the candidates, and each candidate's number among them."""
@@ -177,6 +194,18 @@ class StageModel:
     def _other_layers(self, choice: GraphChoice) -> Compiled:
         graph = self.split if self.split is not None and choice.splits_tokens else self.graph
         return _layers(graph, self.treatments, size_names(), choice.exchange)
+
+
+# Figures of states, in the order in which adapters' bytes are told.
+_STATES = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+
+
+def _memory_of(workload: Workload, engine: str) -> EngineMemory:
+    """What an engine keeps as a workload trains."""
+    row = ENGINES[engine]
+    if not workload.is_plain:
+        row = training(row, workload.train, workload.base, workload.loss)
+    return row.memory_in(workload.precision, workload.optimizer)
 
 
 @kept

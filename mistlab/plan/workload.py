@@ -21,6 +21,7 @@ from mistlab.core.values import (
     refuse,
     within,
 )
+from mistlab.engines.adapters import Base, Loss, Train
 from mistlab.engines.engine import Optimizer, Precision
 
 # How a model was trained by those who published it: tokens, tokens of a batch, learning rate.
@@ -405,6 +406,7 @@ def _llama_ffn(hidden: int) -> int:
 
 
 Attention = Literal["flash", "math"]
+AdapterTargets = Literal["all", "attention"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,6 +420,11 @@ class Workload:
     ``expert_imbalance`` times as many tokens as the mean. With ``expert_capacity`` no expert takes
     more than this many times the mean: further tokens are dropped. With ``expert_padding`` every
     expert takes exactly as many, some of them empty.
+
+    What is trained is all weights, or ``adapters`` of a rank beside frozen weights (LoRA), on all
+    products of blocks or on those of attention. Frozen weights of blocks have 16 bits, or are
+    dequantised before each product from 8 or 4 (``base``). A loss in chunks has the logits of some
+    tokens at once.
     """
 
     model: ModelSpec
@@ -431,9 +438,15 @@ class Workload:
         default=None, metadata=bounded(above=0, most=MOST_EXPERTS)
     )
     expert_padding: bool = False
+    train: Train = "all"
+    adapter_rank: int | None = field(default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN))
+    adapter_targets: AdapterTargets = "all"
+    base: Base = "16bit"
+    loss: Loss = "whole"
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self._check_adapters()
         if self.expert_capacity is not None and self.model.experts is None:
             problem = f"{self.expert_capacity:g}, but the model has no experts: leave it out"
             refuse("expert_capacity", problem)
@@ -442,6 +455,32 @@ class Workload:
                 "True does not go without expert_capacity, to which experts' tokens are padded"
             )
             refuse("expert_padding", f"{problem}: give both, or neither")
+
+    def _check_adapters(self) -> None:
+        """Refuse what does not go with the weights that are trained."""
+        if self.train == "adapters":
+            if self.rank > self.model.hidden:
+                problem = f"{self.rank} is above the model's width {self.model.hidden}"
+                refuse("adapter_rank", f"{problem}: give at most that, 8 to 64 as a rule")
+            return
+        if self.base != "16bit":
+            problem = f"{self.base} weights are frozen, and train is all"
+            refuse("base", f"{problem}: give train: adapters, or leave base out")
+        if self.adapter_rank is not None:
+            problem = (
+                f"{self.adapter_rank}, and train is all: give train: adapters, or leave it out"
+            )
+            refuse("adapter_rank", problem)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all weights are trained, with the logits of all tokens at once."""
+        return self.train == "all" and self.loss == "whole"
+
+    @property
+    def rank(self) -> int:
+        """The rank of adapters, 16 where none is given."""
+        return 16 if self.adapter_rank is None else self.adapter_rank
 
     @property
     def tokens(self) -> int:

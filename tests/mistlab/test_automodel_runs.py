@@ -17,14 +17,14 @@ AUTOMODEL = "NeMo AutoModel (PyTorch FSDP2, DTensor, DeepEP)"
     ("notes", "engine"),
     [
         ("Pre-Training; kernels TE + DeepEP; LBS 2 GA 4", "fsdp-te"),
-        ("Fine-Tuning (LoRA); kernels TE + triton", "fsdp-adapters"),
-        ("Fine-Tuning (LoRA); kernels -; LBS 4", "fsdp-eager-adapters"),
+        ("Fine-Tuning (LoRA); kernels TE + triton", "fsdp"),
+        ("Fine-Tuning (LoRA); kernels -; LBS 4", "fsdp-eager"),
         ("Pre-Training", "fsdp"),
     ],
 )
 def test_kernels_are_those_that_notes_name(notes: str, engine: str) -> None:
     assert run(engine=AUTOMODEL, notes=notes).engine == engine
-    assert run(engine="llm-foundry", notes=notes).engine in ("fsdp", "fsdp-adapters")
+    assert run(engine="llm-foundry", notes=notes).engine == "fsdp"
 
 
 @pytest.mark.parametrize(

@@ -96,12 +96,6 @@ def test_no_fact_is_read_from_the_name_of_an_engine() -> None:
             assert not name_tests(path.read_text(encoding="utf-8")), path
 
 
-def test_engines_train_adapters_where_no_gradients_are_kept() -> None:
-    for name, row in ENGINES.items():
-        keeps = any(memory.gradient for memory in row.memory.values())
-        assert row.trains == ("weights" if keeps else "adapters"), name
-
-
 def test_a_name_alone_imports_no_row() -> None:
     code = (
         "import sys; from mistlab.engines.engine import names_for_plans; names_for_plans(); "

@@ -373,17 +373,40 @@ def test_simumax_s_machine_has_slower_16_bit_products_than_other_b200() -> None:
 @pytest.mark.parametrize(
     ("changes", "engine"),
     [
-        ({"engine": "NeMo", "zero": "lora"}, "megatron-core-adapters"),
-        ({"engine": "NeMo AutoModel", "notes": "Fine-Tuning (LoRA)"}, "fsdp-adapters"),
-        ({"engine": "Megatron-Bridge", "notes": "phase peft"}, "megatron-bridge-adapters"),
+        ({"engine": "NeMo", "zero": "lora"}, "megatron-core"),
+        ({"engine": "NeMo AutoModel", "notes": "Fine-Tuning (LoRA)"}, "fsdp"),
+        ({"engine": "Megatron-Bridge", "notes": "phase peft"}, "megatron-bridge"),
         (
             {**OF_TODAY, "engine": "Megatron-Bridge", "dispatcher": "alltoall", "notes": "lora"},
-            "megatron-bridge-adapters",
+            "megatron-bridge",
         ),
         ({"engine": "Megatron-LM", "notes": "LoRA"}, "megatron"),
     ],
 )
-def test_runs_that_train_adapters_have_engines_of_their_own(
-    changes: dict[str, str], engine: str
+def test_runs_that_train_adapters_say_so(changes: dict[str, str], engine: str) -> None:
+    found = run(**changes)
+    assert (found.engine, found.train) == (engine, "adapters")
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"method": "qlora", "adapter_rank": "64"}, ("adapters", 64, "4bit", "whole")),
+        ({"method": "lora", "base_bits": "8"}, ("adapters", None, "8bit", "whole")),
+        ({"method": "full", "base_bits": "4"}, ("all", None, "16bit", "whole")),
+        ({"method": "pissa"}, ("adapters", None, "16bit", "whole")),
+        ({"loss_kernel": "chunked nll"}, ("all", None, "16bit", "chunked")),
+        ({"loss_kernel": "plain"}, ("all", None, "16bit", "whole")),
+    ],
+)
+def test_columns_of_fine_tuning_are_read(
+    changes: dict[str, str], found: tuple[str, int | None, str, str]
 ) -> None:
-    assert run(**changes).engine == engine
+    one = run(engine="TRL", **changes)
+    assert (one.train, one.adapter_rank, one.base, one.loss) == found
+
+
+def test_an_optimizer_of_8_bits_and_parallelism_over_heads_are_read() -> None:
+    assert run(engine="FSDP", optimizer="AdamW 8-bit").optimizer == "adamw-8bit"
+    split = run(engine="FSDP", gpus="8", dp="", tp="1", pp="1", sp_ulysses="4", global_batch="")
+    assert (split.context_parallel, split.data_parallel) == (4, 2)

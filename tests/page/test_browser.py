@@ -101,13 +101,14 @@ def test_a_link_restores_the_page(seen: Seen, browser: Any) -> None:
     again.context.close()
 
 
-def test_fine_tuning_is_predicted_as_its_engine(seen: Seen) -> None:
+def test_fine_tuning_is_predicted_as_it_trains(seen: Seen) -> None:
     tab = seen.tab
     before = tab.locator("#iteration").inner_text()
     tab.get_by_role("tab", name="Fine-tuning").click()
     tab.locator("#verdict", has_text="all 1 GPUs").wait_for()
-    assert tab.locator("#plan", has_text="engine fsdp-adapters").count() == 1
-    tab.get_by_label("what is trained").select_option("fsdp")
+    tab.get_by_label("frozen weights").select_option("4bit")
+    tab.locator("#plan", has_text="no blocks recomputed").wait_for()
+    tab.get_by_label("what is trained").select_option("all")
     tab.locator("#problem", has_text="No plan of space fsdp fits").wait_for()
     tab.get_by_role("tab", name="Training").click()
     tab.locator("#iteration", has_text=before).wait_for()

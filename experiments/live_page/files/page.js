@@ -11,12 +11,12 @@ const PROBLEM = {
   model: "llama3-8b", hardware: "h100-80gb", nodes: 1, gpus_per_node: 8, sequence_length: 4096,
   global_batch: 64, attention: "flash", precision: "bf16",
 };
-// What is fine-tuned: engines stand for it, in the space of sharded data parallelism.
+// What is fine-tuned, in the space of sharded data parallelism.
 const ADAPTED = {
   model: "llama3-8b", hardware: "rtx-4090-24gb", nodes: 1, gpus_per_node: 1, sequence_length: 2048,
-  global_batch: 8, attention: "flash", precision: "bf16", space: "fsdp", engine: "fsdp-adapters",
+  global_batch: 8, attention: "flash", precision: "bf16", space: "fsdp", train: "adapters",
 };
-const WAYS = [["fsdp-adapters", "adapters (LoRA) beside frozen weights"], ["fsdp-eager-adapters", "adapters, not compiled"], ["fsdp", "all weights"]];
+const ADAPTER = ["adapter_rank", "base"];
 // So long nothing may change before a search begins.
 const QUIET_MS = 600;
 
@@ -344,7 +344,7 @@ function trainingForm() {
   const counts = powers(1, 128).filter((count) => count <= most);
   if (!counts.includes(most)) counts.push(most);
   return [
-    state.tab === "adapt" ? list("engine", "what is trained", WAYS, state.problem.engine, setProblem("engine")) : null,
+    ...(state.tab === "adapt" ? adapterFields() : []),
     list("model", "model", withPasted("model", names.models.map((one) => one.name)), state.problem.model, setProblem("model")),
     list("hardware", "hardware", withPasted("hardware", names.hardware.map((one) => one.name)), state.problem.hardware, (value) => {
       const row = names.hardware.find((one) => one.name === value);
@@ -360,7 +360,7 @@ function trainingForm() {
     el("details", {}, el("summary", {}, "More of the question"),
       list("attention", "attention", ["flash", "math"], state.problem.attention, setProblem("attention")),
       list("space", "plans to choose from", [["", "as the model asks"], ...names.spaces.map((name) => [name, name])], state.problem.space || "", setProblem("space")),
-      state.tab === "adapt" ? null : list("engine", "engine", [["", "the space's own"], ...names.engines.map((name) => [name, name])], state.problem.engine || "", setProblem("engine")),
+      list("engine", "engine", [["", "the space's own"], ...names.engines.map((name) => [name, name])], state.problem.engine || "", setProblem("engine")),
       slider("keep_free_gib", "GiB to keep free on each GPU", [0, 1, 2, 4, 6, 8, 12, 16, 20], state.problem.keep_free_gib || 0, setProblem("keep_free_gib")),
       optional("intra_node_gbytes_per_s", "GB/s inside a node (empty: the hardware's)", state.problem.intra_node_gbytes_per_s, setProblem("intra_node_gbytes_per_s")),
       optional("inter_node_gbytes_per_s", "GB/s of a node's network (empty: the hardware's)", state.problem.inter_node_gbytes_per_s, setProblem("inter_node_gbytes_per_s"))),
@@ -373,6 +373,22 @@ function trainingForm() {
       el("div", { class: "row" }, el("button", { type: "button", class: "main", id: "search-now", onclick: () => void searchNow() }, "Search"))),
     pasteField(),
   ].filter(Boolean);
+}
+
+function adapterFields() {
+  const trained = (value) => {
+    // What goes with adapters alone is left out with them.
+    if (value === "all") for (const name of ADAPTER) delete state.problem[name];
+    setProblem("train")(value);
+    makeForm();
+  };
+  const train = list("train", "what is trained", [["adapters", "adapters (LoRA) beside frozen weights"], ["all", "all weights"]], state.problem.train, trained);
+  const loss = list("loss", "loss", [["whole", "logits of all tokens at once"], ["chunked", "in chunks"]], state.problem.loss || "whole", setProblem("loss"));
+  if (state.problem.train !== "adapters") return [train, loss];
+  return [train,
+    slider("adapter_rank", "rank", powers(1, 256), state.problem.adapter_rank || 16, setProblem("adapter_rank")),
+    list("base", "frozen weights", [["16bit", "16 bits"], ["8bit", "8 bits"], ["4bit", "4 bits (NF4)"]], state.problem.base || "16bit", setProblem("base")),
+    loss];
 }
 
 function pasteField() {
@@ -413,6 +429,9 @@ function asPlan(job) {
     model: text(workload.model), hardware: text(cluster.hardware), nodes: cluster.nodes, gpus_per_node: cluster.gpus_per_node,
     sequence_length: workload.sequence_length, global_batch: workload.global_batch, attention: workload.attention, precision: workload.precision,
   };
+  for (const name of ["optimizer", "train", "adapter_rank", "adapter_targets", "base", "loss"]) {
+    if (workload[name] !== undefined) state.problem[name] = workload[name];
+  }
   for (const name of ["keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s"]) {
     if (cluster[name] !== undefined) state.problem[name] = cluster[name];
   }

@@ -1,0 +1,61 @@
+"""What an engine keeps and does as a workload trains: adapters beside frozen weights (LoRA, QLoRA),
+and losses in chunks."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Literal
+
+from mistlab.engines.engine import Engine, KernelRule
+
+Train = Literal["all", "adapters"]
+Base = Literal["16bit", "8bit", "4bit"]
+Loss = Literal["whole", "chunked"]
+
+# Tokens whose logits are there at once where the loss is computed in chunks.
+CHUNK_TOKENS = 4096
+
+# Bytes of a frozen weight of a block. Eight bits have a 32-bit scale for each row of a product,
+# which is a thousandth. Four bits (NF4, Dettmers et al. 2023, arXiv 2305.14314) have an 8-bit scale
+# of 64 weights, of which 256 share a 32-bit one.
+BASE_BYTES: Mapping[Base, float] = {
+    "16bit": 2.0,
+    "8bit": 1.0 + 4 / 4096,
+    "4bit": 0.5 + 1 / 64 + 4 / (64 * 256),
+}
+
+# No product makes gradients of frozen weights, so a backward pass has one product for each of the
+# forward pass, in place of two, and nothing is added up.
+_FROZEN = (
+    KernelRule(kind="matmul", phase="backward", makes="weight", runs=False),
+    KernelRule(kind="accumulate", runs=False),
+)
+
+
+@lru_cache(maxsize=256)
+def training(engine: Engine, train: Train, base: Base, loss: Loss) -> Engine:
+    """The engine as it trains: all weights, or adapters beside weights of some bits that have
+    neither gradients nor optimizer state; with logits of all tokens at once, or in chunks.
+
+    States of the adapters themselves are counted with the stage (``mistlab.graph.stage_model``).
+    """
+    if loss == "chunked":
+        memory = {
+            name: replace(row, loss_tokens=CHUNK_TOKENS) for name, row in engine.memory.items()
+        }
+        engine = replace(engine, memory=memory)
+    if train == "all":
+        return engine
+    frozen = 0.0 if base == "16bit" else BASE_BYTES[base]
+    return replace(
+        engine,
+        kernels=(*_FROZEN, *engine.kernels),
+        memory={
+            name: replace(
+                row, gradient=0, reduced=0, optimizer=0, step_scratch=0, frozen_weight=frozen
+            )
+            for name, row in engine.memory.items()
+        },
+        step_moved=dict.fromkeys(engine.step_moved, 0),
+        optimizers=("adamw", "adamw-bf16", "adamw-8bit"),
+    )
