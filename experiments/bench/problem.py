@@ -98,6 +98,7 @@ def _trained(options: argparse.Namespace) -> dict[str, Any]:
         "adapter_rank": getattr(options, "rank", None),
         "base": getattr(options, "base", None),
         "loss": getattr(options, "loss", None),
+        "states": getattr(options, "states", None),
     }
     return {name: value for name, value in given.items() if value is not None}
 

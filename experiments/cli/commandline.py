@@ -80,6 +80,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "choices": ("whole", "chunked"),
         "help": "logits of all tokens at once, or of 4,096 (default: whole)",
     },
+    "--states": {
+        "choices": ("mixed", "16bit"),
+        "help": "weights, gradients and moments as the engine mixes them, or all of 16 bits "
+        "(default: mixed)",
+    },
     "--rank": {"type": int, "help": "rank of the adapters (default: 16)"},
     "--base": {
         "choices": ("16bit", "8bit", "4bit"),
@@ -135,7 +140,13 @@ PROBLEM: Mapping[str, Any] = {
     "precision": "fp16",
 }
 # What is trained, for commands that ask for it.
-TRAINED: Mapping[str, Any] = {"train": "all", "rank": None, "base": None, "loss": None}
+TRAINED: Mapping[str, Any] = {
+    "train": "all",
+    "rank": None,
+    "base": None,
+    "loss": None,
+    "states": None,
+}
 # Numbers of the cluster for which some commands have options, in place of the hardware's.
 OF_CLUSTER = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
 

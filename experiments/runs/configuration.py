@@ -28,7 +28,7 @@ from experiments.runs.runs_table import TableRow
 from experiments.runs.shapes import Shape, replicated, shape_of
 from mistlab.core.values import refuse, shown
 from mistlab.cost.confidence import BITS, Blocks, RunKind
-from mistlab.engines.adapters import Base, Loss, Train
+from mistlab.engines.adapters import Base, Loss, States, Train
 from mistlab.engines.engine import ENGINES, Optimizer, Precision
 from mistlab.plan.workload import Attention
 
@@ -88,6 +88,7 @@ class Configuration:
     adapter_rank: int | None = None
     base: Base = "16bit"
     loss: Loss = "whole"
+    states: States = "mixed"
     optimizer: Optimizer = "adamw"
     unsaid: tuple[str, ...] = ()
 
@@ -178,6 +179,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         adapter_rank=_rank(row, shape),
         base=row.base if row.adapters else "16bit",
         loss=row.loss,
+        states=row.states,
         optimizer=_optimizer(row, engine),
         unsaid=() if is_assumed or order else unsaid_of(row, engine, degrees["pp"]),
     )

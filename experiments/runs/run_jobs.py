@@ -330,6 +330,7 @@ def _workload(run: Configuration) -> Workload:
             adapter_rank=run.adapter_rank,
             base=run.base,
             loss=run.loss,
+            states=run.states,
         )
     )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from experiments.runs.runs_table import count_of, flag_of, text_of
-from mistlab.engines.adapters import Base, Loss
+from mistlab.engines.adapters import Base, Loss, States
 from mistlab.engines.engine import Optimizer
 
 # Ways to recompute: of blocks whole, half of them, some or those with experts; of each block every
@@ -66,6 +66,7 @@ class RunRow:
     base: Base = "16bit"
     moments: Optimizer = "adamw"
     loss: Loss = "whole"
+    states: States = "mixed"
     # What dispatches experts' tokens: "flex" beside other work, "alltoall", or "".
     dispatcher: str = ""
     # The part of an iteration that is a CUDA graph: "whole", "some" or "". Recipes of racks make

@@ -121,7 +121,8 @@ class TaskModel:
             message = f"cluster.hardware: {hardware.name} has no compute: {remedy} TABLE.csv"
             raise UncalibratedError(message)
         if not workload.is_plain:
-            engine = training(engine, workload.train, workload.base, workload.loss)
+            of = workload
+            engine = training(engine, of.train, of.base, of.loss, of.states, of.optimizer)
         memory = engine.memory_in(workload.precision, workload.optimizer)
         step_moved = engine.step_moved_in(workload.precision, workload.optimizer)
         return cls(
@@ -277,7 +278,7 @@ class TaskSeconds:
         return self._factored("S", stepped_s)
 
     def _gather(self) -> Floats:
-        return self._of_states("gather", "all_gather", "U", self.memory.weight)
+        return self._of_states("gather", "all_gather", "U", self.memory.kept_weight)
 
     def _reduce(self) -> Floats:
         gradient = self.memory.reduced_gradient
@@ -321,7 +322,7 @@ class TaskSeconds:
                 local_bytes = np.stack([layer.saved_bytes for layer in self.of_type])
             else:
                 a_parameter, level = {
-                    "P": (memory.weight, 3),
+                    "P": (memory.kept_weight, 3),
                     "G": (memory.gradient, 2),
                     "O": (memory.optimizer, 1),
                 }[kind]

@@ -6,12 +6,16 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from mistlab.engines.engine import Engine, KernelRule
+from mistlab.engines.engine import MOMENTS_BYTES, Engine, KernelRule, Optimizer
 
 Train = Literal["all", "adapters"]
 Base = Literal["16bit", "8bit", "4bit"]
 Loss = Literal["whole", "chunked"]
+States = Literal["mixed", "16bit"]
 
+# Where everything has 16 bits, a step reads a gradient, and reads and writes a weight and two
+# moments.
+_MOVED_IN_16_BITS = 2 + 2 * 3 * 2
 # Tokens whose logits are there at once where the loss is computed in chunks.
 CHUNK_TOKENS = 4096
 
@@ -33,9 +37,12 @@ _FROZEN = (
 
 
 @lru_cache(maxsize=256)
-def training(engine: Engine, train: Train, base: Base, loss: Loss) -> Engine:
+def training(
+    engine: Engine, train: Train, base: Base, loss: Loss, states: States, optimizer: Optimizer
+) -> Engine:
     """The engine as it trains: all weights, or adapters beside weights of some bits that have
-    neither gradients nor optimizer state; with logits of all tokens at once, or in chunks.
+    neither gradients nor optimizer state; with logits of all tokens at once, or in chunks; with
+    states as the engine mixes them, or weights, gradients and moments of 16 bits.
 
     States of the adapters themselves are counted with the stage (``mistlab.graph.stage_model``).
     """
@@ -44,6 +51,8 @@ def training(engine: Engine, train: Train, base: Base, loss: Loss) -> Engine:
             name: replace(row, loss_tokens=CHUNK_TOKENS) for name, row in engine.memory.items()
         }
         engine = replace(engine, memory=memory)
+    if states == "16bit":
+        engine = _in_16_bits(engine, optimizer)
     if train == "all":
         return engine
     frozen = 0.0 if base == "16bit" else BASE_BYTES[base]
@@ -58,4 +67,19 @@ def training(engine: Engine, train: Train, base: Base, loss: Loss) -> Engine:
         },
         step_moved=dict.fromkeys(engine.step_moved, 0),
         optimizers=("adamw", "adamw-bf16", "adamw-8bit"),
+    )
+
+
+def _in_16_bits(engine: Engine, optimizer: Optimizer) -> Engine:
+    """The engine without sums or master weights of 32 bits; moments have 16 bits, or fewer if the
+    optimizer's have."""
+    # What an optimizer of fewer bits saves is taken off later.
+    moments = 4.0 if optimizer == "adamw" else MOMENTS_BYTES["adamw"]
+    return replace(
+        engine,
+        memory={
+            name: replace(row, weight=2, gradient=2, reduced=0, optimizer=moments, step_scratch=0)
+            for name, row in engine.memory.items()
+        },
+        step_moved=dict.fromkeys(engine.step_moved, _MOVED_IN_16_BITS),
     )

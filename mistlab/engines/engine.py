@@ -81,6 +81,11 @@ class EngineMemory:
         """Bytes a parameter that data-parallel ranks reduce."""
         return self.reduced or self.gradient
 
+    @property
+    def kept_weight(self) -> float:
+        """Bytes a parameter of weights of blocks, as ranks keep and gather them."""
+        return self.frozen_weight or self.weight
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTime:

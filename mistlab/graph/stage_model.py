@@ -9,7 +9,7 @@ second.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -147,7 +147,9 @@ class StageModel:
     def _with_adapters(self, batch: StageBatch, values: Mapping[str, Floats]) -> dict[str, Floats]:
         """Figures with the adapters' own states, which are there all the time."""
         work = self.workload
-        memory = ENGINES[self.engine].memory_in(work.precision, work.optimizer)
+        memory = _memory_of(
+            replace(work, train="all", adapter_rank=None, base="16bit"), self.engine
+        )
         own = dict(zip(_STATES, adapter_bytes(work, batch.value, memory), strict=True))
         every = sum(own.values())
         return {
@@ -202,10 +204,10 @@ _STATES = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 
 def _memory_of(workload: Workload, engine: str) -> EngineMemory:
     """What an engine keeps as a workload trains."""
-    row = ENGINES[engine]
-    if not workload.is_plain:
-        row = training(row, workload.train, workload.base, workload.loss)
-    return row.memory_in(workload.precision, workload.optimizer)
+    row, work = ENGINES[engine], workload
+    if not work.is_plain:
+        row = training(row, work.train, work.base, work.loss, work.states, work.optimizer)
+    return row.memory_in(work.precision, work.optimizer)
 
 
 @kept

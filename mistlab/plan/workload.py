@@ -21,7 +21,7 @@ from mistlab.core.values import (
     refuse,
     within,
 )
-from mistlab.engines.adapters import Base, Loss, Train
+from mistlab.engines.adapters import Base, Loss, States, Train
 from mistlab.engines.engine import Optimizer, Precision
 
 # How a model was trained by those who published it: tokens, tokens of a batch, learning rate.
@@ -424,7 +424,8 @@ class Workload:
     What is trained is all weights, or ``adapters`` of a rank beside frozen weights (LoRA), on all
     products of blocks or on those of attention. Frozen weights of blocks have 16 bits, or are
     dequantised before each product from 8 or 4 (``base``). A loss in chunks has the logits of some
-    tokens at once.
+    tokens at once. The ``states`` are mixed as the engine does it, or weights, gradients and
+    moments have 16 bits.
     """
 
     model: ModelSpec
@@ -443,6 +444,7 @@ class Workload:
     adapter_targets: AdapterTargets = "all"
     base: Base = "16bit"
     loss: Loss = "whole"
+    states: States = "mixed"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -474,8 +476,8 @@ class Workload:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all weights are trained, with the logits of all tokens at once."""
-        return self.train == "all" and self.loss == "whole"
+        """Whether engines train as their rows say: all weights, usual states and losses."""
+        return self.train == "all" and self.loss == "whole" and self.states == "mixed"
 
     @property
     def rank(self) -> int:

@@ -93,7 +93,18 @@ def test_a_loss_in_chunks_holds_the_logits_of_a_chunk() -> None:
     assert short[0] == short[1]
 
 
-@pytest.mark.parametrize("changes", [{}, {"base": "4bit"}, {"loss": "chunked"}])
+@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 4), ("adamw-8bit", 2.03125)])
+def test_states_of_16_bits_take_eight_bytes_a_parameter(optimizer: str, moments: float) -> None:
+    work = replace(WORK, states="16bit", optimizer=optimizer)  # type: ignore[arg-type]
+    held = predicted(work, "fsdp").stages[0].memory
+    parameters = OF_BLOCKS + OF_TABLE
+    assert held.weights == held.gradients == pytest.approx(2 * parameters, rel=0.03)
+    assert held.optimizer == pytest.approx(moments / 4 * held.weights, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"base": "4bit"}, {"loss": "chunked"}, {"states": "16bit"}]
+)
 def test_a_played_plan_of_adapters_takes_as_long_as_predicted(changes: dict[str, str]) -> None:
     work = replace(ADAPTERS, **changes)  # type: ignore[arg-type]
     closed = predicted(work)

@@ -72,6 +72,10 @@ CHIPS: Mapping[str, Mapping[int, Gpus]] = {
     "a40": _sized("a40-48gb", 48),
     "a10": _sized("a10-24gb", 24),
     "a6000": _sized("rtx-a6000-48gb", 48),
+    "a5000": _sized("rtx-a5000-24gb", 24),
+    "6000 ada": _sized("rtx-6000-ada-48gb", 48),
+    "4070 ti super": _sized("rtx-4070-ti-super-16gb", 16),
+    "5060 ti": _sized("rtx-5060-ti-16gb", 16),
     "3090": _sized("rtx-3090-24gb", 24),
     "4090": _sized("rtx-4090-24gb", 24),
     "5090": _sized("rtx-5090-32gb", 32),
@@ -122,8 +126,9 @@ def _named_gpu(text: str) -> Gpus:
     sizes = [int(size) for size in _MEMORY.findall(given)]
     words = re.findall(r"[a-z0-9]+", _MEMORY.sub(" ", given))
     words = [word for word in words if word not in _MAKERS]
-    if words[:1] == ["pro"]:
-        words = [" ".join(words[:2]), *words[2:]]
+    for count in (3, 2):
+        if " ".join(words[:count]) in CHIPS:
+            words = [" ".join(words[:count]), *words[count:]]
     chip = _chip(words[0]) if words else ""
     further = [words[0].removeprefix(chip), *words[1:]] if words else []
     if make := next((word for word in further if word in _OTHERS), None):
