@@ -49,9 +49,6 @@ LEAST_SHARE = 0.05
 MOST_TIMES = 30.0
 # Of the measured runs none uses more than about this share of a GPU's peak rate; set by hand.
 MOST_UTILISED = 0.8
-# Where adapters alone are trained, the backward pass has no gradients of weights: of three products
-# two are left.
-ARITHMETIC_OF_ADAPTERS = 2 / 3
 # Where rates of another GPU are scaled by the datasheets: H100, A100 and B200, each predicted from
 # another, take 0.87 to 1.2 times as long as by their own rates (docs/results/predictor-error.md).
 WIDER_WHERE_SCALED = 1.2
@@ -108,8 +105,7 @@ class RunKind:
     def way(self, mfu: float) -> float:
         """The logarithm of a predicted time over the time of the model's arithmetic at peak rate,
         from the MFU of the prediction."""
-        utilised = mfu * (ARITHMETIC_OF_ADAPTERS if self.blocks == "adapters" else 1)
-        return -math.log(min(utilised, MOST_UTILISED))
+        return -math.log(min(mfu, MOST_UTILISED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from mistlab.engines.adapters import BASE_BYTES
+from mistlab.engines.adapters import BASE_BYTES, Train
 from mistlab.engines.engine import BATCHED_PRODUCTS, PLAIN, Engine, HostTime, KernelRule, Precision
 from mistlab.graph.compiled import Compiled, compile_sums, kept
 from mistlab.graph.graph import JOINS, LayerGraph, Operator
@@ -235,14 +235,21 @@ def _sequence_flop(workload: Workload) -> tuple[float, ...]:
     ones = dict.fromkeys(sizes_of_candidates(), 1)
     sizes = {**constants_of(workload), **ones, "V": workload.model.padded_vocab(1)}
     columns = {name: np.array([float(size)]) for name, size in sizes.items()}
-    return tuple(float(flop) for (flop,) in _flop(graph_of(workload), tuple(columns))(columns))
+    compiled = _flop(graph_of(workload), tuple(columns), workload.train)
+    return tuple(float(flop) for (flop,) in compiled(columns))
 
 
 @kept
-def _flop(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
-    """Operations of the products of the embedding, a block of each kind, and the head."""
+def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compiled:
+    """Operations of the products of the embedding, a block of each kind, and the head; without
+    those that make gradients of weights where adapters alone are trained."""
+    is_all = train == "all"
     flop = {
-        name: Sum.total(o.flop for o in layer.operators if o.kind in PRODUCTS)
+        name: Sum.total(
+            o.flop
+            for o in layer.operators
+            if o.kind in PRODUCTS and (is_all or not makes_weight_gradient(o))
+        )
         for name, layer in graphs_of(graph.counts, ()).items()
     }
     return compile_sums(flop, columns=columns)

@@ -55,6 +55,14 @@ def test_adapters_need_frozen_weights_and_their_own_states() -> None:
     assert whole - adapters == pytest.approx(spared, rel=0.05)
 
 
+def test_the_model_s_arithmetic_has_no_gradients_of_frozen_weights() -> None:
+    whole, frozen = (one.mfu * one.iteration_s for one in (predicted(WORK), predicted(ADAPTERS)))
+    # Attention's own products make gradients of both operands all the same.
+    assert 2 / 3 < frozen / whole < 0.72
+    four_bits = predicted(replace(ADAPTERS, base="4bit"))
+    assert four_bits.mfu < predicted(ADAPTERS).mfu < predicted(WORK).mfu + 0.02
+
+
 def test_rank_and_targets_say_how_many_parameters_are_trained() -> None:
     peaks = [
         predicted(replace(ADAPTERS, adapter_rank=rank, adapter_targets=targets)).stages[0].memory

@@ -89,7 +89,7 @@ def largest_share(seed: int) -> float:
     return max(bound_of(problem, plan) for plan in some_in_orders(problem, space, seed, 20))
 
 
-@pytest.mark.parametrize("seed", sweep((2, 4, *SEEDS), first=2))
+@pytest.mark.parametrize("seed", sweep((4, 7, *SEEDS), first=2))
 def test_no_plan_under_a_host_undercuts_the_bounds_of_its_stages(seed: int) -> None:
     assert largest_share(seed) <= 1 + EXACT
 
@@ -121,13 +121,13 @@ def never_ahead(_: object) -> Callable[..., StageSeconds]:
 def test_a_fault_in_the_time_of_a_host_is_noticed(
     fault: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    telling = 2, 4
+    telling = 4, 7
     assert max(map(largest_share, telling)) > 0.98
     monkeypatch.setattr(SymbolicPredictor, "part_seconds", fault(SymbolicPredictor.part_seconds))
     assert min(map(largest_share, telling)) > 1 + EXACT
 
 
-@pytest.mark.parametrize("seed", [13, 14])
+@pytest.mark.parametrize("seed", [21, 28])
 def test_a_proof_with_a_slower_host_is_wrong(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, space = with_host(seed)
     # Pipelines in 1F1B know their hosts by a formula.
