@@ -38,6 +38,18 @@ PLAN_COMMANDS: dict[str, Group] = {
                     type=float,
                 ),
                 option(
+                    "--solve",
+                    "the least inter_node_gbytes_per_s, intra_node_gbytes_per_s, memory_gib or "
+                    "gpus, or the most latency_us, that the plan needs for --for",
+                    metavar="NUMBER",
+                ),
+                option(
+                    "--for",
+                    "with --solve: 5%% (default), of a step without that limit, or 12.5s",
+                    dest="goal",
+                    metavar="GOAL",
+                ),
+                option(
                     "--timeline",
                     "with --simulator events: a trace for Perfetto and a picture of each plan",
                     **path("DIR"),
@@ -54,6 +66,10 @@ PLAN_COMMANDS: dict[str, Group] = {
             examples=(
                 ("what a plan takes, and where the time goes", "plan.yaml --breakdown"),
                 ("the same on a slower network", "plan.yaml --inter-node-gbytes-per-s 50"),
+                (
+                    "the network at which the step is within 5 % of an unlimited one",
+                    "plan.yaml --solve inter_node_gbytes_per_s --for 5%",
+                ),
                 (
                     "played task by task, as a picture",
                     "plan.yaml --simulator events --timeline drawn",

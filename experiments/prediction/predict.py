@@ -31,6 +31,7 @@ from simulators.symbolic import NAME as CLOSED_FORM
 
 if TYPE_CHECKING:
     from experiments.prediction.disturbed import Disturbed
+    from experiments.prediction.solve import Solved
     from simulators.events import Simulation
     from simulators.variability import Variability
 
@@ -104,6 +105,7 @@ class PlanAnswer:
     disturbed: "Disturbed | None" = None
     breakdown: Breakdown | None = None
     measured: tuple[str, ...] = ()
+    solved: "Solved | None" = None
     error: str = ""
 
 
@@ -156,6 +158,9 @@ def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | N
         if getattr(options, name) is not None and options.simulator != "events":
             message = f"--{name} needs what --simulator events plays: give both"
             raise InputError(message)
+    if options.goal is not None and options.solve is None:
+        message = f"--for {options.goal}: says how short a step is to be: give --solve too"
+        raise InputError(message)
     if options.breakdown and options.simulator != CLOSED_FORM:
         message = (
             f"--breakdown takes the closed form apart: leave out --simulator {options.simulator}"
@@ -183,7 +188,18 @@ def _with_more(
         answers = [_broken_down(answer) for answer in answers]
     if options.measured_step is not None or options.measured_gib is not None:
         answers = _beside_measured(answers, options)
+    if options.solve is not None:
+        answers = [_solved(answer, options) for answer in answers]
     return answers
+
+
+def _solved(answer: PlanAnswer, options: argparse.Namespace) -> PlanAnswer:
+    """An answer with the number that its plan needs for a goal."""
+    from experiments.prediction.solve import solved  # noqa: PLC0415 (seldom asked)
+
+    if answer.job is None or answer.prediction is None:
+        return answer
+    return replace(answer, solved=solved(answer.job, options.solve, options.goal))
 
 
 def _disturbed(
@@ -306,8 +322,9 @@ def _mapping(answer: PlanAnswer) -> Mapping[str, Any]:
     disturbed = {} if answer.disturbed is None else {"disturbed": answer.disturbed.mapping()}
     goes = {} if answer.breakdown is None else {"breakdown": to_mapping(answer.breakdown)}
     beside = {"measured": [*answer.measured]} if answer.measured else {}
+    needs = {} if answer.solved is None else {"solved": answer.solved.mapping()}
     figures = to_mapping(answer.prediction)
-    return {"plan": str(answer.path), **own, **figures, **goes, **disturbed, **beside}
+    return {"plan": str(answer.path), **own, **figures, **goes, **disturbed, **beside, **needs}
 
 
 def _table(answer: PlanAnswer) -> str:
@@ -338,7 +355,8 @@ def _table(answer: PlanAnswer) -> str:
     goes = () if answer.breakdown is None else lines(answer.breakdown)
     fullest = fullest_words(job, prediction)
     table = aligned(rows, left=())
-    return "\n".join([summary, *table, *fullest, *goes, *answer.measured, *notes])
+    solved = () if answer.solved is None else (answer.solved.words,)
+    return "\n".join([summary, *table, *fullest, *goes, *answer.measured, *solved, *notes])
 
 
 def _comparisons(answers: Sequence[PlanAnswer]) -> Iterator[str]:

@@ -1,0 +1,227 @@
+"""Inverse questions about a plan: which bandwidth, latency, memory or number of GPUs it needs."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.bench.problem import predicted
+from mistlab.core.units import GIB_BYTES
+from mistlab.core.values import InputError, near_matches, refuse
+from mistlab.cost.memory import allocator_of
+from mistlab.economy.inverse import least_that
+from mistlab.job.job import Job
+from mistlab.job.prediction import Prediction
+from mistlab.machine.hardware import GroupTransfers, Line, Transfers
+from mistlab.plan.dimensions import AXES
+
+# The degree that more GPUs raise.
+REPLICAS = AXES["data"].dimension
+# Rates that are tried, as multiples of the present one; the last one is unlimited.
+SLOWEST, FASTEST = 1e-4, 1e4
+# Latencies that are tried, in microseconds.
+LATENCIES = 1e-2, 1e7
+SHARE, SECONDS = "%", "s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """The answer to an inverse question: the number, what it is now, and the steps compared."""
+
+    name: str
+    number: float | None
+    now: float | None
+    unit: str
+    words: str
+
+    def mapping(self) -> Mapping[str, Any]:
+        """The answer as plain data."""
+        return {
+            "solve": self.name,
+            "number": self.number,
+            "now": self.now,
+            "unit": self.unit,
+            "answer": self.words,
+        }
+
+
+def solved(job: Job, name: str, goal: str | None) -> Solved:
+    """The number of this name that a plan needs for a goal: a step within some per cent of one
+    without any limit (``5%``), or of so many seconds (``12.5s``)."""
+    if name not in QUESTIONS:
+        refuse("--solve", f"{name!r} is unknown{near_matches(name, QUESTIONS)}")
+    return QUESTIONS[name](job, name, goal)
+
+
+def _rate(job: Job, name: str, goal: str | None) -> Solved:
+    """The least rate of links."""
+    node = job.cluster.hardware.node
+    now = getattr(job.cluster, name) or getattr(node, name)
+    if now is None:
+        refuse("--solve", f"{name}: the hardware has no such links")
+
+    def with_rate(rate: float) -> Job:
+        changed: dict[str, Any] = {name: rate}
+        return replace(job, cluster=replace(job.cluster, **changed))
+
+    unlimited_s = _seconds(with_rate(now * FASTEST))
+    most_s, told = _goal(goal, unlimited_s)
+    least = least_that(lambda r: _seconds(with_rate(r)) <= most_s, now * SLOWEST, now * FASTEST)
+    if math.isinf(least):
+        words = (
+            f"no rate gives {most_s:.3f} s: with unlimited links a step takes {unlimited_s:.3f} s"
+        )
+        return Solved(name=name, number=None, now=now, unit="GB/s", words=words)
+    begin = "less than " if least <= now * SLOWEST else ""
+    words = (
+        f"{begin}{least:.4g} GB/s are enough for a step {told} (now {now:g} GB/s and "
+        f"{_seconds(job):.3f} s, without a limit {unlimited_s:.3f} s)"
+    )
+    return Solved(name=name, number=least, now=now, unit="GB/s", words=words)
+
+
+def _latency(job: Job, name: str, goal: str | None) -> Solved:
+    """The most latency that may come on top of every message."""
+    unlimited_s = _seconds(job)
+    most_s, told = _goal(goal, unlimited_s)
+    transfers = job.cluster.hardware.transfers
+    if transfers is None:
+        message = f"--solve {name}: the hardware has no measured transfers: calibrate them"
+        raise InputError(message)
+
+    def is_short(inverse: float) -> bool:
+        slower = replace(job.cluster.hardware, transfers=_later(transfers, 1 / inverse))
+        return _seconds(replace(job, cluster=replace(job.cluster, hardware=slower))) <= most_s
+
+    low, high = LATENCIES
+    inverse = least_that(is_short, 1 / high, 1 / low)
+    number = 0.0 if math.isinf(inverse) else 1 / inverse
+    more = "any latency" if number >= high else f"{number:.4g} us more a message"
+    words = f"{more} are bearable for a step {told} (now {unlimited_s:.3f} s)"
+    return Solved(name=name, number=number, now=0.0, unit="us", words=words)
+
+
+def _memory(job: Job, name: str, goal: str | None) -> Solved:
+    """The least memory of a GPU with which the plan fits."""
+    if goal is not None:
+        refuse("--for", f"{goal}: {name} asks whether the plan fits: leave it out")
+    found = _predicted(job)
+    free = (job.cluster.keep_free_gib or 0.0) * GIB_BYTES
+    outside = allocator_of(job.cluster).outside_bytes
+    least = (found.peak_reserved_bytes + outside + free) / GIB_BYTES
+    now = job.cluster.whole_memory_bytes / GIB_BYTES
+    words = f"{least:.2f} GiB a GPU are enough (now {now:.2f}); peaks are wrong by up to a tenth"
+    return Solved(name=name, number=least, now=now, unit="GiB", words=words)
+
+
+def _gpus(job: Job, name: str, goal: str | None) -> Solved:
+    """The fewest GPUs, by replicas, with which a step is short enough."""
+    least = {stage: stage.degree(REPLICAS) for stage in job.plan.stages}
+    replicas = min(least.values())
+    widest = replicas * job.plan.micro_batches
+    steps = [
+        (scaled, found.iteration_s)
+        for count in range(1, widest + 1)
+        if widest % count == 0 and (scaled := _with_replicas(job, count, replicas)) is not None
+        for found in (predicted(scaled),)
+        if isinstance(found, Prediction) and found.fits
+    ]
+    if not steps:
+        message = f"--solve {name}: no number of replicas fits: ask tune for another plan"
+        raise InputError(message)
+    most_s, told = _goal(goal, min(seconds for _, seconds in steps))
+    enough = [(one.plan.num_gpus, seconds) for one, seconds in steps if seconds <= most_s]
+    now = job.plan.num_gpus
+    if not enough:
+        fastest, seconds = min(
+            ((one.plan.num_gpus, own) for one, own in steps), key=lambda pair: pair[1]
+        )
+        words = f"no number of replicas gives {most_s:.3f} s: {fastest} GPUs take {seconds:.3f} s"
+        return Solved(name=name, number=None, now=now, unit="GPUs", words=words)
+    count, seconds = min(enough)
+    words = f"{count:,} GPUs are enough for a step {told}: it takes {seconds:.3f} s (now {now:,})"
+    return Solved(name=name, number=count, now=now, unit="GPUs", words=words)
+
+
+Asked = Callable[[Job, str, str | None], Solved]
+QUESTIONS: Mapping[str, Asked] = {
+    "inter_node_gbytes_per_s": _rate,
+    "intra_node_gbytes_per_s": _rate,
+    "latency_us": _latency,
+    "memory_gib": _memory,
+    "gpus": _gpus,
+}
+
+
+def _goal(goal: str | None, unlimited_s: float) -> tuple[float, str]:
+    """The longest step that a goal allows, and the goal in words."""
+    text = (goal or f"5{SHARE}").strip()
+    unit = text[-1:]
+    number = text[:-1] if unit in (SHARE, SECONDS) else text
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        refuse("--for", f"{text!r} is no goal: give a share such as 5%, or seconds such as 12.5s")
+    if unit == SHARE:
+        return unlimited_s * (1 + value / 100), f"within {value:g} % of the best"
+    return value, f"of {value:g} s"
+
+
+def _with_replicas(job: Job, count: int, now: int) -> Job | None:
+    """A job with other numbers of replicas, on as many nodes as they take; None where stages or
+    nodes do not divide."""
+    stages = []
+    for stage in job.plan.stages:
+        own, rest = divmod(stage.degree(REPLICAS) * count, now)
+        if rest:
+            return None
+        stages.append(stage.with_values({REPLICAS: own}))
+    micro_batches, rest = divmod(job.plan.micro_batches * now, count)
+    gpus = sum(stage.num_gpus for stage in stages)
+    in_node = min(gpus, job.cluster.gpus_per_node)
+    if rest or gpus % in_node:
+        return None
+    try:
+        return replace(
+            job,
+            cluster=replace(job.cluster, nodes=gpus // in_node, gpus_per_node=in_node),
+            plan=replace(job.plan, micro_batches=micro_batches, stages=tuple(stages)),
+        )
+    except InputError:
+        return None
+
+
+def _later(transfers: Transfers, more_us: float) -> Transfers:
+    """Transfers whose messages between GPUs take longer by a latency."""
+
+    def later(line: Line | None) -> Line | None:
+        return line and replace(line, latency_us=line.latency_us + more_us)
+
+    def of_group(group: GroupTransfers) -> GroupTransfers:
+        return replace(
+            group,
+            all_gather=later(group.all_gather),
+            reduce_scatter=later(group.reduce_scatter),
+            all_reduce=later(group.all_reduce),
+            all_to_all=later(group.all_to_all),
+        )
+
+    return replace(
+        transfers,
+        groups=tuple(map(of_group, transfers.groups)),
+        in_node=later(transfers.in_node),
+        across_nodes=later(transfers.across_nodes),
+    )
+
+
+def _predicted(job: Job) -> Prediction:
+    found = predicted(job)
+    if isinstance(found, InputError):
+        raise found
+    return found
+
+
+def _seconds(job: Job) -> float:
+    return _predicted(job).iteration_s

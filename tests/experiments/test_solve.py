@@ -1,0 +1,121 @@
+"""Inverse questions: the number that is told is the one at which the answer turns."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.bench.problem import predicted
+from experiments.cli.command import main_of
+from experiments.cli.commandline import run
+from experiments.commands import COMMANDS
+from experiments.prediction.solve import QUESTIONS, solved
+from mistlab.core.values import InputError
+from mistlab.economy.inverse import TurnsTwiceError, least_that
+from mistlab.job.job import Job, dump_job, job_from_mapping
+from mistlab.job.prediction import Prediction
+
+STAGE = {"layers": 16, "data_parallel": 8, "tensor_parallel": 1, "micro_batch": 1, "zero": 1}
+JOB = job_from_mapping(
+    {
+        "workload": {
+            "model": "llama3-8b",
+            "sequence_length": 4096,
+            "global_batch": 64,
+            "attention": "flash",
+            "precision": "bf16",
+        },
+        "cluster": {"hardware": "h100-80gb", "nodes": 2, "gpus_per_node": 8},
+        "plan": {"engine": "megatron-core", "micro_batches": 8, "stages": [STAGE, STAGE]},
+    }
+)
+
+
+def seconds(job: Job) -> float:
+    found = predicted(job)
+    assert isinstance(found, Prediction)
+    return found.iteration_s
+
+
+def on(**numbers: Any) -> Job:
+    return replace(JOB, cluster=replace(JOB.cluster, **numbers))
+
+
+@pytest.mark.parametrize("name", ["inter_node_gbytes_per_s", "intra_node_gbytes_per_s"])
+def test_the_least_rate_is_the_one_at_which_the_step_is_near_enough(name: str) -> None:
+    unlimited_s = seconds(on(**{name: 1e6}))
+    for share in (2, 20):
+        rate = solved(JOB, name, f"{share}%").number
+        assert rate is not None
+        assert seconds(on(**{name: rate})) == pytest.approx(
+            unlimited_s * (1 + share / 100), rel=1e-3
+        )
+        assert seconds(on(**{name: 0.9 * rate})) > unlimited_s * (1 + share / 100)
+    assert solved(JOB, name, "0.001s").number is None
+
+
+def test_the_most_latency_lengthens_the_step_by_as_much() -> None:
+    small, large = (solved(JOB, "latency_us", goal).number for goal in ("1%", "10%"))
+    assert small is not None
+    assert large is not None
+    assert 5 < large / small < 20
+    assert small > 0
+
+
+def test_the_least_memory_is_the_one_with_which_the_plan_fits() -> None:
+    least = solved(JOB, "memory_gib", None).number
+    assert least is not None
+    for more, fits in ((1.001, True), (0.999, False)):
+        found = predicted(on(memory_gib=least * more))
+        assert isinstance(found, Prediction)
+        assert found.fits is fits
+
+
+def test_the_fewest_gpus_take_no_longer_than_was_asked() -> None:
+    whole_s = seconds(JOB)
+    assert solved(JOB, "gpus", f"{whole_s * 1.01}s").number == 16
+    few = solved(JOB, "gpus", f"{whole_s * 2.2}s").number
+    assert few is not None
+    assert few < 16
+    many = solved(JOB, "gpus", f"{whole_s / 1.8}s").number
+    assert many is not None
+    assert many > 16
+    assert solved(JOB, "gpus", "0.001s").number is None
+
+
+def test_an_answer_that_turns_twice_is_refused() -> None:
+    with pytest.raises(TurnsTwiceError, match="no between"):
+        least_that(lambda number: not 3 < number < 30, 1.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "goal", "words"),
+    [
+        ("inter_node", None, "did you mean"),
+        ("gpus", "five", "is no goal"),
+        ("gpus", "-3%", "is no goal"),
+        ("gpus", "nans", "is no goal"),
+        ("memory_gib", "5%", "leave it out"),
+    ],
+)
+def test_wrong_questions_are_refused(name: str, goal: str | None, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        solved(JOB, name, goal)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_the_command_tells_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    dump_job(JOB, plan)
+    predict = main_of("predict", COMMANDS["predict"])
+    assert run(predict, [str(plan), "--solve", name, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["solved"]
+    assert told == solved(JOB, name, None).mapping()
+    assert run(predict, [str(plan), "--solve", name]) == 0
+    assert told["answer"] in capsys.readouterr().out
+    assert run(predict, [str(plan), "--for", "5%"]) == 2
+    assert "give --solve too" in capsys.readouterr().err
