@@ -12,16 +12,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from math import floor
+from typing import Any
 
 import numpy as np
 
 from experiments.bench.bench import Bench
 from experiments.bench.problem import largest
 from mistlab.core.units import GIB_BYTES
+from mistlab.core.values import InputError
 from mistlab.cost.memory import allocator_of, host_bytes_of
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan, StagePlan
 from mistlab.plan.space import SearchSpace
 from searchers.meshes import (
@@ -215,6 +218,53 @@ def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
                 if prediction.fits:
                     yield words
                     break
+    yield from _trained_otherwise(problem, space)
+    yield from _in_another_space(problem, space)
+
+
+# Ways to train that need less, the one that changes least first: what they change of a workload,
+# and how a command line says it.
+LEANER: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"loss": "chunked"}, "a loss in chunks (--loss chunked)"),
+    ({"states": "16bit"}, "weights and states of 16 bits (--states 16bit)"),
+    ({"train": "adapters"}, "adapters alone (--train lora)"),
+    ({"train": "adapters", "base": "4bit"}, "adapters on 4 bits (--train lora --base 4bit)"),
+)
+# The space whose plans keep what others cannot on the host.
+OFFLOADING = "mist"
+
+
+def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
+    """The first of the ways to train with which a plan fits, if it is another one than today's."""
+    for changes, words in LEANER:
+        try:
+            workload = replace(problem.workload, **changes)
+        except InputError:
+            continue
+        other = replace(problem, workload=workload)
+        if workload != problem.workload and not why_empty(other, space):
+            _, prediction = _nearest(Bench.of(other), space)
+            if prediction.fits:
+                yield words
+                return
+
+
+def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
+    """Another space with a plan that fits, where this one offloads nothing."""
+    other = space_of(OFFLOADING)
+    if any(ratio > 0 for ratios in _ratios(space) for ratio in ratios):
+        return
+    if problem.workload.model.experts is not None or why_empty(problem, other):
+        return
+    plan, prediction = _nearest(Bench.of(problem), other)
+    if prediction.fits:
+        yield f"space {other.name}, whose engine {plan.engine} offloads (--space {other.name})"
+
+
+def _ratios(space: SearchSpace) -> Iterator[tuple[float, ...]]:
+    """The ratios of each kind that a space may offload."""
+    for entry in fields(Offload):
+        yield getattr(space.offload, entry.name)
 
 
 def _less_kept_free(problem: Problem, times: int) -> tuple[str, Problem]:

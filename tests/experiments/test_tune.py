@@ -364,3 +364,35 @@ def test_each_engine_has_the_seconds_of_one() -> None:
     found = budget_for(tuning.BUDGET, several)
     assert found == Budget(evaluations=300_000, seconds=180)
     assert budget_for(tuning.BUDGET, space_of("mist")) == tuning.BUDGET
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        (
+            ("--model", "llama3-8b", "--hardware", "rtx-4090-24gb", "--sequence-length", "2048"),
+            "adapters alone (--train lora)",
+        ),
+        (
+            ("--model", "qwen2.5-14b", "--hardware", "rtx-4090-24gb", "--sequence-length", "512"),
+            "adapters on 4 bits (--train lora --base 4bit)",
+        ),
+        (
+            ("--model", "llama3.2-1b", "--hardware", "a100-40gb", "--sequence-length", "32768"),
+            "a loss in chunks (--loss chunked)",
+        ),
+        (
+            ("--model", "llama3.2-3b", "--hardware", "a100-40gb", "--sequence-length", "2048"),
+            "space mist, whose engine mistlab offloads (--space mist)",
+        ),
+    ],
+)
+def test_a_refusal_names_the_way_to_train_and_the_space_that_would_do(
+    changes: tuple[str, ...], remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = ("--gpus-per-node", "1", "--global-batch", "1", "--precision", "bf16")
+    line = [*changes, *one, "--space", "fsdp", "--out", str(tmp_path / "plan.yaml")]
+    assert run(tune.main, line) == 1
+    assert remedy in capsys.readouterr().err
+    flags = re.findall(r"--[a-z]+ \w+", remedy)
+    assert run(tune.main, [*line, *(word for flag in flags for word in flag.split())]) == 0

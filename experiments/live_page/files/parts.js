@@ -21,7 +21,11 @@ export const svg = (tag, attributes, ...children) =>
   filled(document.createElementNS(SVG, tag), attributes, children);
 
 // The width of a figure: that of the column, so that its letters stay readable on a phone.
-export const roomy = () => Math.max(260, Math.min(560, document.getElementById("results").clientWidth - 36));
+export function roomy() {
+  const width = document.getElementById("results").clientWidth;
+  // Where there is room cards stand two and two.
+  return Math.max(260, Math.min(560, (width > 780 ? width / 2 - 8 : width) - 36));
+}
 
 export const GIB = 2 ** 30;
 export const gib = (bytes) => `${(bytes / GIB).toFixed(1)} GiB`;
