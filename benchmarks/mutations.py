@@ -1,0 +1,493 @@
+"""Plants faults in the runtime, one at a time, and notes which test turns red.
+
+    python -m benchmarks.mutations [--list LIST] [--only NUMBERS] [--page PAGE]
+    python -m benchmarks.mutations --draw SEED
+
+Two lists are fixed (``tests/mutations``): faults that an auditor planted by hand, and faults drawn
+from the code. Each is planted in a copy of the checkout, where the tests that belong to its file
+run until one fails. ``--draw`` prints what a seed draws from today's code, four kinds of faults: a
+wait left out, another group, another sign, another slice.
+"""
+
+import argparse
+import ast
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter, sleep
+from typing import Any, NoReturn, Self
+
+import numpy as np
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+LISTS = {name: ROOT / f"tests/mutations/{name}.yaml" for name in ("audited", "drawn")}
+CHECKS = ROOT / "tests/mutations/checks.yaml"
+KEPT = ROOT / "runs/mutations.json"
+COPIED = (
+    *("runtime", "mistlab", "searchers", "simulators", "experiments", "tests", "benchmarks"),
+    "pyproject.toml",
+)
+# What tests import and what takes seconds.
+IMPORTED = ("torch", "torch.distributed.checkpoint", "sympy", "simpy", "triton")
+GONE = "the code is not there any more"
+# A fault that keeps a rank waiting is found when the time is up.
+MOST_S = 300.0
+
+# Faults, as pieces of files that are others instead.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """A fault: pieces of a file, each found once, and what stands there instead.
+
+    ``equivalent`` says why nothing changes, where nothing does.
+    """
+
+    fault: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+    equivalent: str = ""
+
+    @classmethod
+    def of(cls, said: dict[str, Any]) -> Self:
+        """The fault of an item of a list."""
+        edits = said.get("edits") or [(said["right"], said["wrong"])]
+        return cls(
+            fault=said["fault"],
+            file=said["file"],
+            edits=tuple((right, wrong) for right, wrong in edits),
+            equivalent=said.get("equivalent", ""),
+        )
+
+    @property
+    def key(self) -> str:
+        """The name under which its outcome is kept."""
+        return f"{self.file}: {self.fault}"
+
+    def planted(self, text: str) -> str | None:
+        """The file's text with the fault; None if a piece is not there just once."""
+        for right, wrong in self.edits:
+            if text.count(right) != 1:
+                return None
+            text = text.replace(right, wrong)
+        return text
+
+
+def mutations(path: Path) -> list[Mutation]:
+    """The faults of a list."""
+    return [Mutation.of(one) for one in yaml.safe_load(path.read_text(encoding="utf-8"))]
+
+
+# Draws faults from the code.
+
+ROOMS = ("runtime/engine", "runtime/comm", "runtime/devices")
+# Kinds of faults, in the order of the list, and how many are drawn of each.
+KINDS = ("wait", "group", "sign", "slice")
+DRAWN = 15
+_WAITS = {"wait_event", "synchronize", "wait", "result", "record", "settle", "finish"} | {
+    "finished",
+    "enter",
+    "greet",
+    "join",
+}
+_GROUPS = {
+    "gather": "reduce",
+    "reduce": "tensor",
+    "tensor": "gather",
+    "world": "tensor",
+    "tied": "world",
+    "gatherers": "reducers",
+    "reducers": "gatherers",
+    "data": "tensor",
+    "data_parallel": "tensor_parallel",
+    "tensor_parallel": "data_parallel",
+    "local_rank": "rank",
+}
+# Names that have such a group as an attribute.
+_OWNERS = ("connections", "place", "own", "other", "shape", "world", "before", "stage")
+_SIGNS: dict[type[ast.AST], str] = {
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "/",
+    ast.Div: "*",
+    ast.FloorDiv: "*",
+    ast.Mod: "//",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Lt: ">=",
+    ast.LtE: ">",
+    ast.Gt: "<=",
+    ast.GtE: "<",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.In: "not in",
+    ast.NotIn: "in",
+    ast.And: "or",
+    ast.Or: "and",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A piece of a line, and what may stand there instead; ``keeps`` if blanks and brackets around
+    it stay."""
+
+    kind: str
+    line: int
+    begin: int
+    end: int
+    instead: str
+    keeps: bool = False
+
+
+def places(text: str) -> Iterator[Place]:
+    """All places of a file's functions where a fault of some kind may be planted."""
+    tree = ast.parse(text)
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and function.name not in ("__repr__", "__str__"):
+            for statement in function.body:
+                for node in _working(statement):
+                    yield from _places_of(node, text)
+
+
+def _working(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a statement but for inner functions, errors, their words and annotations."""
+    if isinstance(node, ast.FunctionDef | ast.Raise | ast.JoinedStr | ast.Assert):
+        return
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name not in ("annotation", "returns"):
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, ast.AST):
+                    yield from _working(one)
+
+
+def _places_of(node: ast.AST, text: str) -> Iterator[Place]:
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name))):
+            if name in _WAITS:
+                yield from _place("wait", node, "pass")
+        case ast.Attribute(ctx=ast.Load()):
+            yield from _groups(node, text)
+        case ast.BinOp() | ast.Compare(ops=[_]) | ast.BoolOp(values=[_, _]) | ast.UnaryOp():
+            yield from _signs(node, text)
+        case ast.Subscript():
+            yield from _slices(node, text)
+        case _:
+            pass
+
+
+def _groups(node: ast.Attribute, text: str) -> Iterator[Place]:
+    owner, name = node.value, node.attr
+    if name in _GROUPS and (_last(owner) in _OWNERS or name in ("gatherers", "reducers")):
+        other = "data" if _last(owner) == "place" and name == "tensor" else _GROUPS[name]
+        yield from _place("group", node, f"{_said(owner, text)}.{other}")
+
+
+def _signs(node: ast.AST, text: str) -> Iterator[Place]:
+    match node:
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SIGNS:
+            yield from _between("sign", left, right, _SIGNS[type(op)])
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _SIGNS:
+            yield from _between("sign", left, right, _SIGNS[type(op)])
+        case ast.BoolOp(op=op, values=[left, right]):
+            yield from _between("sign", left, right, _SIGNS[type(op)])
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            yield from _place("sign", node, _said(operand, text))
+        case _:
+            pass
+
+
+def _slices(node: ast.Subscript, text: str) -> Iterator[Place]:
+    whole, index = _said(node.value, text), node.slice
+    if isinstance(index, ast.Slice):
+        bounds = [_said(one, text) if one else "" for one in (index.lower, index.upper)]
+        if _last(node.value) != "shape":
+            yield from _place("slice", node, whole)
+        if all(bounds):
+            yield from _place("slice", node, f"{whole}[{bounds[0]}:]")
+            yield from _place("slice", node, f"{whole}[:{bounds[1]}]")
+    elif _last(index) in ("entry", "room", "turn", "micro_batch", "rank"):
+        yield from _place("slice", node, f"{whole}[0]")
+
+
+def _said(node: ast.AST, text: str) -> str:
+    return ast.get_source_segment(text, node) or ""
+
+
+def _last(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _place(kind: str, node: Any, instead: str) -> Iterator[Place]:
+    if node.lineno == node.end_lineno:
+        yield Place(
+            kind=kind,
+            line=node.lineno,
+            begin=node.col_offset,
+            end=node.end_col_offset,
+            instead=instead,
+        )
+
+
+def _between(kind: str, left: Any, right: Any, instead: str) -> Iterator[Place]:
+    """The sign between two operands on one line; brackets around these may stand there too."""
+    if left.end_lineno == right.lineno:
+        yield Place(
+            kind=kind,
+            line=right.lineno,
+            begin=left.end_col_offset,
+            end=right.col_offset,
+            instead=instead,
+            keeps=True,
+        )
+
+
+def _as_mutation(path: str, text: str, place: Place) -> Mutation:
+    """A place as whole lines, with as many before them as tell them from others."""
+    lines = text.splitlines(keepends=True)
+    line = lines[place.line - 1]
+    was = line[place.begin : place.end]
+    instead = place.instead
+    if place.keeps:
+        instead = was.replace(was.strip(" ()"), instead)
+    changed = line[: place.begin] + instead + line[place.end :]
+    first = place.line - 1
+    while text.count("".join(lines[first : place.line])) != 1:
+        first -= 1
+    before = "".join(lines[first : place.line - 1])
+    fault = f"{place.kind}: {was.strip()} is {instead.strip()}, line {place.line}"
+    return Mutation(fault=fault, file=path, edits=((before + line, before + changed),))
+
+
+def drawn(seed: int) -> dict[str, list[Mutation]]:
+    """Faults of each kind in the order that a seed draws, one a line at most."""
+    found: dict[str, list[Mutation]] = {kind: [] for kind in KINDS}
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            name = path.relative_to(ROOT).as_posix()
+            for place in places(text):
+                found[place.kind].append(_as_mutation(name, text, place))
+    draw = np.random.default_rng(seed)
+    out: dict[str, list[Mutation]] = {}
+    for kind, made in found.items():
+        lines: dict[tuple[str, str], Mutation] = {}
+        for number in draw.permutation(len(made)):
+            one = made[number]
+            lines.setdefault((one.file, one.edits[0][0]), one)
+        out[kind] = [*lines.values()]
+    return out
+
+
+def list_of(seed: int) -> str:
+    """What a seed draws, as a list."""
+    items = [
+        {"fault": one.fault, "file": one.file, "right": right, "wrong": wrong}
+        for made in drawn(seed).values()
+        for one in made[:DRAWN]
+        for right, wrong in one.edits
+    ]
+    text: str = yaml.safe_dump(items, sort_keys=False, width=200, allow_unicode=True)
+    return text
+
+
+# Plants faults, and runs the tests that belong to their files.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What planting a fault came to: the test that failed first, or why there is none."""
+
+    mutation: Mutation
+    caught_by: str
+    seconds: float
+
+
+class Nursery:
+    """A copy of the checkout in which faults are planted, and processes that test it.
+
+    This process imports torch and never the project, so that a process that it forks imports the
+    project with the fault, and torch no more.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for name in listed.stdout.splitlines():
+            if name.startswith(COPIED) and (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, folder / name)
+        for heavy in IMPORTED:
+            __import__(heavy)
+
+    def tested(self, tests: Sequence[str]) -> str:
+        """The first of some tests that fails, or what else ended their process; empty if none."""
+        said = self.folder / "said.txt"
+        child = os.fork()
+        if child == 0:
+            self._test(tests, said)
+        begun = perf_counter()
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            if perf_counter() - begun > MOST_S:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return f"no end within {MOST_S:.0f} s: {self._last(said)}"
+            sleep(0.05)
+        if not status:
+            return ""
+        text = said.read_text(encoding="utf-8", errors="replace")
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+        return failed[1] if failed else f"the process ended: {self._last(said)}"
+
+    def _test(self, tests: Sequence[str], said: Path) -> NoReturn:
+        code = 1
+        try:
+            os.setsid()
+            os.chdir(self.folder)
+            sys.path.insert(0, str(self.folder))
+            os.environ["PYTHONPATH"] = str(self.folder)
+            for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+                del sys.modules[name]
+            with said.open("w", encoding="utf-8") as file:
+                for stream in (1, 2):
+                    os.dup2(file.fileno(), stream)
+            options = ("-x", "-v", "--tb=line", "-p", "no:benchmark", "-p", "no:cacheprovider")
+            code = int(pytest.main([*options, "-m", "not slow", *tests]))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    @staticmethod
+    def _last(said: Path) -> str:
+        """The last test of which something is said."""
+        text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
+        return next(iter(re.findall(r"tests/\S+", text)[-1:]), "nothing was said")
+
+    def planted(self, mutation: Mutation, tests: Sequence[str]) -> Outcome:
+        """Plant a fault, run tests until one fails, and take the fault out again."""
+        begun = perf_counter()
+        path = self.folder / mutation.file
+        text = path.read_text(encoding="utf-8")
+        wrong = mutation.planted(text)
+        if wrong is None:
+            return Outcome(mutation=mutation, caught_by=GONE, seconds=0.0)
+        path.write_text(wrong, encoding="utf-8")
+        try:
+            caught_by = self.tested(tests)
+        finally:
+            path.write_text(text, encoding="utf-8")
+        return Outcome(mutation=mutation, caught_by=caught_by, seconds=perf_counter() - begun)
+
+
+def run(name: str, numbers: Sequence[int], kept: Path) -> None:
+    """Plant the faults of a list, or those of some numbers, and keep what they came to."""
+    checks = yaml.safe_load(CHECKS.read_text(encoding="utf-8"))["tests of files"]
+    listed = mutations(LISTS[name])
+    known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    with TemporaryDirectory() as folder:
+        nursery = Nursery(Path(folder))
+        for number, one in enumerate(listed, 1):
+            if (numbers and number not in numbers) or one.equivalent:
+                continue
+            found = nursery.planted(one, checks[one.file])
+            known[one.key] = {"caught_by": found.caught_by, "s": found.seconds}
+            caught = found.caught_by or "NOTHING"
+            sys.stderr.write(f"{name} {number}: {one.fault}: {caught} ({found.seconds:.0f} s)\n")
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(known, indent=1), encoding="utf-8")
+
+
+# The page.
+
+
+def page(kept: Path) -> Iterator[str]:
+    """The lines of the page, from what is kept."""
+    known = json.loads(kept.read_text(encoding="utf-8"))
+    explained = yaml.safe_load(CHECKS.read_text(encoding="utf-8"))["explained"] or {}
+    counted = {
+        name: [one for one in mutations(path) if not one.equivalent] for name, path in LISTS.items()
+    }
+    yield from (
+        *("# Faults that are planted in the runtime", ""),
+        "Two lists of faults were fixed before the checks were changed that are to find them:",
+        "`tests/mutations` has those that an auditor planted by hand, and those that a tool drew",
+        "from the code. Each is planted alone, in a copy of the checkout; the quick tests of its",
+        "file (`tests/mutations/checks.yaml`) run until one fails. No GPU takes part.",
+        *("", "    python -m benchmarks.mutations --page docs/results/mutations.md", ""),
+        *("| list | faults | found | not found |", "|---|---|---|---|"),
+    )
+    for name, listed in counted.items():
+        found = sum(is_caught(known.get(one.key)) for one in listed)
+        share = found / len(listed)
+        yield f"| {name} | {len(listed)} | {found} ({share:.0%}) | {len(listed) - found} |"
+    for name, listed in counted.items():
+        yield from ("", f"## {name.capitalize()}", "")
+        yield from ("| fault | file | found by |", "|---|---|---|")
+        yield from (_row(one, known.get(one.key), explained) for one in listed)
+    same = [one for path in LISTS.values() for one in mutations(path) if one.equivalent]
+    yield from ("", "Drawn, and not counted, because they change nothing:", "")
+    yield from (f"- `{one.file}`, {one.fault}: {one.equivalent}." for one in same)
+
+
+def _row(one: Mutation, said: dict[str, Any] | None, explained: dict[str, str]) -> str:
+    caught = said["caught_by"] if said else "not run"
+    words = f"`{caught}`"
+    if not is_caught(said):
+        words = f"**not found**: {explained.get(one.fault, caught)}"
+    cells = (one.fault, f"`{one.file}`", words)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def is_caught(said: dict[str, Any] | None) -> bool:
+    """Whether a test failed, or did not end, because of a fault."""
+    return said is not None and said["caught_by"] not in ("", GONE)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draw, or plant and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutations", description=__doc__)
+    parser.add_argument("--draw", type=int, help="print what this seed draws from the code")
+    parser.add_argument("--list", choices=tuple(LISTS), action="append", help="this list alone")
+    parser.add_argument("--only", type=int, nargs="*", default=[], help="numbers in the list")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="where outcomes are kept")
+    parser.add_argument("--page", type=Path, help="the page to write")
+    parser.add_argument("--no-run", action="store_true", help="write the page alone")
+    options = parser.parse_args(arguments)
+    if options.draw is not None:
+        sys.stdout.write(list_of(options.draw))
+        return 0
+    for name in () if options.no_run else options.list or LISTS:
+        run(name, options.only, options.kept)
+    if options.page:
+        options.page.write_text("\n".join(page(options.kept)) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
