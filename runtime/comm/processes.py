@@ -31,6 +31,7 @@ from runtime.comm.group import (
     refusal_in,
     then,
 )
+from runtime.comm.library import TORCH, Library, Work, with_timeout
 from runtime.devices.cuda import driver_of
 
 # Gives the processes of one attempt a store of their own, when torchrun starts them repeatedly.
@@ -109,11 +110,6 @@ def _presence(name: str, rank: int) -> str:
 #
 # NCCL connects GPUs, gloo connects CPUs.
 
-# Torch 2.13 gives these functions new names, and warns of the names that 2.11 has.
-_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-_reduce_scatter = (
-    getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
-)
 REDUCTIONS = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
 
 
@@ -199,19 +195,24 @@ def meet() -> None:
             distributed.barrier()
 
 
-def maker(world: World, timeout_s: float) -> GroupMaker:
+def maker(world: World, timeout_s: float, library: Library = TORCH) -> GroupMaker:
     """A function that makes groups; all processes must make the same groups in one order."""
+    # A group does not inherit the world's timeout; torch would give it its default.
+    timeout = timedelta(seconds=timeout_s)
 
     def make(name: str, ranks: Sequence[int]) -> Group | None:
         if len(ranks) == 1:
             return Alone()
         if name == "world":
             # A second communicator for all processes would take memory of every device.
-            return everybody()
+            return everybody(library)
+        is_link = name.startswith(("forward", "backward"))
+        options = with_timeout(library.link_options(), timeout) if is_link else None
         with heard_from(range(world.size)):
-            # A group does not inherit the world's timeout; torch would give it its default.
-            group = distributed.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
-        return ProcessGroup(group) if world.rank in ranks else None
+            group = library.new_group(
+                list(ranks), timeout=timeout, pg_options=options, group_desc=name
+            )
+        return ProcessGroup(group, library) if world.rank in ranks else None
 
     return make
 
@@ -237,17 +238,17 @@ class ProcessGroup:
     collective in a thread of its own, so somebody has to wait for it.
     """
 
-    def __init__(self, group: distributed.ProcessGroup) -> None:
-        self._group = group
-        self._ranks = distributed.get_process_group_ranks(group)
+    def __init__(self, group: distributed.ProcessGroup, library: Library = TORCH) -> None:
+        self._group, self._library = group, library
+        self._ranks = library.get_process_group_ranks(group)
         self.size, self.rank = group.size(), group.rank()
-        self._is_ordered = distributed.get_backend(group) == "nccl"
+        self._is_ordered = library.get_backend(group) == "nccl"
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> Pending | None:
         """Reduce over the group, in place."""
         reduction = REDUCTIONS[operation]
         with heard_from(self._ranks):
-            work = distributed.all_reduce(tensor, reduction, self._group, not self._is_ordered)
+            work = self._library.all_reduce(tensor, reduction, self._group, not self._is_ordered)
         return self._started(work)
 
     def all_gather(self, whole: Tensor, own: Tensor) -> Pending | None:
@@ -255,7 +256,9 @@ class ProcessGroup:
         # Gloo may write others' parts into ``whole`` before it has read this rank's part of it.
         own = own if self._is_ordered else own.clone()
         with heard_from(self._ranks):
-            work = _all_gather(whole, own, group=self._group, async_op=not self._is_ordered)
+            work = self._library.all_gather_single(
+                whole, own, group=self._group, async_op=not self._is_ordered
+            )
         return self._started(work)
 
     def reduce_scatter(self, whole: Tensor) -> Pending | None:
@@ -263,7 +266,9 @@ class ProcessGroup:
         own = own_part(whole, self)
         result = own if self._is_ordered else torch.empty_like(own)
         with heard_from(self._ranks):
-            work = _reduce_scatter(result, whole, group=self._group, async_op=not self._is_ordered)
+            work = self._library.reduce_scatter_single(
+                result, whole, group=self._group, async_op=not self._is_ordered
+            )
         started = self._started(work)
         return started if self._is_ordered else then(started, lambda: own.copy_(result))
 
@@ -272,13 +277,15 @@ class ProcessGroup:
     ) -> Pending | None:
         """Send and receive all messages at once."""
         operations = [
-            distributed.P2POp(call, tensor, self._ranks[peer], self._group)
-            for call, messages in ((distributed.isend, sends), (distributed.irecv, receives))
+            self._library.message(
+                is_sent=is_sent, tensor=tensor, peer=self._ranks[peer], group=self._group
+            )
+            for is_sent, messages in ((True, sends), (False, receives))
             for tensor, peer in messages
         ]
         peers = {self._ranks[peer] for _, peer in (*sends, *receives)}
         with heard_from(sorted(peers)):
-            works = distributed.batch_isend_irecv(operations) if operations else []
+            works = self._library.batch_isend_irecv(operations) if operations else []
         if not self._is_ordered:
             return _PendingWorks(
                 works, [tensor for tensor, _ in (*sends, *receives)], sorted(peers)
@@ -287,15 +294,13 @@ class ProcessGroup:
             work.wait()
         return None
 
-    def _started(self, work: distributed.Work | None) -> Pending | None:
+    def _started(self, work: Work | None) -> Pending | None:
         return None if work is None else _PendingWorks([work], [], self._ranks)
 
 
-def everybody() -> ProcessGroup:
+def everybody(library: Library = TORCH) -> ProcessGroup:
     """The group of all processes; it exists once they have joined."""
-    group = distributed.group.WORLD
-    assert group is not None
-    return ProcessGroup(group)
+    return ProcessGroup(library.world(), library)
 
 
 class _PendingWorks:
@@ -304,9 +309,7 @@ class _PendingWorks:
     Some of gloo's collectives end only while somebody waits for them, so a thread waits.
     """
 
-    def __init__(
-        self, works: list[distributed.Work], held: list[Tensor], ranks: Sequence[int]
-    ) -> None:
+    def __init__(self, works: Sequence[Work], held: list[Tensor], ranks: Sequence[int]) -> None:
         self._works = works
         self._held = held
         self._ranks = ranks

@@ -5,7 +5,7 @@ ranks' programs. All ranks of a stage have the same program, but exchange messag
 ranks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +16,9 @@ from mistlab.plan.workload import Workload
 from mistlab.schedule.stage_passes import Lane
 from mistlab.stages.stage_program import Op, iterations
 from mistlab.stages.stage_shape import EMBEDDING, StageShape
-from runtime.comm.group import own_groups
+from runtime.checks.recorded_library import Messages as Sent
+from runtime.checks.recorded_library import RecordedGroup, RecordedLibrary
+from runtime.comm.library import Work
 from runtime.comm.topology import Topology, connected
 from runtime.engine.storage.boundary import link_of_message
 from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
@@ -124,40 +126,47 @@ class _ConnectingCalls:
 
     def of(self, plan: Plan, *, tied: bool) -> RankCalls:
         """Let the rank connect as in a run, and return its calls."""
-        make = own_groups(self.rank, lambda name, ranks: _NotingGroup(name, ranks, self))
-        connected(plan, self.rank, make, tied=tied)
+        library = RecordedLibrary(self.rank, plan.num_gpus, _NotingRanks(self))
+        connected(plan, self.rank, library.maker(), tied=tied)
         steps = tuple(Step(task="connecting", calls=(call,)) for call in self.calls)
         return RankCalls(rank=self.rank, steps=steps, sends=self.sends, receives=self.receives)
 
 
-class _NotingGroup:
-    """A group that only notes its calls."""
+class _NotingRanks:
+    """Ranks that only note the calls of their groups."""
 
-    def __init__(self, name: str, ranks: Sequence[int], notes: _ConnectingCalls) -> None:
-        self._name, self._ranks, self._notes = name, ranks, notes
-        self.size, self.rank = len(ranks), ranks.index(notes.rank)
+    def __init__(self, notes: _ConnectingCalls) -> None:
+        self._notes = notes
 
-    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
+    def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
         """Note a reduction."""
-        self._note("all_reduce", f"{tensor.numel()} ({operation})")
+        self._note(group, "all_reduce", f"{tensor.numel()} ({operation})")
 
-    def all_gather(self, whole: Tensor, own: Tensor) -> None:
+    def all_gather(self, group: RecordedGroup, whole: Tensor, own: Tensor) -> None:
         """Note a concatenation."""
-        self._note("all_gather", f"{whole.numel()} of {own.numel()}")
+        self._note(group, "all_gather", f"{whole.numel()} of {own.numel()}")
 
-    def reduce_scatter(self, whole: Tensor) -> None:
+    def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
         """Note a sum of which each rank keeps a part."""
-        self._note("reduce_scatter", f"{whole.numel()}")
+        self._note(group, "reduce_scatter", f"{whole.numel()}")
 
-    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+    def exchange(self, group: RecordedGroup, sends: Sent, receives: Sent) -> None:
         """Note messages."""
         notes = self._notes
         for noted, messages in ((notes.sends, sends), (notes.receives, receives)):
-            noted[self._name] = {self._ranks[peer]: tensor.numel() for tensor, peer in messages}
-        self._note("exchange", "first messages")
+            noted[group.name] = {peer: tensor.numel() for tensor, peer in messages}
+        self._note(group, "exchange", "first messages")
 
-    def _note(self, kind: Kind, what: str) -> None:
-        self._notes.calls.append(Call(group=self._name, kind=kind, what=what))
+    def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
+        """Note a call."""
+        call()
+        return self
+
+    def wait(self) -> None:
+        """Return at once: nothing runs."""
+
+    def _note(self, group: RecordedGroup, kind: Kind, what: str) -> None:
+        self._notes.calls.append(Call(group=group.name, kind=kind, what=what))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """A device without memory, on which the runtime's own code runs as on a GPU; needs no compiler."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import final
@@ -16,10 +16,12 @@ from mistlab.plan.workload import Workload
 from runtime.checks.fake.fake_driver import FakeDriver
 from runtime.checks.fake.hidden_waits import CudaWays, HiddenWaits
 from runtime.checks.fake.watch import WaitFinding, Watch
-from runtime.comm.group import GroupMaker, own_groups
+from runtime.checks.recorded_library import Messages, RecordedGroup, RecordedLibrary
+from runtime.comm.library import Work
 from runtime.comm.topology import connected
 from runtime.devices.cuda import DRIVERS
 from runtime.engine.executor import Batches, Executor
+from runtime.engine.storage.saved import storage_of
 from runtime.engine.streams.device_streams import streams_of
 from runtime.engine.training import Training
 
@@ -83,40 +85,43 @@ def has_own_thread() -> bool:
     return True
 
 
-# Groups with only one real rank, which check tensors as NCCL does.
+# The other ranks of a rank's groups, which check tensors as NCCL does.
 #
-# A collective is in the order of the current stream, so nobody waits for it. It leaves tensors as
-# they are, because tensors without memory have no values.
+# They leave tensors as they are, because tensors without memory have no values.
 
 
 @final
-class FakeGroup:
-    """A group of ``size`` ranks; only ``rank`` exists."""
+class CheckingRanks:
+    """Ranks that note in a ``Watch`` what NCCL would refuse, or would put in a wrong place."""
 
-    def __init__(self, size: int, rank: int, watch: Watch) -> None:
-        self.size, self.rank = size, rank
+    def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
-    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
+    def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
         """Only check the tensor."""
         self._check("all_reduce", tensor)
 
-    def all_gather(self, whole: Tensor, own: Tensor) -> None:
-        """Only check the tensors and their sizes."""
+    def all_gather(self, group: RecordedGroup, whole: Tensor, own: Tensor) -> None:
+        """Only check the tensors, their sizes and places."""
         self._check("all_gather", whole, own)
-        self._check_parts("all_gather", whole, own.numel())
+        self._check_parts("all_gather", group, whole, own)
 
-    def reduce_scatter(self, whole: Tensor) -> None:
-        """Only check the tensor and its size."""
-        self._check("reduce_scatter", whole)
-        self._check_parts("reduce_scatter", whole, whole.numel() // self.size)
+    def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
+        """Only check the tensors, their sizes and places."""
+        self._check("reduce_scatter", whole, result)
+        self._check_parts("reduce_scatter", group, whole, result)
 
-    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+    def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
         """Only check the tensors and the ranks."""
         for tensor, peer in (*sends, *receives):
             self._check("exchange", tensor)
-            if not 0 <= peer < self.size or peer == self.rank:
+            if peer not in group.ranks or peer == group.seen_by:
                 self._watch.note("collective", "exchange", f"there is no other rank {peer}")
+
+    def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
+        """Make the call; nobody is kept waiting for it."""
+        call()
+        return _Ended()
 
     def _check(self, name: str, *tensors: Tensor) -> None:
         for tensor in tensors:
@@ -125,15 +130,21 @@ class FakeGroup:
             if not tensor.is_contiguous():
                 self._watch.note("collective", name, "a tensor is not in one piece")
 
-    def _check_parts(self, name: str, whole: Tensor, part: int) -> None:
-        if whole.numel() != self.size * part:
-            said = f"{whole.numel()} elements are not {self.size} ranks' {part}"
+    def _check_parts(self, name: str, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
+        size = part.numel()
+        if whole.numel() != group.size() * size:
+            said = f"{whole.numel()} elements are not {group.size()} ranks' {size}"
+            self._watch.note("collective", name, said)
+        place = int(part.storage_offset() - whole.storage_offset())
+        lies_in_whole = storage_of(part) == storage_of(whole) and -size < place < whole.numel()
+        if lies_in_whole and place != group.rank() * size:
+            said = "a rank's part lies in the whole, and not at the rank's place"
             self._watch.note("collective", name, said)
 
 
-def fake_maker(rank: int, watch: Watch) -> GroupMaker:
-    """A function that makes the groups of one rank."""
-    return own_groups(rank, lambda _, ranks: FakeGroup(len(ranks), ranks.index(rank), watch))
+class _Ended:
+    def wait(self) -> None:
+        """Return at once."""
 
 
 # A stand-in for a GPU without memory, which shows where the host would wait for a GPU.
@@ -184,10 +195,11 @@ def device_findings(
     with fake_device() as watch:
         device = torch.device(SHAM, 0)
         try:
+            library = RecordedLibrary(rank, plan.num_gpus, CheckingRanks(watch))
             connections = connected(
                 plan,
                 rank,
-                fake_maker(rank, watch),
+                library.maker(),
                 tied=workload.model.tied_embeddings,
                 device=device,
             )

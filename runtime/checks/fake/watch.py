@@ -54,6 +54,7 @@ _ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned")
 _ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
 MOST_SAID = 160
 _ROOT = Path(runtime.__file__).parent
+_ASIDE = (_ROOT / "checks", _ROOT / "comm/processes.py")
 _ITERATE = Executor.iterate.__code__
 
 
@@ -158,8 +159,9 @@ def _place(frame: FrameType) -> str | None:
 
 @cache
 def _file(name: str) -> str | None:
-    """A path relative to the project; None for files of others and of the checks."""
+    """A path relative to the project; None for files of others, of the checks, and of groups: what
+    is wrong with a collective is where it is called."""
     path = Path(name)
-    if not path.is_relative_to(_ROOT) or path.is_relative_to(_ROOT / "checks"):
+    if not path.is_relative_to(_ROOT) or any(map(path.is_relative_to, _ASIDE)):
         return None
     return path.relative_to(_ROOT.parent).as_posix()

@@ -1,6 +1,6 @@
 """Records one rank's run: bytes that operators read and write, on which stream, and what waits."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.stage_passes import LANES
-from runtime.checks.races.accesses import HOST_LANE, ClockedDriver, ClockedStream, Memory, Trace
-from runtime.comm.group import GroupMaker, own_groups, own_part
+from runtime.checks.races.accesses import (
+    HOST_LANE,
+    ClockedDriver,
+    ClockedEvent,
+    ClockedStream,
+    Memory,
+    Trace,
+)
+from runtime.checks.recorded_library import Messages, RecordedGroup, RecordedLibrary
+from runtime.comm.library import Work
 from runtime.comm.topology import Connections, connected
 from runtime.devices.cuda import DRIVERS
 from runtime.devices.driver import Driver
@@ -116,48 +124,72 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from (one for one in value if isinstance(one, Tensor))
 
 
-# Groups with only one real rank, whose collectives compute with this rank's values alone.
+# The other ranks of a rank's groups, which have the same values as this rank.
 #
-# As with NCCL, a collective is in the order of the current stream, so nobody waits for it.
+# NCCL's own stream for the asynchronous calls of a group is an actor of the trace.
 
 
-class LoopGroup:
-    """A group of ``size`` ranks; the others have the same values as this rank."""
+class EqualRanks:
+    """Ranks with this rank's values; calls run on the driver's current stream."""
 
-    def __init__(self, size: int, rank: int) -> None:
-        self.size, self.rank = size, rank
+    def __init__(self, driver: ClockedDriver) -> None:
+        self._driver = driver
+        self._streams: dict[str, ClockedStream] = {}
 
-    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
+    def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
         """Reduce over equal values, in place."""
-        tensor.mul_(self.size if operation == "sum" else 1)
+        tensor.mul_(group.size() if operation == "sum" else 1)
 
-    def all_gather(self, whole: Tensor, own: Tensor) -> None:
+    def all_gather(self, group: RecordedGroup, whole: Tensor, own: Tensor) -> None:
         """Fill ``whole`` with copies of ``own``, which may be a part of ``whole``."""
-        size = own.numel()
-        whole[: self.rank * size].view(-1, size).copy_(own)
-        whole[(self.rank + 1) * size :].view(-1, size).copy_(own)
-        mine = own_part(whole, self)
+        size, rank = own.numel(), group.rank()
+        whole[: rank * size].view(-1, size).copy_(own)
+        whole[(rank + 1) * size :].view(-1, size).copy_(own)
+        mine = whole[rank * size : (rank + 1) * size]
         # A part that lies in its place already is only read.
         if mine.data_ptr() == own.data_ptr():
             own.sum()
         else:
             mine.copy_(own)
 
-    def reduce_scatter(self, whole: Tensor) -> None:
-        """Sum equal values in this rank's part; read all of ``whole``."""
-        own_part(whole, self).copy_(whole.view(self.size, -1).sum(0))
+    def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
+        """Sum equal values into ``result``; read all of ``whole``."""
+        result.copy_(whole.view(group.size(), -1).sum(0))
 
-    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+    def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
         """Read all tensors to send, and fill all tensors to receive with random values."""
         for tensor, _ in sends:
             tensor.sum()
         for tensor, _ in receives:
             tensor.normal_(std=0.02)
 
+    def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
+        """Make a call on a stream of NCCL's own, behind the current stream's work."""
+        driver = self._driver
+        name = f"NCCL's {group.name}"
+        stream = self._streams.setdefault(name, ClockedStream(driver, name))
+        issued, ended = driver.event(), driver.event()
+        issued.record(driver.current)
+        stream.wait_event(issued)
+        with driver.using(stream):
+            call()
+        ended.record(stream)
+        return _OwnWork(driver, ended, call)
 
-def loops(rank: int) -> GroupMaker:
-    """A function that makes the groups of one rank."""
-    return own_groups(rank, lambda _, ranks: LoopGroup(len(ranks), ranks.index(rank)))
+
+class _OwnWork:
+    """A call on NCCL's own stream; until somebody waits for it, it holds its tensors."""
+
+    def __init__(
+        self, driver: ClockedDriver, ended: ClockedEvent, call: Callable[[], None]
+    ) -> None:
+        self._driver, self._ended = driver, ended
+        self._held: Callable[[], None] | None = call
+
+    def wait(self) -> None:
+        """Let the current stream wait for the call's end."""
+        self._driver.current.wait_event(self._ended)
+        self._held = None
 
 
 # Runs one rank of a plan alone on CPU tensors, and traces the work of its streams.
@@ -180,7 +212,8 @@ def trace_of(
     memory = Memory(trace)
     driver = ClockedDriver(trace, memory)
     with standing_in(driver):
-        connections = connected(plan, rank, loops(rank))
+        library = RecordedLibrary(rank, plan.num_gpus, EqualRanks(driver))
+        connections = connected(plan, rank, library.maker())
         streams = CudaStreams(DEVICE, driver, serialises=serialises)
         for lane in LANES:
             stream = streams.stream(lane)

@@ -1,0 +1,179 @@
+"""A stand-in for ``torch.distributed`` over NCCL, as one rank alone sees it.
+
+Groups of processes (``runtime.comm.processes``) run over it with their own code. It keeps NCCL's
+order: a call that is not asynchronous runs on the current stream; an asynchronous call and a batch
+of messages run on a stream of NCCL's own for each group, behind the current stream's work so far,
+and only ``wait`` orders the current stream behind them. What a call does is the ``Ranks``': they
+stand for the other ranks of the groups.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+from torch import Tensor, distributed
+
+from runtime.comm.group import GroupMaker
+from runtime.comm.library import LINK_CTAS, Work
+from runtime.comm.processes import World, maker
+
+# How long ranks would wait for one another; nobody is waited for here.
+PATIENCE_S = 1.0
+Messages = list[tuple[Tensor, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedGroup:
+    """A group by its name and its ranks of the world, and the world's rank that sees it."""
+
+    name: str
+    ranks: tuple[int, ...]
+    seen_by: int
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def rank(self) -> int:
+        """The number of the rank that sees it; -1 if it is not in the group."""
+        return self.ranks.index(self.seen_by) if self.seen_by in self.ranks else -1
+
+
+class Ranks(Protocol):
+    """The other ranks of a rank's groups: what a call does to this rank's tensors."""
+
+    def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
+        """Reduce in place."""
+
+    def all_gather(self, group: RecordedGroup, whole: Tensor, own: Tensor) -> None:
+        """Fill ``whole``."""
+
+    def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
+        """Fill ``result``."""
+
+    def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
+        """Send and receive; ranks are those of the world."""
+
+    def aside(self, group: RecordedGroup, call: Callable[[], None]) -> Work:
+        """Make a call on NCCL's own stream of a group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    is_sent: bool
+    tensor: Tensor
+    peer: int
+    group: RecordedGroup
+
+
+@dataclass(slots=True, kw_only=True)
+class _Config:
+    max_ctas: int = 0
+
+
+class LinkOptions:
+    """NCCL's options of a group, as far as they are set."""
+
+    def __init__(self) -> None:
+        self.config = _Config(max_ctas=LINK_CTAS)
+        self._timeout: Any = None
+
+
+@final
+class RecordedLibrary:
+    """The calls of ``torch.distributed`` over NCCL by rank ``rank`` of ``size``."""
+
+    def __init__(self, rank: int, size: int, others: Ranks) -> None:
+        self._world = RecordedGroup(name="world", ranks=tuple(range(size)), seen_by=rank)
+        self._others = others
+        # Groups that were made, with their timeouts and options.
+        self.made: list[tuple[RecordedGroup, Any, Any]] = []
+
+    def maker(self) -> GroupMaker:
+        """A function that makes this rank's groups by the code of real ones."""
+        world = self._world
+        place = World(rank=world.seen_by, size=world.size(), local_rank=world.seen_by)
+        return maker(place, PATIENCE_S, self)
+
+    def new_group(
+        self, ranks: Any, timeout: Any = None, *, pg_options: Any = None, group_desc: Any = None
+    ) -> RecordedGroup:
+        """A group of some ranks."""
+        group = RecordedGroup(name=group_desc, ranks=tuple(ranks), seen_by=self._world.seen_by)
+        self.made.append((group, timeout, pg_options))
+        return group
+
+    def world(self) -> RecordedGroup:
+        """The group of all ranks."""
+        return self._world
+
+    def link_options(self) -> LinkOptions:
+        """Options of a group of neighbouring stages."""
+        return LinkOptions()
+
+    def get_process_group_ranks(self, group: RecordedGroup) -> list[int]:
+        """The ranks of a group among all ranks."""
+        return list(group.ranks)
+
+    def get_backend(self, group: RecordedGroup) -> str:
+        """NCCL."""
+        return "nccl"
+
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        op: Any = distributed.ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduce over the group, in place."""
+        operation = "max" if op == distributed.ReduceOp.MAX else "sum"
+        return self._run(
+            group, lambda of: self._others.all_reduce(of, tensor, operation), async_op=async_op
+        )
+
+    def all_gather_single(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
+    ) -> Work | None:
+        """Concatenate the group's tensors."""
+        return self._run(
+            group,
+            lambda of: self._others.all_gather(of, output_tensor, input_tensor),
+            async_op=async_op,
+        )
+
+    def reduce_scatter_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002 (torch's name)
+        op: Any = distributed.ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Sum over the group, and keep this rank's part."""
+        assert op == distributed.ReduceOp.SUM
+        return self._run(
+            group, lambda of: self._others.reduce_scatter(of, output, input), async_op=async_op
+        )
+
+    def message(self, *, is_sent: bool, tensor: Tensor, peer: int, group: Any) -> _Message:
+        """A message of a batch."""
+        return _Message(is_sent=is_sent, tensor=tensor, peer=peer, group=group)
+
+    def batch_isend_irecv(self, p2p_op_list: list[_Message]) -> Sequence[Work]:
+        """Send and receive messages at once, on NCCL's own stream."""
+        sends, receives = (
+            [(one.tensor, one.peer) for one in p2p_op_list if one.is_sent == is_sent]
+            for is_sent in (True, False)
+        )
+        group = p2p_op_list[0].group
+        return [self._others.aside(group, lambda: self._others.exchange(group, sends, receives))]
+
+    def _run(
+        self, group: Any, call: Callable[[RecordedGroup], None], *, async_op: bool
+    ) -> Work | None:
+        of = self._world if group is None else group
+        if async_op:
+            return self._others.aside(of, lambda: call(of))
+        call(of)
+        return None
