@@ -6,6 +6,7 @@ from mistlab.job.job import Job
 from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
+from mistlab.schedule.context_ways import HEADS
 
 
 def check_started(job: Job, stage: int | None, started: int) -> None:
@@ -37,7 +38,7 @@ def _check_alone(plan: Plan, stage: int, started: int) -> None:
     if gpus > 1:
         message = (
             f"--stage {stage}: it takes {gpus} GPUs, by itself a stage runs on one: give "
-            f"plan.stages[{stage}] data_parallel: 1 and tensor_parallel: 1, or leave --stage out"
+            f"plan.stages[{stage}] degrees of 1, or leave --stage out"
         )
         raise InputError(message)
     if started > 1:
@@ -63,6 +64,7 @@ def check_runnable(job: Job) -> None:
                 raise InputError(message)
     _check_tokens(job.plan)
     check_model(job.workload)
+    _check_context(job.plan, job.workload)
 
 
 def _check_tokens(plan: Plan) -> None:
@@ -75,6 +77,33 @@ def _check_tokens(plan: Plan) -> None:
                 f"{own} parts of a sequence can be predicted and not yet trained: give all stages "
                 "equal sequence_parallel and tensor_parallel"
             )
+            raise InputError(message)
+
+
+def _check_context(plan: Plan, workload: Workload) -> None:
+    """Refuse context-parallel ranks that exchange keys in a way, or attend in one, that the
+    runtime does not have."""
+    model, first = workload.model, plan.stages[0].token_split.ranks
+    for number, stage in enumerate(plan.stages):
+        ranks, way = stage.token_split
+        problem = ""
+        if ranks != first:
+            problem = (
+                f", and {first} in stage 0, can be predicted and not yet trained: give all stages "
+                "the same"
+            )
+        elif ranks > 1 and workload.attention == "math":
+            problem = (
+                " with attention math can be predicted and not yet trained: give "
+                "workload.attention: flash"
+            )
+        elif ranks > 1 and way != HEADS and (model.window or model.sinks):
+            problem = (
+                " with windows or sinks is trained where ranks exchange heads: give "
+                f"context_exchange: {HEADS}"
+            )
+        if problem:
+            message = f"plan.stages[{number}].context_parallel: {ranks}{problem}"
             raise InputError(message)
 
 

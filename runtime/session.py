@@ -216,7 +216,7 @@ class Session:
         """The last iteration's tasks on the first rank of each stage."""
         place = self._executor.connections.place
         own: list[MeasuredTask] = []
-        if place.data == place.tensor == 0 and self._spans:
+        if place.data == place.context == place.tensor == 0 and self._spans:
             began = min(start for start, _ in self._spans)
             own = [
                 MeasuredTask(

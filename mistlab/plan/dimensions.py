@@ -96,6 +96,7 @@ DIMENSIONS: dict[str, Dimension] = {
         minimum=1,
         default=1,
         noun="context parallel",
+        is_trained=True,
         checks={"tokens": checks.context_problem},
         axes=("context", "state context"),
     ),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from mistlab.core.values import bounded, check_fields, name_in, near_matches, refuse, shown
 from mistlab.engines.engine import ENGINES, names_for_plans, names_that_wait
@@ -17,11 +17,20 @@ from mistlab.plan.dimensions import (
     names_of,
 )
 from mistlab.plan.made_fields import DEFAULT_ENGINE
+from mistlab.schedule.context_ways import HEADS
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, is_order_path
 
 Reader = Callable[[dimension_fields.StageFields], tuple[float, ...]]
 Offload = dimension_fields.Offload
 NO_OFFLOAD = Offload()
+
+
+class TokenSplit(NamedTuple):
+    """How a stage's ranks split the tokens of a sequence: the ranks that have parts of it, and the
+    way in which they exchange keys (``mistlab.schedule.context_ways``)."""
+
+    ranks: int
+    way: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +109,22 @@ class StagePlan(dimension_fields.StageFields):
     def num_gpus(self) -> int:
         """Number of GPUs of the stage."""
         return int(prod(_degrees_of(self)))
+
+    @property
+    def token_split(self) -> TokenSplit:
+        """The context-parallel ranks of the stage and their way to exchange keys."""
+        return TokenSplit(self.context_parallel, self.context_exchange)
+
+    @property
+    def head_ranks(self) -> int:
+        """Number of ranks over which heads are split while they attend."""
+        exchanges = self.context_exchange == HEADS
+        return self.tensor_parallel * (self.context_parallel if exchanges else 1)
+
+    @property
+    def token_parts(self) -> int:
+        """Number of equal parts into which the stage's ranks may cut a sequence."""
+        return self.tensor_parallel * self.context_parallel * (1 + (self.context_parallel > 1))
 
 
 def reader_of_values() -> Reader:

@@ -144,7 +144,7 @@ class Touched:
 
     def _squares(self, *, reduced: bool) -> Buffers:
         """The norm's buffer: the last task that touches a layer's gradients sums their squares."""
-        is_last = self.phase == "last_backward" and reduced == (self.shape.data_parallel > 1)
+        is_last = self.phase == "last_backward" and reduced == (self.shape.replicas > 1)
         return (("squares", self.layer),) if is_last else ()
 
 

@@ -285,7 +285,7 @@ def stage_of(shape: PassShape) -> StageShape:
         ends=(0, 0),
         chunks=(ChunkLayers(layers=range(len(shape.names)), blocks=blocks),),
         zero=shape.zero,
-        data_parallel=2,
+        replicas=2,
         offload=Offload(
             weights=float("P" in swapped),
             gradients=float("G" in swapped),

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Self
 
 from mistlab.engines.engine import ENGINES
-from mistlab.plan.dimensions import counts_of_blocks
+from mistlab.plan.dimensions import counts_of_blocks, ranks_of
 from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan, StagePlan
 from mistlab.schedule.placement import Placement
 from mistlab.schedule.slots import Phase, Place, Task, Template
@@ -141,6 +141,11 @@ EMBEDDING = 0
 _MOST_KEPT = 64
 
 
+def replicas_of(stage: StagePlan) -> int:
+    """The number of a stage's ranks that have the same weights: those that reduce gradients."""
+    return ranks_of("reduce", stage.degree)
+
+
 def shares_table(plan: Plan) -> bool:
     """Whether tied embeddings are one table: if one stage has both, and keeps whole weights.
 
@@ -148,7 +153,7 @@ def shares_table(plan: Plan) -> bool:
     """
     first, last = ends_of_plan(plan)
     own = plan.stages[first]
-    return first == last and (own.data_parallel == 1 or own.zero <= 1)
+    return first == last and (replicas_of(own) == 1 or own.zero <= 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +168,10 @@ class ChunkLayers:
 class StageShape:
     """The choices that decide which tasks a stage has; ``zero`` is 0 for a single rank.
 
-    ``chunks`` are in the order of the model. ``ends`` are the stages that have the embedding and
-    the head. Tied embeddings share one table (``shares_table``), or have a table each, which
-    ``ties`` keeps alike.
+    ``replicas`` ranks have the same weights: data-parallel and context-parallel ones. ``chunks``
+    are in the order of the model. ``ends`` are the stages that have the embedding and the head.
+    Tied embeddings share one table (``shares_table``), or have a table each, which ``ties`` keeps
+    alike.
     """
 
     template: Template
@@ -175,7 +181,7 @@ class StageShape:
     ends: tuple[int, int]
     chunks: tuple[ChunkLayers, ...]
     zero: int
-    data_parallel: int
+    replicas: int
     offload: Offload
     clips: bool
     ties: bool
@@ -196,7 +202,8 @@ class StageShape:
     ) -> Self:
         """The shape of one of a plan's stages."""
         own, ends = plan.stages[stage], ends_of_plan(plan)
-        zero = own.zero if own.data_parallel > 1 else 0
+        replicas = replicas_of(own)
+        zero = own.zero if replicas > 1 else 0
         shares = tied and stage in ends and shares_table(plan)
         passes = passes_of_plan(plan)
         return cls(
@@ -211,7 +218,7 @@ class StageShape:
             ends=ends,
             chunks=_chunks(plan, stage, passes[stage]),
             zero=zero,
-            data_parallel=own.data_parallel,
+            replicas=replicas,
             offload=own.offload,
             clips=clips,
             ties=tied and stage in ends and not shares,
@@ -305,7 +312,7 @@ class StageShape:
     def has(self, row: Task, layer: int) -> bool:
         """Whether a layer has the task of a row of the slot table."""
         if row.kind in ("U", "R"):
-            return self.data_parallel > 1 and self.zero >= row.from_zero
+            return self.replicas > 1 and self.zero >= row.from_zero
         if row.direction is None:
             return True
         offload = self.offload_of(layer)

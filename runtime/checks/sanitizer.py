@@ -60,12 +60,13 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
         left_out.append(f"{blocks} blocks stand for {most_blocks} of a stage")
     if batches != plan.micro_batches:
         left_out.append(f"{batches} micro-batches stand for {plan.micro_batches}")
-    degrees = lcm(*(stage.tensor_parallel for stage in plan.stages))
+    degrees = lcm(*(stage.head_ranks for stage in plan.stages))
+    parts = lcm(*(stage.token_parts for stage in plan.stages))
     first = stages[0]
     small_workload = replace(
         workload,
         model=_small_model(workload.model, degrees, sum(stage.layers for stage in stages)),
-        sequence_length=min(workload.sequence_length, MOST_SEQUENCE),
+        sequence_length=min(workload.sequence_length, -(-MOST_SEQUENCE // parts) * parts),
         global_batch=first.micro_batch * first.data_parallel * batches,
     )
     return SmallPlan(
@@ -139,20 +140,21 @@ class Unlike:
     rank: int
     stage: int
     data: int
+    context: int
     tensor: int
     stands_for: int
 
     def __str__(self) -> str:
-        place = f"stage {self.stage}, data {self.data}, tensor {self.tensor}"
+        context = f", context {self.context}" if self.context else ""
+        place = f"stage {self.stage}, data {self.data}{context}, tensor {self.tensor}"
         return f"rank {self.rank} ({place})"
 
 
 def unlike_ranks(plan: Plan) -> list[Unlike]:
     """One rank of each kind.
 
-    Two ranks are of one kind if they agree in four things: their stage, whether they are first in
-    their tensor group, whether they are first in their data group, and which sequences they
-    exchange with their neighbours.
+    Two ranks are of one kind if they agree in five things: their stage, whether they are first in
+    their tensor, context and data groups, and which sequences they exchange with their neighbours.
     """
     topology = Topology(plan=plan)
     first: dict[object, int] = {}
@@ -166,7 +168,8 @@ def unlike_ranks(plan: Plan) -> list[Unlike]:
                 for n in neighbours
                 for way in (False, True)
             )
-            kind = (stage, place.data == 0, place.tensor == 0, exchanged)
+            first_in = place.data == 0, place.context == 0, place.tensor == 0
+            kind = (stage, *first_in, exchanged)
             first.setdefault(kind, rank)
             counts[kind] += 1
     return [_unlike(topology, rank, counts[kind]) for kind, rank in first.items()]
@@ -175,7 +178,12 @@ def unlike_ranks(plan: Plan) -> list[Unlike]:
 def _unlike(topology: Topology, rank: int, count: int) -> Unlike:
     place = topology.place(rank)
     return Unlike(
-        rank=rank, stage=place.stage, data=place.data, tensor=place.tensor, stands_for=count
+        rank=rank,
+        stage=place.stage,
+        data=place.data,
+        context=place.context,
+        tensor=place.tensor,
+        stands_for=count,
     )
 
 

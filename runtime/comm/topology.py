@@ -2,7 +2,7 @@
 
 Ranks count along the axes of ``mistlab.plan.dimensions``, stage after stage. Sequences of a
 micro-batch go to data-parallel ranks in order. So ranks of stages with different degrees exchange
-the sequences that both have.
+the sequences that both have. Context-parallel ranks of neighbouring stages have the same tokens.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mistlab.plan.dimensions import GROUPS, groups_of, position_of, rank_of
 from mistlab.plan.plan import Plan
+from mistlab.schedule.context_ways import GATHER, HEADS
 from mistlab.schedule.order_text import PassKind
 from mistlab.stages.plan_orders import ends_of_plan, placement_of_plan
 from mistlab.stages.stage_shape import shares_table
@@ -62,11 +63,12 @@ class Topology:
             rank -= own.num_gpus
         raise AssertionError
 
-    def rank(self, stage: int, data: int, tensor: int) -> int:
+    def rank(self, stage: int, data: int, tensor: int, context: int = 0) -> int:
         """The rank at a position."""
         before = sum(one.num_gpus for one in self.plan.stages[:stage])
         own = self.plan.stages[stage]
-        return before + rank_of({"data": data, "tensor": tensor}, own.degree)
+        position = {"data": data, "context": context, "tensor": tensor}
+        return before + rank_of(position, own.degree)
 
     def ranks(self, stage: int) -> list[int]:
         """The ranks of a stage."""
@@ -86,7 +88,7 @@ class Topology:
         for stage, own in enumerate(self.plan.stages):
             first = self.rank(stage, 0, 0)
             for name in GROUPS_HERE:
-                if name == "context" and own.context_parallel == 1:
+                if name == "context" and own.token_split.ranks == 1:
                     continue
                 if name != "gather" or own.zero:
                     for ranks in groups_of(name, own.degree):
@@ -133,9 +135,25 @@ class Topology:
                 else:
                     matches = place.tensor == tensor % own.tensor_parallel
                 if low < high and matches:
-                    peer = self.rank(to_stage, data, tensor)
+                    peer = self.rank(to_stage, data, tensor, place.context)
                     found.append(Transfer(begin=low - begin, end=high - begin, peer=peer))
         return found
+
+    def context_peers(self, rank: int) -> tuple[list[int], list[int]]:
+        """The ranks to which a rank sends keys and values, or heads, inside attention, and those
+        that send it any; none if keys are gathered."""
+        place = self.place(rank)
+        ranks, way = self.plan.stages[place.stage].token_split
+        if ranks == 1 or way == GATHER:
+            return [], []
+        steps = range(1, ranks) if way == HEADS else (1, -1)
+
+        def away(step: int) -> int:
+            context = (place.context + step) % ranks
+            return self.rank(place.stage, place.data, place.tensor, context)
+
+        peers = [away(step) for step in steps]
+        return (peers, peers) if way == HEADS else (peers[:1], peers[1:])
 
     def traffic(self, rank: int, link: str) -> tuple[list[Transfer], list[Transfer]]:
         """The transfers that a rank sends over a link for each micro-batch, and those that it
@@ -177,15 +195,16 @@ def ends_of_link(link: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Connections:
-    """A rank's groups: its tensor and data ranks, all ranks, and links to other stages.
+    """A rank's groups: its tensor, context and data ranks, all ranks, and links to other stages.
 
-    ``gather`` and ``reduce`` have the same data-parallel ranks, so that both can be under way at
-    once. ``links`` are named as in ``Topology.links``.
+    ``gather`` and ``reduce`` have the same ranks, those with the same weights, so that both can be
+    under way at once. ``links`` are named as in ``Topology.links``.
     """
 
     topology: Topology
     rank: int
     tensor: Group
+    context: Group
     gather: Group
     reduce: Group
     world: Group
@@ -196,6 +215,12 @@ class Connections:
     def place(self) -> RankPosition:
         """Where the rank is."""
         return self.topology.place(self.rank)
+
+    @property
+    def replica(self) -> int:
+        """The rank's number among those with the same weights (``gather``, ``reduce``)."""
+        own, place = self.topology.plan.stages[self.place.stage], self.place
+        return place.data * own.token_split.ranks + place.context
 
 
 def connected(
@@ -214,6 +239,7 @@ def connected(
     topology = Topology(plan=plan, tied=tied)
     own: dict[str, Group] = {}
     links: dict[str, tuple[Channel, list[int]]] = {}
+    of_context: list[int] = []
     for name, ranks in topology.groups():
         group = make(name, ranks)
         if rank not in ranks:
@@ -222,16 +248,22 @@ def connected(
         own[name] = group
         if name.startswith(("forward", "backward")):
             links[name] = group, ranks
+        if name == "context":
+            of_context = ranks
     enter(own.values(), device)
     for name, (link, ranks) in links.items():
         sent, received = topology.traffic(rank, name)
         to, by = ([ranks.index(one.peer) for one in way] for way in (sent, received))
         greet(link, to, by, device)
+    if "context" in own:
+        to, by = ([of_context.index(one) for one in way] for way in topology.context_peers(rank))
+        greet(own["context"], to, by, device)
     table = own["world"] if topology.exchanges_tables and rank in topology.ends() else None
     return Connections(
         topology=topology,
         rank=rank,
         tensor=own["tensor"],
+        context=own.get("context", Alone()),
         gather=own.get("gather", Alone()),
         reduce=own["reduce"],
         world=own["world"],
@@ -271,6 +303,7 @@ def isolated(plan: Plan, stage: int, device: torch.device, seed: int) -> Connect
         topology=topology,
         rank=rank,
         tensor=alone,
+        context=alone,
         gather=alone,
         reduce=alone,
         world=alone,

@@ -21,6 +21,7 @@ from runtime.comm.topology import Connections
 from runtime.engine.storage.boundary import Boundary
 from runtime.engine.storage.layout import Layout
 from runtime.engine.storage.state import StageState
+from runtime.engine.streams.context_lanes import StreamedContext
 from runtime.engine.streams.lanes import Event, LaneWork, StreamedRanks, Streams
 from runtime.engine.training import Training
 from runtime.engine.work.layer_passes import Passes, layer_treatments
@@ -79,9 +80,12 @@ class Executor:
         self.programs = iterations(self.shape, 2)
         self.flushing = flush(self.shape)
         self.connections, self.streams, self.training = connections, streams, training
-        splits_tokens = self.own.sequence_parallel == 1
-        ranks = StreamedRanks(connections.tensor, streams, splits_tokens=splits_tokens)
-        self.layers = layer_modules(workload, self.shape, ranks, device)
+        ranks = StreamedRanks(
+            connections.tensor, streams, splits_tokens=self.own.sequence_parallel == 1
+        )
+        context = StreamedContext(connections.context, streams, self.own.token_split.way)
+        self.layers = layer_modules(workload, self.shape, ranks, context, device)
+        self.own_tokens = context.own_tokens
         dtype = TYPE_OF_PRECISION[workload.precision]
         self.state = StageState.build(self.shape, self._layouts(), dtype, device)
         self.device = device
@@ -98,9 +102,9 @@ class Executor:
         self.passes = Passes(self.state, modules, treatments, ranks, streams, device)
         for module in modules.values():
             add_up_shared(module, ranks)
-        tokens = workload.sequence_length // (ranks.size if ranks.splits_tokens else 1)
-        micro_batch = (self.own.micro_batch, tokens, workload.model.hidden)
-        self.boundary = Boundary(connections, micro_batch, dtype, device, streams, self.shape.rooms)
+        parts = context.size * (ranks.size if ranks.splits_tokens else 1)
+        sent = (self.own.micro_batch, workload.sequence_length // parts, workload.model.hidden)
+        self.boundary = Boundary(connections, sent, dtype, device, streams, self.shape.rooms)
         self._works = self._work_of_each_task()
         self.steps = 0
         self._events: list[Event] = []
@@ -231,7 +235,7 @@ class Executor:
         if layer == layers[0]:
             self._flow = self._input(op)
         if shape.has_head and layer == shape.last_layer:
-            targets = self._batches[op.micro_batch][1]
+            targets = self.own_tokens(self._batches[op.micro_batch][1])
         assert self._flow is not None
         y = self.passes.forward(layer, op.micro_batch, op.entry, self._flow, targets)
         self._flow = None if layer == layers[-1] else y
@@ -246,7 +250,7 @@ class Executor:
 
     def _input(self, op: Op) -> Tensor:
         if op.layer == EMBEDDING:
-            return self._batches[op.micro_batch][0]
+            return self.own_tokens(self._batches[op.micro_batch][0])
         return self.boundary.taken(op)
 
     def _backward(self, op: Op) -> None:
@@ -269,18 +273,18 @@ class Executor:
 
     def _square(self, op: Op) -> None:
         """Sum the squares of gradients that no other rank adds to."""
-        if op.phase == "last_backward" and self.shape.data_parallel == 1:
+        if op.phase == "last_backward" and self.shape.replicas == 1:
             self.squares.take(op.layer, self.state.stepped_gradients(op.layer, op.entry))
 
     def _share(self) -> Tensor:
         """The factor of a micro-batch's loss on this rank: its share of the whole loss, scaled."""
-        return self.scaling.scale / (self.shape.micro_batches * self.shape.data_parallel)
+        return self.scaling.scale / (self.shape.micro_batches * self.shape.replicas)
 
     def _report(self) -> Pending | None:
         place, shape = self.connections.place, self.shape
         mine = torch.zeros(2, device=self.device)
         if shape.has_head and place.tensor == 0:
-            mine[0] = self._losses / (shape.micro_batches * shape.data_parallel)
+            mine[0] = self._losses / (shape.micro_batches * shape.replicas)
         mine[1] = self.squares.total()
 
         def take() -> None:
@@ -291,13 +295,13 @@ class Executor:
         return then(self.connections.world.all_reduce(mine), take)
 
     def _layouts(self) -> dict[int, Layout]:
-        zero, data = self.shape.zero, self.connections.place.data
-        parts = self.shape.data_parallel if zero else 1
+        zero = self.shape.zero
+        parts = self.shape.replicas if zero else 1
         return {
             layer: Layout.of(
                 one.shapes,
                 parts=parts,
-                part=data if zero else 0,
+                part=self.connections.replica if zero else 0,
             )
             for layer, one in self.layers.items()
         }

@@ -12,8 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from mistlab.schedule.context_ways import HEADS
 from runtime.models.attention_kernel import settled_kernel
 from runtime.models.config import ModelConfig, Structure, shard
+from runtime.models.context import (
+    ContextRanks,
+    attend_in_context,
+    heads_of_all,
+    tokens_of_own,
+)
 from runtime.models.operators import CausalSoftmax, RMSNorm, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import Size, TensorParallel, value_of
@@ -111,6 +118,8 @@ class Attention(nn.Module):
         self.config = config
         self.gates = gates
         self.attend: Attend = _attend_to_parts
+        # Ranks that have the other tokens of each sequence, if there are any.
+        self.context: ContextRanks | None = None
         self.rotary = rotary
         self.ranks = ranks
         self.heads = shard(config.heads, ranks.size, "a number of heads of")
@@ -131,6 +140,20 @@ class Attention(nn.Module):
         qkv = self._rotated(qkv, shape, self.heads + self.kv_heads)
         mixed = self.attend(qkv.view(shape), self)
         return self.output(mixed.reshape(*shape[:2], self.heads * self.config.head_dim))
+
+    def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention (B, S, H, D) on the keys of all tokens, those of other ranks too."""
+        ranks = self.context
+        if ranks is None:
+            return self.mixed_here(query, key, value)
+        if ranks.way == HEADS:
+            return tokens_of_own(ranks, self.mixed_here(*heads_of_all(ranks, query, key, value)))
+        return attend_in_context(query, key, value, ranks)
+
+    def mixed_here(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention (B, S, H, D) on keys and values of the same tokens."""
+        dropout = self.config.dropout if self.training else 0.0
+        return ATTENTION[self.config.attention](query, key, value, dropout)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, HeadsShape]:
         """Queries, keys and values of all tokens by one product, and their shape by heads."""
@@ -187,25 +210,26 @@ class PartedAttention(Attention):
             of_key = (batch, sequence, self.kv_heads, channels)
             query = self._rotated(self.query_norm(query), of_query, self.heads)
             key = self._rotated(self.key_norm(key), of_key, self.kv_heads)
-        mixed = self._mixed(query, key, value)
+        mixed = self.mixed(query, key, value)
         if gate:
             mixed = OutputGate.apply(mixed, gate[0])
         return self.output(mixed.reshape(batch, sequence, self.heads * channels))
 
-    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def mixed_here(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention as ``Attention``'s, with sinks and a window where there are any."""
         if self.sinks is None and not self.sees_window:
-            dropout = self.config.dropout if self.training else 0.0
-            return ATTENTION[self.config.attention](query, key, value, dropout)
+            return super().mixed_here(query, key, value)
         window = self.config.window if self.sees_window else 0
-        mixed: Tensor = WideAttention.apply(query, key, value, self.sinks, window)
+        sinks: Tensor | None = self.sinks
+        if sinks is not None and self.context is not None and self.context.way == HEADS:
+            sinks = sinks.chunk(self.context.size)[self.context.rank]
+        mixed: Tensor = WideAttention.apply(query, key, value, sinks, window)
         return mixed
 
 
 def _attend_to_parts(qkv: Tensor, of: Attention) -> Tensor:
     """Split (B, S, H + 2 K, D) into queries, keys and values, and attend (B, S, H, D)."""
-    query, key, value = qkv.split([of.heads, of.kv_heads, of.kv_heads], dim=2)
-    dropout = of.config.dropout if of.training else 0.0
-    return ATTENTION[of.config.attention](query, key, value, dropout)
+    return of.mixed(*qkv.split([of.heads, of.kv_heads, of.kv_heads], dim=2))
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:

@@ -79,6 +79,8 @@ class Embedding(nn.Module):
         if structure.position == "absolute":
             shape = (config.positions, config.hidden)
             self.positions = nn.Parameter(torch.empty(*shape, dtype=config.dtype))
+        # The positions of this rank's tokens, where ranks split sequences otherwise than in order.
+        self.places: Tensor | None = None
         self.dropout = Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -87,7 +89,11 @@ class Embedding(nn.Module):
         x = self.tokens(tokens)
         if self.positions is not None:
             first = self.ranks.rank * x.shape[1] if self.ranks.splits_tokens else 0
-            x = x + self.positions[first : first + x.shape[1]]
+            own = slice(first, first + x.shape[1])
+            if self.places is None:
+                x = x + self.positions[own]
+            else:
+                x = x + self.positions.index_select(0, self.places[own])
         return self.dropout(x)
 
 

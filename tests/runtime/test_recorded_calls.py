@@ -12,6 +12,7 @@ from torch import Tensor  # noqa: E402
 
 from mistlab.plan.plan import Plan  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
+from mistlab.schedule.context_ways import WORDS  # noqa: E402
 from runtime.checks.collectives.calls import (  # noqa: E402
     ITERATIONS,
     Call,
@@ -32,6 +33,8 @@ from tests.runtime.worlds import (  # noqa: E402
     thread_groups,
     workload,
 )
+
+IN_ATTENTION = -1
 
 
 class Recorded:
@@ -57,12 +60,16 @@ class Recorded:
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     ) -> Pending | None:
         numbers = [
-            {self._ranks[peer]: tensor.numel() for tensor, peer in messages}
+            {self._ranks[peer]: self._size(tensor) for tensor, peer in messages}
             for messages in (sends, receives)
         ]
         if sends or receives:
             self._calls.append((self._name, "exchange", *numbers))
         return self._group.exchange(sends, receives)
+
+    def _size(self, tensor: Tensor) -> int:
+        """What ranks exchange inside attention is of several sizes."""
+        return IN_ATTENTION if self._name == "context" and tensor.numel() > 1 else tensor.numel()
 
 
 UNLIKE = Plan(
@@ -81,6 +88,25 @@ CASES = {
             stages=(stage(data_parallel=2, tensor_parallel=2, zero=3, checkpointed_layers=3),),
         ),
     ),
+    **{
+        f"{words} by tensor-parallel ranks": (
+            workload("llama", batch=4),
+            Plan(
+                micro_batches=2,
+                stages=(
+                    stage(
+                        2,
+                        tensor_parallel=2,
+                        context_parallel=2,
+                        context_exchange=way,
+                        checkpointed_layers=1,
+                    ),
+                    stage(2, context_parallel=2, context_exchange=way, zero=1),
+                ),
+            ),
+        )
+        for way, words in enumerate(WORDS)
+    },
     **{f"random plan {seed}": random_plan(seed) for seed in (4, 11, 15)},
 }
 
@@ -129,6 +155,8 @@ def as_recorded(rank: RankCalls, call: Call, size: Callable[[str], int]) -> Any:
     if call.kind != "exchange":
         return call.group, call.kind, size(call.what)
     ways = rank.sends[call.group], rank.receives[call.group]
+    if call.group == "context" and rank.steps[0].task != "connecting":
+        return call.group, call.kind, *(dict.fromkeys(way, IN_ATTENTION) for way in ways)
     one = size("sequence")
     return (
         call.group,
@@ -143,6 +171,8 @@ class Sizes:
     def __init__(self, work: Workload, plan: Plan, rank: int, layers: Mapping[int, int]) -> None:
         own = plan.stages[Topology(plan=plan).place(rank).stage]
         tokens, hidden = own.micro_batch * work.sequence_length, work.model.hidden
+        tokens //= own.context_parallel
+        keys = tokens * work.model.head_dim * work.model.kv_heads // own.tensor_parallel
         self._layers = layers
         self._sizes = {
             "activations": tokens * hidden,
@@ -150,7 +180,9 @@ class Sizes:
             **dict.fromkeys(("largest logits", "logits at targets", "sums of powers"), tokens),
             "gradients of a table": work.model.vocab * hidden,
             "losses and squares": 2,
-            "sequence": work.sequence_length * hidden,
+            "sequence": work.sequence_length // own.context_parallel * hidden,
+            "keys and values": 2 * own.context_parallel * keys,
+            "gradients of keys and values": 2 * own.context_parallel * keys,
         }
 
     def __call__(self, what: str) -> int:

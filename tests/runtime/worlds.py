@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from runtime.comm.group import Alone, GroupMaker, own_groups
 from runtime.comm.topology import Connections, connected
 from runtime.engine.executor import Executor, Report
@@ -266,7 +267,22 @@ def random_plan(seed: int, *, most_ranks: int = 4) -> tuple[Workload, Plan]:
         kv_heads=int(draw.choice([2, 4])),
         vocab=int(draw.choice([96, 97])),
     )
+    made = _in_context(made, work, seed, most_ranks)
     return work, Plan(micro_batches=micro_batches, stages=tuple(made))
+
+
+def _in_context(
+    made: list[StagePlan], work: Workload, seed: int, most_ranks: int
+) -> list[StagePlan]:
+    """Some plans with two context-parallel ranks, which exchange keys in any way."""
+    draw = np.random.default_rng((seed, 1))
+    if draw.random() < 0.5 or 2 * sum(one.num_gpus for one in made) > most_ranks:
+        return made
+    splits_heads = all(work.model.kv_heads % (2 * one.tensor_parallel) == 0 for one in made)
+    ways = (RING, GATHER, HEADS) if splits_heads else (RING, GATHER)
+    return [
+        replace(one, context_parallel=2, context_exchange=int(draw.choice(ways))) for one in made
+    ]
 
 
 def _random_stage(draw: np.random.Generator, layers: int, batch: int) -> StagePlan:

@@ -6,13 +6,14 @@ ranks.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
 
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
+from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.stage_passes import Lane
 from mistlab.stages.stage_program import Op, iterations
 from mistlab.stages.stage_shape import EMBEDDING, StageShape
@@ -112,6 +113,8 @@ def _training(topology: Topology, rank: int, steps: tuple[Step, ...]) -> RankCal
         {link: {t.peer: t.end - t.begin for t in both[way]} for link, both in traffic.items()}
         for way in (0, 1)
     )
+    for messages, peers in zip((sends, receives), topology.context_peers(rank), strict=True):
+        messages["context"] = dict.fromkeys(peers, 1)
     return RankCalls(rank=rank, steps=steps, sends=sends, receives=receives)
 
 
@@ -214,9 +217,10 @@ class _Stage:
         return op.layer if is_output else op.layer - 1
 
     def forward(self, op: Op) -> tuple[Call, ...]:
-        """F: sums over tensor-parallel ranks where a split region ends, and those of the loss."""
+        """F: what context-parallel ranks exchange, sums over tensor-parallel ranks where a split
+        region ends, and those of the loss."""
         if self.shape.has_block(op.layer):
-            return self._sums(*(ACTIVATIONS,) * self.sums)
+            return (*self._keys("forward"), *self._sums(*(ACTIVATIONS,) * self.sums))
         return self._sums(ACTIVATIONS) if op.layer == EMBEDDING else self._sums(*LOSS)
 
     def backward(self, op: Op) -> tuple[Call, ...]:
@@ -228,7 +232,15 @@ class _Stage:
             return self._sums(THEIR_GRADIENTS)
         treatment = layer_treatments(own, self.shape.blocks)[op.layer]
         again = self.forward(op) if LAYER_RUNS[treatment].runs_again else ()
-        return (*again, *self._sums(*(THEIR_GRADIENTS,) * self.sums))
+        # Attention's region is the first of a block, so the sum of its gradients is the last.
+        *sums, last = self._sums(*(THEIR_GRADIENTS,) * self.sums) or (None,)
+        of_tensor = () if last is None else (last,)
+        return (*again, *sums, *self._keys("backward"), *of_tensor)
+
+    def _keys(self, phase: "Passes") -> tuple[Call, ...]:
+        """The calls of context-parallel ranks inside attention."""
+        ranks, way = self.topology.plan.stages[self.shape.stage].token_split
+        return () if ranks == 1 else _KEYS[way](ranks)[phase]
 
     def tied(self, _: Op) -> tuple[Call, ...]:
         """The sum of the tied table's gradients over embedding and head."""
@@ -267,6 +279,39 @@ class _Stage:
         )
 
 
+KEYS, THEIR_SUMS, OF_HEADS = "keys and values", "gradients of keys and values", "heads"
+Passes = Literal["forward", "backward"]
+
+
+def _ring_calls(ranks: int) -> Mapping[Passes, tuple[Call, ...]]:
+    """A message to the next rank in each step but the last. Backward, gradients of keys follow a
+    step behind them, and then go home."""
+    keys = Call(group="context", kind="exchange", what=KEYS, beside=True)
+    return {
+        "forward": (keys,) * (ranks - 1),
+        "backward": (*(keys,) * (ranks - 1), *(replace(keys, what=THEIR_SUMS),) * 2),
+    }
+
+
+def _gathering_calls(_: int) -> Mapping[Passes, tuple[Call, ...]]:
+    """A gather in each pass, and backward a sum of which each rank keeps a part."""
+    keys = Call(group="context", kind="all_gather", what=KEYS)
+    sums = Call(group="context", kind="reduce_scatter", what=THEIR_SUMS)
+    return {"forward": (keys,), "backward": (keys, sums)}
+
+
+def _exchanging_calls(_: int) -> Mapping[Passes, tuple[Call, ...]]:
+    """Tokens for heads before attention, and heads for tokens after it."""
+    heads = Call(group="context", kind="exchange", what=OF_HEADS)
+    return {"forward": (heads,) * 2, "backward": (heads,) * 2}
+
+
+# By ``context_exchange``: the calls of so many context-parallel ranks inside attention.
+_KEYS: Mapping[int, Callable[[int], Mapping[Passes, tuple[Call, ...]]]] = {
+    RING: _ring_calls,
+    GATHER: _gathering_calls,
+    HEADS: _exchanging_calls,
+}
 _CALLS: Mapping[str, Callable[[_Stage, Op], tuple[Call, ...]]] = {
     "U": _Stage.gather,
     "R": _Stage.reduce,

@@ -133,8 +133,7 @@ class Parameters:
 
     def counted(self) -> dict[int, list[slice]]:
         """For each layer, ranges of the stepped vector that only this rank counts in a norm."""
-        place = self.connections.place
-        if self.shape.zero == 0 and place.data > 0:
+        if self.shape.zero == 0 and self.connections.replica > 0:
             return {layer: [] for layer in self.layers}
         return {layer: self._counted(layer) for layer in self.layers}
 
@@ -146,13 +145,13 @@ class Parameters:
         summed over the ranks, and each rank takes its range out again. The whole table is compute's
         memory until ``drop_table``.
         """
-        group, place = self.connections.tied, self.connections.place
+        group = self.connections.tied
         assert group is not None
         self._table = whole = torch.empty(self.table_numel, device=self.device)
         parts = [
             (gradients, slice(at, at + len(gradients))) for gradients, at in self._table_gradients()
         ]
-        holds = self.shape.zero > 0 or place.data == 0
+        holds = self.shape.zero > 0 or self.connections.replica == 0
 
         def work() -> Pending | None:
             whole.zero_()
@@ -215,7 +214,7 @@ class Parameters:
         if self.tied and piece.name == TIED:
             return False
         place = self.connections.place
-        is_first = self.shape.zero > 0 or place.data == 0
+        is_first = self.shape.zero > 0 or self.connections.replica == 0
         return is_first and (piece.is_split or place.tensor == 0)
 
     def _stepped(self, layer: int) -> tuple[int, int]:

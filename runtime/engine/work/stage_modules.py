@@ -19,6 +19,7 @@ from runtime.devices.cuda import generator_of
 from runtime.engine.storage.layout import shapes_of
 from runtime.models.attention import Attention, RotaryTables
 from runtime.models.config import ModelConfig, config_of, structure_of
+from runtime.models.context import ContextRanks, own_positions
 from runtime.models.operators import causal_softmax, causal_softmax_backward
 from runtime.models.parallel import shard_of
 from runtime.models.ranks import OneRank, TensorParallel
@@ -166,12 +167,22 @@ def initial_tensor(
 
 
 def layer_modules(
-    workload: Workload, shape: StageShape, ranks: TensorParallel, device: torch.device
+    workload: Workload,
+    shape: StageShape,
+    ranks: TensorParallel,
+    context: ContextRanks,
+    device: torch.device,
 ) -> dict[int, LayerModule]:
-    """A stage's layers, by number in the whole model."""
+    """A stage's layers, by number in the whole model; ``context`` are the ranks that have parts of
+    the same sequences."""
     check_model(workload)
     config = config_of(workload, tensor_parallel=ranks.size)
-    build = _Builder(workload, config, ranks, _rotary(config, workload, device))
+    places, further = None, None
+    if context.size > 1:
+        tokens, further = workload.sequence_length, context
+        places = own_positions(tokens, context.rank, context.size).to(device)
+    rotary = _rotary(config, workload, device, places)
+    build = _Builder(workload, config, ranks, rotary, further, places)
     unsplit = _Builder(workload, config_of(workload), OneRank(), build.rotary)
     return {
         layer: LayerModule(
@@ -197,7 +208,10 @@ class _Builder:
         config: ModelConfig,
         ranks: TensorParallel,
         rotary: RotaryTables | None,
+        context: ContextRanks | None = None,
+        places: Tensor | None = None,
     ) -> None:
+        self.context, self.places = context, places
         self.structure = structure_of(workload.model)
         self.blocks = workload.model.layers
         self.config, self.ranks, self.rotary = config, ranks, rotary
@@ -205,17 +219,28 @@ class _Builder:
     def layer(self, layer: int) -> nn.Module:
         with torch.device("meta"):
             if layer == 0:
-                return Embedding(self.config, self.structure, self.ranks)
+                embedding = Embedding(self.config, self.structure, self.ranks)
+                embedding.places = self.places
+                return embedding
             if layer <= self.blocks:
-                return Block(self.config, self.structure, self.ranks, self.rotary)
+                block = Block(self.config, self.structure, self.ranks, self.rotary)
+                if isinstance(block.attention, Attention):
+                    block.attention.context = self.context
+                return block
             return Head(self.config, self.structure, self.ranks)
 
 
-def _rotary(config: ModelConfig, workload: Workload, device: torch.device) -> RotaryTables | None:
+def _rotary(
+    config: ModelConfig, workload: Workload, device: torch.device, places: Tensor | None
+) -> RotaryTables | None:
+    """Tables of rotary positions: of all positions in order, or of ``places``."""
     if structure_of(workload.model).position != "rotary":
         return None
     with torch.device(device):
-        return RotaryTables(config)
+        tables = RotaryTables(config)
+    if places is not None:
+        tables.cosine, tables.sine = tables.cosine[places], tables.sine[places]
+    return tables
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:

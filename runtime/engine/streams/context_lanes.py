@@ -1,0 +1,59 @@
+"""Context-parallel ranks of a model that the executor runs: messages inside attention."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.comm.group import Group
+from runtime.engine.streams.lanes import Streams
+from runtime.models.context import chunks_of
+
+
+class StreamedContext:
+    """A group that has parts of the same sequences, and exchanges keys in a ``way``.
+
+    Ring messages run on the lane of collectives inside layers, while compute attends.
+    """
+
+    def __init__(self, group: Group, streams: Streams, way: int) -> None:
+        self._group, self._streams = group, streams
+        self.size, self.rank, self.way = group.size, group.rank, way
+
+    def own_tokens(self, whole: Tensor) -> Tensor:
+        """This rank's tokens (B, S) of whole sequences, in one piece."""
+        if self.size == 1:
+            return whole
+        chunks = whole.chunk(2 * self.size, 1)
+        return torch.cat([chunks[one] for one in chunks_of(self.rank, self.size)], 1)
+
+    def pass_on(
+        self, given: Sequence[Tensor], taken: Sequence[Tensor], work: Callable[[], object]
+    ) -> None:
+        """Send to the next rank of the ring and receive of the one before, beside ``work``."""
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        sends = [(one, after) for one in given]
+        receives = [(one, before) for one in taken]
+        self._streams.beside(lambda: self._group.exchange(sends, receives), work)
+
+    def gather(self, own: Tensor) -> Tensor:
+        """The flat tensors of all ranks, a row each."""
+        whole = own.new_empty(self.size * own.numel())
+        self._streams.settle(self._group.all_gather(whole, own))
+        return whole.view(self.size, -1)
+
+    def scatter(self, whole: Tensor) -> Tensor:
+        """This rank's row of the sum over the ranks."""
+        flat = whole.flatten()
+        self._streams.settle(self._group.reduce_scatter(flat))
+        # A view of it would keep the whole of it alive.
+        return flat.view(self.size, -1)[self.rank].clone()
+
+    def trade(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
+        """Send each rank its row of all tensors, and receive the others' rows."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        sends = [(one[rank], rank) for one in given for rank in others]
+        receives = [(one[rank], rank) for one in taken for rank in others]
+        for one, other in zip(given, taken, strict=True):
+            other[self.rank].copy_(one[self.rank])
+        self._streams.settle(self._group.exchange(sends, receives))

@@ -1,0 +1,488 @@
+"""Attention over sequences that context-parallel ranks split: by a ring of keys and values, by
+gathering them, or by exchanging tokens for heads.
+
+A sequence is cut into two chunks for each rank. Rank r of n has chunks r and 2 n - 1 - r, so that
+causal attention is as much work for every rank. Of a rank's tokens the first half comes before the
+second in the sequence, and each chunk of another rank comes before all or none of a half's tokens.
+So attention to other ranks' keys has no mask, and attention to a rank's own keys is causal.
+
+Axes: B batch, S tokens of a rank, H query heads, K key and value heads, D channels of queries and
+keys, C channels of values, N ranks.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mistlab.schedule.context_ways import GATHER, RING
+
+# Attention of some queries on some keys.
+#
+# ``mixed`` (B, S, H, C) are the mixed values, ``sums`` (B, H, S) the logarithms of each query's sum
+# of powers. With both, parts of attention over several sets of keys can be joined, and each part's
+# gradients follow from the whole's ``mixed`` and ``sums``.
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention of queries (B, S, H, D) on keys and values: ``mixed`` and ``sums``."""
+    if not _has_kernel(query, value):
+        return _written_out(query, key, value, causal=causal)
+    heads = _by_head(query, key, value)
+    if query.device.type == "cpu":
+        mixed, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *_ungrouped(*heads), 0.0, causal
+        )
+    else:
+        mixed, sums, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*heads, 0.0, causal)
+    return mixed.transpose(1, 2), sums
+
+
+def attended_backward(
+    gradient: Tensor,
+    operands: Sequence[Tensor],
+    mixed: Tensor,
+    sums: Tensor,
+    *,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the operands: queries, keys and values. ``mixed`` and ``sums`` are those of the
+    queries' attention on all keys, of which these may be a part."""
+    query, key, value = operands
+    if not _has_kernel(query, value):
+        return _written_out_backward(gradient, operands, mixed, sums, causal=causal)
+    heads = _by_head(gradient, query, key, value, mixed)
+    if query.device.type == "cpu":
+        of_mixed, *plain, whole = heads
+        made = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *(of_mixed.contiguous(), *_ungrouped(*plain)), *(whole, sums.contiguous(), 0.0, causal)
+        )
+    else:
+        tokens, keys = query.shape[1], key.shape[1]
+        seed = torch.empty(0, dtype=torch.int64, device=query.device)
+        made = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *(*heads, sums.contiguous(), None, None),
+            *(tokens, keys, 0.0, causal, seed, seed),
+        )
+    of_query, of_key, of_value = (one.transpose(1, 2) for one in made)
+    return of_query, _summed(of_key, key), _summed(of_value, value)
+
+
+def joined(
+    mixed: Tensor, sums: Tensor, further: Tensor, further_sums: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attention of the same queries on two sets of keys, from that on each."""
+    total = torch.logaddexp(sums, further_sums)
+    return mixed * _share(sums, total) + further * _share(further_sums, total), total
+
+
+def _share(sums: Tensor, total: Tensor) -> Tensor:
+    return (sums - total).exp().transpose(1, 2)[..., None]
+
+
+def _has_kernel(query: Tensor, value: Tensor) -> bool:
+    """Whether torch has a fused kernel that gives the sums as well."""
+    if query.shape[-1] != value.shape[-1]:
+        return False
+    on_gpu = query.device.type == "cuda" and query.dtype != torch.float32
+    return on_gpu or query.device.type == "cpu"
+
+
+def _by_head(*tensors: Tensor) -> list[Tensor]:
+    return [one.transpose(1, 2) for one in tensors]
+
+
+def _ungrouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads (B, H, S, D) with keys and values for each query head, which the CPU's kernel needs."""
+    group = query.shape[1] // key.shape[1]
+    if group == 1:
+        return query, key, value
+    return query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+
+
+def _summed(of_heads: Tensor, shared: Tensor) -> Tensor:
+    """The gradient of shared keys or values, from that of each query head."""
+    if of_heads.shape[2] == shared.shape[2]:
+        return of_heads
+    return of_heads.unflatten(2, (shared.shape[2], -1)).sum(3)
+
+
+def _written_out(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    scores = _scores(query, key, causal=causal)
+    sums = scores.logsumexp(-1)
+    shares = (scores - sums[..., None]).exp()
+    mixed = torch.einsum("bhst,bthc->bshc", shares, _repeated(value, query))
+    return mixed.to(value.dtype), sums
+
+
+def _written_out_backward(
+    gradient: Tensor, operands: Sequence[Tensor], mixed: Tensor, sums: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = operands
+    shares = (_scores(query, key, causal=causal) - sums[..., None]).exp()
+    of_mixed = gradient.float()
+    of_shares = torch.einsum("bshc,bthc->bhst", of_mixed, _repeated(value, query))
+    of_sums = (of_mixed * mixed.float()).sum(-1).transpose(1, 2)
+    of_scores = shares * (of_shares - of_sums[..., None]) / math.sqrt(query.shape[-1])
+    of_query = torch.einsum("bhst,bthd->bshd", of_scores, _repeated(key, query))
+    of_key = torch.einsum("bhst,bshd->bthd", of_scores, query.float())
+    of_value = torch.einsum("bhst,bshc->bthc", shares, of_mixed)
+    of_keys = (_summed(of_key, key).to(key.dtype), _summed(of_value, value).to(value.dtype))
+    return of_query.to(query.dtype), *of_keys
+
+
+def _scores(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
+    """Scaled scores (B, H, S, S) in 32 bits."""
+    scores = torch.einsum("bshd,bthd->bhst", query.float(), _repeated(key, query))
+    scores = scores / math.sqrt(query.shape[-1])
+    if not causal:
+        return scores
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
+    return scores.masked_fill_(hidden, -math.inf)
+
+
+def _repeated(shared: Tensor, query: Tensor) -> Tensor:
+    """Keys or values (B, S, H, ..) for each query head, in 32 bits."""
+    return shared.repeat_interleave(query.shape[2] // shared.shape[2], dim=2).float()
+
+
+# Ranks that split sequences, and the tokens that each has.
+
+
+class ContextRanks(Protocol):
+    """The ranks that have parts of the same sequences; they exchange keys in a ``way`` of
+    ``mistlab.schedule.context_ways``."""
+
+    way: int
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
+
+    def pass_on(
+        self, given: Sequence[Tensor], taken: Sequence[Tensor], work: Callable[[], object]
+    ) -> None:
+        """Send tensors to the next rank and receive tensors of the rank before, beside ``work``."""
+
+    def gather(self, own: Tensor) -> Tensor:
+        """The flat tensors of all ranks (N, ..)."""
+
+    def scatter(self, whole: Tensor) -> Tensor:
+        """The sum over the ranks of this rank's row of ``whole`` (N, ..), which is overwritten."""
+
+    def trade(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
+        """Send row r of each given tensor (N, ..) to rank r, and receive into row r of each taken
+        one what rank r gives."""
+
+
+def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
+    """The two chunks of a sequence that a rank has, of two for each rank.
+
+    >>> [chunks_of(rank, 2) for rank in range(2)]
+    [(0, 3), (1, 2)]
+    """
+    return rank, 2 * ranks - 1 - rank
+
+
+def own_positions(tokens: int, rank: int, ranks: int) -> Tensor:
+    """The positions (S) of a rank's tokens in a sequence of so many tokens.
+
+    >>> own_positions(8, 0, 2).tolist()
+    [0, 1, 6, 7]
+    """
+    size = tokens // (2 * ranks)
+    return torch.cat([torch.arange(size) + one * size for one in chunks_of(rank, ranks)])
+
+
+def in_order(parts: Tensor) -> Tensor:
+    """Ranks' parts (N, B, S, ..) as whole sequences (B, N S, ..)."""
+    half = parts.shape[2] // 2
+    chunks = torch.cat([parts[:, :, :half], parts[:, :, half:].flip(0)])
+    return chunks.transpose(0, 1).flatten(1, 2)
+
+
+def by_rank(whole: Tensor, ranks: int) -> Tensor:
+    """Whole sequences (B, N S, ..) as ranks' parts (N, B, S, ..)."""
+    chunks = whole.unflatten(1, (2 * ranks, -1)).transpose(0, 1)
+    return torch.cat([chunks[:ranks], chunks[ranks:].flip(0)], 2)
+
+
+def attend_in_context(query: Tensor, key: Tensor, value: Tensor, ranks: ContextRanks) -> Tensor:
+    """Causal attention (B, S, H, C) of a rank's queries on the keys of all ranks, which go round a
+    ring or are gathered."""
+    mixed: Tensor = _WAYS[ranks.way].apply(query, key, value, ranks)
+    return mixed
+
+
+# Keys and values go round a ring of the ranks, and each rank attends to those that it has.
+
+
+class RingAttention(torch.autograd.Function):
+    """Attention by a ring; keeps this rank's operands, ``mixed`` and ``sums``.
+
+    In step t a rank has the keys of rank r - t. Those of an earlier rank are met by all its
+    queries, and their first half alone; those of a later rank are met by the second half of the
+    queries. The next keys come while it attends to these.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ranks: ContextRanks) -> Tensor:
+        """``mixed`` of this rank's queries."""
+        sofar = _SoFar()
+        held: Sequence[Tensor] = [key.contiguous(), value.contiguous()]
+        for step in range(ranks.size):
+            part = _Part.at(step, ranks, query.shape[1])
+
+            def attend(part: _Part = part, held: Sequence[Tensor] = held) -> None:
+                sofar.join(part, *part.attended(query, *held))
+
+            if step < ranks.size - 1:
+                coming = [torch.empty_like(one) for one in held]
+                ranks.pass_on(held, coming, attend)
+                held = coming
+            else:
+                attend()
+        mixed, sums = sofar.mixed.to(value.dtype), sofar.sums
+        ctx.save_for_backward(query, key, value, mixed, sums)
+        ctx.ranks = ranks
+        return mixed
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Gradients of this rank's operands: those of keys go round behind the keys."""
+        query, key, value, mixed, sums = ctx.saved_tensors
+        ranks: ContextRanks = ctx.ranks
+        of_query = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        held: list[Tensor] = [key.contiguous(), value.contiguous()]
+        # Gradients of the keys of the step before, which follow them to the next rank.
+        gone: list[Tensor] = []
+        for step in range(ranks.size):
+            part = _Part.at(step, ranks, query.shape[1])
+            own: list[Tensor] = []
+
+            def differentiate(
+                part: _Part = part, held: list[Tensor] = held, own: list[Tensor] = own
+            ) -> None:
+                of_queries, *of_keys = part.backward(gradient, query, held, mixed, sums)
+                of_query[:, part.queries] += of_queries
+                own += of_keys
+
+            given = held if step < ranks.size - 1 else []
+            coming, sofar = ([torch.empty_like(one) for one in of] for of in (given, gone))
+            ranks.pass_on([*given, *gone], [*coming, *sofar], differentiate)
+            gone = sofar or [torch.zeros_like(one) for one in held]
+            for whole, further in zip(gone, own, strict=True):
+                whole[:, part.keys] += further
+            held = coming
+        of_key, of_value = (torch.empty_like(one) for one in gone)
+        ranks.pass_on(gone, [of_key, of_value], _nothing)
+        return of_query, of_key, of_value, None
+
+
+def _nothing() -> None:
+    """Nothing to do beside the last messages."""
+
+
+class _SoFar:
+    """The attention of a rank's queries on the keys that it has met, in 32 bits."""
+
+    mixed: Tensor
+    sums: Tensor
+
+    def join(self, part: "_Part", mixed: Tensor, sums: Tensor) -> None:
+        """Add the attention of a part's queries; the first part is of all queries."""
+        if part.is_own:
+            self.mixed, self.sums = mixed.float(), sums
+            return
+        own = part.queries
+        sofar = self.mixed[:, own], self.sums[:, :, own]
+        self.mixed[:, own], self.sums[:, :, own] = joined(*sofar, mixed, sums)
+
+
+class _Part:
+    """A step of the ring on one rank: which of its queries meet which of the keys it holds."""
+
+    def __init__(self, queries: slice, keys: slice, *, is_own: bool) -> None:
+        self.queries, self.keys, self.is_own = queries, keys, is_own
+
+    @classmethod
+    def at(cls, step: int, ranks: ContextRanks, tokens: int) -> "_Part":
+        """The part in a step, for a rank with so many tokens."""
+        everything, half = slice(0, tokens), tokens // 2
+        if step == 0:
+            return cls(everything, everything, is_own=True)
+        if step <= ranks.rank:
+            return cls(everything, slice(0, half), is_own=False)
+        return cls(slice(half, tokens), everything, is_own=False)
+
+    def attended(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        met = key[:, self.keys], value[:, self.keys]
+        return attended(query[:, self.queries], *met, causal=self.is_own)
+
+    def backward(
+        self, gradient: Tensor, query: Tensor, held: Sequence[Tensor], mixed: Tensor, sums: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        key, value = (one[:, self.keys] for one in held)
+        own = self.queries
+        operands = query[:, own], key, value
+        return attended_backward(
+            gradient[:, own], operands, mixed[:, own], sums[:, :, own], causal=self.is_own
+        )
+
+
+# Each rank gathers all keys and values, and keeps its own alone.
+
+
+class GatheredAttention(torch.autograd.Function):
+    """Attention on gathered keys; keeps this rank's operands, ``mixed`` and ``sums``, and gathers
+    keys and values again before the backward pass.
+
+    Each half of the queries meets all keys of the chunks before its own, and its own causally.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ranks: ContextRanks) -> Tensor:
+        """``mixed`` of this rank's queries."""
+        keys, values = _gathered(ranks, key, value)
+        mixed, sums = zip(
+            *(
+                _attended_so_far(query[:, half], keys[:, seen], values[:, seen])
+                for half, seen in _halves(ranks, query.shape[1])
+            ),
+            strict=True,
+        )
+        whole, of_whole = torch.cat(mixed, 1).to(value.dtype), torch.cat(sums, 2)
+        ctx.save_for_backward(query, key, value, whole, of_whole)
+        ctx.ranks = ranks
+        return whole
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Gradients of this rank's operands; those of keys are summed over the ranks."""
+        query, key, value, mixed, sums = ctx.saved_tensors
+        ranks: ContextRanks = ctx.ranks
+        keys, values = _gathered(ranks, key, value)
+        of_keys, of_values = torch.zeros_like(keys), torch.zeros_like(values)
+        of_query = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        for half, seen in _halves(ranks, query.shape[1]):
+            size = half.stop - half.start
+            own = slice(seen.stop - size, seen.stop)
+            for met, causal in ((slice(0, own.start), False), (own, True)):
+                if met.stop > met.start:
+                    operands = query[:, half], keys[:, met], values[:, met]
+                    added = attended_backward(
+                        gradient[:, half],
+                        operands,
+                        mixed[:, half],
+                        sums[:, :, half],
+                        causal=causal,
+                    )
+                    of_query[:, half] += added[0]
+                    of_keys[:, met] += added[1]
+                    of_values[:, met] += added[2]
+        flat = [by_rank(one, ranks.size).flatten(1) for one in (of_keys, of_values)]
+        own_keys, own_values = ranks.scatter(torch.cat(flat, 1)).split([key.numel(), value.numel()])
+        return of_query, own_keys.view(key.shape), own_values.view(value.shape), None
+
+
+def _halves(ranks: ContextRanks, tokens: int) -> list[tuple[slice, slice]]:
+    """For each half of a rank's queries, its place and that of the keys up to its last token."""
+    half = tokens // 2
+    first, second = chunks_of(ranks.rank, ranks.size)
+    return [
+        (slice(0, half), slice(0, (first + 1) * half)),
+        (slice(half, tokens), slice(0, (second + 1) * half)),
+    ]
+
+
+def _attended_so_far(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention of queries on keys of which the last are of the same tokens."""
+    before = key.shape[1] - query.shape[1]
+    mixed, sums = attended(query, key[:, before:], value[:, before:], causal=True)
+    if not before:
+        return mixed.float(), sums
+    further = attended(query, key[:, :before], value[:, :before], causal=False)
+    return joined(mixed.float(), sums, *further)
+
+
+def _gathered(ranks: ContextRanks, key: Tensor, value: Tensor) -> list[Tensor]:
+    """Keys and values of all tokens in order, by one gather."""
+    own = torch.cat([key.flatten(), value.flatten()])
+    of_ranks = ranks.gather(own).split([key.numel(), value.numel()], 1)
+    shapes = (ranks.size, *key.shape), (ranks.size, *value.shape)
+    parts = zip(of_ranks, shapes, strict=True)
+    return [in_order(one.reshape(shape)) for one, shape in parts]
+
+
+# Ranks exchange tokens for heads: each has all tokens of some heads while it attends.
+
+
+class _HeadsOfAll(torch.autograd.Function):
+    """Tensors (B, S, H, D) of a rank's tokens as those of all tokens and 1/N of the heads."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: ContextRanks, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.ranks = ranks
+        return _to_heads(ranks, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return None, *_to_tokens(ctx.ranks, gradients)
+
+
+class _TokensOfOwn(torch.autograd.Function):
+    """The inverse of ``_HeadsOfAll``."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: ContextRanks, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.ranks = ranks
+        return _to_tokens(ranks, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return None, *_to_heads(ctx.ranks, gradients)
+
+
+def heads_of_all(ranks: ContextRanks, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors (B, S, H, D) of this rank's tokens as (B, N S, H/N, D) of all tokens in order."""
+    made: tuple[Tensor, ...] = _HeadsOfAll.apply(ranks, *tensors)
+    return made
+
+
+def tokens_of_own(ranks: ContextRanks, tensor: Tensor) -> Tensor:
+    """A tensor (B, N S, H/N, C) of all tokens as (B, S, H, C) of this rank's tokens."""
+    made: tuple[Tensor, ...] = _TokensOfOwn.apply(ranks, tensor)
+    return made[0]
+
+
+def _to_heads(ranks: ContextRanks, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    given = [_by_first(one.unflatten(2, (ranks.size, -1)), 2) for one in tensors]
+    taken = [torch.empty_like(one) for one in given]
+    ranks.trade(given, taken)
+    return tuple(in_order(one) for one in taken)
+
+
+def _to_tokens(ranks: ContextRanks, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    given = [by_rank(one, ranks.size) for one in tensors]
+    taken = [torch.empty_like(one) for one in given]
+    ranks.trade(given, taken)
+    return tuple(one.permute(1, 2, 0, 3, 4).flatten(2, 3) for one in taken)
+
+
+def _by_first(tensor: Tensor, axis: int) -> Tensor:
+    return tensor.movedim(axis, 0).contiguous()
+
+
+_WAYS: dict[int, Any] = {RING: RingAttention, GATHER: GatheredAttention}

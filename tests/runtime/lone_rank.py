@@ -1,0 +1,35 @@
+"""Groups of which one rank alone exists; the others would have the same values."""
+
+from torch import Tensor
+
+from runtime.comm.group import GroupMaker, own_groups, own_part
+
+
+class LoneGroup:
+    """A group of ``size`` ranks; only ``rank`` exists."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        self.size, self.rank = size, rank
+
+    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Reduce over equal values, in place."""
+        tensor.mul_(self.size if operation == "sum" else 1)
+
+    def all_gather(self, whole: Tensor, own: Tensor) -> None:
+        """Fill ``whole`` with copies of ``own``."""
+        whole.view(self.size, -1).copy_(own.clone())
+
+    def reduce_scatter(self, whole: Tensor) -> None:
+        """Sum equal values in this rank's part."""
+        own_part(whole, self).copy_(whole.view(self.size, -1).sum(0))
+
+    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+        """Fill all tensors to receive."""
+        del sends
+        for tensor, _ in receives:
+            tensor.fill_(0.02)
+
+
+def lone(rank: int) -> GroupMaker:
+    """A function that makes the groups of one rank."""
+    return own_groups(rank, lambda _, ranks: LoneGroup(len(ranks), ranks.index(rank)))
