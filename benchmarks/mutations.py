@@ -42,7 +42,7 @@ COPIED = (
 IMPORTED = ("torch", "torch.distributed.checkpoint", "sympy", "simpy", "triton")
 GONE = "the code is not there any more"
 # A fault that keeps a rank waiting is found when the time is up.
-MOST_S = 300.0
+MOST_S = 150.0
 
 # Faults, as pieces of files that are others instead.
 
@@ -51,13 +51,15 @@ MOST_S = 300.0
 class Mutation:
     """A fault: pieces of a file, each found once, and what stands there instead.
 
-    ``equivalent`` says why nothing changes, where nothing does.
+    ``equivalent`` says why nothing changes, where nothing does; ``replanted`` what has become of
+    the code that the fault was listed for.
     """
 
     fault: str
     file: str
     edits: tuple[tuple[str, str], ...]
     equivalent: str = ""
+    replanted: str = ""
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> Self:
@@ -68,6 +70,7 @@ class Mutation:
             file=said["file"],
             edits=tuple((right, wrong) for right, wrong in edits),
             equivalent=said.get("equivalent", ""),
+            replanted=said.get("replanted", ""),
         )
 
     @property
@@ -359,7 +362,7 @@ class Nursery:
         if not status:
             return ""
         text = said.read_text(encoding="utf-8", errors="replace")
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
         return failed[1] if failed else f"the process ended: {self._last(said)}"
 
     def _test(self, tests: Sequence[str], said: Path) -> NoReturn:
@@ -460,7 +463,8 @@ def _row(one: Mutation, said: dict[str, Any] | None, explained: dict[str, str]) 
     words = f"`{caught}`"
     if not is_caught(said):
         words = f"**not found**: {explained.get(one.fault, caught)}"
-    cells = (one.fault, f"`{one.file}`", words)
+    fault = f"{one.fault} (planted again: {one.replanted})" if one.replanted else one.fault
+    cells = (fault, f"`{one.file}`", words)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -122,6 +122,11 @@ class StagePlan(dimension_fields.StageFields):
         return self.tensor_parallel * (self.context_parallel if exchanges else 1)
 
     @property
+    def splits_tokens(self) -> bool:
+        """Whether each tensor-parallel rank has its part of a sequence alone, outside products."""
+        return self.sequence_parallel == 1 and self.tensor_parallel > 1
+
+    @property
     def token_parts(self) -> int:
         """Number of equal parts into which the stage's ranks may cut a sequence."""
         return self.tensor_parallel * self.context_parallel * (1 + (self.context_parallel > 1))

@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
-from mistlab.core.values import InputError
 from mistlab.job.job import Job
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import ModelSpec, Workload
@@ -208,13 +207,6 @@ class Sanitizer:
     def of(cls, job: Job, training: Training, *, serialises: bool = False) -> "Sanitizer":
         """The sanitizer of a job; refuses a job that the runtime cannot run."""
         check_runnable(job)
-        for number, stage in enumerate(job.plan.stages):
-            if stage.sequence_parallel and stage.tensor_parallel > 1:
-                message = (
-                    f"plan.stages[{number}].sequence_parallel: 1 is trained and not yet checked: "
-                    "give 0 to check the plan without"
-                )
-                raise InputError(message)
         made = small(job.workload, job.plan)
         ranks = tuple(unlike_ranks(made.plan))
         return cls(job=job, small=made, ranks=ranks, training=training, serialises=serialises)

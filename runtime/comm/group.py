@@ -59,8 +59,9 @@ class Group(Channel, Protocol):
         ``own`` is this rank's part; it may be a view of its place in ``whole``.
         """
 
-    def reduce_scatter(self, whole: Tensor) -> Pending | None:
-        """Sum ``whole`` over the ranks; each rank gets only its own part of the sum, in place."""
+    def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> Pending | None:
+        """Sum ``whole`` over the ranks; each rank gets only its own part of the sum: in ``into``,
+        or, without it, in its place of ``whole``."""
 
 
 class Alone:
@@ -77,8 +78,10 @@ class Alone:
         if own.data_ptr() != whole.data_ptr():
             whole.copy_(own)
 
-    def reduce_scatter(self, whole: Tensor) -> None:
-        """Nothing to do."""
+    def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> None:
+        """Copy ``whole`` into ``into``, if that is given."""
+        if into is not None:
+            into.copy_(whole)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
         """Refuse any message: there is nobody to send to."""
@@ -133,6 +136,32 @@ def finished(pending: Pending | None) -> None:
         while not pending.is_ready():
             pending.wait_a_moment()
         pending.finish()
+
+
+class Together:
+    """Collectives that have been started, as one."""
+
+    def __init__(self, pending: Sequence[Pending]) -> None:
+        self._pending = pending
+
+    def is_ready(self) -> bool:
+        """Whether all are ready."""
+        return all(one.is_ready() for one in self._pending)
+
+    def wait_a_moment(self) -> None:
+        """Wait for one that is not ready."""
+        next((one for one in self._pending if not one.is_ready()), self._pending[0]).wait_a_moment()
+
+    def finish(self) -> None:
+        """Finish all, in order."""
+        for one in self._pending:
+            one.finish()
+
+
+def together(started: Iterable[Pending | None]) -> Pending | None:
+    """Several started collectives as one; None where streams keep the order."""
+    pending = [one for one in started if one is not None]
+    return Together(pending) if pending else None
 
 
 def then(pending: Pending | None, follow: Callable[[], object]) -> Pending | None:

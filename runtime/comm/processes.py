@@ -261,9 +261,9 @@ class ProcessGroup:
             )
         return self._started(work)
 
-    def reduce_scatter(self, whole: Tensor) -> Pending | None:
+    def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> Pending | None:
         """Sum everybody's tensor; keep this rank's part of it."""
-        own = own_part(whole, self)
+        own = own_part(whole, self) if into is None else into
         result = own if self._is_ordered else torch.empty_like(own)
         with heard_from(self._ranks):
             work = self._library.reduce_scatter_single(

@@ -216,14 +216,15 @@ def inside_a_task(wait: Wait) -> bool:
     return "tensor_parallel" in (wait.lane, wait.for_lane)
 
 
-@pytest.mark.parametrize("family", ["gpt", "falcon"])
+@pytest.mark.parametrize(("family", "parts"), [("gpt", 0), ("falcon", 0), ("llama", 1)])
 @pytest.mark.parametrize("lacking", ["tensor_parallel", "compute"])
 def test_reductions_beside_products_need_both_their_waits(
-    family: str, lacking: str, monkeypatch: pytest.MonkeyPatch
+    family: str, parts: int, lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reduction waits for the gradient, and compute for the reduction."""
+    """The reduction waits for the gradient, and compute for the reduction, of whole sequences or
+    of parts."""
     work = workload(family, layers=2, batch=4)
-    plan = Plan(micro_batches=2, stages=(stage(2, tensor_parallel=2),))
+    plan = Plan(micro_batches=2, stages=(stage(2, tensor_parallel=2, sequence_parallel=parts),))
     judge = Judge(trace_of(work, plan, 0, TRAINING))
     assert judge.findings() == []
     inside = [one for one in judge.waits if inside_a_task(one)]

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from torch import Tensor  # noqa: E402
 
 from mistlab.plan.plan import Plan  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
-from mistlab.schedule.context_ways import WORDS  # noqa: E402
+from mistlab.schedule.context_ways import GATHER, WORDS  # noqa: E402
 from runtime.checks.collectives.calls import (  # noqa: E402
     ITERATIONS,
+    OF_POSITIONS,
+    OF_VECTORS,
     Call,
     RankCalls,
     calls_of,
@@ -52,9 +55,9 @@ class Recorded:
         self._calls.append((self._name, "all_gather", whole.numel()))
         return self._group.all_gather(whole, own)
 
-    def reduce_scatter(self, whole: Tensor) -> Pending | None:
+    def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> Pending | None:
         self._calls.append((self._name, "reduce_scatter", whole.numel()))
-        return self._group.reduce_scatter(whole)
+        return self._group.reduce_scatter(whole, into)
 
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
@@ -109,6 +112,32 @@ CASES = {
     },
     **{f"random plan {seed}": random_plan(seed) for seed in (4, 11, 15)},
 }
+PARTS = stage(2, tensor_parallel=2, sequence_parallel=1, checkpointed_layers=1)
+CASES |= {
+    "parts of sequences, two stages": (
+        workload("gpt", biases=True, batch=4),
+        Plan(micro_batches=2, stages=(PARTS, PARTS)),
+    ),
+    "parts of sequences, parallel blocks, ZeRO-3": (
+        workload("falcon", layers=2, batch=4),
+        Plan(micro_batches=2, stages=(replace(PARTS, data_parallel=2, micro_batch=1, zero=3),)),
+    ),
+    "parts of sequences, passes for weights, one table": (
+        workload("llama", tied_embeddings=True, batch=8),
+        Plan(micro_batches=4, stages=(PARTS, PARTS), order="zb-h1"),
+    ),
+    "parts of sequences, gathered keys": (
+        workload("llama", layers=2, batch=4),
+        Plan(
+            micro_batches=2,
+            stages=(replace(PARTS, context_parallel=2, context_exchange=GATHER, zero=2),),
+        ),
+    ),
+    "parts of sequences and of a table in a V": (
+        workload("gpt", tied_embeddings=True, batch=8),
+        Plan(micro_batches=4, stages=(PARTS, PARTS), order="zb-v"),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -116,7 +145,7 @@ def test_the_calls_that_are_made_are_those_that_were_derived(name: str) -> None:
     work, plan = CASES[name]
     tied = work.model.tied_embeddings
 
-    def rank_of(rank: int, meeting: Meeting) -> tuple[list[Any], dict[int, int]]:
+    def rank_of(rank: int, meeting: Meeting) -> tuple[list[Any], dict[str, int]]:
         calls: list[Any] = []
         make = thread_groups(meeting, rank)
 
@@ -128,7 +157,9 @@ def test_the_calls_that_are_made_are_those_that_were_derived(name: str) -> None:
         executor = begun(work, plan, connections, SimulatedStreams(), TRAINING)
         for step in range(ITERATIONS):
             run_step(executor, work, connections, step)
-        return calls, {layer: one.layout.numel for layer, one in executor.state.layers.items()}
+        sizes = {str(layer): one.layout.numel for layer, one in executor.state.layers.items()}
+        vectors = executor.passes.shared.sizes
+        return calls, sizes | {f"{OF_VECTORS} {layer}": size for layer, size in vectors.items()}
 
     world = calls_of(plan, work)
     for rank, (calls, layers) in enumerate(run_threads(plan.num_gpus, rank_of)):
@@ -168,26 +199,30 @@ def as_recorded(rank: RankCalls, call: Call, size: Callable[[str], int]) -> Any:
 class Sizes:
     """How many numbers a rank's calls are of, by what they are called on."""
 
-    def __init__(self, work: Workload, plan: Plan, rank: int, layers: Mapping[int, int]) -> None:
+    def __init__(self, work: Workload, plan: Plan, rank: int, layers: Mapping[str, int]) -> None:
         own = plan.stages[Topology(plan=plan).place(rank).stage]
         tokens, hidden = own.micro_batch * work.sequence_length, work.model.hidden
         tokens //= own.context_parallel
         keys = tokens * work.model.head_dim * work.model.kv_heads // own.tensor_parallel
+        one = own.micro_batch if own.sequence_parallel else 1
+        parts = own.tensor_parallel if own.sequence_parallel else 1
         self._layers = layers
         self._sizes = {
-            "activations": tokens * hidden,
-            "gradients of activations": tokens * hidden,
+            # Parts of sequences are gathered and scattered sequence by sequence.
+            "activations": tokens * hidden // one,
+            "gradients of activations": tokens * hidden // one,
+            OF_POSITIONS: work.sequence_length * hidden,
             **dict.fromkeys(("largest logits", "logits at targets", "sums of powers"), tokens),
             "gradients of a table": work.model.vocab * hidden,
             "losses and squares": 2,
-            "sequence": work.sequence_length // own.context_parallel * hidden,
+            "sequence": work.sequence_length // own.context_parallel * hidden // parts,
             "keys and values": 2 * own.context_parallel * keys,
             "gradients of keys and values": 2 * own.context_parallel * keys,
         }
 
     def __call__(self, what: str) -> int:
         _, _, layer = what.partition(" of layer ")
-        return self._layers[int(layer)] if layer else self._sizes[what]
+        return self._layers.get(what) or self._layers.get(layer) or self._sizes[what]
 
 
 def by_group(calls: Sequence[Any]) -> dict[str, list[Any]]:

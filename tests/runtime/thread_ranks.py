@@ -108,11 +108,12 @@ class ThreadGroup:
         """Fill ``whole`` with every rank's part in order of rank."""
         return self._gather(own, lambda parts: whole.copy_(torch.cat(parts)))
 
-    def reduce_scatter(self, whole: Tensor) -> "_Gathering":
+    def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> "_Gathering":
         """Sum everybody's tensor; keep this rank's part of it."""
+        own = own_part(whole, self) if into is None else into
 
         def receive(parts: list[Tensor]) -> None:
-            own_part(whole, self).copy_(torch.stack([own_part(p, self) for p in parts]).sum(0))
+            own.copy_(torch.stack([own_part(p, self) for p in parts]).sum(0))
 
         return self._gather(whole, receive)
 

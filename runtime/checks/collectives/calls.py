@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from mistlab.plan.plan import Plan
+from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.stage_passes import Lane
@@ -27,11 +27,15 @@ from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "exchange"]
 # The first iteration, and a second one, which all later ones are like.
 ITERATIONS = 2
-# How many sums over tensor-parallel ranks a block has, forward and backward each.
+# How many sums over tensor-parallel ranks a block has, forward and backward each; and how many of
+# its products take whole sequences.
 SUMS_OF_BLOCK, SUMS_OF_PARALLEL_BLOCK = 2, 1
+GATHERS_OF_BLOCK = 2
 # Names of the tensors that are summed over tensor-parallel ranks, and of those for the loss.
 ACTIVATIONS, THEIR_GRADIENTS = "activations", "gradients of activations"
 LOSS = ("largest logits", "logits at targets", "sums of powers")
+# Gradients of what all tensor-parallel ranks hold, where each has those of its own tokens.
+OF_VECTORS, OF_POSITIONS = "gradients of shared vectors, layer", "gradients of positions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +98,11 @@ def calls_of(
         StageShape.of(plan, stage, clips=clips, tied=tied, steps_on_host=steps_on_host)
         for stage in range(plan.num_stages)
     ]
-    steps = [_Stage(topology=topology, shape=shape, sums=sums).steps() for shape in shapes]
+    learns_positions = workload.model.position_embedding == "absolute"
+    steps = [
+        _Stage(topology=topology, shape=shape, sums=sums, learns_positions=learns_positions).steps()
+        for shape in shapes
+    ]
     ranks = range(plan.num_gpus)
     return WorldCalls(
         groups=tuple((name, tuple(of)) for name, of in topology.groups() if len(of) > 1),
@@ -182,6 +190,7 @@ class _Stage:
     topology: Topology
     shape: StageShape
     sums: int
+    learns_positions: bool = False
     known: dict[tuple[object, ...], tuple[Call, ...]] = field(default_factory=dict)
 
     def steps(self) -> tuple[Step, ...]:
@@ -219,28 +228,104 @@ class _Stage:
     def forward(self, op: Op) -> tuple[Call, ...]:
         """F: what context-parallel ranks exchange, sums over tensor-parallel ranks where a split
         region ends, and those of the loss."""
+        if self._splits_tokens:
+            return self._forward_of_parts(op)
         if self.shape.has_block(op.layer):
             return (*self._keys("forward"), *self._sums(*(ACTIVATIONS,) * self.sums))
         return self._sums(ACTIVATIONS) if op.layer == EMBEDDING else self._sums(*LOSS)
 
     def backward(self, op: Op) -> tuple[Call, ...]:
         """B: the forward's sums if it runs again, and sums of gradients where a region begins."""
-        own = self.topology.plan.stages[self.shape.stage]
+        splits = self.shape.passes.splits_backward
         if op.layer == EMBEDDING:
-            return ()
+            return () if splits else self._of_embedding(op)
+        again: tuple[Call, ...] = ()
+        if self.shape.has_block(op.layer):
+            treatment = layer_treatments(self._own, self.shape.blocks)[op.layer]
+            again = self.forward(op) if LAYER_RUNS[treatment].runs_again else ()
+        if self._splits_tokens:
+            of_vectors = () if splits else self._of_vectors(op)
+            return (*again, *self._backward_of_parts(op), *of_vectors)
         if not self.shape.has_block(op.layer):
             return self._sums(THEIR_GRADIENTS)
-        treatment = layer_treatments(own, self.shape.blocks)[op.layer]
-        again = self.forward(op) if LAYER_RUNS[treatment].runs_again else ()
         # Attention's region is the first of a block, so the sum of its gradients is the last.
         *sums, last = self._sums(*(THEIR_GRADIENTS,) * self.sums) or (None,)
         of_tensor = () if last is None else (last,)
         return (*again, *sums, *self._keys("backward"), *of_tensor)
 
+    def of_weights(self, op: Op) -> tuple[Call, ...]:
+        """W: if ranks split tokens, products gather their inputs again, and vectors are summed."""
+        if op.layer == EMBEDDING:
+            return self._of_embedding(op)
+        if not self._splits_tokens:
+            return ()
+        in_b = self.shape.adds_table_in_b(op.layer)
+        count = 0 if in_b else self._products(op)
+        return (*self._gathers(ACTIVATIONS) * count, *self._of_vectors(op))
+
+    @property
+    def _own(self) -> StagePlan:
+        return self.topology.plan.stages[self.shape.stage]
+
+    @property
+    def _splits_tokens(self) -> bool:
+        return self._own.splits_tokens
+
+    def _products(self, op: Op) -> int:
+        """How many of a layer's products take whole sequences."""
+        return GATHERS_OF_BLOCK if self.shape.has_block(op.layer) else 1
+
+    def _forward_of_parts(self, op: Op) -> tuple[Call, ...]:
+        """Sequences are gathered in front of products, and sums scattered behind a region."""
+        gather, scatter = self._gathers(ACTIVATIONS), self._scatters(ACTIVATIONS)
+        if op.layer == EMBEDDING:
+            return scatter
+        if not self.shape.has_block(op.layer):
+            return (*gather, *self._sums(*LOSS))
+        keys = self._keys("forward")
+        if self.sums == SUMS_OF_PARALLEL_BLOCK:
+            return (*gather, *keys, *gather, *scatter)
+        return (*gather, *keys, *scatter, *gather, *scatter)
+
+    def _backward_of_parts(self, op: Op) -> tuple[Call, ...]:
+        """Gradients are gathered where a region ends; each product gathers its input again, unless
+        a pass for weights does, and scatters the gradient of it."""
+        of_region = self._gathers(THEIR_GRADIENTS)
+        keeps = self.shape.passes.splits_backward and not self.shape.adds_table_in_b(op.layer)
+        again = () if keeps else self._gathers(ACTIVATIONS)
+        product = (*again, *self._scatters(THEIR_GRADIENTS, beside=not keeps))
+        if not self.shape.has_block(op.layer):
+            return product
+        keys = self._keys("backward")
+        if self.sums == SUMS_OF_PARALLEL_BLOCK:
+            return (*of_region, *product, *keys, *product)
+        return (*of_region, *product, *of_region, *keys, *product)
+
     def _keys(self, phase: "Passes") -> tuple[Call, ...]:
         """The calls of context-parallel ranks inside attention."""
-        ranks, way = self.topology.plan.stages[self.shape.stage].token_split
+        ranks, way = self._own.token_split
         return () if ranks == 1 else _KEYS[way](ranks)[phase]
+
+    def _of_embedding(self, op: Op) -> tuple[Call, ...]:
+        """Ranks sum the gradient of positions; the embedding gathers that of its region."""
+        if not self._splits_tokens:
+            return ()
+        of_positions = self._sums(OF_POSITIONS) if self.learns_positions else ()
+        return (*of_positions, *self._gathers(THEIR_GRADIENTS))
+
+    def _of_vectors(self, op: Op) -> tuple[Call, ...]:
+        """The sum of a layer's shared vectors, once an iteration."""
+        is_last = op.phase == "last_backward"
+        return self._sums(f"{OF_VECTORS} {op.layer}") if is_last else ()
+
+    def _gathers(self, what: str) -> tuple[Call, ...]:
+        """A call for each sequence of a micro-batch."""
+        one = Call(group="tensor", kind="all_gather", what=what)
+        return (one,) * self._own.micro_batch
+
+    def _scatters(self, what: str, *, beside: bool = False) -> tuple[Call, ...]:
+        one = Call(group="tensor", kind="reduce_scatter", what=what, beside=beside)
+        return (one,) * self._own.micro_batch
 
     def tied(self, _: Op) -> tuple[Call, ...]:
         """The sum of the tied table's gradients over embedding and head."""
@@ -258,13 +343,13 @@ class _Stage:
         if op.name not in _CALLS:
             return ()
         of = () if isinstance(op.task, str) else (op.layer, op.micro_batch)
-        key = (op.name, op.lane, *of)
+        key = (op.name, op.lane, op.phase, *of)
         if key not in self.known:
             self.known[key] = _CALLS[op.name](self, op)
         return self.known[key]
 
     def _sums(self, *whats: str) -> tuple[Call, ...]:
-        if self.topology.plan.stages[self.shape.stage].tensor_parallel == 1:
+        if self._own.tensor_parallel == 1:
             return ()
         # Products that have a pass of their own do not run beside a reduction.
         is_whole = not self.shape.passes.splits_backward
@@ -319,6 +404,7 @@ _CALLS: Mapping[str, Callable[[_Stage, Op], tuple[Call, ...]]] = {
     "Y": _Stage.exchange,
     "F": _Stage.forward,
     "B": _Stage.backward,
+    "W": _Stage.of_weights,
     "tied": _Stage.tied,
     "report": _Stage.report,
 }

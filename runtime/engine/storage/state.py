@@ -1,7 +1,8 @@
 """States of layers on the device: rooms for offloaded states, and where each tensor lies."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Self
 
 import torch
@@ -351,12 +352,19 @@ class ParameterPlaces:
             vector.grad = None
         return gradients
 
-    def add_vectors(self, layer: int, gradients: list[Tensor]) -> None:
-        """Add gradients of a layer's vectors to their sums."""
+    def vectors(self, layer: int) -> list[nn.Parameter]:
+        """A layer's vectors, in the order of their gradients."""
+        return self._layers[layer].vectors
+
+    def add_vectors(
+        self, layer: int, gradients: list[Tensor], of: Sequence[bool] | None = None
+    ) -> None:
+        """Add gradients of a layer's vectors, or of those that ``of`` marks, to their sums."""
         one = self._layers[layer]
-        if one.vectors:
+        if gradients:
             assert one.gradients_now is not None
-            torch._foreach_add_(one.gradients_now.vectors, gradients)
+            sums = one.gradients_now.vectors
+            torch._foreach_add_(sums if of is None else list(compress(sums, of)), gradients)
 
 
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mistlab.schedule.stage_passes import Lane
-from runtime.comm.group import Group, Pending
+from runtime.comm.group import Group, Pending, together
 
 # The interface of lanes, the queues on which the executor of a plan runs work side by side.
 #
@@ -112,31 +112,38 @@ class StreamedRanks:
         return torch.cat(parts.view(self.size, *tensor.shape).unbind(), -1)
 
     def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
-        """Concatenate the group's parts of sequences (batch, tokens, ..)."""
+        """Concatenate the group's parts of sequences (batch, tokens, ..).
+
+        Each sequence is gathered into its place by a call of its own: one call for all would leave
+        ranks in front of sequences, and a copy to put them right.
+        """
         del again
-        parts = tensor.new_empty(self.size * tensor.numel())
-        self._streams.settle(self._group.all_gather(parts, tensor.contiguous().flatten()))
         batch, tokens, width = tensor.shape
-        if batch == 1:
-            return parts.view(1, self.size * tokens, width)
-        return torch.cat(parts.view(self.size, *tensor.shape).unbind(), 1)
+        whole = tensor.new_empty(batch, self.size * tokens, width)
+        pairs = zip(whole, tensor.contiguous(), strict=True)
+        self._streams.settle(
+            together(self._group.all_gather(one.flatten(), own.flatten()) for one, own in pairs)
+        )
+        return whole
 
     def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
         """Sum whole sequences over the group, beside the products that were put off, and keep this
-        rank's part; the sequences are overwritten."""
+        rank's part; a call for each sequence."""
         del of_input
         batch, tokens, width = tensor.shape
-        if batch == 1:
-            parts = tensor.contiguous().view(self.size, 1, tokens // self.size, width)
-        else:
-            parts = torch.stack(tensor.chunk(self.size, 1))
-        flat = parts.flatten()
+        whole, part = tensor.contiguous(), tensor.new_empty(batch, tokens // self.size, width)
+
+        def collective() -> Pending | None:
+            pairs = zip(whole, part, strict=True)
+            return together(
+                self._group.reduce_scatter(one.flatten(), own.flatten()) for one, own in pairs
+            )
+
         if self._put_off:
-            self._streams.beside(lambda: self._group.reduce_scatter(flat), self._catch_up)
+            self._streams.beside(collective, self._catch_up)
         else:
-            self._streams.settle(self._group.reduce_scatter(flat))
-        # A view of it would keep the whole of it alive.
-        return parts[self.rank].clone()
+            self._streams.settle(collective())
+        return part
 
     def _catch_up(self) -> None:
         products, self._put_off = self._put_off, []

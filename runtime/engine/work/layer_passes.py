@@ -24,6 +24,7 @@ from runtime.engine.storage.arena import HostPool
 from runtime.engine.storage.saved import Saved, storage_of
 from runtime.engine.storage.state import ParameterPlaces, StageState
 from runtime.engine.streams.lanes import LaneWork, StreamedRanks, Streams
+from runtime.engine.work.shared_vectors import SharedVectors
 
 
 class _Boundary(torch.autograd.Function):
@@ -107,6 +108,7 @@ class Passes:
             for layer, module in modules.items()
         }
         self._places = ParameterPlaces(state, modules)
+        self.shared = SharedVectors(state, modules, self._places, ranks, device)
         # Bytes that a layer keeps for a micro-batch, counted once, where none of its tensors move.
         self._sizes: dict[int, int] = {}
 
@@ -154,7 +156,7 @@ class Passes:
             self._leave(op, products, kept)
         else:
             self._run_backward(layer, kept, gradient)
-            self._places.add_vectors(layer, self._places.take_vectors(layer))
+            self._add_vectors(op, self._places.take_vectors(layer))
         if kept.entered is not None:
             return kept.entered.grad
         return kept.handed[0] if kept.handed else None
@@ -168,7 +170,11 @@ class Passes:
         with torch.no_grad():
             for add in left.add:
                 add()
-            self._places.add_vectors(layer, left.vectors)
+            self._add_vectors(op, left.vectors)
+
+    def _add_vectors(self, op: Op, gradients: list[Tensor]) -> None:
+        is_last = op.phase == "last_backward"
+        self.shared.add(op.layer, gradients, is_first=op.is_of_first, is_last=is_last)
 
     def _leave(self, op: Op, add: Sequence[Callable[[], object]], kept: Kept) -> None:
         self.left[op.layer, op.micro_batch] = LeftForWeights(

@@ -119,8 +119,8 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
 
 
 def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:
-    """Let a backward pass sum the gradients of parameters that all ranks hold, if each rank has
-    those of its own tokens alone."""
+    """Let a backward pass sum the gradients of matrices that all ranks hold, if each rank has those
+    of its own tokens alone; those of vectors add up first (``SharedVectors``)."""
 
     def summed(gradient: Tensor) -> Tensor:
         whole = gradient.contiguous()
@@ -129,4 +129,5 @@ def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:
 
     if ranks.splits_tokens:
         for parameter in shared_parameters(module):
-            parameter.register_hook(summed)
+            if parameter.dim() > 1:
+                parameter.register_hook(summed)

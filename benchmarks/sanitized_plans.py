@@ -1,0 +1,114 @@
+"""Checks random plans for races, hidden waits and hanging collectives, and writes a page.
+
+python -m benchmarks.sanitized_plans [PLANS] [--page PAGE] checks one rank of each kind of each plan
+by the three checks of ``sanitize``.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+from runtime.checks.fake.fake_device import register
+from tests.runtime.drawn_runs import drawn_run
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "runs/sanitized_plans.jsonl"
+# How many findings the page tells word by word.
+MOST_TOLD = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the checks said of one plan."""
+
+    seed: int
+    order: str
+    gpus: int
+    splits_tokens: bool
+    ranks: int
+    races: tuple[str, ...]
+    waits: tuple[str, ...]
+    collectives: dict[str, int]
+    seconds: float
+
+
+def rows_of(seeds: Iterable[int]) -> Iterator[Row]:
+    """Check the plan of each seed."""
+    register()
+    for seed in seeds:
+        begun, run = perf_counter(), drawn_run(seed)
+        yield Row(
+            seed=seed,
+            order=run.plan.order,
+            gpus=run.plan.num_gpus,
+            splits_tokens=run.splits_tokens,
+            ranks=len(run.ranks),
+            races=tuple(one for rank in run.ranks for one in run.races(rank)),
+            waits=tuple(one for rank in run.ranks for one in run.waits(rank)),
+            collectives=dict(run.collectives()),
+            seconds=perf_counter() - begun,
+        )
+
+
+def page(rows: Sequence[Row]) -> Iterator[str]:
+    """The lines of the page."""
+    troubles = sum((Counter(row.collectives) for row in rows), Counter[str]())
+    orders = Counter(row.order for row in rows)
+    parts = sum(row.splits_tokens for row in rows)
+    yield from (
+        *("# Random plans, checked without a GPU", ""),
+        "Plans drawn from what the runtime trains, shrunk to widths that a CPU computes at once.",
+        "On a rank of each kind the three checks of [sanitize](../reference/sanitize.md) look for",
+        "races, for waits of the host, and for collectives that hang or mix tensors up.",
+        *("", f"    python -m benchmarks.sanitized_plans {len(rows)} --page PAGE", ""),
+        *("| | number |", "|---|---|"),
+        f"| random plans | {len(rows)} |",
+        f"| with parts of sequences on tensor-parallel ranks | {parts} |",
+        f"| ranks checked | {sum(row.ranks for row in rows)} |",
+        f"| races | {sum(len(row.races) for row in rows)} |",
+        f"| waits of the host | {sum(len(row.waits) for row in rows)} |",
+        f"| ranks missing in a first call | {troubles['first call']} |",
+        f"| collectives in another order or of another size | {troubles['order']} |",
+        f"| messages that nobody expects | {troubles['messages']} |",
+        f"| ranks that wait in a circle | {troubles['deadlock']} |",
+        *("", f"Orders: {', '.join(f'{name} {count}' for name, count in orders.most_common())}."),
+    )
+    told = [f"seed {row.seed}: {one}" for row in rows for one in (*row.races, *row.waits)]
+    if told:
+        yield from ("", "```", *told[:MOST_TOLD], "```")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check plans that have no row yet, and write the page; 1 if something is found."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sanitized_plans", description=__doc__
+    )
+    parser.add_argument("plans", nargs="?", type=int, default=300, help="how many plans")
+    parser.add_argument("--page", type=Path, help="the page to write")
+    options = parser.parse_args(arguments)
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
+    rows = []
+    with KEPT.open("w", encoding="utf-8") as file:
+        for row in rows_of(range(options.plans)):
+            rows.append(row)
+            file.write(json.dumps(asdict(row)) + "\n")
+            file.flush()
+            sys.stderr.write(f"plan {row.seed}: {row.seconds:.1f} s\n")
+    text = "\n".join(page(rows)) + "\n"
+    sys.stdout.write(text)
+    if options.page:
+        options.page.write_text(text, encoding="utf-8")
+    return int(any(row.races or row.waits or row.collectives for row in rows))
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Autograd's thread for the stand-in device would abort some processes at their end.
+    os._exit(code)

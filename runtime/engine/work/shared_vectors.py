@@ -1,0 +1,75 @@
+"""Gradients of vectors that all tensor-parallel ranks hold, where each rank has those of its own
+tokens alone.
+
+Norms and biases of row-split products have a few gradients each, in every block and micro-batch.
+They add up here, on each rank; a layer's last backward pass of an iteration sums them over the
+ranks, in one call, and adds them to the layer's gradients. Matrices that all ranks hold, which is
+the table of positions alone, are summed by a hook in each backward pass: their sums may be cut over
+data-parallel ranks by then.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import compress
+
+import torch
+from torch import Tensor, nn
+
+from runtime.engine.storage.state import ParameterPlaces, StageState
+from runtime.engine.streams.lanes import StreamedRanks
+from runtime.models.parallel import shared_parameters
+
+
+class SharedVectors:
+    """The sums of a stage's layers; empty unless ranks split tokens."""
+
+    def __init__(
+        self,
+        state: StageState,
+        modules: Mapping[int, nn.Module],
+        places: ParameterPlaces,
+        ranks: StreamedRanks,
+        device: torch.device,
+    ) -> None:
+        self._places, self._ranks = places, ranks
+        # By layer: which of its vectors are shared, their sums as one tensor and one by one.
+        self._is_shared: dict[int, list[bool]] = {}
+        self._sums: dict[int, Tensor] = {}
+        self._each: dict[int, list[Tensor]] = {}
+        for layer, module in modules.items() if ranks.splits_tokens else ():
+            shared = {id(one) for one in shared_parameters(module)}
+            vectors = places.vectors(layer)
+            own = [id(one) in shared for one in vectors]
+            if any(own):
+                sizes = [
+                    one.numel() for one, is_shared in zip(vectors, own, strict=True) if is_shared
+                ]
+                dtype = state.layers[layer].gradients.resident.dtype
+                self._is_shared[layer] = own
+                self._sums[layer] = torch.zeros(sum(sizes), dtype=dtype, device=device)
+                self._each[layer] = list(self._sums[layer].split(sizes))
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """The number of elements of each layer's sums."""
+        return {layer: one.numel() for layer, one in self._sums.items()}
+
+    def add(
+        self, layer: int, gradients: Sequence[Tensor], *, is_first: bool, is_last: bool
+    ) -> None:
+        """Add a backward pass's gradients of a layer's vectors, the first or the last ones of an
+        iteration."""
+        if layer not in self._sums:
+            self._places.add_vectors(layer, list(gradients))
+            return
+        is_shared, each = self._is_shared[layer], self._each[layer]
+        if is_first:
+            self._sums[layer].zero_()
+        torch._foreach_add_(each, list(compress(gradients, is_shared)))
+        if not is_last:
+            split = [not shared for shared in is_shared]
+            self._places.add_vectors(layer, list(compress(gradients, split)), split)
+            return
+        self._ranks.all_reduce_(self._sums[layer])
+        sums = iter(each)
+        pairs = zip(gradients, is_shared, strict=True)
+        self._places.add_vectors(layer, [next(sums) if shared else one for one, shared in pairs])

@@ -1,0 +1,135 @@
+"""Random plans with all that the runtime trains, their trainings, and what the checks find."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import lcm
+
+import numpy as np
+
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
+from mistlab.schedule.orders import chunks_of
+from runtime.checks.collectives.findings import collective_findings
+from runtime.checks.fake.fake_device import device_findings
+from runtime.checks.races.judge import Judge
+from runtime.checks.races.recorded_rank import trace_of
+from runtime.checks.sanitizer import unlike_ranks
+from runtime.engine.training import Training
+from tests.runtime.worlds import ON_HOST, OVERFLOWING, TRAINING, random_plan
+
+TRAININGS = (
+    TRAINING,
+    replace(TRAINING, clip_norm=1.0),
+    replace(OVERFLOWING, clip_norm=0.3),
+    ON_HOST,
+    replace(ON_HOST, clip_norm=1.0, loss_scale=1024.0),
+)
+# Drawn where a plan has several stages.
+ORDERS = ("1f1b", "1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved-2", "zb-v")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnRun:
+    """A workload, a plan of it, and how it is trained."""
+
+    work: Workload
+    plan: Plan
+    training: Training
+    serialises: bool
+
+    @property
+    def splits_tokens(self) -> bool:
+        """Whether ranks have parts of sequences."""
+        return any(one.sequence_parallel for one in self.plan.stages)
+
+    @property
+    def ranks(self) -> list[int]:
+        """A rank of each kind."""
+        return [one.rank for one in unlike_ranks(self.plan)]
+
+    def races(self, rank: int) -> list[str]:
+        """Uses of memory that nothing orders."""
+        traced = trace_of(self.work, self.plan, rank, self.training, serialises=self.serialises)
+        return [str(one) for one in Judge(traced).findings()]
+
+    def waits(self, rank: int) -> list[str]:
+        """Places where the host would wait."""
+        found = device_findings(
+            self.work, self.plan, rank, self.training, serialises=self.serialises
+        )
+        return [str(one) for one in found]
+
+    def collectives(self) -> Counter[str]:
+        """Findings about collectives, by what is wrong."""
+        training = self.training
+        found = collective_findings(
+            self.plan,
+            self.work,
+            clips=training.needs_norm,
+            steps_on_host=training.steps_on_host,
+        )
+        return Counter(one.trouble for one in found)
+
+
+def drawn_run(seed: int, *, most_ranks: int = 8) -> DrawnRun:
+    """A run drawn by a seed; in two of five, ranks have parts of sequences."""
+    draw = np.random.default_rng((seed, 35))
+    work, plan = random_plan(seed, most_ranks=most_ranks)
+    if draw.random() < 0.4:
+        plan = _with_parts(plan, draw, most_ranks)
+    if plan.num_stages > 1:
+        work, plan = _ordered(work, plan, str(draw.choice(ORDERS)))
+    return DrawnRun(
+        work=work,
+        plan=plan,
+        training=TRAININGS[int(draw.integers(len(TRAININGS)))],
+        serialises=bool(draw.random() < 0.1),
+    )
+
+
+def _with_parts(plan: Plan, draw: np.random.Generator, most_ranks: int) -> Plan:
+    """The plan with sequences in two parts; with fewer data-parallel ranks where there were too
+    many."""
+    stages = []
+    for one in plan.stages:
+        data = one.data_parallel if most_ranks >= 4 * plan.num_stages else 1
+        stages.append(
+            replace(
+                one,
+                data_parallel=data,
+                micro_batch=one.micro_batch * one.data_parallel // data,
+                tensor_parallel=2,
+                sequence_parallel=1,
+            )
+        )
+    return replace(plan, stages=tuple(stages))
+
+
+def _ordered(work: Workload, plan: Plan, order: str) -> tuple[Workload, Plan]:
+    """The plan in an order, with as many blocks and micro-batches as it asks for."""
+    chunks, stages = chunks_of(order), plan.num_stages
+    layers = tuple(max(one.layers, chunks + 1) for one in plan.stages)
+    batches = plan.micro_batches
+    if order not in ("1f1b", "gpipe"):
+        batches = lcm(stages, 2) * -(-max(batches, 2 * stages) // lcm(stages, 2))
+    model = replace(work.model, layers=sum(layers))
+    batch = work.global_batch // plan.micro_batches * batches
+    return (
+        replace(work, model=model, global_batch=batch),
+        replace(
+            plan,
+            order=order,
+            micro_batches=batches,
+            stages=tuple(
+                replace(one, layers=count) for one, count in zip(plan.stages, layers, strict=True)
+            ),
+        ),
+    )
+
+
+def findings(run: DrawnRun) -> Iterator[str]:
+    """All that the three checks find, on a rank of each kind."""
+    yield from (f"{what}: {count}" for what, count in run.collectives().items())
+    for rank in run.ranks:
+        yield from (f"rank {rank}: {one}" for one in (*run.races(rank), *run.waits(rank)))
