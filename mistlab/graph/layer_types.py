@@ -325,11 +325,35 @@ class LayerTypes:
         return np.stack([np.where(places == one, sizes, 0.0).sum(axis=0) for one in types])
 
     def _runs_of_patterns(self, columns: Mapping[str, Floats]) -> tuple[Floats, Ints]:
-        stages = self.of_stages(columns.__getitem__)
-        longest = max(map(len, stages))
-        sizes = np.array([[1.0] * len(one) + [0.0] * (longest - len(one)) for one in stages])
-        types = np.array([one + [0] * (longest - len(one)) for one in stages])
-        return sizes.T, types.T
+        """Runs of stages (J) whose blocks take turns; rows of no layers fill them up (R, J)."""
+        names = ("first_block", "layers", "has_embedding", "has_head")
+        first, layers, begins, ends = (columns[name].astype(np.int64) for name in names)
+        every = begins + layers + ends
+        place = np.arange(every.max())[:, None]
+        block = place - begins
+        kinds = np.array([self.kinds.index(kind) for kind in self.pattern])
+        of_kind = kinds[(first + block) % len(kinds)]
+        types = 1 + of_kind * (1 + len(self.treatments)) + self._ways(columns, layers, block)
+        types = np.where(block < 0, 0, np.where(block < layers, types, len(self.names) - 1))
+        # Layers of one type that follow one another are one run.
+        begin = place < every
+        begin[1:] &= types[1:] != types[:-1]
+        run, stage = np.cumsum(begin, axis=0) - 1, np.arange(len(first))
+        sizes, of_run = np.zeros(types.shape), np.zeros(types.shape, dtype=np.int64)
+        np.add.at(sizes, (run, stage), place < every)
+        of_run[run[begin], np.broadcast_to(stage, run.shape)[begin]] = types[begin]
+        rows = int(run.max()) + 1
+        return sizes[:rows], of_run[:rows]
+
+    def _ways(self, columns: Mapping[str, Floats], layers: Ints, block: Ints) -> Ints:
+        """The number of the treatment of each block (R, J): plain ones come first."""
+        ways = np.zeros(np.broadcast_shapes(block.shape, layers.shape), dtype=np.int64)
+        end = layers
+        for way, name in reversed([*enumerate(self.treatments, 1)]):
+            begin = end - columns[TREATMENTS[name].dimension].astype(np.int64)
+            ways[(block >= begin) & (block < end)] = way
+            end = begin
+        return ways
 
     def of_stages(self, column: Callable[[str], Floats]) -> list[list[int]]:
         """The types of each stage's layers in order, for stages of these columns."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.core.arrays import Bools, Floats, Ints
-from mistlab.core.distinct import Known
+from mistlab.core.distinct import Known, distinct_rows
 from mistlab.engines.adapters import training
 from mistlab.engines.engine import ENGINES, EngineMemory
 from mistlab.graph.compiled import Compiled, Shared, compile_expressions, compile_sums, kept
@@ -162,15 +162,20 @@ class StageModel:
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, Ints]:
         """The distinct sizes of the candidates, and each candidate's number among them."""
         names = [*layer_columns().values()]
-        if len(self.types.pattern) > 1:
-            names += self.types.columns
-        return self._known([batch.value(name) for name in names], self._sizes)
+        if len(self.types.pattern) == 1:
+            return self._known([batch.value(name) for name in names], self._sizes)
+        # Stages of blocks that take turns are many, so no table of all of them is kept.
+        own = self.types.columns
+        found = distinct_rows([batch.value(name) for name in (*names, *own)])
+        known, rows = self._known(found.columns[: len(names)], self._sizes)
+        table = {name: column[rows] for name, column in known.table.items()}
+        stages = dict(zip(own, found.columns[len(names) :], strict=True))
+        table |= sums_of_blocks(self.types, table, stages)
+        return _Sizes(feasible=known.feasible[rows], table=table), found.index
 
     def _sizes(self, degrees: Sequence[NDArray[Any]]) -> _Sizes:
         """All sizes, and the sums of layers of these sizes, for columns of candidates' sizes."""
-        sizes = layer_columns()
-        columns = size_columns(self.workload, dict(zip(sizes, degrees, strict=False)))
-        stages = dict(zip(self.types.columns, degrees[len(sizes) :], strict=False))
+        columns = size_columns(self.workload, dict(zip(layer_columns(), degrees, strict=True)))
         values = by_graph(self.layers, self._other_layers, columns)
         sums = dict(zip(self.layers.names, values, strict=True))
         feasible = divides(self.remainders, columns) & self._splits(columns)
@@ -178,7 +183,7 @@ class StageModel:
         feasible &= self._exchanges(columns)
         if self.assumptions:
             feasible &= holds(self.assumptions, columns)
-        of_blocks = sums_of_blocks(self.types, sums, stages)
+        of_blocks = sums_of_blocks(self.types, sums, {}) if len(self.types.pattern) == 1 else {}
         return _Sizes(feasible=feasible, table={**sums, **of_blocks, **columns})
 
     def _splits(self, columns: Mapping[str, Floats]) -> Bools:

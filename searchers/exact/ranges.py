@@ -1,20 +1,20 @@
 """Pipelines of stages that save memory alike, of a model whose kinds of blocks take turns.
 
 What a stage costs depends on which blocks it has: on its first block, not on their number alone.
-Every range that a stage may have is asked for once, and all divisions of the blocks are sums of
-these.
+Ranges of many pipelines are asked for together. Their times bound all divisions of the blocks, and
+say how long any one division takes.
 
-Axes: D divisions of the blocks, S stages, R ranges.
+Axes: C candidates, R ranges, D divisions, S stages.
 """
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
 
-from mistlab.core.arrays import Ints
-from mistlab.cost.pipeline import iteration_s
+from mistlab.core.arrays import Floats, Ints, Rows
 from mistlab.graph.library import graph_of
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import counts_of_blocks, names_of
@@ -22,15 +22,21 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, in_flight
-from mistlab.stages.stage_batch import StageBatch, StageTimes
+from mistlab.stages.stage_batch import TIMES, StageBatch, StageTimes
 from searchers.exact.candidates import savings_columns
+from searchers.exact.division_join import least_joined
+from searchers.exact.divisions import Divisions, RangeTimes
 from searchers.exact.hierarchy import Hierarchy
 from searchers.meshes import Pipeline, even_layers, layer_counts
 from searchers.savings import Way, stage_of, ways_alike
-from searchers.strategy import Ending, Ledger
+from searchers.strategy import ROUNDING, Ending, Ledger
 
-# More divisions of the blocks than this are not tried: the even one is, and the rest has a bound.
-MOST_DIVISIONS = 200_000
+# Stage candidates that are asked for together, and pipelines that are looked at together.
+ROWS_TOGETHER = 1 << 13
+PIPELINES_TOGETHER = 256
+# Partial pipelines are told apart by this share of the gap, divided by the number of stages; by how
+# much less from one try to the next; and from what share on exactly.
+GRAIN, FINER, FINEST = 0.25, 4.0, 0.001
 
 
 def takes_turns(workload: Workload) -> bool:
@@ -46,108 +52,218 @@ def takes_ranges(space: SearchSpace) -> bool:
 
 def searched_by_ranges(problem: Problem, space: SearchSpace, ledger: Ledger) -> Ending:
     """The best plan of a space of alike stages; proven where all divisions could be tried, else
-    with its gap to a bound by arithmetic."""
+    with its gap to a bound."""
     hierarchy = Hierarchy.of(problem, space, ledger)
-    in_order = sorted(hierarchy.least_s, key=hierarchy.bound_s)
-    for group in in_order:
-        for pipeline in group.equal_pipelines(problem):
-            if hierarchy.bound_s(group) < ledger.best_s:
-                even = np.array([even_layers(problem.workload.model.layers, pipeline.num_stages)])
-                _show_divisions(problem, space, ledger, pipeline, even)
-    left_s = inf
-    for group in in_order:
-        if hierarchy.bound_s(group) >= ledger.best_s:
-            break
-        for pipeline in group.equal_pipelines(problem):
-            every = divisions(problem.workload.model.layers, pipeline.num_stages, space)
+    search = RangeSearch(problem=problem, space=space, ledger=ledger)
+    ways = [
+        _Alike(pipeline=pipeline, way=way, least_s=hierarchy.bound_s(group))
+        for group in hierarchy.least_s
+        for pipeline in group.equal_pipelines(problem)
+        for way in search.ways(pipeline)
+    ]
+    ways.sort(key=lambda one: one.least_s)
+    search.show_even(ways)
+    return Ending.of(ledger, search.close(search.bounded(ways)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alike:
+    """A pipeline whose stages all save memory in one way, and seconds that no division of the
+    blocks undercuts."""
+
+    pipeline: Pipeline
+    way: Way
+    least_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeSearch:
+    """Looks for the best plan of a space of alike stages, many pipelines at a time."""
+
+    problem: Problem
+    space: SearchSpace
+    ledger: Ledger
+    _divisions: dict[int, Divisions] = field(default_factory=dict)
+
+    def ways(self, pipeline: Pipeline) -> Iterator[Way]:
+        """Every way in which the stages of a pipeline may save memory."""
+        layers, count = self.problem.workload.model.layers, pipeline.num_stages
+        most = max(layer_counts(layers, count, self.space)[-1], *even_layers(layers, count), 1)
+        yield from ways_alike(self.space, pipeline.meshes[0], most, in_pipeline=count > 1)
+
+    def times(self, pipeline: Pipeline, way: Way) -> RangeTimes:
+        """The times of all ranges of a pipeline whose stages save memory in one way."""
+        divisions = self._divisions_of(pipeline.num_stages)
+        alike = _Alike(pipeline=pipeline, way=way, least_s=0.0)
+        return self._times([alike], divisions, np.arange(len(divisions.asked)))
+
+    def show_even(self, ways: Sequence[_Alike]) -> None:
+        """Show the ledger the best plans whose stages have equal shares of the blocks."""
+        for some in _parts(ways, PIPELINES_TOGETHER):
+            for alike, divisions in self._by_stages(self._hopeful(some)):
+                ranges = divisions.even[0]
+                for few in _parts(alike, max(1, ROWS_TOGETHER // len(ranges))):
+                    times = self._times(few, divisions, ranges)
+                    even = np.array([even_layers(divisions.layers, divisions.num_stages)])
+                    seconds = times.even_s()
+                    for row in np.argsort(seconds, kind="stable").tolist():
+                        if seconds[row] >= self.ledger.best_s or self._show(few[row], even[0]):
+                            break
+
+    def bounded(self, ways: Sequence[_Alike]) -> list[_Alike]:
+        """The pipelines that may beat the ledger's best plan, with bounds over all divisions of
+        their blocks. The ledger sees the plans that are least by these bounds."""
+        found: list[_Alike] = []
+        for number, some in enumerate(_parts(ways, PIPELINES_TOGETHER)):
+            for alike, divisions in self._by_stages(self._hopeful(some)):
+                ranges = np.arange(len(divisions.asked))
+                for few in _parts(alike, max(1, ROWS_TOGETHER // len(ranges))):
+                    times = self._times(few, divisions, ranges)
+                    least_s = np.maximum(
+                        times.least_s(self.ledger.best_s), [one.least_s for one in few]
+                    )
+                    for row in np.argsort(least_s, kind="stable").tolist():
+                        if least_s[row] >= self.ledger.best_s:
+                            break
+                        one = few[row]
+                        own = times.chosen(np.array([row]))
+                        self._show_best(one, own, own.near_best(self.ledger.best_s))
+                        found.append(
+                            _Alike(pipeline=one.pipeline, way=one.way, least_s=float(least_s[row]))
+                        )
+            rest = ways[(number + 1) * PIPELINES_TOGETHER :][:1]
+            self.ledger.bounded(
+                min([self.ledger.best_s, *(one.least_s for one in (*found, *rest))])
+            )
+        return found
+
+    def close(self, ways: Sequence[_Alike]) -> float:
+        """Seconds that no plan undercuts, after the divisions of the pipelines with the least
+        bounds were tried: all of them, or where these are too many those that may be fastest."""
+        left_s = inf
+        in_order = sorted(ways, key=lambda one: one.least_s)
+        for one in in_order:
+            if one.least_s >= self.ledger.best_s:
+                break
+            self.ledger.bounded(min(left_s, one.least_s))
+            times = self.times(one.pipeline, one.way)
+            every = times.divisions.every()
             if every is None:
-                left_s = min(left_s, hierarchy.bound_s(group))
+                left_s = min(left_s, self._joined_s(one, times, left_s))
             else:
-                _show_divisions(problem, space, ledger, pipeline, every)
-    return Ending.of(ledger, min(left_s, ledger.best_s))
+                self._show_best(one, times, every)
+        return min(left_s, self.ledger.best_s)
+
+    def _joined_s(self, one: _Alike, times: RangeTimes, left_s: float) -> float:
+        """Seconds that no division undercuts, where there are too many to try one by one."""
+        share, least_s = GRAIN, one.least_s
+        while least_s < self.ledger.best_s * (1 - ROUNDING):
+            self.ledger.bounded(min(left_s, least_s))
+            best_s = self.ledger.best_s
+            grain_s = share * (best_s - least_s) / times.divisions.num_stages
+            if share < FINEST:
+                grain_s = 0.0
+            found_s, shares = least_joined(times, best_s, grain_s, self.ledger.check_time)
+            least_s = max(least_s, found_s)
+            if shares is not None:
+                self._show_best(one, times, shares)
+            if not grain_s:
+                break
+            share /= FINER
+        return least_s
+
+    def _hopeful(self, ways: Sequence[_Alike]) -> list[_Alike]:
+        return [one for one in ways if one.least_s < self.ledger.best_s]
+
+    def _by_stages(self, ways: Sequence[_Alike]) -> Iterator[tuple[list[_Alike], Divisions]]:
+        """The pipelines with equally many stages, and their divisions."""
+        found: dict[int, list[_Alike]] = defaultdict(list)
+        for one in ways:
+            found[one.pipeline.num_stages].append(one)
+        for count, some in found.items():
+            yield some, self._divisions_of(count)
+
+    def _divisions_of(self, count: int) -> Divisions:
+        if count not in self._divisions:
+            pattern = graph_of(self.problem.workload).pattern
+            layers = self.problem.workload.model.layers
+            self._divisions[count] = Divisions.of(tuple(pattern), layers, count, self.space)
+        return self._divisions[count]
+
+    def _show_best(self, one: _Alike, times: RangeTimes, shares: Ints) -> None:
+        """Show the ledger the best plan among some divisions (D, S), if it beats its best."""
+        seconds = times.seconds_of(times.divisions.ranges_of(shares))
+        for division in np.argsort(seconds, kind="stable"):
+            # The stages of a node share its host memory, which only a whole plan shows.
+            if seconds[division] >= self.ledger.best_s or self._show(one, shares[division]):
+                break
+
+    def _show(self, one: _Alike, shares: Ints) -> bool:
+        """Show the ledger a plan; whether it fits."""
+        return self.ledger.predict([_plan(self.space, one, shares.tolist())])[0].fits
+
+    def _times(self, ways: Sequence[_Alike], divisions: Divisions, ranges: Rows) -> RangeTimes:
+        """The times of some ranges of pipelines with equally many stages; those of others are of no
+        meaning."""
+        size = len(ways), len(divisions.asked)
+        batch = self._batch(ways, divisions.asked[ranges])
+        costs = self.ledger.stage_costs(batch, engine=self.space.engine)
+        every = StageTimes.of(costs.seconds, -1)
+
+        def table(column: Floats) -> Floats:
+            found = np.zeros(size)
+            found[:, ranges] = column.reshape(len(ways), -1)
+            return found
+
+        return RangeTimes(
+            divisions=divisions,
+            micro_batches=np.array([one.pipeline.micro_batches for one in ways]),
+            times=StageTimes(**{name: table(getattr(every, name)) for name in TIMES}),
+            fits=table(costs.fits.astype(np.float64)) > 0,
+        )
+
+    def _batch(self, ways: Sequence[_Alike], asked: Ints) -> StageBatch:
+        """Ranges (R, 3) of each pipeline as candidates (C R) for stages."""
+        stage, first_block, layers = (np.tile(column, len(ways)) for column in asked.T)
+        each, count = len(asked), ways[0].pipeline.num_stages
+        meshes = [one.pipeline.meshes[0].values() for one in ways]
+        savings = np.array([one.way.savings for one in ways], dtype=np.float64)
+        of_layers = np.unique(asked[:, 2], return_inverse=True)
+        treated = np.array(
+            [[one.way.counts_within(own) for own in of_layers[0].tolist()] for one in ways]
+        )[:, of_layers[1]].reshape(len(stage), -1)
+        held = np.array(
+            [
+                [in_flight(own, count, one.pipeline.micro_batches) for own in range(count)]
+                for one in ways
+            ]
+        )
+        cluster, gpus = self.problem.cluster, ways[0].pipeline.meshes[0].num_gpus
+        ranks = [cluster.like_rank(rank, gpus) for rank in ways[0].pipeline.first_ranks()]
+        return StageBatch(
+            layers=layers,
+            **{name: np.repeat([mesh[name] for mesh in meshes], each) for name in names_of("mesh")},
+            **savings_columns(np.repeat(savings, each, axis=0)),
+            **dict(zip(counts_of_blocks(), treated.T, strict=True)),
+            in_flight=held[:, asked[:, 0]].reshape(-1),
+            has_embedding=(stage == 0).astype(np.int64),
+            has_head=(stage == count - 1).astype(np.int64),
+            first_rank=np.array(ranks)[stage],
+            first_block=first_block,
+            micro_batches=np.repeat([one.pipeline.micro_batches for one in ways], each),
+        )
 
 
-def divisions(layers: int, num_stages: int, space: SearchSpace) -> Ints | None:
-    """All divisions (D, S) of blocks among stages; None where there are too many."""
-    if space.layers_off_balance == 0:
-        return np.array([even_layers(layers, num_stages)])
-    counts = np.array(layer_counts(layers, num_stages, space))
-    every = np.zeros((1, 0), dtype=np.int64)
-    for after in reversed(range(num_stages)):
-        rows = np.repeat(every, len(counts), axis=0)
-        rows = np.column_stack([rows, np.tile(counts, len(every))])
-        left = layers - rows.sum(axis=1)
-        every = rows[(left >= after * counts[0]) & (left <= after * counts[-1])]
-        if len(every) > MOST_DIVISIONS:
-            return None
-    return every
+def _parts(ways: Sequence[_Alike], size: int) -> Iterator[Sequence[_Alike]]:
+    for start in range(0, len(ways), size):
+        yield ways[start : start + size]
 
 
-def _show_divisions(
-    problem: Problem, space: SearchSpace, ledger: Ledger, pipeline: Pipeline, every: Ints
-) -> None:
-    """Show the ledger the best plan among some divisions, if it beats the ledger's best."""
-    most = layer_counts(problem.workload.model.layers, pipeline.num_stages, space)[-1]
-    most = max(most, int(every.max()))
-    for way in ways_alike(space, pipeline.meshes[0], most, in_pipeline=pipeline.num_stages > 1):
-        _show_way(problem, space, ledger, pipeline, every, way)
-
-
-def _show_way(
-    problem: Problem,
-    space: SearchSpace,
-    ledger: Ledger,
-    pipeline: Pipeline,
-    every: Ints,
-    way: Way,
-) -> None:
-    first = np.cumsum(every, axis=1) - every
-    stage = np.broadcast_to(np.arange(pipeline.num_stages), every.shape)
-    ranges, of_range = np.unique(
-        np.stack([stage, first, every], axis=-1).reshape(-1, 3), axis=0, return_inverse=True
-    )
-    rows = of_range.reshape(every.shape)
-    costs = ledger.stage_costs(_batch(problem, pipeline, ranges, way), engine=space.engine)
-    times = StageTimes(
-        **{entry.name: getattr(costs.seconds, entry.name)[rows] for entry in fields(StageTimes)}
-    )
-    seconds = iteration_s(times, np.full(len(every), pipeline.micro_batches))
-    seconds = np.where(costs.fits[rows].all(axis=1), seconds, np.inf)
-    for row in np.argsort(seconds, kind="stable"):
-        # The stages of a node share its host memory, which only a whole plan shows.
-        if seconds[row] >= ledger.best_s:
-            break
-        if ledger.predict([_plan(space, pipeline, every[row].tolist(), way)])[0].fits:
-            break
-
-
-def _batch(problem: Problem, pipeline: Pipeline, ranges: Ints, way: Way) -> StageBatch:
-    """Stages by their number, their first block and their number of blocks (R, 3)."""
-    count, mesh = pipeline.num_stages, pipeline.meshes[0]
-    stage, first_block, layers = ranges.T
-    held = np.array([in_flight(one, count, pipeline.micro_batches) for one in range(count)])
-    cluster = problem.cluster
-    ranks = [cluster.like_rank(rank, mesh.num_gpus) for rank in pipeline.first_ranks()]
-    treated = np.array([way.counts_within(one) for one in layers.tolist()])
-    return StageBatch(
-        layers=layers,
-        **mesh.values(),
-        **savings_columns(np.array([way.savings], dtype=np.float64).repeat(len(ranges), axis=0)),
-        **dict(zip(counts_of_blocks(), treated.T, strict=True)),
-        in_flight=held[stage],
-        has_embedding=(stage == 0).astype(np.int64),
-        has_head=(stage == count - 1).astype(np.int64),
-        first_rank=np.array(ranks)[stage],
-        first_block=first_block,
-        micro_batches=pipeline.micro_batches,
-    )
-
-
-def _plan(space: SearchSpace, pipeline: Pipeline, shares: Sequence[int], way: Way) -> Plan:
+def _plan(space: SearchSpace, one: _Alike, shares: Sequence[int]) -> Plan:
     names = names_of("savings")
     stages = []
     for own in shares:
-        counts = zip(counts_of_blocks(), way.counts_within(own), strict=True)
-        saving = {**dict(zip(names, way.savings, strict=True)), **dict(counts)}
-        stages.append(stage_of(pipeline.meshes[0], own, saving))
-    return Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=tuple(stages))
+        counts = zip(counts_of_blocks(), one.way.counts_within(own), strict=True)
+        saving = {**dict(zip(names, one.way.savings, strict=True)), **dict(counts)}
+        stages.append(stage_of(one.pipeline.meshes[0], own, saving))
+    return Plan(engine=space.engine, micro_batches=one.pipeline.micro_batches, stages=tuple(stages))

@@ -1,0 +1,151 @@
+"""Joins ranges of blocks to the fastest pipeline, from the last stage to the first.
+
+What matters of the last stages is their first block, and the chains that they mean for stages in
+front (``mistlab.cost.chains``). Those that others beat are left out, and so are those that no
+stages in front can complete within a limit. Chains that are rounded down are bounds, and fewer.
+
+Axes: K partial pipelines, D divisions, S stages, F first blocks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+
+from mistlab.core.arrays import Floats, Ints, Rows
+from mistlab.core.distinct import first_of_each
+from mistlab.cost.chains import CHAINS, Chains
+from mistlab.cost.pipeline import no_stages, prepended
+from mistlab.stages.stage_batch import SENDS, TIMES, StageTimes
+from searchers.exact.candidates import undominated
+from searchers.exact.divisions import RangeTimes
+from searchers.exact.partials import chosen_chains, each_of, rounded_down
+
+# Partial pipelines with one first block, above which they are rounded further.
+MOST = 1 << 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fronts:
+    """What the stages in front of each stage take at least, with the blocks in front of each block
+    (S + 1, F): the passage of a micro-batch, and that with the longest of their waits."""
+
+    passed_s: Floats
+    waited_s: Floats
+
+    @classmethod
+    def of(cls, times: RangeTimes, limit_s: float) -> Self:
+        """The fronts of one candidate's pipelines that take less than a limit."""
+        passed_s = times.joined_by_stage(times.passed_s, np.add)[:, 0]
+        edges = times.edges(limit_s)
+        waited_s = [np.where(passed_s[0] == 0.0, 0.0, np.inf)]
+        for within_s, _ in times.within_by_stage(edges[:, 1:]):
+            # Waits below the least edge may be anything.
+            lowest = np.concatenate([[0.0], edges[0, 1:-1]])
+            waited_s.append((lowest[:, None] + within_s[0]).min(axis=0))
+        above = np.where(np.isfinite(passed_s), limit_s, np.inf)
+        waited = np.minimum(np.array(waited_s), above)
+        return cls(passed_s=passed_s, waited_s=np.maximum(waited, passed_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Behind:
+    """Partial pipelines (K): their first blocks, in order, and chains; for each the place of its
+    first stage's number of blocks among ``counts``, and its row among those behind it."""
+
+    first: Ints
+    chains: Chains[Floats]
+    column: Ints
+    row: Rows
+
+    def chosen(self, rows: Rows) -> Self:
+        return type(self)(
+            first=self.first[rows],
+            chains=chosen_chains(self.chains, rows),
+            column=self.column[rows],
+            row=self.row[rows],
+        )
+
+
+def least_joined(
+    times: RangeTimes, limit_s: float, grain_s: float, check: Callable[[], None]
+) -> tuple[float, Ints | None]:
+    """Seconds that no division of one candidate undercuts, up to a limit, and the blocks (1, S) of
+    a division that is near them; with a grain of zero it takes just as long, unless partial
+    pipelines were too many. ``check`` is called now and then."""
+    divisions = times.divisions
+    fronts, count = Fronts.of(times, limit_s), int(times.micro_batches[0])
+    none = np.zeros(1, dtype=np.int64)
+    behind = [_Behind(first=none + divisions.layers, chains=no_stages(1), column=none, row=none)]
+    for stage in reversed(range(divisions.num_stages)):
+        check()
+        found = _in_front(times, behind[-1], stage, count)
+        grain = grain_s
+        while True:
+            if grain:
+                found = _replaced(found, rounded_down(found.chains, grain))
+            found = _worth(found, fronts, stage, limit_s)
+            if len(found.first) <= MOST * max(1, len(np.unique(found.first))):
+                break
+            grain = max(2 * grain, limit_s * 1e-7)
+        behind.append(found)
+        if not len(found.first):
+            return limit_s, None
+    whole = behind[-1].chains.whole
+    row = int(whole.argmin())
+    shares = []
+    for one in reversed(behind[1:]):
+        shares.append(divisions.counts[one.column[row]])
+        row = int(one.row[row])
+    return min(limit_s, float(whole.min())), np.array([shares])
+
+
+def _replaced(behind: _Behind, chains: Chains[Floats]) -> _Behind:
+    return _Behind(first=behind.first, chains=chains, column=behind.column, row=behind.row)
+
+
+def _in_front(times: RangeTimes, behind: _Behind, stage: int, count: int) -> _Behind:
+    """Every range that the stage may have in front of every partial pipeline."""
+    divisions = times.divisions
+    starts = np.searchsorted(behind.first, np.arange(divisions.layers + 2))
+    first, ranges, column, rows = [], [], [], []
+    for number, (begins, every, ends) in enumerate(divisions.steps(stage)):
+        fits = times.fits[0, every]
+        at = starts[ends[fits]]
+        each, nth = each_of(np.arange(len(at)), starts[ends[fits] + 1] - at)
+        first.append(begins[fits][each])
+        ranges.append(every[fits][each])
+        column.append(np.full(len(each), number))
+        rows.append(at[each] + nth)
+    chosen, row = np.concatenate(ranges), np.concatenate(rows)
+    own_times = {name: getattr(times.times, name)[0, chosen] for name in TIMES}
+    if stage == divisions.num_stages - 1:
+        own_times |= {name: np.zeros(len(chosen)) for name in SENDS}
+    after = divisions.num_stages - 1 - stage
+    chains = prepended(StageTimes(**own_times), chosen_chains(behind.chains, row), count, after + 1)
+    found = _Behind(
+        first=np.concatenate(first), chains=chains, column=np.concatenate(column), row=row
+    )
+    return found.chosen(np.argsort(found.first, kind="stable"))
+
+
+def _worth(found: _Behind, fronts: Fronts, stage: int, limit_s: float) -> _Behind:
+    """The partial pipelines that may be part of the fastest one."""
+    chains, first = found.chains, found.first
+    front_s = fronts.passed_s[stage, first]
+    ways = [
+        chains.through + front_s,
+        chains.whole,
+        np.minimum(chains.around_first, chains.around) + fronts.waited_s[stage, first],
+    ]
+    rows = np.flatnonzero(np.maximum.reduce(ways) < limit_s)
+    table = np.stack([getattr(chains, name)[rows] for name in CHAINS], axis=1)
+    kept = [np.empty(0, dtype=np.intp)]
+    edges = np.flatnonzero(np.diff(first[rows], prepend=-1, append=-1))
+    for start, end in pairwise(edges.tolist()):
+        own = table[start:end]
+        different = first_of_each(own)
+        kept.append(rows[start + different[undominated([*own[different].T])]])
+    return found.chosen(np.sort(np.concatenate(kept)))

@@ -1,0 +1,234 @@
+"""Divisions of a model's blocks among stages, where it matters which blocks a stage has.
+
+A stage has a range of blocks that follow one another. Ranges with the same kinds of blocks in the
+same order cost the same, so stages are asked about once for each sequence of kinds.
+
+Axes: R ranges that differ, C candidates, T thresholds, D divisions, S stages, F first blocks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+
+import numpy as np
+
+from mistlab.core.arrays import Bools, Floats, Ints, Rows
+from mistlab.cost.pipeline import iteration_s
+from mistlab.plan.space import SearchSpace
+from mistlab.stages.stage_batch import TIMES, StageTimes
+from searchers.meshes import even_layers, layer_counts
+
+# More divisions of the blocks than this are not tried one by one.
+MOST_DIVISIONS = 200_000
+# Waits that are told apart when the best division is bounded.
+THRESHOLDS = 24
+# No range: a stage cannot have these blocks.
+NONE = -1
+
+
+@lru_cache(maxsize=64)
+def like_blocks(pattern: tuple[str, ...], layers: int) -> Ints:
+    """The first block (F, N) of the first range that has the same kinds of blocks in the same order
+    as that of N blocks from F on."""
+    number: dict[tuple[str, ...], int] = {}
+    found = np.zeros((layers, layers + 1), dtype=np.int64)
+    every = tuple(pattern[block % len(pattern)] for block in range(layers))
+    for first in range(layers):
+        for count in range(1, layers - first + 1):
+            found[first, count] = number.setdefault(every[first : first + count], first)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Divisions:
+    """All divisions of the blocks of a model among so many stages.
+
+    ``asked`` (R, 3) has what tells ranges apart: the number of the stage, the first block of a
+    range with the same kinds, the number of blocks. ``place`` says which of them stage s has if it
+    has ``counts[n]`` blocks from block f on (S, F, N).
+    """
+
+    num_stages: int
+    layers: int
+    counts: tuple[int, ...]
+    asked: Ints
+    place: Ints
+
+    @classmethod
+    def of(cls, pattern: tuple[str, ...], layers: int, num_stages: int, space: SearchSpace) -> Self:
+        """The divisions that a space allows."""
+        even = even_layers(layers, num_stages)
+        is_even = space.layers_off_balance == 0
+        counts = tuple(sorted({*even} if is_even else {*layer_counts(layers, num_stages, space)}))
+        like = like_blocks(pattern, layers)
+        place = np.full((num_stages, layers + 1, len(counts)), NONE)
+        number: dict[tuple[int, int, int], int] = {}
+        begins = np.cumsum(even) - even
+        for stage in range(num_stages):
+            after = num_stages - 1 - stage
+            for column, count in enumerate(counts):
+                for first in range(stage * counts[0], min(stage * counts[-1], layers - count) + 1):
+                    left = layers - first - count
+                    if is_even and (first, count) != (begins[stage], even[stage]):
+                        continue
+                    if after * counts[0] <= left <= after * counts[-1]:
+                        key = stage, int(like[first, count]), count
+                        place[stage, first, column] = number.setdefault(key, len(number))
+        asked = np.array([*number], dtype=np.int64).reshape(-1, 3)
+        return cls(num_stages=num_stages, layers=layers, counts=counts, asked=asked, place=place)
+
+    @property
+    def even(self) -> Ints:
+        """The ranges (1, S) of the division into equal shares."""
+        return self.ranges_of(np.array([even_layers(self.layers, self.num_stages)]))
+
+    def steps(self, stage: int) -> Iterator[tuple[Rows, Rows, Rows]]:
+        """For each number of blocks the first blocks of a stage, its ranges, and the blocks after
+        them."""
+        for column, count in enumerate(self.counts):
+            place = self.place[stage, :, column]
+            first = np.flatnonzero(place != NONE)
+            yield first, place[first], first + count
+
+    def ranges_of(self, shares: Ints) -> Ints:
+        """The number of each stage's range (D, S), by the blocks of stages (D, S)."""
+        first = np.cumsum(shares, axis=1) - shares
+        column = np.searchsorted(self.counts, shares)
+        return np.asarray(self.place[np.arange(self.num_stages), first, column])
+
+    def every(self) -> Ints | None:
+        """The blocks of stages (D, S) of all divisions; None where there are too many."""
+        if (self.place != NONE).sum() == self.num_stages:
+            return np.array([even_layers(self.layers, self.num_stages)])
+        counts = np.array(self.counts)
+        every = np.zeros((1, 0), dtype=np.int64)
+        for after in reversed(range(self.num_stages)):
+            rows = np.repeat(every, len(counts), axis=0)
+            rows = np.column_stack([rows, np.tile(counts, len(every))])
+            left = self.layers - rows.sum(axis=1)
+            every = rows[(left >= after * counts[0]) & (left <= after * counts[-1])]
+            if len(every) > MOST_DIVISIONS:
+                return None
+        return every
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RangeTimes:
+    """The times of ranges (C, R) for several candidates; infinite ``passed_s`` where one does not
+    fit.
+
+    In one division a pipeline takes at least all passages ``passed_s``, the longest of ``waits_s``
+    for the first of the micro-batches (``searchers.exact.relaxed``), and what the first stage has
+    before its first pass and after its last.
+    """
+
+    divisions: Divisions
+    micro_batches: Ints
+    times: StageTimes
+    fits: Bools
+
+    @property
+    def passed_s(self) -> Floats:
+        """The passage (C, R) of a micro-batch there and back, with its sends; of the first stage
+        also what comes before its first pass and after its last."""
+        times, stage = self.times, self.divisions.asked[:, 0]
+        inside_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
+        sent_s = (stage < self.divisions.num_stages - 1) * times.point_to_point_s
+        beside_s = (stage == 0) * (times.begin_s + times.end_s)
+        return np.where(self.fits, inside_s + sent_s + beside_s, np.inf)
+
+    @property
+    def waits_s(self) -> Floats:
+        """What a pipeline takes beyond the passage (C, R), if it waits at one stage."""
+        times, count = self.times, self.micro_batches[:, None]
+        ahead = np.minimum(count, self.divisions.num_stages - self.divisions.asked[:, 0]) - 1
+        each_s = times.forward_s + times.backward_s
+        return np.maximum((count - 1) * each_s - ahead * times.forward_s, 0.0)
+
+    def chosen(self, rows: Rows | Bools) -> Self:
+        """Some of the candidates."""
+        return type(self)(
+            divisions=self.divisions,
+            micro_batches=self.micro_batches[rows],
+            times=self.times.chosen(rows),
+            fits=self.fits[rows],
+        )
+
+    def seconds_of(self, ranges: Ints) -> Floats:
+        """The seconds (D) of the first candidate's iterations, by the ranges of divisions (D, S);
+        infinite where one does not fit."""
+        own = {name: getattr(self.times, name)[0][ranges] for name in TIMES}
+        seconds = iteration_s(StageTimes(**own), np.full(len(ranges), self.micro_batches[0]))
+        return np.where(self.fits[0][ranges].all(axis=1), seconds, np.inf)
+
+    def even_s(self) -> Floats:
+        """The seconds (C) of all candidates' iterations with equal shares."""
+        ranges = self.divisions.even[0]
+        times = StageTimes(**{name: getattr(self.times, name)[:, ranges] for name in TIMES})
+        seconds = iteration_s(times, self.micro_batches)
+        return np.where(self.fits[:, ranges].all(axis=1), seconds, np.inf)
+
+    def least_s(self, limit_s: float) -> Floats:
+        """Seconds (C) that no division undercuts, up to a limit."""
+        edges = self.edges(limit_s)
+        *_, (passed_s, _) = self.within_by_stage(edges[:, 1:])
+        # A division whose longest wait lies between two edges takes the lower one at least.
+        return np.asarray(np.minimum((edges[:, :-1] + passed_s[..., -1]).min(axis=1), limit_s))
+
+    def edges(self, limit_s: float) -> Floats:
+        """Longest waits (C, T + 1), from the least of any division to the most of one that takes
+        less than a limit."""
+        waits_s, passed_s = self.waits_s, self.passed_s
+        least_s = self.joined_by_stage(np.where(self.fits, waits_s, np.inf), np.maximum)[-1, :, -1]
+        through_s = self.joined_by_stage(passed_s, np.add)[-1, :, -1]
+        most_s = np.where(self.fits, waits_s, 0.0).max(axis=1)
+        can = np.isfinite(least_s)
+        # Where no division fits, none is within any wait.
+        lowest = np.where(can, least_s, 0.0)
+        highest = np.minimum(limit_s - np.where(can, through_s, 0.0), most_s)
+        widths = np.maximum(highest - lowest, 0.0)
+        return np.asarray(lowest[:, None] + widths[:, None] * np.linspace(0.0, 1.0, THRESHOLDS + 1))
+
+    def near_best(self, limit_s: float) -> Ints:
+        """The blocks of stages (D, S) of divisions of the first candidate that are least by their
+        bounds."""
+        stages = [*self.within_by_stage(self.edges(limit_s))]
+        rows = np.flatnonzero(np.isfinite(stages[-1][0][0, :, -1]))
+        left, shares = np.full(len(rows), self.divisions.layers), []
+        for _, which in reversed(stages):
+            shares.append(np.array(self.divisions.counts)[which[0, rows, left]])
+            left = left - shares[-1]
+        return np.unique(np.stack(shares[::-1], axis=1), axis=0)
+
+    def joined_by_stage(self, seconds: Floats, join: np.ufunc) -> Floats:
+        """The least (S + 1, C, F) of ranges' ``seconds`` (C, R), added or compared, over the stages
+        in front of each stage and the blocks in front of each block."""
+        found = np.full(
+            (self.divisions.num_stages + 1, len(seconds), self.divisions.layers + 1), np.inf
+        )
+        found[0, :, 0] = 0.0
+        for stage in range(self.divisions.num_stages):
+            before, further = found[stage], found[stage + 1]
+            for first, ranges, after in self.divisions.steps(stage):
+                both = join(before[:, first], seconds[:, ranges])
+                further[:, after] = np.minimum(further[:, after], both)
+        return found
+
+    def within_by_stage(self, edges: Floats) -> Iterator[tuple[Floats, Ints]]:
+        """For each stage the least passage (C, T, F) of it and those in front, with no wait above
+        ``edges`` (C, T), by the block after it; and its number of blocks, by its place in
+        ``counts``."""
+        passed_s, waits_s = self.passed_s, self.waits_s
+        size = *edges.shape, self.divisions.layers + 1
+        found = np.full(size, np.inf)
+        found[..., 0] = 0.0
+        for stage in range(self.divisions.num_stages):
+            further, which = np.full(size, np.inf), np.zeros(size, dtype=np.int8)
+            for column, (first, ranges, after) in enumerate(self.divisions.steps(stage)):
+                may = waits_s[:, None, ranges] <= edges[..., None] * (1 + 1e-12)
+                both = np.where(may, found[..., first] + passed_s[:, None, ranges], np.inf)
+                which[..., after] = np.where(both < further[..., after], column, which[..., after])
+                further[..., after] = np.minimum(further[..., after], both)
+            yield further, which
+            found = further
