@@ -15,6 +15,7 @@ from experiments.calibration.fit_operators import (
 )
 from experiments.calibration.fits import write_fitted
 from experiments.cli.commandline import DONE, writable
+from mistlab.catalog.completed import restated
 from mistlab.core.values import InputError
 from mistlab.job.job import stated_hardware
 
@@ -34,7 +35,7 @@ def calibrate(options: argparse.Namespace) -> int:
             "(--help lists them)"
         )
         raise InputError(message)
-    hardware = stated_hardware(options.hardware, Path())
+    hardware = restated(stated_hardware(options.hardware, Path()))
     if options.borrow is not None:
         hardware = fits.borrowed(stated_hardware(options.borrow, Path()))(hardware)
     hardware, fitted = fits.applied(steps, hardware)

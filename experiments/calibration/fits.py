@@ -156,6 +156,7 @@ def write_fitted(
 ) -> None:
     """Write the hardware file, and print the report of each fit; ``name`` is what the hardware is
     called in JSON."""
+    hardware = replace(hardware, measured_with=hardware.figures)
     write_yaml(to_mapping(hardware, omit_defaults=True), out)
     if as_json:
         print_json({"hardware": name, **_by_group(fitted), "out": str(out)})

@@ -28,9 +28,8 @@ def profile(options: argparse.Namespace) -> int:
         else:
             print(f"measured: {tables} (--only fit makes the file from it)")
         return DONE
-    profiled, fitted_hardware = (
-        import_module(f"experiments.calibration.{name}") for name in ("profiled", "fitted_hardware")
-    )
+    profiled = import_module("experiments.calibration.profiled")
+    fits = import_module("experiments.calibration.fits")
     request = profiled.Request(
         name=out.stem,
         tables=tables,
@@ -38,7 +37,7 @@ def profile(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     hardware, fitted = profiled.profiled(request, machine)
-    fitted_hardware.write_fitted(hardware, fitted, out, hardware.name, as_json=options.json)
+    fits.write_fitted(hardware, fitted, out, hardware.name, as_json=options.json)
     return DONE
 
 

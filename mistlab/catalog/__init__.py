@@ -51,7 +51,8 @@ def calibrated_names() -> tuple[str, ...]:
 
 
 def with_all_groups(hardware: Hardware) -> Hardware:
-    """The hardware itself, or completed from the nearest of the catalogue's measured ones."""
+    """The hardware with its curves as its figures say, and completed from the nearest of the
+    catalogue's measured ones."""
     return _completed(hardware)
 
 
@@ -82,10 +83,13 @@ def _model(name: str) -> ModelSpec:
 
 @cache
 def _completed(hardware: Hardware) -> Hardware:
+    if is_calibrated(hardware) and hardware.measured_with in (None, hardware.figures):
+        return hardware
+    from mistlab.catalog.completed import completed, restated  # noqa: PLC0415 (seldom needed)
+
+    hardware = restated(hardware)
     if is_calibrated(hardware):
         return hardware
-    from mistlab.catalog.completed import completed  # noqa: PLC0415 (most files have all groups)
-
     calibrated = map(stated_hardware, calibrated_names())
     return completed(hardware, [one for one in calibrated if can_lend(one)])
 

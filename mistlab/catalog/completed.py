@@ -1,7 +1,7 @@
 """Hardware of datasheet figures alone, completed from the calibrated GPU that is nearest to it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import log2, sqrt
 from typing import Any
 
@@ -10,10 +10,12 @@ from mistlab.machine.hardware import (
     EIGHT_BIT,
     LENT,
     Compute,
+    DatasheetFigures,
     GroupTransfers,
     Hardware,
     Line,
     Node,
+    PeakTflops,
     ProvenanceKind,
     Rate,
     Source,
@@ -55,6 +57,58 @@ def completed(hardware: Hardware, calibrated: Sequence[Hardware]) -> Hardware:
         provenance = replace(hardware.provenance, **{group: source})
         hardware = replace(hardware, **{group: value}, provenance=provenance)
     return hardware
+
+
+def restated(hardware: Hardware) -> Hardware:
+    """The hardware with its measured curves scaled to the figures that its file states, where these
+    are no longer those under which the curves were measured."""
+    then, now = hardware.measured_with, hardware.figures
+    if then is None or then == now:
+        return hardware
+    measured, changes = _stating(hardware, then), changed_figures(then, now)
+    words = f"its curves were measured at {', '.join(changes)}: they are scaled to what it states"
+    source = Source(kind="restated", source=words)
+    groups: dict[str, Any] = {}
+    if hardware.compute is not None:
+        groups["compute"] = scaled_compute(hardware.compute, measured, hardware)
+    if hardware.transfers is not None:
+        groups["transfers"] = scaled_transfers(hardware.transfers, measured.node, hardware.node)
+    sources = {name: source for name, value in groups.items() if value != getattr(hardware, name)}
+    provenance = replace(hardware.provenance, **sources)
+    return replace(hardware, **groups, provenance=provenance, measured_with=now)
+
+
+def _stating(hardware: Hardware, figures: DatasheetFigures) -> Hardware:
+    """The hardware with other figures of ``gpu`` and ``node``."""
+    gpu = replace(
+        hardware.gpu,
+        memory_gbytes_per_s=figures.memory_gbytes_per_s,
+        peak_tflops=figures.peak_tflops,
+        board_watts=figures.board_watts,
+    )
+    node = replace(
+        hardware.node,
+        intra_node_gbytes_per_s=figures.intra_node_gbytes_per_s,
+        inter_node_gbytes_per_s=figures.inter_node_gbytes_per_s,
+        host_link_gbytes_per_s=figures.host_link_gbytes_per_s,
+    )
+    return replace(hardware, gpu=gpu, node=node)
+
+
+def changed_figures(then: DatasheetFigures, now: DatasheetFigures) -> list[str]:
+    """The figures that differ, in words, with what they were."""
+    changes = []
+    for one in fields(then):
+        before, after = getattr(then, one.name), getattr(now, one.name)
+        if isinstance(before, PeakTflops):
+            changes += [
+                f"{one.name}.{peak.name} {getattr(before, peak.name) or 0:g}"
+                for peak in fields(before)
+                if getattr(before, peak.name) != getattr(after, peak.name)
+            ]
+        elif before != after:
+            changes.append(f"{one.name} {before or 0:g}")
+    return changes
 
 
 def nearest(

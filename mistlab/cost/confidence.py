@@ -25,7 +25,7 @@ from mistlab import catalog
 from mistlab.core.values import bounded, check_fields, from_mapping
 from mistlab.engines.engine import ENGINES, Engine, Precision
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.hardware import EngineCalibration, MeasuredAt
+from mistlab.machine.hardware import EngineCalibration, Hardware, MeasuredAt
 from mistlab.plan.workload import Workload
 
 Blocks = Literal["dense", "experts", "hybrid", "adapters"]
@@ -245,8 +245,10 @@ class PredictionBounds:
     kind: RunKind
     hidden: int
     sequence_length: int
-    # The GPU whose measured rates stand in for this one's, scaled by the datasheets.
-    lender: str = ""
+    # Why measured rates were scaled: another GPU's, or this one's under other figures.
+    scaled: str = ""
+    # Why an edit of the hardware's figures changes none of its curves.
+    curves_win: str = ""
     # The same plans on the other groups of unlike nodes.
     others: "tuple[PredictionBounds, ...]" = ()
 
@@ -256,20 +258,16 @@ class PredictionBounds:
         """The multiples of a prediction on ``gpus`` GPUs between which 90 % of measurements lie,
         from the MFU that is predicted."""
         found = [one._on(gpus).around(one.kind.way(mfu)) for one in (self, *self.others)]
-        wider = WIDER_WHERE_SCALED if self.lender else 1.0
+        wider = WIDER_WHERE_SCALED if self.scaled else 1.0
         return min(below for below, _ in found) / wider, max(above for _, above in found) * wider
 
     def notes(self, gpus: int) -> tuple[str, ...]:
         """Assumptions of a prediction on ``gpus`` GPUs that were not measured."""
         if not self.others:
-            return (*self._lent(), *self._on(gpus).notes)
+            of_rates = (note for note in (self.scaled, self.curves_win) if note)
+            return (*of_rates, *self._on(gpus).notes)
         own = (note for one in (self, *self.others) for note in one._on(gpus).notes)
         return (*dict.fromkeys(own), UNLIKE)
-
-    def _lent(self) -> tuple[str, ...]:
-        if not self.lender:
-            return ()
-        return (f"nobody measured {self.hardware}: rates of {self.lender}, scaled by datasheets",)
 
     def _on(self, gpus: int) -> "_Sure":
         if gpus not in self._known:
@@ -331,15 +329,38 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
         hardware=cluster.hardware.name,
         calibration=calibrations.get(ENGINES[engine].family),
         kind=_kind_of(workload, cluster, engine),
-        lender=_lender_of(cluster),
+        scaled=_scaled_rates(cluster.hardware),
+        curves_win=_curves_that_win(cluster.hardware),
         hidden=workload.model.hidden,
         sequence_length=workload.sequence_length,
     )
 
 
-def _lender_of(cluster: Cluster) -> str:
-    compute = cluster.hardware.provenance.compute
-    return compute.source if compute is not None and compute.kind == "scaled" else ""
+def _scaled_rates(hardware: Hardware) -> str:
+    """Why rates of a hardware were scaled, in words; empty if none were."""
+    of = hardware.provenance
+    if of.compute is not None and of.compute.kind == "scaled":
+        lender = of.compute.source
+        return f"nobody measured {hardware.name}: rates of {lender}, scaled by datasheets"
+    sources = (one for one in (of.compute, of.transfers) if one is not None)
+    restated = next((one.source for one in sources if one.kind == "restated"), "")
+    return restated and f"{hardware.name}: {restated}"
+
+
+def _curves_that_win(hardware: Hardware) -> str:
+    """Why figures of a hardware change none of its curves, in words; empty if they do."""
+    of = hardware.provenance
+    measured = [
+        name
+        for name, one in (("compute", of.compute), ("transfers", of.transfers))
+        if one is not None and one.kind == "measured"
+    ]
+    if hardware.measured_with is not None or not measured:
+        return ""
+    return (
+        f"{hardware.name}: its curves ({', '.join(measured)}) win over the figures of gpu and "
+        "node: give measured_with, the figures under which they were measured, and edits scale them"
+    )
 
 
 def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 from mistlab.core.units import GBYTES, GIB_BYTES, MIB_BYTES, MICROSECONDS, TFLOP
@@ -291,7 +292,7 @@ class EngineCalibration:
 # Fields have the units of datasheets, as hardware files do. Properties have SI units.
 
 
-ProvenanceKind = Literal["datasheet", "measured", "borrowed", "scaled"]
+ProvenanceKind = Literal["datasheet", "measured", "borrowed", "scaled", "restated"]
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")
 # A node with more GPUs is a rack.
 MOST_IN_BOX = 16
@@ -444,6 +445,24 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DatasheetFigures:
+    """The figures of ``gpu`` and ``node`` under which a file's curves were measured.
+
+    Where the file states another figure now, the curves that depend on it are scaled.
+    """
+
+    memory_gbytes_per_s: float = field(metadata=quantity())
+    peak_tflops: PeakTflops
+    board_watts: float | None = field(default=None, metadata=quantity())
+    intra_node_gbytes_per_s: float = field(metadata=quantity())
+    inter_node_gbytes_per_s: float = field(metadata=quantity())
+    host_link_gbytes_per_s: float = field(metadata=quantity())
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """The source of a group of numbers, and the way in which they were obtained."""
 
@@ -481,6 +500,7 @@ class Hardware:
     description: str = ""
     gpu: Gpu
     node: Node
+    measured_with: DatasheetFigures | None = None
     interference: Interference | None = None
     transfers: Transfers | None = None
     compute: Compute | None = None
@@ -497,6 +517,21 @@ class Hardware:
         if not self.name.strip():
             problem = "is empty: give the hardware a name"
             refuse("name", problem)
+        if self.gpu.cores is None:
+            _check_units(self)
+        _check_curves(self)
+
+    @property
+    def figures(self) -> DatasheetFigures:
+        """The figures of ``gpu`` and ``node`` on which measured curves depend."""
+        return DatasheetFigures(
+            memory_gbytes_per_s=self.gpu.memory_gbytes_per_s,
+            peak_tflops=self.gpu.peak_tflops,
+            board_watts=self.gpu.board_watts,
+            intra_node_gbytes_per_s=self.node.intra_node_gbytes_per_s,
+            inter_node_gbytes_per_s=self.node.inter_node_gbytes_per_s,
+            host_link_gbytes_per_s=self.node.host_link_gbytes_per_s,
+        )
 
 
 def is_calibrated(hardware: Hardware) -> bool:
@@ -511,3 +546,55 @@ def can_lend(hardware: Hardware) -> bool:
     widths = [one.half_width for one in hardware.engines or ()]
     is_near = not widths or min(widths) <= MOST_HALF_WIDTH
     return compute is not None and compute.kind == "measured" and is_near
+
+
+# Figures beyond these are of another unit than their keys name: ranges reach far beyond the GPUs of
+# all datasheets. A part of a CPU that stands in for a GPU has no usual figures.
+_USUAL = {
+    "gpu.memory_gib": (1, 1500, "GiB (81,920 MiB are 80)"),
+    "gpu.memory_gbytes_per_s": (60, 40_000, "GB/s (3.35 TB/s are 3350)"),
+    "gpu.peak_tflops.fp16": (3, 100_000, "TFLOP/s (0.989 PFLOP/s are 989)"),
+    "node.intra_node_gbytes_per_s": (0.5, 5000, "GB/s of one direction (900 both ways are 450)"),
+    "node.host_link_gbytes_per_s": (0.5, 2000, "GB/s of one direction (PCIe 5.0 x16 has 63)"),
+}
+_MOST_NETWORK_OF_GPU = 200
+# Curves above figures by more than rounding contradict them. Products have this side.
+_SLACK, _SIDE = 1.0625, 8192
+_OR_EDITED = "give a lower rate, or measured_with, the figures under which it was measured"
+
+
+def _check_units(hardware: Hardware) -> None:
+    for path, (least, most, words) in _USUAL.items():
+        value: float = attrgetter(path)(hardware)
+        if not least <= value <= most:
+            bound = f"less than {least:g}" if value < least else f"more than {most:g}"
+            refuse(path, f"{value:g} is {bound}, as no GPU has it: give {words}")
+    network, gpus = hardware.node.inter_node_gbytes_per_s, hardware.node.gpus
+    if network > _MOST_NETWORK_OF_GPU * gpus:
+        problem = f"{network:g} is more than any node of {gpus} GPUs has: give GB/s of the node"
+        refuse("node.inter_node_gbytes_per_s", f"{problem} (3200 Gb/s are 400)")
+
+
+def _check_curves(hardware: Hardware) -> None:
+    """Refuse curves that are faster than the figures under which they were measured."""
+    figures, compute = hardware.measured_with or hardware.figures, hardware.compute
+    if compute is not None:
+        rate, flop = compute.rate("matmul"), 2.0 * _SIDE**3
+        seconds = flop * rate.s_per_flop + 6.0 * _SIDE**2 * rate.s_per_byte
+        reached = flop / seconds * compute.sustained / TFLOP
+        peak = max(figures.peak_tflops.fp16, figures.peak_tflops.bf16 or 0.0)
+        if reached > _SLACK * peak:
+            problem = f"matmul reaches {reached:.0f} TFLOP/s, above peak_tflops {peak:g}"
+            refuse("compute.rates", f"{problem}: {_OR_EDITED}")
+    link, host = figures.intra_node_gbytes_per_s, figures.host_link_gbytes_per_s
+    for group in () if hardware.transfers is None else hardware.transfers.groups:
+        inside = group.nodes == 1 and (group.gpus_in_node - 1) / group.gpus_in_node
+        for name, share, most in (
+            *(("all_gather", inside, link), ("reduce_scatter", inside, link)),
+            *(("all_reduce", 2 * inside, link), ("all_to_all", inside, link)),
+            *(("host_to_device", 1.0, host), ("device_to_host", 1.0, host)),
+        ):
+            line: Line | None = getattr(group, name)
+            if line is not None and line.gbytes_per_s * share > _SLACK * most:
+                moved = f"{name} moves {line.gbytes_per_s * share:.0f} GB/s over a link"
+                refuse("transfers.groups", f"{moved}, above the stated {most:g}: {_OR_EDITED}")
