@@ -328,32 +328,22 @@ class LayerTypes:
         """Runs of stages (J) whose blocks take turns; rows of no layers fill them up (R, J)."""
         names = ("first_block", "layers", "has_embedding", "has_head")
         first, layers, begins, ends = (columns[name].astype(np.int64) for name in names)
-        every = begins + layers + ends
-        place = np.arange(every.max())[:, None]
-        block = place - begins
-        kinds = np.array([self.kinds.index(kind) for kind in self.pattern])
-        of_kind = kinds[(first + block) % len(kinds)]
-        types = 1 + of_kind * (1 + len(self.treatments)) + self._ways(columns, layers, block)
-        types = np.where(block < 0, 0, np.where(block < layers, types, len(self.names) - 1))
-        # Layers of one type that follow one another are one run.
-        begin = place < every
-        begin[1:] &= types[1:] != types[:-1]
-        run, stage = np.cumsum(begin, axis=0) - 1, np.arange(len(first))
-        sizes, of_run = np.zeros(types.shape), np.zeros(types.shape, dtype=np.int64)
-        np.add.at(sizes, (run, stage), place < every)
-        of_run[run[begin], np.broadcast_to(stage, run.shape)[begin]] = types[begin]
-        rows = int(run.max()) + 1
-        return sizes[:rows], of_run[:rows]
-
-    def _ways(self, columns: Mapping[str, Floats], layers: Ints, block: Ints) -> Ints:
-        """The number of the treatment of each block (R, J): plain ones come first."""
-        ways = np.zeros(np.broadcast_shapes(block.shape, layers.shape), dtype=np.int64)
-        end = layers
+        place = np.arange((begins + layers + ends).max())[:, None]
+        block, is_layer = place - begins, place < begins + layers + ends
+        ways, end = np.zeros(block.shape, dtype=np.int64), layers
         for way, name in reversed([*enumerate(self.treatments, 1)]):
-            begin = end - columns[TREATMENTS[name].dimension].astype(np.int64)
-            ways[(block >= begin) & (block < end)] = way
-            end = begin
-        return ways
+            start = end - columns[TREATMENTS[name].dimension].astype(np.int64)
+            ways[(block >= start) & (block < end)], end = way, start
+        kinds = np.array([self.kinds.index(kind) for kind in self.pattern])
+        types = 1 + kinds[(first + block) % len(kinds)] * (1 + len(self.treatments)) + ways
+        types = np.where(block < 0, 0, np.where(block < layers, types, len(self.names) - 1))
+        begin = is_layer.copy()
+        begin[1:] &= types[1:] != types[:-1]
+        run, stage = np.cumsum(begin, axis=0) - 1, np.arange(len(first)) + 0 * place
+        sizes, of_run = np.zeros(types.shape), np.zeros(types.shape, dtype=np.int64)
+        np.add.at(sizes, (run, stage), is_layer)
+        of_run[run[begin], stage[begin]] = types[begin]
+        return sizes[: run.max() + 1], of_run[: run.max() + 1]
 
     def of_stages(self, column: Callable[[str], Floats]) -> list[list[int]]:
         """The types of each stage's layers in order, for stages of these columns."""
