@@ -9,10 +9,9 @@ import numpy as np
 
 from mistlab.core.values import check_field, refuse
 from mistlab.cost.confidence import bounds_of, iteration_figures
-from mistlab.cost.kernels import model_flop
-from mistlab.cost.links import groups_of, mean_peak_flop_per_s
+from mistlab.cost.kernels import model_flop, of_ranks
+from mistlab.cost.links import groups_of, mean_peak_flop_per_s, peculiar_s
 from mistlab.cost.order_times import task_models
-from mistlab.cost.stage import of_ranks, peculiar_s
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import ENGINES, Engine, HostTime
 from mistlab.job.prediction import Prediction, StagePrediction

@@ -7,13 +7,13 @@ after the other: a pass that waits for its collectives also waits for the send.
 Axes: C candidates, S distinct strategies, N slots; the four streams first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, Self
 
 import numpy as np
 
-from mistlab.core.arrays import Floats, Rows
+from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, endless
 from mistlab.cost.slot_work import in_slots
 from mistlab.cost.tasks import Kept, TaskSeconds
@@ -82,11 +82,20 @@ class BesideSend:
         most_s = self.sent_s if self.most_sent_s is None else self.most_sent_s
         return self.late_s * _share(send_s, most_s)
 
-    def first_late_s(self, send_s: Floats, slowed: Floats) -> Floats:
+    def late_alone_s(self, send_s: Floats) -> Floats:
+        """Seconds (C) by which sends of ``send_s`` take longer that go on beside nothing else."""
+        return np.asarray(np.minimum(self.late_s, send_s))
+
+    def first_late_s(self, send_s: Floats, slowed: Floats, passes: Ints, apart_s: Floats) -> Floats:
         """Seconds (C) by which the first send takes longer, which surely runs beside the next
-        pass; arithmetic alone makes sends take ``slowed`` (C) times as long."""
-        beside_s = (slowed - 1) * np.minimum(send_s, self.computing_sent_s)
-        return np.maximum(beside_s, self.later_s(send_s))
+        ``passes`` (C), whose inputs come ``apart_s`` (C) one after another; arithmetic alone makes
+        sends take ``slowed`` (C) times as long."""
+        begun = np.clip(send_s / np.where(apart_s > 0, apart_s, np.inf), 1.0, passes)
+        begun = np.where(apart_s > 0, begun, passes)
+        beside_s = (slowed - 1) * np.minimum(send_s, begun * self.computing_sent_s)
+        most_s = self.sent_s if self.most_sent_s is None else self.most_sent_s
+        beside = np.minimum(send_s / np.where(most_s > 0, most_s, np.inf), begun)
+        return np.maximum(beside_s, self.late_s * beside)
 
     @property
     def is_of_box(self) -> bool:
@@ -144,6 +153,15 @@ class BesideSend:
             late_s=late_s,
             most_sent_s=most_s - late_s,
         )
+
+
+def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single: Bools) -> Floats:
+    """Seconds (C) by which sends of ``send_s`` there and back take longer beside passes, or beside
+    turns of stages with a single micro-batch."""
+    turns = [beside[name] for name in TURNS if name in beside]
+    alone_s = sum((one.late_alone_s(send_s) for one in turns), np.zeros_like(send_s))
+    later_s = sum((beside[phase].later_s(send_s) for phase in STEADY), np.zeros_like(send_s))
+    return np.where(are_single, np.minimum(alone_s, later_s), later_s)
 
 
 def _share(send_s: Floats, sent_s: Floats) -> Floats:

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from mistlab.core.arrays import Column, Floats
 from mistlab.engines.adapters import BASE_BYTES, Train
 from mistlab.engines.engine import BATCHED_PRODUCTS, PLAIN, Engine, HostTime, KernelRule, Precision
 from mistlab.graph.compiled import Compiled, compile_sums, kept
@@ -253,3 +254,15 @@ def _flop(graph: StoredGraph, columns: tuple[str, ...], train: Train) -> Compile
         for name, layer in graphs_of(graph.counts, ()).items()
     }
     return compile_sums(flop, columns=columns)
+
+
+def of_ranks(host: HostTime, ranks: Column, way: Column) -> tuple[Floats, Floats]:
+    """The host's seconds (C) for a block's forward pass, and for its backward pass, on one of so
+    many context-parallel ranks (C), which exchange keys in some ``way`` (C)."""
+    forward, backward = np.full(len(ranks), host.forward_s), np.full(len(ranks), host.backward_s)
+    for number, launches in LAUNCHES.items():
+        rows = (ranks > 1) & (way == number)
+        further = ranks[rows] - 1
+        forward[rows] += host.launch_s * launches.forward.beside(further)
+        backward[rows] += host.launch_s * launches.backward.beside(further)
+    return forward, backward

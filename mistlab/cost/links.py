@@ -562,3 +562,11 @@ def exchanged_s(
         return seconds
 
     return seconds_of
+
+
+def peculiar_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> Floats:
+    """Seconds (C) that a block's two passes are issued later by a cluster's profile."""
+    ranks = np.asarray(ranks_of("tensor", value))
+    if cluster.profile is None or cluster.nodes == 1:
+        return np.zeros(len(ranks))
+    return cluster.profile.block_s(ranks, in_pipeline=num_gpus(value) < cluster.num_gpus)

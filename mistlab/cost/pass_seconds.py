@@ -259,10 +259,15 @@ class PassSlots:
         return np.asarray(found)
 
     def arithmetic(self) -> Floats:
-        """Seconds (2, K', S) of arithmetic alone, of both steady passes and of the step."""
+        """Seconds (4, K', S) of arithmetic alone, of both steady passes and of the step; and of
+        what a forward and a backward pass compute, with the collectives that layers wait for."""
         seconds, here = self._seconds, self._kinds[self.is_inside, HERE]
         passes_s = seconds.alone("F", "") + seconds.alone("B", "")
-        return np.stack([passes_s[here], seconds.alone("S", "")[here]])
+        computed_s = [
+            (seconds.alone(kind, "") + seconds.tensor_s[phase])[here]
+            for kind, phase in (("F", "forward"), ("B", "backward"))
+        ]
+        return np.stack([passes_s[here], seconds.alone("S", "")[here], *computed_s])
 
     def of_steps(self) -> Floats:
         """The parts of ``FirstPass`` (parts, K', S), to be summed; no parts if nothing of the steps
@@ -297,7 +302,8 @@ class PassSlots:
         if not self.has_turns:
             return of_passes, ()
         turns = np.concatenate([self._turns_s[None], turns])
-        turns *= beside_sends(self._seconds, self._alone[:, turning])
+        # A send that nothing follows is late by turns of any kind.
+        turns[:-1] *= beside_sends(self._seconds, self._alone[:, turning])
         return of_passes, np.split(turns, [np.count_nonzero(self.is_below)], axis=1)
 
     def _tasks(self, rows: Rows) -> tuple[Floats, Floats]:
@@ -360,7 +366,8 @@ class PassSeconds:
     and shared turns; it is empty if no stage sends beside its passes.
 
     ``computing`` and ``step_computing`` are the times of arithmetic alone, in steady passes and in
-    the step.
+    the step; ``computed_forward`` and ``computed_backward`` those of steady passes with the
+    collectives that layers wait for.
     """
 
     inside: Mapping[Phase, Floats]
@@ -375,6 +382,8 @@ class PassSeconds:
     beside_sends: Mapping[Pass, BesideSend]
     computing: Floats
     step_computing: Floats
+    computed_forward: Floats
+    computed_backward: Floats
 
     @property
     def after_last_s(self) -> Floats:
@@ -397,31 +406,45 @@ _ONCE = (
     *("last_computed", "opening", "first_opening", "last_closing"),
     *("turn_at_first_layer", "turn_at_last_layer"),
 )
-_ALONE = "computing", "step_computing"
+_ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassSums:
     """Sums (L, C) of the lengths of slots of which ``PassSeconds`` are made, in the order of
-    ``pass_sums``. Either none or all ``steps`` of the first pass are among them."""
+    ``pass_sums``. Either none or all ``steps`` of the first pass are among them.
+
+    ``queued`` (2, C) are seconds of last backward passes whose reductions queue, until all layers
+    have computed and until all but the last layer's gradients are reduced; zero for others.
+    """
 
     values: Floats
     steps: bool
+    queued: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
         """The sums of the candidates in these rows."""
-        return PassSums(self.values.take(rows, axis=1), self.steps)
+        queued = None if self.queued is None else self.queued.take(rows, axis=1)
+        return PassSums(self.values.take(rows, axis=1), self.steps, queued)
 
     def passes(self) -> PassSeconds:
         """The times of passes."""
         sums = iter(self.values)
         opening, first_opening, last_closing, at_first_layer, at_last_layer = islice(sums, 5)
         last_computed, computing, step_computing = islice(sums, 3)
+        computed_forward, computed_backward = islice(sums, 2)
         through_backward_s = next(sums)
         inside_s = dict(zip(PHASES, islice(sums, len(PHASES)), strict=True))
         # Without offloading there is nothing of the first pass to sum.
         first = FirstPass(*(islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))))
         inside_s["first_forward"] = inside_s["first_forward"] - first.unawaited
+        if self.queued is not None:
+            last_computed, inside_s["last_backward"] = (
+                np.where(queued_s > 0, queued_s, of_slots)
+                for queued_s, of_slots in zip(
+                    self.queued, (last_computed, inside_s["last_backward"]), strict=True
+                )
+            )
         return PassSeconds(
             inside=inside_s,
             first=first,
@@ -435,6 +458,8 @@ class PassSums:
             beside_sends=_beside_sends(inside_s, [*sums]),
             computing=computing,
             step_computing=step_computing,
+            computed_forward=computed_forward,
+            computed_backward=computed_backward,
         )
 
 

@@ -311,6 +311,26 @@ def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
     return found
 
 
+def link_behind(
+    tasks: Iterable[tuple[Floats, Floats]], computing: Floats, linking: Floats
+) -> Floats:
+    """Seconds (2, C) until the last of some tasks is computed, and until the link is done with what
+    all but the last one leave to it.
+
+    ``tasks`` are computed one after another, each for so many seconds (C) alone, and then the link
+    works for so many. Beside one another both take ``computing`` and ``linking`` (C) times as long.
+    """
+    elapsed = np.zeros_like(computing)
+    left, after = np.zeros_like(computing), np.zeros_like(computing)
+    for compute, link in tasks:
+        left = left + np.where(compute > 0, after, 0.0)
+        beside = np.minimum(compute * computing, left * linking)
+        elapsed += beside + np.maximum(compute - beside / computing, 0.0)
+        left = np.maximum(left - beside / linking, 0.0)
+        after = np.where(compute > 0, link, after)
+    return np.stack([elapsed, elapsed + left])
+
+
 def sets_of(busy: Bools) -> NDArray[np.uint8]:
     """The set of busy streams of each case, a bit for each stream, from a mask (4, C)."""
     return np.asarray(np.bitwise_or.reduce(busy * _BIT_OF_STREAM, axis=0))

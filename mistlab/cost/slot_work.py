@@ -3,7 +3,7 @@
 Axes: R runs, J stages, P points, K kinds of slots.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,11 +18,13 @@ from mistlab.cost.side_by_side import (
     ends_of_several,
     ends_of_streams,
     link_after,
+    link_behind,
     sets_of,
     until,
 )
-from mistlab.cost.tasks import TaskSeconds
+from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.plan.dimensions import OFFLOADS
 from mistlab.schedule.slots import (
     KINDS,
     PHASES,
@@ -530,3 +532,45 @@ def are_shared(seconds: TaskSeconds) -> Bools:
     reduces, leave = seconds.zero >= SHARDED_GRADIENTS, columns["offload_gradients"] > 0
     # Where layers are fetched further ahead, or nothing runs side by side, turns are played apart.
     return np.asarray((reduces != leave) & ~fetches & (seconds.model.template.depth == 1))
+
+
+# How long the last backward pass takes where reductions of unlike blocks queue.
+#
+# Gradients that are reduced in place keep no layer waiting. If a block takes longer to reduce than
+# the next one to compute, the reduction goes on beside further blocks, and slows them. Where blocks
+# are alike, slots are as long: all of them are slowed, or each reduction ends in its slot.
+#
+# Axes: C candidates, J sets of layers, R layers of the longest set.
+
+
+def queued_reductions(
+    seconds: TaskSeconds,
+    runs: tuple[Floats, Ints],
+    strategy: Rows,
+    stage: Rows,
+    kept: Kept,
+) -> Floats:
+    """Seconds (2, C) of last backward passes of strategies and sets of layers by number (C): until
+    all layers have computed, and until all but the last one are reduced. Zero for strategies that
+    copy, or whose layers wait for reductions; ``runs`` are one layer each (R, J)."""
+    columns = seconds.columns
+    copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])
+    queues = (seconds.zero < SHARDED_GRADIENTS) & ~copies
+    rows = np.flatnonzero(queues[strategy])
+    found = np.zeros((2, len(strategy)))
+    if not len(rows):
+        return found
+    strategy, stage, (sizes, types) = strategy[rows], stage[rows], runs
+    computed_s = seconds.alone("B", "") + seconds.tensor_s["backward"]
+    reduced_s = seconds.alone("R", "")
+
+    def of_layers_s() -> Iterator[tuple[Floats, Floats]]:
+        for size, of_type in zip(sizes[::-1], types[::-1], strict=True):
+            kinds, has = (of_type[stage], strategy), size[stage]
+            yield computed_s[kinds] * has, reduced_s[kinds] * has
+
+    slowed = seconds.slowed_by(kept).chosen(strategy)
+    both = np.full(len(rows), (1 << COMPUTE) + LINK_BIT, dtype=np.uint8)
+    computing, reducing = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
+    found[:, rows] = link_behind(of_layers_s(), computing, reducing)
+    return found

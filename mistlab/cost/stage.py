@@ -3,19 +3,26 @@
 Axes: C candidates.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mistlab.core.arrays import Bools, Column, Floats, Ints, Rows
+from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.columns import ColumnSet
 from mistlab.core.distinct import Distinct, distinct_rows
-from mistlab.cost.beside_sends import STEADY, TURNS, Pass, sends_beside_arithmetic
+from mistlab.cost.beside_sends import (
+    STEADY,
+    TURNS,
+    Pass,
+    sends_beside_arithmetic,
+    sends_later_s,
+)
 from mistlab.cost.chains import ISSUED
+from mistlab.cost.kernels import of_ranks
+from mistlab.cost.links import peculiar_s
 from mistlab.cost.pass_seconds import (
     PassSeconds,
     PassSums,
@@ -29,6 +36,7 @@ from mistlab.cost.slot_work import (
     FEW_ROWS,
     ROWS_AT_ONCE,
     Lengths,
+    queued_reductions,
     slot_counts,
     summed_slots,
     within_round_s,
@@ -37,9 +45,8 @@ from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns, weigh
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus, ranks_of
+from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
 from mistlab.schedule import placement
-from mistlab.schedule.context_ways import LAUNCHES
 from mistlab.schedule.slots import IN_TURN, Phase
 from mistlab.stages.stage_batch import StageBatch, StageSeconds
 
@@ -137,26 +144,34 @@ def held_by_host(
 def with_host(
     passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
-    """The times of passes that take at least as long as their host, on a cluster that may have a
-    profile; ``ends`` are the candidates alone.
+    """The times of passes whose layers take at least as long as their host, on a cluster that may
+    have a profile; ``ends`` are the candidates alone.
 
-    Where weights are gathered or gradients reduced beside the passes of layers, a layer's slot
-    lasts for the longer of both. Only the layer beside which nothing is gathered or reduced waits
-    for its host in any case.
+    The host's time is shared among layers by what they compute. Where weights are gathered or
+    gradients reduced beside the passes of layers, a layer's slot lasts for the longer of both. Only
+    the layer beside which nothing is gathered or reduced waits for its host in any case.
     """
     (batch,) = ends
     inside = dict(passes.inside)
     slots = np.maximum(batch.layers + batch.has_embedding + batch.has_head, 1)
-    forward, backward = inside["forward"], inside["backward"]
-    both = forward + backward
-    longer = np.maximum(both, issued_s(host, batch, cluster)) / np.where(both > 0, both, 1.0)
-    inside["forward"], inside["backward"] = forward * longer, backward * longer
+    computed_s: Mapping[Phase, Floats] = {
+        "forward": passes.computed_forward,
+        "backward": passes.computed_backward,
+    }
+    both_s = passes.computed_forward + passes.computed_backward
+    pace = np.maximum(issued_s(host, batch, cluster) / np.where(both_s > 0, both_s, np.inf), 1.0)
+    held_s = {phase: np.maximum(inside[phase], pace * computed_s[phase]) for phase in computed_s}
+    phase: Phase
     once: Phase
-    for once, usual in (("first_forward", forward), ("last_backward", backward)):
-        beside_nothing = inside[once] + (longer - 1) * usual / slots
-        inside[once] = np.maximum(beside_nothing, longer * usual)
+    for once, phase in (("first_forward", "forward"), ("last_backward", "backward")):
+        beside_nothing = inside[once] + (pace - 1) * computed_s[phase] / slots
+        inside[once] = np.maximum(beside_nothing, held_s[phase])
+    through = {
+        phase: np.maximum(own_s, pace * computed_s[phase])
+        for phase, own_s in passes.through.items()
+    }
+    inside |= held_s
     last_computed = np.maximum(passes.last_computed, inside["backward"])
-    through = {phase: longer * seconds for phase, seconds in passes.through.items()}
     return replace(passes, inside=inside, through=through, last_computed=last_computed)
 
 
@@ -210,18 +225,6 @@ def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Floats:
     return np.asarray(forward + backward + peculiar_s(batch.value, cluster) * batch.layers)
 
 
-def of_ranks(host: HostTime, ranks: Column, way: Column) -> tuple[Floats, Floats]:
-    """The host's seconds (C) for a block's forward pass, and for its backward pass, on one of so
-    many context-parallel ranks (C), which exchange keys in some ``way`` (C)."""
-    forward, backward = np.full(len(ranks), host.forward_s), np.full(len(ranks), host.backward_s)
-    for number, launches in LAUNCHES.items():
-        rows = (ranks > 1) & (way == number)
-        further = ranks[rows] - 1
-        forward[rows] += host.launch_s * launches.forward.beside(further)
-        backward[rows] += host.launch_s * launches.backward.beside(further)
-    return forward, backward
-
-
 def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
     """The host's seconds (C) for a forward pass, and those for a backward pass; recomputed blocks
     run twice. A cluster's profile is left out."""
@@ -231,14 +234,6 @@ def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
     forward_s, backward_s = of_ranks(host, ranks, way)
     forward = forward_s * batch.layers + ends
     return np.asarray(forward), np.asarray(backward_s * batch.layers + forward_s * again + ends)
-
-
-def peculiar_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> Floats:
-    """Seconds (C) that a block's two passes are issued later by a cluster's profile."""
-    ranks = np.asarray(ranks_of("tensor", value))
-    if cluster.profile is None or cluster.nodes == 1:
-        return np.zeros(len(ranks))
-    return cluster.profile.block_s(ranks, in_pipeline=num_gpus(value) < cluster.num_gpus)
 
 
 # The times of stages, for columns of candidates, by summing the slots of a schedule.
@@ -431,7 +426,17 @@ class StageSlots:
 
     def sums(self, *, sends: bool, kept: Kept = "own") -> PassSums:
         """The sums of passes, which may be beside ``sends``."""
-        return pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
+        sums = pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
+        return replace(sums, queued=self.queued_reductions(kept))
+
+    def queued_reductions(self, kept: Kept) -> Floats | None:
+        """Seconds (2, C) of last backward passes whose reductions queue; None if all blocks are
+        alike."""
+        types, template = self.tasks.types, self.tasks.template
+        if len(types.kinds) == 1 or template.depth != 1:
+            return None
+        runs = types.runs(dict(zip(types.columns, self.stages.columns, strict=True)))
+        return queued_reductions(self.seconds, runs, self.strategies.index, self.stages.index, kept)
 
     def longest_beside_sends(self) -> Mapping[Pass, Floats]:
         """Seconds (C) of steady passes that no lesser work exceeds, beside sends without an end."""
@@ -568,8 +573,10 @@ def _beside_sends(
             for more_s in (within_s, ends_s)
         )
     rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
-    later_s = forward.later_s(sent) + backward.later_s(sent)
-    first_late_s = np.maximum(forward.first_late_s(sent, outside.send_slowed) - later_s / 2, 0.0)
+    later_s = sends_later_s(passes.beside_sends, sent, in_flight == 1)
+    ahead = np.maximum(in_flight - 1, 1)
+    first_late_s = forward.first_late_s(sent, outside.send_slowed, ahead, received)
+    first_late_s = np.maximum(first_late_s - later_s / 2, 0.0)
     in_round_s = within_round_s(sent, outside.together_slowed, in_flight)
     shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
     return {

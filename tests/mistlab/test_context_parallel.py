@@ -8,8 +8,8 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
+from mistlab.cost.kernels import of_ranks
 from mistlab.cost.layers import LayerModel, work_of
-from mistlab.cost.stage import of_ranks
 from mistlab.engines.engine import ENGINES, HostTime
 from mistlab.export.given import Given
 from mistlab.export.nearest import nearest

@@ -69,6 +69,73 @@ def test_both_ends_of_a_tied_table_are_in_one_exchange() -> None:
     assert abs(difference(workload, cluster, plan)) < 0.02
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_reductions_of_unlike_blocks_go_on_beside_the_next_blocks(micro_batches: int) -> None:
+    """Experts take longer to reduce than the block in front of them takes to compute."""
+    cluster = replace(H100, nodes=4, hardware=catalog.hardware("b200-180gb"))
+    model = catalog.model("nemotron-3-nano")
+    workload = replace(SMALL, model=model, sequence_length=1024, global_batch=8 * micro_batches)
+    layers = (7, 7, 7, 7, 6, 6, 6, 6)
+    stages = tuple(
+        StagePlan(
+            layers=own,
+            data_parallel=4,
+            tensor_parallel=1,
+            micro_batch=2,
+            zero=1,
+            checkpointed_layers=own,
+        )
+        for own in layers
+    )
+    plan = Plan(engine="zero-bubble", micro_batches=micro_batches, stages=stages)
+    assert abs(difference(workload, cluster, plan)) < 0.015
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_each_pass_waits_for_its_host_beside_long_reductions(zero: int) -> None:
+    """A backward pass that lasts for its reductions lets no host get ahead of the next forward."""
+    workload = replace(SMALL, sequence_length=1024, global_batch=8)
+    cluster = replace(H100, gpus_per_node=4, intra_node_gbytes_per_s=16.0)
+    stage = StagePlan(
+        layers=12,
+        data_parallel=2,
+        tensor_parallel=1,
+        micro_batch=2,
+        zero=zero,
+        checkpointed_layers=10,
+    )
+    plan = Plan(engine="megatron-fsdp", micro_batches=2, stages=(stage,) * 2)
+    assert abs(difference(workload, cluster, plan)) < 0.02
+
+
+def on_slow_network(stages: int, micro_batches: int, gbytes: float) -> tuple[Cluster, Plan]:
+    """Stages that gather weights for each pass, on two nodes."""
+    cluster = replace(H100, nodes=2, intra_node_gbytes_per_s=32.0, inter_node_gbytes_per_s=gbytes)
+    stage = StagePlan(
+        layers=24 // stages,
+        data_parallel=16 // stages,
+        tensor_parallel=1,
+        micro_batch=2,
+        zero=3,
+    )
+    plan = Plan(engine="megatron-fsdp", micro_batches=micro_batches, stages=(stage,) * stages)
+    return cluster, plan
+
+
+def test_the_first_send_is_beside_all_passes_that_run_ahead() -> None:
+    """The second of four stages gathers weights for two more passes meanwhile."""
+    cluster, plan = on_slow_network(stages=4, micro_batches=4, gbytes=2.0)
+    workload = replace(SMALL, sequence_length=1024, global_batch=32)
+    assert abs(difference(workload, cluster, plan)) < 0.01
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_no_pass_is_beside_the_sends_of_a_single_micro_batch(stages: int) -> None:
+    cluster, plan = on_slow_network(stages, micro_batches=1, gbytes=1.0)
+    workload = replace(SMALL, sequence_length=2048, global_batch=32 // stages)
+    assert abs(difference(workload, cluster, plan)) < 0.02
+
+
 V_PLANS = {
     # Stages of two neighbours send to a node at one time.
     "two stages a node": ("gpt3-2.7b", "a100-40gb", 4, 8, "zb-v", 8, 16, 4, 0),
