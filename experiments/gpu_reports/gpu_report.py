@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments.calibration.noted_machine import noted_machine
 from experiments.cli.commandline import DONE, NO_ANSWER, check_torch, print_json, progress, writable
 from experiments.gpu_reports.report_checks import checks_of, machine_of
-from experiments.gpu_reports.report_figures import Figures, figures_of, is_profiled
+from experiments.gpu_reports.report_page import Figures, figures_of, is_profiled
 from experiments.gpu_reports.report_plans import PLANS, ReportPlan
 from experiments.gpu_reports.report_rows import steps_of
 from experiments.gpu_reports.report_time import REFERENCE, Estimate, estimates, total_s

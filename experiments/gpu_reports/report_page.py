@@ -1,12 +1,30 @@
 """The report on one GPU as a page and as pictures."""
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.gpu_reports.report_checks import LOSS_TOLERANCE, Checks, Difference
-from experiments.gpu_reports.report_rows import ERRORS, TIMED, WARM_UPS, ReportRow, summary_of
+from experiments.calibration.noted_machine import noted_machine
+from experiments.calibration.published import END_TO_END, PRECISION
+from experiments.cli.commandline import progress
+from experiments.gpu_reports.report_checks import LOSS_TOLERANCE, Checks, Difference, checks_of
+from experiments.gpu_reports.report_plans import ReportPlan
+from experiments.gpu_reports.report_rows import (
+    ERRORS,
+    TIMED,
+    WARM_UPS,
+    ReportRow,
+    row_of,
+    summary_of,
+    table_row,
+)
 from experiments.pages.tables import narrow
+from experiments.training.plan_runs import Said
+from experiments.training.run_results import prediction_of
+from mistlab.core.files import naming, read_yaml, write_yaml
 from mistlab.core.units import GIB_BYTES
+from mistlab.core.values import from_mapping, to_mapping
 from mistlab.machine.hardware import Hardware
 
 HEAD = (
@@ -126,3 +144,131 @@ def _cells(row: ReportRow) -> list[str]:
         cells += [f"{row[f'{one}_{name}'] / unit:.3f}" for one in ("measured", "predicted")]
         cells.append(f"{row[error]:+.1%}")
     return cells
+
+
+# Turns a report's folder into results: fits, predicts, compares, and writes the page.
+#
+# It needs no GPU and no torch, so a folder that was filled on a machine without SciPy or
+# matplotlib can be evaluated on another one. Missing parts are left out and named.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Rows of whole plans and of single stages beside predictions, if the machine is profiled, and
+    what runs say by themselves; ``left_out`` is what this machine could not make."""
+
+    hardware: Hardware | None
+    rows: Sequence[ReportRow]
+    of_stages: Sequence[ReportRow]
+    checks: Checks
+    left_out: Sequence[str]
+
+    @property
+    def summary(self) -> ReportRow:
+        """All of it as JSON values."""
+        alone = {**summary_of(self.of_stages), "rows": [*self.of_stages]}
+        return {
+            **summary_of(self.rows),
+            **to_mapping(self.checks),
+            "rows": [*self.rows],
+            "stages": alone,
+            "left_out": [*self.left_out],
+        }
+
+
+def figures_of(folder: Path, plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> Figures:
+    """Fit what can be fitted, and write page and pictures."""
+    left_out: list[str] = []
+    hardware = _hardware(folder, plans, said, left_out)
+    rows: list[ReportRow] = []
+    of_stages: list[ReportRow] = []
+    if hardware is not None:
+        compared = [plan for plan in plans if plan.is_compared]
+        rows = _rows([plan for plan in compared if plan.stage is None], hardware, said)
+        of_stages = _rows([plan for plan in compared if plan.stage is not None], hardware, said)
+    figures = Figures(
+        hardware=hardware,
+        rows=rows,
+        of_stages=of_stages,
+        checks=checks_of(plans, said),
+        left_out=left_out,
+    )
+    try:
+        draw(rows, folder)
+    except ModuleNotFoundError as error:
+        left_out.append(f"pictures: {error.name} is not installed")
+    page = page_of(rows, of_stages, figures.checks, hardware, left_out)
+    with naming(folder / "README.md"):
+        (folder / "README.md").write_text(page, encoding="utf-8")
+    for one in left_out:
+        progress(f"left out: {one}")
+    return figures
+
+
+def _hardware(
+    folder: Path, plans: Sequence[ReportPlan], said: Mapping[str, Said], left_out: list[str]
+) -> Hardware | None:
+    """The profile with what the fitted runs say; the profile itself until all of them ran."""
+    try:
+        profile = _profile(folder)
+        if profile is None:
+            left_out.append("predictions: the machine is not profiled yet")
+            return None
+        return _calibrated(folder, [plan for plan in plans if plan.is_fitted], profile, said)
+    except ModuleNotFoundError as error:
+        left_out.append(f"predictions: {error.name} is not installed")
+        return None
+
+
+def _profile(folder: Path) -> Hardware | None:
+    """The profile, fitted to the tables as soon as they are whole."""
+    path, tables = folder / "profile.yaml", folder / "tables"
+    if not path.exists():
+        if not is_profiled(folder):
+            return None
+        from experiments.calibration.profiled import Request, profiled  # noqa: PLC0415 (needs SciPy)
+
+        request = Request(name=path.stem, tables=tables, datasheet=None, seed=0)
+        hardware, _ = profiled(request, noted_machine(tables))
+        write_yaml(to_mapping(hardware, omit_defaults=True), path)
+    return from_mapping(Hardware, read_yaml(path))
+
+
+def is_profiled(folder: Path) -> bool:
+    """Whether the machine was measured to the end."""
+    tables = folder / "tables"
+    has_tables = (tables / "machine.yaml").exists() and noted_machine(tables).is_measured
+    return has_tables or (folder / "profile.yaml").exists()
+
+
+def _calibrated(
+    folder: Path, plans: Sequence[ReportPlan], profile: Hardware, said: Mapping[str, Said]
+) -> Hardware:
+    if any(plan.name not in said for plan in plans):
+        return profile
+    from experiments.calibration.fit_runs import FEWEST_RUNS, whole_runs  # noqa: PLC0415 (needs SciPy)
+
+    path = folder / "runs.csv"
+    ran = [plan for plan in plans if "error" not in said[plan.name]]
+    if len(ran) < FEWEST_RUNS:
+        progress(f"{len(ran)} of the plans to fit ran: predictions are the profile's alone")
+        return profile
+    with naming(path), path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, (*END_TO_END, PRECISION), lineterminator="\n")
+        writer.writeheader()
+        for plan, measured in zip(ran, _rows(ran, profile, said), strict=True):
+            writer.writerow(table_row(plan.job(profile), measured, plan.model))
+    hardware, _ = whole_runs(path)(profile)
+    write_yaml(to_mapping(hardware, omit_defaults=True), folder / "hardware.yaml")
+    return hardware
+
+
+def _rows(
+    plans: Sequence[ReportPlan], hardware: Hardware, said: Mapping[str, Said]
+) -> list[ReportRow]:
+    """The rows of plans that ran."""
+    return [
+        row_of(plan, prediction_of(plan.job(hardware), plan.stage), said[plan.name])
+        for plan in plans
+        if plan.name in said
+    ]

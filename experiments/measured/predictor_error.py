@@ -1,11 +1,15 @@
 """Measured runs beside their predictions: a row for each run's time and each stage's memory."""
 
 import argparse
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
 
 from experiments.calibration.published import (
     PublishedRun,
@@ -16,19 +20,20 @@ from experiments.calibration.published import (
 )
 from experiments.calibration.whole_runs import (
     figures_of,
+    fit_allocator,
     fit_sustained,
     is_said_to_fit,
     predicted_s,
 )
 from experiments.cli.command import FOLDS
 from experiments.interchange.launched_runs import launched_runs
-from experiments.measured.error_summary import memory_summary, summary_of
-from experiments.measured.error_words import words_of
 from experiments.pages.charts import Drawn
 from experiments.pages.groups import grouped
 from experiments.pages.study import Report, Study, beside
+from experiments.pages.tables import gib, number, table, table_of
 from experiments.prediction import plots
 from mistlab import catalog
+from mistlab.calibration.fitted_sureness import misses
 from mistlab.cost.confidence import bounds_of
 from mistlab.cost.kernels import model_flop
 from mistlab.cost.memory import reserved_bytes
@@ -212,3 +217,234 @@ def _memory(one: PublishedRun) -> Iterator[dict[str, Any]]:
             "measured_reserved_bytes": held,
             "reserved_error": float(reserved[stage]) / held - 1,
         }
+
+
+# Errors of predictions, summed up for each set of measured runs.
+
+
+# Two runs that differ by less than this can be in either order.
+TELLING = 0.03
+
+
+def summary_of(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The errors of a set's runs in a few figures."""
+    errors = np.array([row["error"] for row in rows])
+    unseen = [row for row in rows if not row["fitted"] or row["error_left_out"] is not None]
+    of_unseen = np.array(
+        [row["error"] if row["error_left_out"] is None else row["error_left_out"] for row in unseen]
+    )
+    inside = misses(of_unseen) <= np.array([row["half_width"] for row in unseen])
+    ranks, best, disordered = _order(rows)
+    return {
+        "set": name,
+        "runs": len(rows),
+        "runs_said_not_to_fit": sum(not row["fits"] for row in rows),
+        "mean_error": float(np.abs(errors).mean()),
+        "median_error": float(np.median(np.abs(errors))),
+        "bias": float(errors.mean()),
+        "mean_error_after_removing_the_mean": float(np.abs(errors - errors.mean()).mean()),
+        "runs_not_fitted": len(unseen),
+        "mean_error_of_runs_not_fitted": float(np.abs(of_unseen).mean()) if unseen else None,
+        "median_error_of_runs_not_fitted": float(np.median(np.abs(of_unseen))) if unseen else None,
+        "inside_bounds": float(np.mean(inside)) if unseen else None,
+        "median_half_width": float(np.median([r["half_width"] for r in unseen]))
+        if unseen
+        else None,
+        "workloads": len(ranks),
+        "median_rank_correlation": float(np.median(ranks)) if ranks else None,
+        "median_predicted_best_over_measured_best": float(np.median(best)) if best else None,
+        "worst_predicted_best_over_measured_best": max(best) if best else None,
+        "predicted_best_within_5_percent": float(np.mean(np.array(best) <= 0.05)) if best else None,
+        "telling_pairs_in_wrong_order": disordered,
+        **_events_summary(rows),
+    }
+
+
+def _events_summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    played = [row for row in rows if "events_error" in row]
+    if not played:
+        return {}
+    errors = np.array([row["events_error"] for row in played])
+    inside = misses(errors) <= np.array([row["half_width"] for row in played])
+    return {
+        "runs_played": len(played),
+        "mean_events_error": float(np.abs(errors).mean()),
+        "events_inside_bounds": float(np.mean(inside)),
+    }
+
+
+def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], int]:
+    """Of each workload with several runs: rank correlation, how much the run that is predicted
+    fastest takes beyond the fastest, and pairs that differ tellingly and are in the wrong order."""
+    ranks, best, disordered = [], [], 0
+    for alike in grouped(rows, lambda row: row["workload"]).values():
+        predicted, measured = (
+            np.array([row[key] for row in alike]) for key in ("predicted_s", "measured_s")
+        )
+        if len(alike) > 1:
+            best.append(float(measured[np.argmin(predicted)] / measured.min() - 1))
+            longer = np.log(measured[:, None] / measured[None, :])
+            predicted_longer = np.log(predicted[:, None] / predicted[None, :])
+            telling = longer > math.log(1 + TELLING)
+            disordered += int((telling & (predicted_longer <= 0)).sum())
+        if len(alike) > 3:
+            ranks.append(float(spearmanr(predicted, measured).statistic))
+    return ranks, best, disordered
+
+
+def memory_summary(
+    rows: Sequence[dict[str, Any]], runs: Sequence[PublishedRun]
+) -> dict[str, Any] | None:
+    """The errors of all stages' memory in a few figures; none where no run has peaks."""
+    if not rows:
+        return None
+    with_peaks = [one for one in runs if one.reserved_bytes and one.plan is not None]
+    left_out = fit_allocator(with_peaks)[1] if len(with_peaks) > 1 else None
+    allocated = np.array([row["error"] for row in rows])
+    reserved = np.array([row["reserved_error"] for row in rows])
+    return {
+        "stages": len(rows),
+        "mean_error": float(np.abs(allocated).mean()),
+        "worst_error": float(allocated[np.argmax(np.abs(allocated))]),
+        "mean_reserved_error": float(np.abs(reserved).mean()),
+        "worst_reserved_error": float(reserved[np.argmax(np.abs(reserved))]),
+        "mean_reserved_error_left_out": None
+        if left_out is None
+        else float(np.abs(left_out).mean()),
+    }
+
+
+# Errors of predictions as a table and sentences.
+
+
+INTRODUCTION = (
+    "An error is predicted over measured, less one. Mean and median are of absolute errors; *mean "
+    "removed* is the mean absolute error once the mean error of the set is subtracted, as some of "
+    "the literature reports. *Left out* are errors of runs that the calibration did not see, or "
+    "that were left out of its fit, one at a time or in whole groups; then the share of these runs "
+    "inside the predicted bounds, and half the width of the bounds."
+)
+PLAYED = (
+    " *Played* is the event simulator, which plays runs with whole numbers of layers: how many, "
+    "the mean of absolute errors, and the share inside the same bounds."
+)
+
+
+def words_of(
+    summary: Mapping[str, Any],
+    times: Sequence[Mapping[str, Any]],
+    memory: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """A table of sets, the order of runs, tables of runs, and the memory of stages."""
+    sets = summary["times"]
+    words = [
+        INTRODUCTION + (PLAYED if any(map(_is_played, sets)) else ""),
+        _sets_table(sets),
+        *(["\n".join(orders)] if (orders := [*filter(None, map(_order_words, sets))]) else []),
+        table_of(
+            [row for row in times if "node" not in row["set"]],
+            ("run", _name),
+            ("predicted s", "{predicted_s:.3f}"),
+            ("measured s", "{measured_s:.3f}"),
+            ("error", "{error:+.1%}"),
+        ),
+    ]
+    if memory:
+        words += _memory_words(summary["memory"], memory)
+    if summary["tables"]:
+        words += [_tables(summary["tables"])]
+    return words
+
+
+def _tables(tables: Mapping[str, str]) -> str:
+    lines = [f"- `{name}`, sha256 `{sha256}`" for name, sha256 in tables.items()]
+    return "\n".join(["The tables, which the project does not carry:", "", *lines])
+
+
+def _sets_table(sets: Sequence[Mapping[str, Any]]) -> str:
+    head = ["set", "runs", "said not to fit", "mean", "median", "bias", "mean removed"]
+    head += ["left out", "their mean", "their median", "inside bounds", "half-width"]
+    with_played = any(map(_is_played, sets))
+    head += ["played", "played: mean", "inside bounds"] if with_played else []
+    return table(
+        head,
+        [
+            (
+                one["set"],
+                one["runs"],
+                one["runs_said_not_to_fit"],
+                *(number(one[name], ".2%") for name in ("mean_error", "median_error")),
+                f"{one['bias']:+.2%}",
+                number(one["mean_error_after_removing_the_mean"], ".2%"),
+                one["runs_not_fitted"],
+                number(one["mean_error_of_runs_not_fitted"], ".2%"),
+                number(one["median_error_of_runs_not_fitted"], ".2%"),
+                number(one["inside_bounds"], ".0%"),
+                number(one["median_half_width"], ".1%"),
+                *(_played(one) if with_played else ()),
+            )
+            for one in sets
+        ],
+    )
+
+
+def _is_played(one: Mapping[str, Any]) -> bool:
+    return "mean_events_error" in one
+
+
+def _played(one: Mapping[str, Any]) -> tuple[object, ...]:
+    if not _is_played(one):
+        return 0, "-", "-"
+    return (
+        one["runs_played"],
+        number(one["mean_events_error"], ".2%"),
+        number(one["events_inside_bounds"], ".0%"),
+    )
+
+
+def _memory_words(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        (
+            f"Allocated memory of {found['stages']} stages: mean error {found['mean_error']:.2%}, "
+            f"worst {found['worst_error']:+.2%}; reserved {found['mean_reserved_error']:.2%}, "
+            f"worst {found['worst_reserved_error']:+.2%}{_reserved_left_out(found)}."
+        ),
+        table_of(
+            rows,
+            ("run", "{run}"),
+            ("stage", "{stage}"),
+            ("predicted GiB", lambda row: gib(row["predicted_bytes"])),
+            ("measured GiB", lambda row: gib(row["measured_bytes"])),
+            ("error", "{error:+.1%}"),
+        ),
+    ]
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    name = f"{row['run']} (approximated)" if row["approximated"] else row["run"]
+    return f"{name} (micro-batch {row['micro_batch']})" if "weak" in row["set"] else name
+
+
+def _reserved_left_out(found: Mapping[str, Any]) -> str:
+    error = found["mean_reserved_error_left_out"]
+    return "" if error is None else f"; {error:.2%} with each run left out of the fit"
+
+
+def _order_words(one: Mapping[str, Any]) -> str:
+    """Whether runs of one workload are in the right order; empty where none has several runs."""
+    parts = []
+    if one["median_rank_correlation"] is not None:
+        parts.append(
+            f"median rank correlation {one['median_rank_correlation']:.3f} over "
+            f"{one['workloads']} workloads"
+        )
+    if one["median_predicted_best_over_measured_best"] is not None:
+        parts.append(
+            f"the predicted best takes {one['median_predicted_best_over_measured_best']:.1%} more "
+            f"than the measured one (median; worst "
+            f"{one['worst_predicted_best_over_measured_best']:.1%}, within 5 % in "
+            f"{one['predicted_best_within_5_percent']:.0%} of workloads), "
+            f"{one['telling_pairs_in_wrong_order']} pairs that differ by over 3 % in the wrong "
+            "order"
+        )
+    return f"- {one['set']}: {'; '.join(parts)}." if parts else ""

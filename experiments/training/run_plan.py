@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 from experiments.cli.commandline import DONE, NoAnswerError, as_options, print_json, progress
 from experiments.cli.rundir import RunDirectory, revision
-from experiments.training.measured_trace import write_trace
-from experiments.training.restarts import restarted
 from experiments.training.run_endings import in_words, last_checkpoint
 from experiments.training.run_options import (
     check_options,
@@ -32,6 +30,29 @@ from mistlab.job.job import Job, load_job
 if TYPE_CHECKING:
     from runtime.engine.executor import Report
     from runtime.session import Session, Settings
+import json
+from typing import TYPE_CHECKING, Any
+
+from experiments.training.run_results import stages_run
+from mistlab.core.files import naming
+from mistlab.core.values import UncalibratedError
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slots import Action
+from simulators.timeline import MICROSECONDS, WORDS, trace_of
+
+if TYPE_CHECKING:
+    from runtime.session import MeasuredTask
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from types import FrameType
+
+from experiments.cli.command import CRASHED
+from experiments.cli.commandline import INTERRUPTED
+from experiments.training.run_options import LATEST
+from mistlab.core.values import InputError
+from runtime.checkpoints.checkpoint import latest
 
 
 def run_plan(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -205,3 +226,160 @@ def _finish(
         write_yaml(to_mapping(measured), options.out / "measurement.yaml")
         write_trace(job, stage, tasks, options.out / "timeline.json")
         progress(f"{options.out}: measurement.yaml, timeline.json (ui.perfetto.dev), rows.jsonl")
+
+
+# A measured iteration beside the predicted one, in the simulators' trace format.
+#
+# Each stage that ran has two processes in the trace: what the event simulator played, and what
+# its first rank did. Names and units are the same, and both begin at zero. What is one stream
+# between GPUs for the simulators is several lanes here, each a track of its own: tasks of
+# different lanes overlap.
+
+
+def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], path: Path) -> None:
+    """Write both; the measured one alone where nothing can be predicted."""
+    stages, run = job.plan.num_stages, stages_run(job, stage)
+    trace = _predicted(job, stage)
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event["pid"] in run]
+    for event in trace["traceEvents"]:
+        if event["name"] == "process_name":
+            event["args"]["name"] += ", predicted"
+    tracks = (*STREAMS, *sorted({task.lane for task in tasks}.difference(STREAMS)))
+    trace["traceEvents"] += [event for one in run for event in _named(one, stages, tracks)]
+    trace["traceEvents"] += [_event(task, stages, tracks) for task in tasks]
+    with naming(path):
+        path.write_text(json.dumps(trace, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
+    """The iteration as it is played; empty where the hardware has no calibration, or SimPy is not
+    there: a machine that trains may lack it."""
+    try:
+        from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
+
+        if stage is None:
+            of_plan = EventSimulator(workload=job.workload, cluster=job.cluster)
+            return trace_of(of_plan.simulate(job.plan))
+        alone = EventSimulator(workload=job.workload, cluster=job.cluster.alone)
+        return trace_of(alone.simulate_stage(job.plan, stage))
+    except UncalibratedError:
+        pass
+    except ModuleNotFoundError as error:
+        progress(f"{error.name} is not installed: timeline.json has the measured iteration alone")
+    return {"displayTimeUnit": "ms", "traceEvents": []}
+
+
+def _named(stage: int, stages: int, tracks: Sequence[str]) -> list[dict[str, Any]]:
+    process = {"ph": "M", "pid": stages + stage}
+    names = [{**process, "name": "process_name", "args": {"name": f"stage {stage}, measured"}}]
+    return names + [
+        {
+            **process,
+            "tid": thread,
+            "name": "thread_name",
+            "args": {"name": _label(track)},
+        }
+        for thread, track in enumerate(tracks)
+    ]
+
+
+def _label(track: str) -> str:
+    words = track.replace("_", "-")
+    return words if track in (*STREAMS, "host") else f"gpu-to-gpu: {words}"
+
+
+def _event(task: "MeasuredTask", stages: int, tracks: Sequence[str]) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": str(task.task),
+        "cat": WORDS[task.task.kind] if isinstance(task.task, Action) else task.task,
+        "pid": stages + task.stage,
+        "tid": tracks.index(task.lane),
+        "ts": task.start_s * MICROSECONDS,
+        "dur": (task.end_s - task.start_s) * MICROSECONDS,
+    }
+
+
+# A run of a plan that begins again from its newest checkpoint when its process is lost.
+#
+# What would come again, and what somebody asked for, ends it: wrong usage, memory that runs out,
+# a loss that is no number, a full disk, an interrupt. What is left are crashes, of the process or
+# of a device, and kills, as by the kernel where memory of the host runs out.
+
+
+COMMAND = (sys.executable, "-m", "experiments.run_plan")
+PARTING_S = 10.0
+_ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def restarted(arguments: Sequence[str], options: argparse.Namespace) -> int:
+    """Run in another process, again after each crash, ``options.restarts`` times at most."""
+    _check(options)
+    # Of options that are given twice the later ones hold.
+    command = [*COMMAND, *arguments, "--restarts", "0", "--resume", LATEST]
+    for left in range(options.restarts, -1, -1):
+        status = _status_of(command)
+        if not left or not _is_crash(status):
+            break
+        progress(
+            f"the run {_words(status)}: {last_checkpoint(options)}; it starts again "
+            f"({left - 1} restarts left)"
+        )
+    return status if status >= 0 else 128 - status
+
+
+def _check(options: argparse.Namespace) -> None:
+    message = None
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        message = (
+            "--restarts is for a run of one process: give torchrun --max-restarts "
+            f"{options.restarts}, and the run --resume {LATEST}"
+        )
+    elif not options.save_every:
+        message = "--restarts needs checkpoints: give --save-every N and --out DIR too"
+    elif options.resume not in (None, LATEST):
+        message = (
+            f"--restarts goes on from the run's own checkpoints, not from --resume "
+            f"{options.resume}: give --resume {LATEST}, or leave it out"
+        )
+    elif options.resume is None and latest(checkpoints_of(options)):
+        message = (
+            f"--out {options.out}: has checkpoints of a run before: give --resume {LATEST} to go "
+            "on from them, or another folder"
+        )
+    if message is not None:
+        raise InputError(message)
+
+
+def _is_crash(status: int) -> bool:
+    return status == CRASHED or (status < 0 and -status not in _ASKED)
+
+
+def _words(status: int) -> str:
+    if status == CRASHED:
+        return "crashed"
+    return f"was ended by {signal.Signals(-status).name}"
+
+
+def _status_of(command: Sequence[str]) -> int:
+    """The exit status of a process, which gets the signals that this one gets."""
+    with subprocess.Popen(command) as process:
+
+        def pass_on(number: int, _: FrameType | None) -> None:
+            process.send_signal(number)
+
+        before = signal.signal(signal.SIGTERM, pass_on)
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            # From a terminal it had the same; it has some time to end.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(PARTING_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            return INTERRUPTED
+        finally:
+            signal.signal(signal.SIGTERM, before)

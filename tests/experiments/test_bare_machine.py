@@ -68,7 +68,7 @@ from pathlib import Path
 
 from experiments.gpu_reports.gpu_report import ReportFolder
 from experiments.training.plan_runs import RunRows
-from experiments.gpu_reports.report_figures import figures_of
+from experiments.gpu_reports.report_page import figures_of
 from experiments.gpu_reports.gpu_report import pack
 from experiments.gpu_reports.report_plans import PLANS
 

@@ -8,7 +8,6 @@ import pytest
 
 from experiments import predict_collectives
 from experiments.cli.commandline import run
-from experiments.networks.collective_fit import fit, left_out
 from experiments.networks.collective_tables import (
     CollectiveRow,
     RefusedCollective,
@@ -16,6 +15,7 @@ from experiments.networks.collective_tables import (
     columns_of,
     hardware_named,
 )
+from experiments.networks.predict_collectives import fit, left_out
 from mistlab.core.values import InputError
 from mistlab.network.collective_times import (
     Collectives,

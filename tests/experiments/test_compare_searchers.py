@@ -93,7 +93,7 @@ def answers(compare: Compare, tmp_path_factory: pytest.TempPathFactory) -> Answe
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without curves and bars: to draw them takes longer than to search."""
-    monkeypatch.setattr("experiments.tuning.comparison_page.svg_of", lambda _: "<svg></svg>")
+    monkeypatch.setattr("experiments.tuning.compare_searchers.svg_of", lambda _: "<svg></svg>")
 
 
 def rows_of(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:

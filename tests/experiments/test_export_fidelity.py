@@ -12,7 +12,7 @@ import pytest
 from experiments import export
 from experiments.bench.problem import predicted
 from experiments.cli.commandline import run
-from experiments.interchange import fidelity, refitting
+from experiments.interchange import fidelity
 from experiments.interchange.fidelity import exported, fits, same_figures
 from mistlab.core.values import InputError
 from mistlab.export.target import read_back
@@ -142,7 +142,7 @@ def test_a_form_that_fits_is_written_where_the_nearest_one_does_not(
     assert "the nearest form lacks " in told
     back = predicted(read_back(made.target, made.text, made.found.job))
     assert fits(back)
-    monkeypatch.setattr(refitting, "STEPS", 0)
+    monkeypatch.setattr(fidelity, "STEPS", 0)
     assert exported(job, TARGETS["accelerate"]).no_longer_fits
     path = tmp_path / "plan.yaml"
     dump_job(job, path)

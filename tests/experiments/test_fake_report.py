@@ -18,7 +18,7 @@ from experiments.cli.commandline import DONE, run
 from experiments.commands import COMMANDS
 from experiments.gpu_reports import report_rows
 from experiments.gpu_reports.gpu_report import ReportFolder
-from experiments.gpu_reports.report_figures import figures_of
+from experiments.gpu_reports.report_page import figures_of
 from experiments.gpu_reports.report_plans import PLANS, ReportPlan
 from experiments.training.plan_runs import PlanRun, RunRows
 from mistlab import catalog

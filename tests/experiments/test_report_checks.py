@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from experiments.gpu_reports.report_checks import LOSS_TOLERANCE
-from experiments.gpu_reports.report_figures import figures_of
+from experiments.gpu_reports.report_page import figures_of
 from experiments.gpu_reports.report_plans import ReportPlan
 from experiments.training.plan_runs import RunRows
 from tests.experiments.test_gpu_report import CHECKS, FEW, Runner, page_of, report, reported

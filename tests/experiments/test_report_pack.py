@@ -8,7 +8,7 @@ import pytest
 from experiments import gpu_report
 from experiments.cli.commandline import DONE, WRONG_USAGE, run
 from experiments.gpu_reports.gpu_report import NAME, begin, pack
-from experiments.gpu_reports.report_figures import figures_of
+from experiments.gpu_reports.report_page import figures_of
 from experiments.training.plan_runs import RunRows
 from tests.experiments.test_gpu_report import FEW, Runner, report, reported
 

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from experiments import run_plan
 from experiments.cli.command import CRASHED
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, WRONG_USAGE, run
-from experiments.training import restarts
+from experiments.training import run_plan as trained
 from tests.experiments.tiny_plans import plan_file
 
 STEPS = 6
@@ -138,7 +138,7 @@ def test_a_run_alone_starts_again_after_a_crash(
 ) -> None:
     """In a step, and while a checkpoint is written."""
     monkeypatch.setenv("FAULT", f"{fault}:{tmp_path / 'marker'}")
-    monkeypatch.setattr(restarts, "COMMAND", (warm_python, *FAILING))
+    monkeypatch.setattr(trained, "COMMAND", (warm_python, *FAILING))
     said, complaint = runs("--restarts", 1)
     assert words in complaint
     assert f"going on from {runs.checkpoints / 'step-2'}\n" in complaint
@@ -155,7 +155,7 @@ def ended(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Ended:
 
     def of(statuses: Sequence[int]) -> tuple[int, int]:
         left = [*statuses]
-        monkeypatch.setattr(restarts, "_status_of", lambda _: left.pop(0))
+        monkeypatch.setattr(trained, "_status_of", lambda _: left.pop(0))
         options = [runs.plan, "--restarts", 2, "--save-every", 1, "--out", runs.out]
         status = run(run_plan.main, [str(option) for option in options])
         return status, len(statuses) - len(left)

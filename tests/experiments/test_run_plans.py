@@ -10,10 +10,9 @@ import pytest
 
 from experiments import run_plans
 from experiments.cli.commandline import PLANS, run
-from experiments.training import launcher as launching
 from experiments.training import run_plans as plan_folders
-from experiments.training.launcher import Launcher, silent
 from experiments.training.plan_runs import last_words
+from experiments.training.run_plans import Launcher, silent
 
 TINY = PLANS.resolve() / "tiny"
 SECONDS = {"plain": 0.2, "recomputed": 0.25, "two-stages": 0.1}
@@ -183,7 +182,7 @@ def test_a_failure_is_told_in_the_words_of_the_rank_that_failed() -> None:
 
 
 def test_a_plan_of_several_gpus_says_how_to_install_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "find_spec", lambda _: None)
+    monkeypatch.setattr(plan_folders, "find_spec", lambda _: None)
     launcher = Launcher(steps=1, device="cuda", seed=0, seconds=1.0)
     with launcher:
         said = launcher.run(TINY / "two-stages.yaml", 2)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments.training import run_results
-from experiments.training.measured_trace import write_trace
+from experiments.training.run_plan import write_trace
 from experiments.training.run_results import History, result_of, shortage_words
 from mistlab.core.values import InputError
 from mistlab.job.job import Job, load_job

@@ -14,7 +14,7 @@ from experiments.calibration.profiling import SIZES
 from experiments.cli.commandline import DONE, run
 from experiments.pages.tables import Row
 from experiments.speedup import whole_loop as loop
-from experiments.speedup.loop_report import report
+from experiments.speedup.whole_loop import report
 from mistlab import catalog
 from mistlab.job.job import Job, load_job
 from simulators.symbolic import SymbolicPredictor

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiments import will_it_fit
-from experiments.budget import fitting_words
+from experiments.budget import will_it_fit as fitting
 from experiments.budget.changes import single, together
 from experiments.cli.command import EXAMPLE
 from experiments.cli.commandline import run
@@ -51,7 +51,7 @@ def test_a_plan_that_fits_without_what_is_kept_free_does_not_fit(
 def test_a_plan_that_just_fits_is_said_to_be_unsure(held: int, is_narrow: bool) -> None:
     bytes_of = {"reserved_bytes": held * 2**30, "room_bytes": 100 * 2**30}
     host = {"host_bytes": 0, "host_room_bytes": 2**40}
-    told = fitting_words._verdict({"fits": True, "stage": 0, **bytes_of, **host})
+    told = fitting._verdict({"fits": True, "stage": 0, **bytes_of, **host})
     assert f"{100 - held:.1f} GiB are left." in told
     assert told.endswith("so try it before you rely on it.") is is_narrow
 

@@ -7,8 +7,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from experiments.runs.configuration import variant_of
 from experiments.runs.dialects.dialect import DialectRule, row_of, rules, typed
-from experiments.runs.run_engines import variant_of
 from experiments.runs.run_row import Recomputed, RunRow
 from mistlab import catalog
 from mistlab.engines.engine import ENGINES

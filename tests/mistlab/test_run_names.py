@@ -2,10 +2,9 @@
 
 import pytest
 
-from experiments.runs.configuration import Configuration
+from experiments.runs.configuration import Configuration, engine_of
 from experiments.runs.dialects.dialect import row_of, words_of
 from experiments.runs.dialects.gpu_names import CHIPS, gpus_of
-from experiments.runs.run_engines import engine_of
 from experiments.runs.shapes import named_model
 from mistlab.calibration.table_rows import is_of_machine
 from mistlab.core.values import InputError

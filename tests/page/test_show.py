@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.cli.commandline import run
-from experiments.shown.kept_run import KeptRun
-from experiments.shown.show_runs import page_of
+from experiments.shown.show_runs import KeptRun, page_of
 from mistlab.core.values import InputError
 from tests.page.test_browser import SERIOUS
 from tests.page.test_questions import command

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.cli.command import main_of
 from experiments.commands import COMMANDS
-from experiments.serve.seesaw_cases import PlayedCase, SeesawCase, population
+from experiments.serve.serving import PlayedCase, SeesawCase, population
 from mistlab.serving.changing import LayoutPair
 from mistlab.serving.gpu_facts import gpu_named
 from mistlab.serving.resharding import CHANGE_S, Layout, change_s, layouts_of, moved_shares
