@@ -10,7 +10,7 @@ from experiments.cli.command import execute
 from experiments.cli.commandline import DONE, run
 from experiments.cli.installed import SHELLS, completion, version
 from experiments.commands import COMMANDS, GROUPS
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import InputError, near_matches, reject
 
 
 def main(arguments: Sequence[str], program: str = "python -m experiments") -> int:
@@ -34,8 +34,7 @@ def main(arguments: Sequence[str], program: str = "python -m experiments") -> in
 def _shell(line: Sequence[str]) -> str:
     """The shell that a line of one word names."""
     if len(line) != 1 or line[0] not in SHELLS:
-        message = f"completion: {' '.join(line) or 'no shell'}: give one of {', '.join(SHELLS)}"
-        raise InputError(message)
+        reject(f"completion: {' '.join(line) or 'no shell'}: give one of {', '.join(SHELLS)}")
     return line[0]
 
 

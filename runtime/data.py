@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.job.job import Job
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
@@ -56,12 +56,11 @@ class TokenFile:
         found = self.tokens[begin : begin + self.length + 1].astype(np.int64)
         outside = np.flatnonzero((found < 0) | (found >= self.vocab))
         if len(outside):
-            message = (
+            reject(
                 f"--data {self.path}: token {found[outside[0]]} at {begin + outside[0]} is outside "
                 f"the vocabulary of {self.vocab}: give the model's vocab, or a file of its "
                 "tokenizer"
             )
-            raise InputError(message)
         return found
 
 
@@ -91,14 +90,12 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
     kind, said = _megatron(index) if index.exists() else (_plain_type(vocab), size)
     if size < said or size % kind.itemsize:
         what = f"{said} bytes by its index" if size < said else f"tokens of {kind.itemsize} bytes"
-        message = f"--data {path}: {size} bytes are no {what}: it is truncated, copy it again"
-        raise InputError(message)
+        reject(f"--data {path}: {size} bytes are no {what}: it is truncated, copy it again")
     if size // kind.itemsize <= length:
-        message = (
+        reject(
             f"--data {path}: {size // kind.itemsize} tokens are too few for a sequence of {length} "
             "and its next token: give a longer file, or a shorter sequence_length"
         )
-        raise InputError(message)
     tokens = np.memmap(path, dtype=kind, mode="r")
     return TokenFile(path=path, tokens=tokens, length=length, vocab=vocab, seed=seed)
 
@@ -139,12 +136,10 @@ def _megatron(index: Path) -> tuple[np.dtype[Any], int]:
     """The type of Megatron's tokens, and the size in bytes that the token file must have."""
     content = index.read_bytes()
     if len(content) < _MEGATRON_HEADER.size:
-        message = f"--data {index}: {len(content)} bytes are no index: it is truncated"
-        raise InputError(message)
+        reject(f"--data {index}: {len(content)} bytes are no index: it is truncated")
     magic, _, code, count, _ = _MEGATRON_HEADER.unpack_from(content)
     begin, end = _MEGATRON_HEADER.size, _MEGATRON_HEADER.size + 4 * count
     if magic != _MEGATRON_MAGIC or code not in _MEGATRON_TYPES or len(content) < end:
-        message = f"--data {index}: is no index of Megatron's tokens, or truncated: make it again"
-        raise InputError(message)
+        reject(f"--data {index}: is no index of Megatron's tokens, or truncated: make it again")
     lengths = np.frombuffer(content[begin:end], dtype="<i4")
     return _MEGATRON_TYPES[code], int(lengths.sum()) * _MEGATRON_TYPES[code].itemsize

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import deterministic
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 
 # Without a fixed workspace cuBLAS may choose other algorithms from run to run. cuBLAS reads the
 # setting when the process computes its first product.
@@ -23,11 +23,10 @@ def strictly_deterministic() -> Iterator[None]:
     FlashAttention's gradient then sums in a fixed order, which takes more time and memory.
     """
     if torch.cuda.is_initialized() and WORKSPACE not in os.environ:
-        message = (
+        reject(
             f"--deterministic: this process has used its GPU without {WORKSPACE}: set it to "
             f"{FIXED_WORKSPACE}, or start another process"
         )
-        raise InputError(message)
     os.environ.setdefault(WORKSPACE, FIXED_WORKSPACE)
     # The type checker does not know the attributes of this module.
     memory: Any = deterministic

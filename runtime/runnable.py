@@ -1,6 +1,6 @@
 """Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import DIMENSIONS
@@ -20,48 +20,42 @@ def check_started(job: Job, stage: int | None, started: int) -> None:
         _check_alone(job.plan, stage, started)
     elif started != ranks:
         were = "1 was" if started == 1 else f"{started} were"
-        message = (
+        reject(
             f"the plan takes {ranks} rank{'s' if ranks > 1 else ''}, {were} started: "
             f"torchrun --nproc-per-node {ranks} -m experiments.run_plan ... (fewer on each of "
             "several nodes)"
         )
-        raise InputError(message)
 
 
 def _check_alone(plan: Plan, stage: int, started: int) -> None:
     """Refuse a stage that the plan does not have, or that needs more than one rank."""
     if not 0 <= stage < plan.num_stages:
         alone, several = "stage 0 alone: give 0", f"stages 0 to {plan.num_stages - 1}: give one"
-        message = f"--stage {stage}: the plan has {alone if plan.num_stages == 1 else several}"
-        raise InputError(message)
+        reject(f"--stage {stage}: the plan has {alone if plan.num_stages == 1 else several}")
     gpus = plan.stages[stage].num_gpus
     if gpus > 1:
-        message = (
+        reject(
             f"--stage {stage}: it takes {gpus} GPUs, by itself a stage runs on one: give "
             f"plan.stages[{stage}] degrees of 1, or leave --stage out"
         )
-        raise InputError(message)
     if started > 1:
-        message = f"--stage takes 1 rank, {started} were started: start it without torchrun"
-        raise InputError(message)
+        reject(f"--stage takes 1 rank, {started} were started: start it without torchrun")
 
 
 def check_runnable(job: Job) -> None:
     """Refuse another engine's plan, and choices or a model that the runtime does not have."""
     if not ENGINES[job.plan.engine].runs_here:
-        message = (
+        reject(
             f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
         )
-        raise InputError(message)
     for number, stage in enumerate(job.plan.stages):
         for name, row in DIMENSIONS.items():
             value, is_trained = stage.value(name), row.is_trained or row.part == "layers"
             if not is_trained and value != row.default:
-                message = (
+                reject(
                     f"plan.stages[{number}].{row.path or name}: {value:g} can be predicted and not "
                     f"yet trained: give {row.default:g}"
                 )
-                raise InputError(message)
     _check_tokens(job.plan)
     check_model(job.workload)
     _check_context(job.plan, job.workload)
@@ -72,12 +66,11 @@ def _check_tokens(plan: Plan) -> None:
     parts = [stage.tensor_parallel if stage.sequence_parallel else 1 for stage in plan.stages]
     for number, (own, before) in enumerate(zip(parts[1:], parts, strict=False), start=1):
         if own != before:
-            message = (
+            reject(
                 f"plan.stages[{number}].sequence_parallel: stages whose ranks have {before} and "
                 f"{own} parts of a sequence can be predicted and not yet trained: give all stages "
                 "equal sequence_parallel and tensor_parallel"
             )
-            raise InputError(message)
 
 
 def _check_context(plan: Plan, workload: Workload) -> None:
@@ -103,46 +96,38 @@ def _check_context(plan: Plan, workload: Workload) -> None:
                 f"context_exchange: {HEADS}"
             )
         if problem:
-            message = f"plan.stages[{number}].context_parallel: {ranks}{problem}"
-            raise InputError(message)
+            reject(f"plan.stages[{number}].context_parallel: {ranks}{problem}")
 
 
 def check_model(workload: Workload) -> None:
     """Refuse a model whose layers the runtime does not have."""
     model = workload.model
     if model.family == "custom":
-        message = "workload.model: a traced model cannot be run: give a family of the catalogue"
-        raise InputError(message)
+        reject("workload.model: a traced model cannot be run: give a family of the catalogue")
     if model.experts or model.latent or model.window or model.pattern:
-        message = (
+        reject(
             f"workload.model: blocks of {model.name or 'this model'} can be predicted and not yet "
             "trained: give a model without experts, latent attention, windows and a pattern"
         )
-        raise InputError(message)
     if model.qk_norm or model.sinks or model.post_norms:
-        message = (
+        reject(
             "workload.model: qk_norm, sinks and post_norms can be predicted and not yet trained: "
             "give a model without them"
         )
-        raise InputError(message)
     if model.further_tokens:
-        message = (
+        reject(
             "workload.model.further_tokens: can be predicted and not yet trained: leave it out; "
             "the head then predicts the next token alone"
         )
-        raise InputError(message)
     if workload.optimizer != "adamw":
-        message = (
+        reject(
             f"workload.optimizer: {workload.optimizer} can be predicted and not yet trained: give "
             "adamw, or leave it out"
         )
-        raise InputError(message)
     if workload.precision in ("fp8", "fp4"):
-        message = (
+        reject(
             f"workload.precision: {workload.precision} can be predicted and not yet trained: "
             "give bf16"
         )
-        raise InputError(message)
     if model.dropout:
-        message = f"workload.model: dropout {model.dropout:g} cannot be run: give dropout: 0"
-        raise InputError(message)
+        reject(f"workload.model: dropout {model.dropout:g} cannot be run: give dropout: 0")

@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from mistlab.core.values import bounded, check_field, check_fields, refuse
+from mistlab.core.values import Checked, bounded, check_field, check_fields, refuse
 from simulators.graph import LANES, TaskGraph
 
 _COMPUTE = LANES.index("compute")
@@ -74,7 +74,7 @@ class Variability:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantiles:
+class Quantiles(Checked):
     """The mean and the 5, 50 and 95 % quantiles of the times of a plan's iterations, in seconds.
 
     ``seed`` is the seed of the variability, ``samples`` the number of iterations that were played.
@@ -86,9 +86,6 @@ class Quantiles:
     q05_s: float = field(metadata=bounded(minimum=0))
     q50_s: float = field(metadata=bounded(minimum=0))
     q95_s: float = field(metadata=bounded(minimum=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @classmethod
     def of(cls, iterations_s: Iterable[float], seed: int) -> Self:

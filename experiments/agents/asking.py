@@ -14,7 +14,7 @@ from threading import BoundedSemaphore, Lock
 from typing import Any
 
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 
 ROOT = Path(__file__).parents[2]
 # What an agent may hand over as a text: the largest launch scripts have some tens of kilobytes.
@@ -70,8 +70,7 @@ class Asking:
     def _turn(self) -> Iterator[None]:
         with self._lock:
             if self._waiting >= self.most_waiting:
-                message = f"{self._waiting} questions wait already: ask again in a minute"
-                raise InputError(message)
+                reject(f"{self._waiting} questions wait already: ask again in a minute")
             self._waiting += 1
         try:
             with self._running:
@@ -101,8 +100,7 @@ def _run(line: Sequence[str], seconds: float) -> CommandAnswer:
         )
         raise InputError(message) from None
     if done.returncode < 0 or "MemoryError" in done.stderr:
-        message = f"{line[0]} needs more than {MOST_BYTES // GIB_BYTES} GiB: ask for less"
-        raise InputError(message)
+        reject(f"{line[0]} needs more than {MOST_BYTES // GIB_BYTES} GiB: ask for less")
     return CommandAnswer(
         objects=tuple(json.loads(text) for text in done.stdout.splitlines() if text[:1] == "{"),
         told=done.stderr.strip(),
@@ -125,11 +123,9 @@ def folder_of(**texts: str) -> Iterator[Mapping[str, str]]:
 
 def _word(folder: Path, key: str, text: str) -> str:
     if len(text) > MOST_TEXT:
-        message = f"{key}: has {len(text):,} characters: give at most {MOST_TEXT:,}"
-        raise InputError(message)
+        reject(f"{key}: has {len(text):,} characters: give at most {MOST_TEXT:,}")
     if text.startswith("-"):
-        message = f"{key}: {text[:40]!r} begins with a hyphen: give a name, a path or a file's text"
-        raise InputError(message)
+        reject(f"{key}: {text[:40]!r} begins with a hyphen: give a name, a path or a file's text")
     if "\n" not in text and not text.lstrip().startswith("{"):
         return text
     ending = ".json" if text.lstrip().startswith("{") else ".sh" if "--" in text else ".yaml"

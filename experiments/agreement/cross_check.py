@@ -19,7 +19,7 @@ from experiments.pages.tables import Row, number, table, table_of
 from experiments.prediction import plots
 from mistlab import catalog
 from mistlab.core.files import write_yaml
-from mistlab.core.values import FieldError, InputError
+from mistlab.core.values import FieldError, reject
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.stage_model import StageModel
@@ -160,11 +160,9 @@ def cross_check(options: argparse.Namespace) -> int:
     if number is None:
         number = QUICK_PLANS if options.quick else PLANS
     if number < 1:
-        message = f"--plans {number}: nothing to compare: give at least 1"
-        raise InputError(message)
+        reject(f"--plans {number}: nothing to compare: give at least 1")
     if options.space != POPULATION.space and options.order != DEFAULT_ORDER:
-        message = f"--order {options.order}: plans of {options.space} have all orders: leave it out"
-        raise InputError(message)
+        reject(f"--order {options.order}: plans of {options.space} have all orders: leave it out")
     population = {one.space: one for one in (POPULATION, WIDE, STRAINED)}[options.space]
     study = Study.begin("cross_check", options)
     drawn, jobs = _plans(population, number, options.seed, options.order), []

@@ -8,7 +8,7 @@ from typing import Any
 
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import near_matches, reject
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.workload import Attention, Workload
@@ -73,11 +73,10 @@ def clusters(hardware: str | None = None) -> list[Mapping[str, Any]]:
     every = evaluation()["clusters"]
     names = [cluster["hardware"] for cluster in every]
     if hardware is not None and hardware not in names:
-        message = (
+        reject(
             f"--hardware {hardware}: the evaluation was not published for it"
             f"{near_matches(hardware, names)}: give one of {', '.join(names)}"
         )
-        raise InputError(message)
     return [cluster for cluster in every if hardware in (None, cluster["hardware"])]
 
 

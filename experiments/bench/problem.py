@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError, refuse
+from mistlab.core.values import InputError, refuse, reject
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.job.job import Job, fields_of, groups_named, hardware_from, load_job, model_from
 from mistlab.job.prediction import (
@@ -44,8 +44,7 @@ def load_equal(path: Path) -> Job:
 def check_equal(job: Job, path: Path) -> None:
     """Refuse a plan on unlike nodes, for a command that takes equal nodes alone."""
     if job.cluster.others:
-        message = f"{path}: cluster.hardware: {job.cluster.name}: {EQUAL_NODES}"
-        raise InputError(message)
+        reject(f"{path}: cluster.hardware: {job.cluster.name}: {EQUAL_NODES}")
 
 
 def numbers_of(options: argparse.Namespace) -> Mapping[str, float]:

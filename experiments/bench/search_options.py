@@ -7,7 +7,7 @@ from typing import cast
 
 from experiments.bench.problem import problem_of
 from experiments.cli.commandline import as_options
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import InputError, near_matches, reject
 from mistlab.engines.engine import ENGINES, names_for_plans
 from mistlab.job.job import space_from
 from mistlab.job.search import Budget, Problem, StageCostModel
@@ -32,11 +32,9 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
         if why := ENGINES[engine].precision_problem(workload.precision):
             every, precision = names_for_plans(), workload.precision
             able = [name for name in every if precision in ENGINES[name].memory]
-            message = f"--precision {why}, or --engine {able[0]}"
-            raise InputError(message)
+            reject(f"--precision {why}, or --engine {able[0]}")
     if reason := why_empty(problem, space):
-        message = f"--global-batch {workload.global_batch} on {cluster.num_gpus} GPUs: {reason}"
-        raise InputError(message)
+        reject(f"--global-batch {workload.global_batch} on {cluster.num_gpus} GPUs: {reason}")
     return problem, space
 
 
@@ -58,8 +56,7 @@ def space_called(called: str, engines: str | None) -> SearchSpace:
     names = list(dict.fromkeys(engines.split(",")))
     for name in names:
         if name not in names_for_plans():
-            message = f"--engine: {name!r} is unknown{near_matches(name, names_for_plans())}"
-            raise InputError(message)
+            reject(f"--engine: {name!r} is unknown{near_matches(name, names_for_plans())}")
     return space.on(*names)
 
 
@@ -73,15 +70,13 @@ def searchers_called(names: Sequence[str], predictor: str = "symbolic") -> list[
     predictor gives."""
     for name in names:
         if name not in SEARCHERS:
-            message = f"searcher {name!r} is unknown{near_matches(name, SEARCHERS)}"
-            raise InputError(message)
+            reject(f"searcher {name!r} is unknown{near_matches(name, SEARCHERS)}")
         if not can_ask(name, predictor):
             others = ", ".join(other for other in SEARCHERS if can_ask(other, predictor))
-            message = (
+            reject(
                 f"--predictor {predictor}: it gives no costs of single stages, for which searcher "
                 f"{name} asks: give one of {others}, or --predictor symbolic"
             )
-            raise InputError(message)
     return list(dict.fromkeys(names))
 
 
@@ -99,8 +94,7 @@ def budget_of(options: argparse.Namespace, default: Budget) -> Budget:
     if evaluations is None and seconds is None and cpu_seconds is None:
         return default
     if seconds is not None and cpu_seconds is not None:
-        message = "--budget-seconds and --budget-cpu-seconds: give one of the two"
-        raise InputError(message)
+        reject("--budget-seconds and --budget-cpu-seconds: give one of the two")
     if cpu_seconds is None:
         with as_options("budget-"):
             return Budget(evaluations=evaluations, seconds=seconds)

@@ -13,10 +13,10 @@ from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
 from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import number, table, table_of
+from experiments.pages.tables import Row, number, table, table_of
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError, from_mapping, near_matches
+from mistlab.core.values import InputError, from_mapping, near_matches, reject
 from mistlab.economy.bill import (
     Prices,
     batch_of,
@@ -46,7 +46,6 @@ GPT = "gpt3-175b"
 LLAMA_SEQUENCE = 2048
 # Of a model that says nothing of its batches.
 BATCH_TOKENS = 2.0**22
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +180,7 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
     for name in ("utilisation", "goodput"):
         value = getattr(options, name)
         if not 0 < value <= 1:
-            message = f"--{name}: {value} is no share: give one above 0, at most 1"
-            raise InputError(message)
+            reject(f"--{name}: {value} is no share: give one above 0, at most 1")
     parameters = model_parameters(problem.workload)
     question = Question(
         problem=problem,
@@ -220,19 +218,17 @@ def _tokens(options: argparse.Namespace, work: Workload, parameters: int) -> flo
         message = f"--tokens: {options.tokens!r} is no number such as 300e9{near}"
         raise InputError(message) from None
     if not 0 < tokens < math.inf:
-        message = f"--tokens: {tokens:g} is no number of tokens: give one above 0, such as 300e9"
-        raise InputError(message)
+        reject(f"--tokens: {tokens:g} is no number of tokens: give one above 0, such as 300e9")
     return tokens
 
 
 def _prices(options: argparse.Namespace, cluster: Cluster) -> Prices:
     watts = cluster.hardware.gpu.board_watts if options.watts is None else options.watts
     if watts is None:
-        message = (
+        reject(
             f"--watts: {cluster.hardware.name} does not say what its board draws: give --watts, "
             "or board_watts in the hardware file"
         )
-        raise InputError(message)
     with as_options():
         return Prices(
             usd_per_gpu_hour=options.usd_per_gpu_hour,
@@ -245,8 +241,7 @@ def _prices(options: argparse.Namespace, cluster: Cluster) -> Prices:
 def _billed(options: argparse.Namespace) -> int:
     """The bill of GPU hours that were given."""
     if not 0 < options.gpu_hours < math.inf:
-        message = f"--gpu-hours: {options.gpu_hours:g} is not above 0: give hours above 0"
-        raise InputError(message)
+        reject(f"--gpu-hours: {options.gpu_hours:g} is not above 0: give hours above 0")
     options.global_batch = options.global_batch or 1
     _, cluster = problem_of(options)
     prices = _prices(options, cluster)

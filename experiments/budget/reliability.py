@@ -11,7 +11,7 @@ from experiments.cli.commandline import DONE, NO_ANSWER, as_options
 from experiments.pages.charts import Bars, Lines
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import table, table_of
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.economy.failures import (
     Reliability,
     TimeShares,
@@ -78,11 +78,9 @@ def _check(options: argparse.Namespace) -> None:
     for name, least in (("days", 0.0), ("runs", 0), ("interval_s", 0.0)):
         value = getattr(options, name)
         if value is not None and not least < value < float("inf"):
-            message = f"--{name.replace('_', '-')}: {value} is not above 0: give a number above 0"
-            raise InputError(message)
+            reject(f"--{name.replace('_', '-')}: {value} is not above 0: give a number above 0")
     if options.days > MOST_DAYS:
-        message = f"--days: {options.days:g} is too large: give at most {MOST_DAYS:,}"
-        raise InputError(message)
+        reject(f"--days: {options.days:g} is too large: give at most {MOST_DAYS:,}")
 
 
 def _asked(given: Reliability, interval_s: float, best_s: float) -> list[Row]:

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from experiments.bench.problem import (
     load_equal,
@@ -18,11 +17,11 @@ from experiments.cli.commandline import DONE, as_options, progress
 from experiments.pages.charts import Drawn
 from experiments.pages.groups import grouped
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import gib, table, table_of, yes_no
+from experiments.pages.tables import Row, gib, table, table_of, yes_no
 from experiments.tuning import search_plots
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError, to_mapping
+from mistlab.core.values import reject, to_mapping
 from mistlab.cost.memory import allocator_of, host_bytes_of, room_bytes
 from mistlab.job.job import Job, dump_job
 from mistlab.job.prediction import MemoryByClass, Prediction
@@ -31,9 +30,6 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.plan_words import plan_words
 from mistlab.schedule.placement import even_shares
 from simulators.symbolic import SymbolicPredictor
-
-Row = dict[str, Any]
-
 
 # A changed plan, tried in place of one that does not fit, and what it would cost.
 
@@ -199,8 +195,7 @@ def _check_degrees(options: argparse.Namespace) -> None:
     for name in ("tensor_parallel", "stages", "micro_batch"):
         if getattr(options, name) < 1:
             option = f"--{name.replace('_', '-')}"
-            message = f"{option}: {getattr(options, name)} is too small: give at least 1"
-            raise InputError(message)
+            reject(f"{option}: {getattr(options, name)} is too small: give at least 1")
 
 
 def _job(options: argparse.Namespace) -> Job:
@@ -210,21 +205,19 @@ def _job(options: argparse.Namespace) -> Job:
     layers, stages = workload.model.layers, options.stages
     group = options.tensor_parallel * stages
     if stages > layers or cluster.num_gpus % group:
-        message = (
+        reject(
             f"--stages {stages} --tensor-parallel {options.tensor_parallel}: do not divide "
             f"{cluster.num_gpus} GPUs and {layers} blocks: give degrees whose product divides "
             f"{cluster.num_gpus}, and at most {layers} stages"
         )
-        raise InputError(message)
     replicas = cluster.num_gpus // group
     count, rest = divmod(workload.global_batch, replicas * options.micro_batch)
     if rest or not count:
-        message = (
+        reject(
             f"--global-batch {workload.global_batch}: {replicas} replicas with micro-batches of "
             f"{options.micro_batch} do not divide it: give a multiple of "
             f"{replicas * options.micro_batch}"
         )
-        raise InputError(message)
     with as_options():
         own = tuple(
             StagePlan(

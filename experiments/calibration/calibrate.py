@@ -16,7 +16,7 @@ from experiments.calibration.fit_operators import (
 from experiments.calibration.fits import write_fitted
 from experiments.cli.commandline import DONE, writable
 from mistlab.catalog.completed import restated
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.job.job import stated_hardware
 
 
@@ -30,11 +30,10 @@ def calibrate(options: argparse.Namespace) -> int:
     """
     steps = _steps(options)
     if not steps and options.borrow is None:
-        message = (
+        reject(
             "nothing to fit: give --interference TABLE.csv, --bandwidth TABLE.csv or another table "
             "(--help lists them)"
         )
-        raise InputError(message)
     hardware = restated(stated_hardware(options.hardware, Path()))
     if options.borrow is not None:
         hardware = fits.borrowed(stated_hardware(options.borrow, Path()))(hardware)

@@ -23,7 +23,7 @@ from mistlab.calibration.run_constants import (
 )
 from mistlab.core.arrays import Floats
 from mistlab.core.files import write_yaml
-from mistlab.core.values import InputError, near_matches, to_mapping
+from mistlab.core.values import InputError, near_matches, reject, to_mapping
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware, Source
@@ -79,8 +79,7 @@ def calibrate_runs(options: argparse.Namespace) -> int:
 
 def _engine(name: str) -> Engine:
     if name not in ENGINES:
-        message = f"--engine: {name!r} is unknown{near_matches(name, ENGINES)}"
-        raise InputError(message)
+        reject(f"--engine: {name!r} is unknown{near_matches(name, ENGINES)}")
     return ENGINES[name]
 
 
@@ -98,11 +97,9 @@ def _known(names: Sequence[str], setting: ConstantSetting) -> None:
     has = values_of(setting)
     for name in names:
         if name not in CONSTANTS:
-            message = f"constant {name!r} is unknown{near_matches(name, CONSTANTS)}"
-            raise InputError(message)
+            reject(f"constant {name!r} is unknown{near_matches(name, CONSTANTS)}")
         if name not in has:
-            message = f"constant {name!r} is not in what is fitted: give --profile, or leave it out"
-            raise InputError(message)
+            reject(f"constant {name!r} is not in what is fitted: give --profile, or leave it out")
 
 
 def _runs(path: Path) -> Iterator[MeasuredRun]:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from experiments.training.moved_clocks import moved_words
 from mistlab.core.files import read_yaml
-from mistlab.core.values import InputError, check_fields, from_mapping
+from mistlab.core.values import Checked, from_mapping, reject
 from mistlab.job.prediction import Clocks, Environment
 from mistlab.machine.hardware import PeakTflops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Checked):
     """One machine on one day; ``threads`` are those of a process on a CPU.
 
     ``clocks`` are the first GPU's when measuring began, ``clocks_after`` when it ended.
@@ -32,9 +32,6 @@ class Machine:
     clocks_after: Clocks | None = None
     others: tuple[str, ...] = ()
     is_measured: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def is_gpu(self) -> bool:
@@ -66,6 +63,5 @@ def noted_machine(tables: Path) -> Machine:
     """The machine that a folder's tables are of."""
     path = tables / "machine.yaml"
     if not path.exists():
-        message = f"--tables {tables}: it has no machine.yaml: give a folder with measured tables"
-        raise InputError(message)
+        reject(f"--tables {tables}: it has no machine.yaml: give a folder with measured tables")
     return from_mapping(Machine, read_yaml(path))

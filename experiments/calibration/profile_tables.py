@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from mistlab.core.files import naming
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 
 # Tables of measurements that grow row by row, so that what was measured is not measured again.
 
@@ -30,8 +30,7 @@ class ResumedTable:
         # A line that was cut off while it was written is measured again.
         text = text[: text.rfind("\n") + 1] or f"{header}\n"
         if text.partition("\n")[0] != header:
-            message = f"{self.path}: has other columns than {header}: give another --tables"
-            raise InputError(message)
+            reject(f"{self.path}: has other columns than {header}: give another --tables")
         with naming(self.path):
             self.path.write_text(text, encoding="utf-8")
         for row in csv.DictReader(text.splitlines()):

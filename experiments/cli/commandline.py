@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from mistlab.core.values import FieldError, InputError, near_matches
+from mistlab.core.values import FieldError, InputError, near_matches, reject
 from mistlab.engines.engine import Precision, names_for_plans
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -349,8 +349,7 @@ def writable(path: Path, what: str, option: str = "--out") -> Path:
         problem = error.strerror
     if problem is not None:
         place = path.parent if what == "folder" else path
-        message = f"{option} {place}: cannot be written: {problem}: give another {what}"
-        raise InputError(message)
+        reject(f"{option} {place}: cannot be written: {problem}: give another {what}")
     return path
 
 

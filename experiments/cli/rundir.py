@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from experiments.cli.commandline import as_json, progress, writable
 from mistlab.core.files import naming, read_json
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 
 PACKAGES = ("mistlab", "highspy", "numpy", "optuna", "pulp", "scipy", "simpy", "sympy")
 
@@ -125,8 +125,7 @@ def file_at(path: Path, what: str) -> Path:
 def _folder(path: Path) -> Path:
     """The folder, made if it is not there; a temporary one where it cannot be made or changed."""
     if path.exists() and not path.is_dir():
-        message = f"--out {path}: is a file: give another folder"
-        raise InputError(message)
+        reject(f"--out {path}: is a file: give another folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

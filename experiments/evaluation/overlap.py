@@ -16,7 +16,7 @@ from experiments.evaluation.speedup_breakdown import Summary
 from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import Row, table
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.cost.views import FULL, VIEWS
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan
@@ -110,8 +110,7 @@ def overlapped(options: argparse.Namespace) -> int:
     over the published search.
     """
     if options.plans < 1:
-        message = f"--plans {options.plans}: there is nothing to order: give at least 1"
-        raise InputError(message)
+        reject(f"--plans {options.plans}: there is nothing to order: give at least 1")
     chosen = QUICK_SIZES if options.quick else SIZES
     places = clusters(options.hardware)[: 1 if options.quick else None]
     cases = [case_of(place, "gpt3", size, "flash") for size in chosen for place in places]

@@ -13,7 +13,7 @@ from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.pages.charts import Lines
 from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import Row, number, table_of
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.cost.views import FULL
 from mistlab.job.search import Budget, Improvement, seconds_until, to_equal_quality
 from mistlab.plan.named_spaces import space_of
@@ -71,8 +71,7 @@ def timed(options: argparse.Namespace) -> int:
     are this project's.
     """
     if options.plans < 1:
-        message = f"--plans {options.plans}: a search needs plans to ask about: give at least 1"
-        raise InputError(message)
+        reject(f"--plans {options.plans}: a search needs plans to ask about: give at least 1")
     (place,) = clusters(options.hardware)
     case = case_of(place, "gpt3", QUICK_SIZE if options.quick else SIZE, "flash")
     plans = min(options.plans, QUICK_PLANS) if options.quick else options.plans

@@ -24,7 +24,7 @@ from experiments.training.plan_runs import (
     ended_within,
 )
 from mistlab import catalog
-from mistlab.core.values import InputError, to_mapping
+from mistlab.core.values import InputError, reject, to_mapping
 from mistlab.job.job import dump_job
 
 # A report's folder as one file, to carry: written after each call, and begun from elsewhere.
@@ -68,8 +68,7 @@ def _unpack(path: Path, folder: Path) -> None:
         message = f"{path}: {error.strerror}: give the report.zip of a folder"
         raise InputError(message) from None
     if not known:
-        message = f"{path}: has nothing of a report: give the report.zip of a folder"
-        raise InputError(message)
+        reject(f"{path}: has nothing of a report: give the report.zip of a folder")
     for name, content in known.items():
         writable(folder / name, "folder").write_bytes(content)
     progress(f"{folder}: going on from {path}")
@@ -186,11 +185,10 @@ class ReportFolder:
             known.append({"environment": to_mapping(noted_machine(tables).environment)})
         others = {words for one in known if (words := machine_of(one))} - {here}
         if here and others:
-            message = (
+            reject(
                 f"--out {self.folder}: was measured on {', '.join(sorted(others))}, this machine "
                 f"is {here}: they do not mix, give another folder"
             )
-            raise InputError(message)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -241,8 +239,7 @@ def profiled_in_process(device: str, *, quick: bool) -> Profiler:
         progress("profiling; what was measured is kept when the time is over")
         done = ended_within(command, seconds)
         if done is not None and done.returncode:
-            message = f"the profile ended with status {done.returncode}: {done.stderr.strip()}"
-            raise InputError(message)
+            reject(f"the profile ended with status {done.returncode}: {done.stderr.strip()}")
         return done is not None
 
     return profiler

@@ -15,7 +15,7 @@ from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table
 from mistlab import catalog
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.engines.engine import ENGINES
 from mistlab.export.target import read_back
 from mistlab.export.targets import TARGETS
@@ -153,8 +153,7 @@ def check_exports(options: argparse.Namespace) -> int:
 def _named_python(text: str) -> tuple[str, str]:
     target, found, python = text.partition("=")
     if not found or not Path(python).is_file():
-        message = f"--python {text}: names no Python: give TARGET=PATH"
-        raise InputError(message)
+        reject(f"--python {text}: names no Python: give TARGET=PATH")
     return target, python
 
 

@@ -13,7 +13,7 @@ from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import table
 from mistlab.core.files import parse_yaml, text_in
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.export.given import Given, Imported
 from mistlab.job.job import Job, hardware_from
 from mistlab.plan.plan import StagePlan
@@ -50,8 +50,7 @@ def check_imports(options: argparse.Namespace) -> int:
 def _listed(path: Path) -> list[dict[str, str]]:
     rows = list(csv.DictReader(text_in(path).splitlines()))
     if not rows or not {"repo", "path", "kind"} <= rows[0].keys():
-        message = f"{path}: has no columns repo, path and kind: give a list of files"
-        raise InputError(message)
+        reject(f"{path}: has no columns repo, path and kind: give a list of files")
     return [
         {**row, "file": row.get("file") or f"{row['repo'].replace('/', '__')}/{row['path']}"}
         for row in rows

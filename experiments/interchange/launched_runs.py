@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments.calibration.published import PublishedRun
 from experiments.cli.commandline import about
 from experiments.interchange.source_files import source_of
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.engines.engine import ENGINES
 from mistlab.export.given import Given
 from mistlab.formats.file_formats import format_of
@@ -21,17 +21,15 @@ from mistlab.stages.stage_batch import StageBatch
 def launched_runs(runs: Sequence[PublishedRun], folder: Path) -> list[PublishedRun]:
     """The runs that a folder has files for, each with the plan of its file."""
     if not folder.is_dir():
-        message = f"--launch {folder}: is no folder: give one with a launch file for each run"
-        raise InputError(message)
+        reject(f"--launch {folder}: is no folder: give one with a launch file for each run")
     files = {path.stem: path for path in sorted(folder.glob("*")) if path.is_file()}
     found = list(_launched(runs, files))
     if not found:
         names = ", ".join([*dict.fromkeys(one.name for one in runs)][:3])
-        message = (
+        reject(
             f"--launch {folder}: holds no file named as a run, such as {names}: name its files so, "
             "or give --tables with the runs that they are named for"
         )
-        raise InputError(message)
     return found
 
 

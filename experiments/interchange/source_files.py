@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mistlab.core.files import text_in
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.formats.file_formats import format_of
 from mistlab.shell.session import LaunchFile
 
@@ -39,8 +39,7 @@ def source_of(
 def text_of(path: Path) -> str:
     """The text of a file; a message says what to do where it cannot be read."""
     if path.is_file() and path.stat().st_size > MOST_BYTES:
-        message = f"is larger than {MOST_BYTES:,} bytes: give a launch script or configuration"
-        raise InputError(message)
+        reject(f"is larger than {MOST_BYTES:,} bytes: give a launch script or configuration")
     return text_in(path)
 
 
@@ -49,8 +48,7 @@ def _settings(texts: Sequence[str]) -> Mapping[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            message = f"--set {text}: is no assignment: give a variable's value, such as NNODES=4"
-            raise InputError(message)
+            reject(f"--set {text}: is no assignment: give a variable's value, such as NNODES=4")
         settings[name] = value
     return settings
 
@@ -101,8 +99,7 @@ def _only_launch_file(folder: Path) -> Path:
     if len(first) == 1:
         return first[0]
     if not first:
-        message = f"{folder}: holds no launch file of a known format: give the file itself"
-        raise InputError(message)
+        reject(f"{folder}: holds no launch file of a known format: give the file itself")
     names = ", ".join(str(path.relative_to(folder)) for path in first[:8])
     more = f" and {len(first) - 8} more" if len(first) > 8 else ""
     message = f"{folder}: holds {len(first)} launch files ({names}{more}): give one of them"

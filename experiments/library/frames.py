@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,8 +31,7 @@ def table_path(table: "str | Path | pd.DataFrame") -> Iterator[Path]:
         yield Path(table)
         return
     if not hasattr(table, "to_csv"):
-        message = f"table: {type(table).__name__} is none: give a path or a pandas frame"
-        raise InputError(message)
+        reject(f"table: {type(table).__name__} is none: give a path or a pandas frame")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "frame.csv"
         table.to_csv(path, index=False)

@@ -32,7 +32,7 @@ from experiments.prediction.measured_step import MeasuredStep, StepCorrection
 from experiments.serve.serve_plan import served
 from experiments.tuning.tune import lacking_words, tuned
 from mistlab import catalog
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import InputError, near_matches, reject
 from mistlab.cost.breakdown import breakdown_of
 from mistlab.export.targets import TARGETS, target_for
 from mistlab.job.job import Job, job_from_mapping, load_job
@@ -81,8 +81,7 @@ def predict_many(
     corrected."""
     predicted = [predict(plan, simulator=simulator, **cluster) for plan in plans]
     if not predicted:
-        message = "plans: there are none: give at least one"
-        raise InputError(message)
+        reject("plans: there are none: give at least one")
     measured = MeasuredStep(measured_step=measured_step, measured_gib=measured_gib)
     if measured == MeasuredStep():
         return PredictedPlans(tuple(predicted))
@@ -167,8 +166,7 @@ def to_framework(plan: PlanLike, framework: str | None = None) -> LaunchText:
     its engine where none is named."""
     job, _ = _job(plan, {})
     if framework is not None and framework not in TARGETS:
-        message = f"framework: {framework!r} is unknown{near_matches(framework, TARGETS)}"
-        raise InputError(message)
+        reject(f"framework: {framework!r} is unknown{near_matches(framework, TARGETS)}")
     made = exported(job, TARGETS[framework] if framework else target_for(job.plan.engine))
     return LaunchText(
         framework=made.target.name,
@@ -239,8 +237,7 @@ def _job(plan: PlanLike, cluster: Mapping[str, float]) -> tuple[Job, str]:
     known = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
     for option in cluster:
         if option not in known:
-            message = f"{option}: is unknown{near_matches(option, known)}"
-            raise InputError(message)
+            reject(f"{option}: is unknown{near_matches(option, known)}")
     return on_cluster_with(job, cluster), name
 
 
@@ -252,8 +249,7 @@ def _of_frame(row: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 def _check_simulator(simulator: str) -> None:
     if simulator not in PREDICTORS:
-        message = f"simulator: {simulator!r} is unknown{near_matches(simulator, PREDICTORS)}"
-        raise InputError(message)
+        reject(f"simulator: {simulator!r} is unknown{near_matches(simulator, PREDICTORS)}")
 
 
 def _options(command: str, **values: Any) -> argparse.Namespace:
@@ -266,7 +262,6 @@ def _options(command: str, **values: Any) -> argparse.Namespace:
     for name, value in values.items():
         if not hasattr(options, name) and name != "arguments":
             known = [*vars(options)]
-            message = f"{name}: is unknown{near_matches(name, known)}"
-            raise InputError(message)
+            reject(f"{name}: is unknown{near_matches(name, known)}")
         setattr(options, name, value)
     return options

@@ -17,7 +17,7 @@ from experiments.live_page.searching import SECONDS, Tell, frontier, searched_pl
 from experiments.live_page.texts import AskedProblem, job_in, mapping_of, pasted, problem_asked
 from mistlab import catalog
 from mistlab.core.files import format_yaml
-from mistlab.core.values import InputError, near_matches, refuse
+from mistlab.core.values import InputError, near_matches, refuse, reject
 from mistlab.cost.memory import room_of_plan
 from mistlab.engines.engine import Precision, names_for_plans
 from mistlab.export.targets import TARGETS, target_for
@@ -234,11 +234,10 @@ def _first_plan(asked: AskedProblem) -> Job:
         return Job(workload=asked.workload, cluster=asked.cluster, plan=found[0])
     best = min(_drawn(asked, predictor), key=lambda one: order_of(one[1]), default=None)
     if best is None:
-        message = (
+        reject(
             f"global_batch: {asked.workload.global_batch} sequences on {asked.cluster.num_gpus} "
             "GPUs: no plan divides both: give another batch or other GPUs"
         )
-        raise InputError(message)
     return Job(workload=asked.workload, cluster=asked.cluster, plan=best[0])
 
 

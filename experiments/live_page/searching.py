@@ -11,7 +11,7 @@ from experiments.live_page.texts import AskedProblem
 from experiments.tuning.search_words import smallest_words, verdict
 from experiments.tuning.smallest import smallest
 from experiments.tuning.tune import OF_WHOLE_PLANS, SEARCHER
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.cost.memory import room_of_plan
 from mistlab.job.search import Budget
 from searchers.savings import why_empty
@@ -132,8 +132,7 @@ def _searched(asked: AskedProblem, seconds: float, seed: int, tell: Tell) -> tup
     asks for whole plans."""
     if reason := why_empty(asked.problem, asked.space):
         batch, gpus = asked.workload.global_batch, asked.cluster.num_gpus
-        message = f"global_batch: {batch} on {gpus} GPUs: {reason}"
-        raise InputError(message)
+        reject(f"global_batch: {batch} on {gpus} GPUs: {reason}")
     bench = Bench.of(asked.problem)
     bench.warm_up(asked.space)
     budget = Budget(seconds=min(seconds, MOST_SECONDS))

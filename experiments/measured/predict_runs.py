@@ -20,7 +20,7 @@ from experiments.runs.run_row import Recomputation
 from experiments.runs.run_sureness import RunAnswer, answered, is_far_too_full, nearly_fills
 from experiments.runs.runs_table import TableRow, rows_of_table, text_of
 from mistlab import catalog
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.job.job import hardware_from
 from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Profile
@@ -95,8 +95,7 @@ class RowPredictor:
         """The answers to a table's rows, in order."""
         rows = rows_of_table(path)
         if (first := next(rows, None)) is None:
-            message = f"{path}: has no rows below its header: give a run a line"
-            raise InputError(message)
+            reject(f"{path}: has no rows below its header: give a run a line")
         rows = chain([first], rows)
         while some := list(islice(rows, AT_ONCE)):
             own = "" if self._hardware is None else self._hardware.name

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress, writable
 from mistlab.core.files import naming, read_json, read_yaml
-from mistlab.core.values import InputError, near_matches, to_mapping
+from mistlab.core.values import InputError, near_matches, reject, to_mapping
 from mistlab.graph import graph_text as graphfile
 from mistlab.graph.graph import ModelGraph
 from mistlab.graph.layer_types import expressions_of
@@ -111,8 +111,7 @@ def _traced(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph]]:
     """The model with every attention and precision, each a description and a graph."""
     sizes = import_module("runtime.tracing.symbolic_sizes")
     if options.sequence_length < 2:
-        message = f"--sequence-length {options.sequence_length}: give at least 2"
-        raise InputError(message)
+        reject(f"--sequence-length {options.sequence_length}: give at least 2")
     try:
         if ":" in options.source:
             return _of_factory(options)
@@ -222,11 +221,7 @@ def _factory(source: str) -> Any:
     factory = getattr(module, name, None)
     if factory is None:
         names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        message = (
-            f"{source}: {module_name} has no {name!r}{near_matches(name, names or ['(none)'])}"
-        )
-        raise InputError(message)
+        reject(f"{source}: {module_name} has no {name!r}{near_matches(name, names or ['(none)'])}")
     if not callable(factory):
-        message = f"{source}: {factory!r} is not a function: give one that returns the model"
-        raise InputError(message)
+        reject(f"{source}: {factory!r} is not a function: give one that returns the model")
     return factory

@@ -11,6 +11,7 @@ from mistlab.core.values import (
     check_field,
     from_mapping,
     near_matches,
+    reject,
     to_mapping,
 )
 from mistlab.job.job import Job
@@ -80,8 +81,7 @@ def variability_of(text: str) -> tuple[Variability, int | None]:
     for part in text.split(","):
         name, _, number = (own.strip() for own in part.partition("="))
         if name not in (*known, "samples"):
-            message = f"--variability {name!r} is unknown{near_matches(name, [*known, 'samples'])}"
-            raise InputError(message)
+            reject(f"--variability {name!r} is unknown{near_matches(name, [*known, 'samples'])}")
         try:
             given[name] = int(number) if number.isdecimal() else float(number)
         except ValueError:

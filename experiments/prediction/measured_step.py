@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import bounded, check_fields
+from mistlab.core.values import Checked, bounded
 from mistlab.cost.confidence import MOST_UTILISED
 from mistlab.cost.memory import room_of_plan
 from mistlab.job.job import Job
@@ -18,15 +18,12 @@ from mistlab.job.prediction import Prediction, StagePrediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
+class MeasuredStep(Checked):
     """Seconds of a step, and GiB that torch's allocator held on the fullest GPU, as a run measured
     them; either may be unknown."""
 
     measured_step: float | None = field(default=None, metadata=bounded(above=0))
     measured_gib: float | None = field(default=None, metadata=bounded(above=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def words(self, prediction: Prediction) -> Iterator[str]:
         """The measurement beside the prediction of the plan that was measured."""

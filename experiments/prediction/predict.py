@@ -19,7 +19,7 @@ from experiments.bench.problem import (
 from experiments.cli.commandline import as_options, batch_status, print_json, progress, writable
 from experiments.pages.tables import aligned, rate_words
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError, check_field, to_mapping
+from mistlab.core.values import InputError, check_field, reject, to_mapping
 from mistlab.cost.breakdown import breakdown_of
 from mistlab.job.job import Job, load_job
 from mistlab.job.prediction import PARTS, Breakdown, Prediction, Predictor, compared
@@ -156,16 +156,13 @@ def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | N
     or do not go together."""
     for name in ("timeline", "variability"):
         if getattr(options, name) is not None and options.simulator != "events":
-            message = f"--{name} needs what --simulator events plays: give both"
-            raise InputError(message)
+            reject(f"--{name} needs what --simulator events plays: give both")
     if options.goal is not None and options.solve is None:
-        message = f"--for {options.goal}: says how short a step is to be: give --solve too"
-        raise InputError(message)
+        reject(f"--for {options.goal}: says how short a step is to be: give --solve too")
     if options.breakdown and options.simulator != CLOSED_FORM:
-        message = (
+        reject(
             f"--breakdown takes the closed form apart: leave out --simulator {options.simulator}"
         )
-        raise InputError(message)
     with as_options():
         for name, number in numbers_of(options).items():
             check_field(Cluster, name, number)

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.bench.problem import predicted
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError, near_matches, refuse
+from mistlab.core.values import InputError, near_matches, refuse, reject
 from mistlab.cost.memory import allocator_of
 from mistlab.economy.inverse import least_that
 from mistlab.job.job import Job
@@ -86,8 +86,7 @@ def _latency(job: Job, name: str, goal: str | None) -> Solved:
     most_s, told = _goal(goal, unlimited_s)
     transfers = job.cluster.hardware.transfers
     if transfers is None:
-        message = f"--solve {name}: the hardware has no measured transfers: calibrate them"
-        raise InputError(message)
+        reject(f"--solve {name}: the hardware has no measured transfers: calibrate them")
 
     def is_short(inverse: float) -> bool:
         slower = replace(job.cluster.hardware, transfers=_later(transfers, 1 / inverse))
@@ -127,8 +126,7 @@ def _gpus(job: Job, name: str, goal: str | None) -> Solved:
         if isinstance(found, Prediction) and found.fits
     ]
     if not steps:
-        message = f"--solve {name}: no number of replicas fits: ask tune for another plan"
-        raise InputError(message)
+        reject(f"--solve {name}: no number of replicas fits: ask tune for another plan")
     most_s, told = _goal(goal, min(seconds for _, seconds in steps))
     enough = [(one.plan.num_gpus, seconds) for one, seconds in steps if seconds <= most_s]
     now = job.plan.num_gpus

@@ -12,7 +12,7 @@ from experiments.pages.tables import Row, table_of
 from experiments.reductions.image_training import WAYS, Digits, training_rows
 from experiments.reductions.published_reductions import published_rows
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.reduction.compressors import Compressor
 from mistlab.reduction.convergence import ASSUMPTIONS, Noise
 from mistlab.reduction.graphs import degree_of
@@ -54,14 +54,12 @@ def communication(options: argparse.Namespace) -> int:
     them is chosen for a plan, as they change what is learned.
     """
     if options.gbytes_per_s <= 0:
-        message = f"--gbytes-per-s {options.gbytes_per_s:g}: give a rate above 0"
-        raise InputError(message)
+        reject(f"--gbytes-per-s {options.gbytes_per_s:g}: give a rate above 0")
     with as_options():
         link = RankLink(latency_s=options.latency_us * 1e-6, bytes_per_s=options.gbytes_per_s * 1e9)
         noise = Noise(noise=options.noise, unlike=options.unlike)
     if options.ranks < 1 or options.values < 1:
-        message = f"--ranks {options.ranks}, --values {options.values}: give at least 1 of each"
-        raise InputError(message)
+        reject(f"--ranks {options.ranks}, --values {options.values}: give at least 1 of each")
     if not options.costs_alone:
         Digits.loaded()
     study = Study.begin("communication", options)

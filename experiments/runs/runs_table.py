@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mistlab.core.values import FieldError, InputError, refuse, shown
+from mistlab.core.values import FieldError, InputError, refuse, reject, shown
 
 # Reads the cells of a row of a table of runs: whole numbers, numbers and texts, or nothing.
 
@@ -160,8 +160,7 @@ def _header(path: Path, cells: Sequence[str], told_by: Sequence[str]) -> list[st
     elif twice:
         problem = f"column {', '.join(twice)} stands there twice"
     if problem:
-        message = f"{path}: {problem}: give a table of runs in UTF-8, with a header"
-        raise InputError(message)
+        reject(f"{path}: {problem}: give a table of runs in UTF-8, with a header")
     return header
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json
 from experiments.pages.tables import table
 from experiments.serve.served_rows import model_named
-from mistlab.core.values import InputError, refuse
+from mistlab.core.values import InputError, refuse, reject
 from mistlab.serving.engine_constants import ServedRun, fitted_constants
 from mistlab.serving.gpu_facts import gpu_named
 from mistlab.serving.load import Goals, Lengths, ServingLoad, drawn_load, load_of_trace
@@ -89,8 +89,7 @@ def served(options: argparse.Namespace) -> dict[str, Any]:
     if not best:
         near = nearest_to(timed, question.goals)
         nearest = "" if near is None else f": the nearest is {near.plan.text}"
-        message = f"no layout of {options.gpus} {question.space.gpu} meets the goals{nearest}"
-        raise InputError(message)
+        reject(f"no layout of {options.gpus} {question.space.gpu} meets the goals{nearest}")
     return _answer(question, best, timed, options)
 
 

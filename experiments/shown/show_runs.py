@@ -18,7 +18,7 @@ from experiments.cli.commandline import DONE, progress
 from experiments.cli.rundir import command_line, file_at, read_rows
 from experiments.pages.tables import flat_row
 from mistlab.core.files import naming, read_json, text_in
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 
 # Rows beyond these are left out of a page, which says so.
 MOST_ROWS = 5_000
@@ -43,14 +43,12 @@ class KeptRun:
     def of(cls, path: Path) -> "KeptRun":
         """The run in a folder; a folder that holds no run is refused."""
         if not path.is_dir():
-            message = f"{path}: is no folder: give the folder of a run, such as runs/scaling"
-            raise InputError(message)
+            reject(f"{path}: is no folder: give the folder of a run, such as runs/scaling")
         config, report, rows = (path / name for name in ("config.json", "report.md", "rows.jsonl"))
         if not any(file.is_file() for file in (config, report, rows)):
             runs = sorted(one.parent.name for one in path.glob("*/config.json"))
             inside = f"; runs lie in it: {', '.join(runs[:8])}" if runs else ""
-            message = f"{path}: holds no config.json, report.md or rows.jsonl of a run{inside}"
-            raise InputError(message)
+            reject(f"{path}: holds no config.json, report.md or rows.jsonl of a run{inside}")
         made = read_json(config) if config.is_file() else {}
         found = read_rows(rows)
         return cls(

@@ -17,7 +17,7 @@ from experiments.pages.tables import TIMING, Row, number, table
 from experiments.speedup.contenders import OURS, TARGET, Contender, contenders
 from experiments.speedup.nodes import Nodes
 from experiments.speedup.trial import run_trial, take_part
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import InputError, near_matches, reject
 from mistlab.export.found import checked_whole
 from mistlab.export.targets import TARGETS
 from mistlab.job.job import hardware_from, job_to_mapping, model_from
@@ -177,8 +177,7 @@ def chosen_systems(text: str) -> list[str]:
     names = _listed(text)
     for name in names:
         if name not in SYSTEMS:
-            message = f"--systems: {name!r} is unknown{near_matches(name, SYSTEMS)}"
-            raise InputError(message)
+            reject(f"--systems: {name!r} is unknown{near_matches(name, SYSTEMS)}")
     _check_installed(names)
     return names
 
@@ -197,8 +196,7 @@ def _check_installed(systems: Sequence[str]) -> None:
     if missing:
         rest = ",".join(system for system in systems if system not in missing)
         problems = "; ".join(dict.fromkeys(missing.values()))
-        message = f"{problems}; or leave {', '.join(missing)} out: --systems {rest or OURS}"
-        raise InputError(message)
+        reject(f"{problems}; or leave {', '.join(missing)} out: --systems {rest or OURS}")
 
 
 def _listed(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 
 # As long as a leader waits for the first node's next run.
 LONGEST_WAIT = timedelta(days=1)
@@ -59,8 +59,7 @@ class Nodes:
         if self.count == 1:
             return [*torchrun, "--standalone", "--nproc-per-node", str(ranks)]
         if ranks % self.count:
-            message = f"{ranks} ranks do not divide over {self.count} nodes"
-            raise InputError(message)
+            reject(f"{ranks} ranks do not divide over {self.count} nodes")
         return [
             *torchrun,
             *("--nnodes", str(self.count), "--node-rank", str(self.own)),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 
 Layout = Literal["whole", "split", "tokens", "partial"]
 LAYOUTS: tuple[Layout, ...] = ("whole", "split", "tokens", "partial")
@@ -175,8 +175,7 @@ def shortest(
         if (moved := _moved(before, changes.get((layout, end)), size, "the end")) is not None
     ]
     if not ends:
-        message = f"no way from {start} to {end} with {', '.join(collectives) or 'no collective'}"
-        raise InputError(message)
+        reject(f"no way from {start} to {end} with {', '.join(collectives) or 'no collective'}")
     return min(ends, key=lambda partition: partition.rank)
 
 

@@ -27,7 +27,7 @@ from experiments.studies.chain_partitions import (
     weight_ways,
 )
 from experiments.studies.chain_partitions import partitions as all_partitions
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.cost.links import LinkTimes
 from mistlab.job.job import hardware_from, model_from
 from mistlab.machine.cluster import Cluster
@@ -63,8 +63,7 @@ def partitions(options: argparse.Namespace) -> int:
         ranks = _ranks(options.tensor_parallel, hardware.node.gpus)
         cluster = Cluster(hardware=hardware, nodes=1, gpus_per_node=ranks)
     if options.sequence_length < 1:
-        message = f"--sequence-length {options.sequence_length}: give at least 1"
-        raise InputError(message)
+        reject(f"--sequence-length {options.sequence_length}: give at least 1")
     message_bytes = options.sequence_length * model.hidden * BYTES_A_NUMBER
     study = Study.begin("partitions", options)
     for one in CHAINS[:: 2 if options.quick else 1]:
@@ -79,8 +78,7 @@ def partitions(options: argparse.Namespace) -> int:
 
 def _ranks(asked: int, most: int) -> int:
     if not 2 <= asked <= most:
-        message = f"--tensor-parallel {asked}: give 2 to {most}, the GPUs of a node"
-        raise InputError(message)
+        reject(f"--tensor-parallel {asked}: give 2 to {most}, the GPUs of a node")
     return asked
 
 

@@ -18,7 +18,7 @@ from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table_of
 from mistlab import catalog
 from mistlab.core.arrays import Floats, Rows
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.job.search import Budget, Problem
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.space import OffloadRatios, SearchSpace
@@ -136,8 +136,7 @@ def grown(options: argparse.Namespace) -> int:
     default_s = QUICK_SECONDS if options.quick else SECONDS
     seconds = default_s if options.seconds is None else options.seconds
     if seconds <= 0:
-        message = f"--seconds {seconds}: a search needs some time: give more than 0"
-        raise InputError(message)
+        reject(f"--seconds {seconds}: a search needs some time: give more than 0")
     workload, cluster = problem_of(options)
     problem, space = Problem(workload=workload, cluster=cluster), space_called(options.space, None)
     study = Study.begin("search_growth", options)

@@ -17,7 +17,7 @@ from experiments.pages.charts import Lines
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table, table_of
 from mistlab import catalog
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import near_matches, reject
 from mistlab.engines.engine import Precision
 from mistlab.job.search import Budget, Problem
 from mistlab.machine.cluster import Cluster
@@ -155,19 +155,16 @@ def _asked(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Qualit
         if problem not in PROBLEMS:
             near = near_matches(problem, PROBLEMS)
             known = ", ".join(PROBLEMS)
-            message = f"--problems: {problem!r} is unknown{near}: give some of {known}"
-            raise InputError(message)
+            reject(f"--problems: {problem!r} is unknown{near}: give some of {known}")
     if options.seeds < 1:
-        message = f"--seeds {options.seeds}: a search needs a seed: give at least 1"
-        raise InputError(message)
+        reject(f"--seeds {options.seeds}: a search needs a seed: give at least 1")
     evaluations, seeds = options.evaluations, options.seeds
     if options.quick:
         problems, seeds = problems[:QUICK_PROBLEMS], min(seeds, QUICK_SEEDS)
         evaluations = min(evaluations, QUICK_EVALUATIONS)
     cpu_seconds = options.cpu_seconds
     if (evaluations if cpu_seconds is None else cpu_seconds) <= 0:
-        message = "--evaluations or --cpu-seconds is not above 0: a search needs a budget"
-        raise InputError(message)
+        reject("--evaluations or --cpu-seconds is not above 0: a search needs a budget")
     for problem in problems:
         reference = QualityQuestion(
             name=problem, searcher=REFERENCE, seed=0, evaluations=None, cpu_seconds=None

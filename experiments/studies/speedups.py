@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from experiments.bench.bench import BUDGET, Bench, Entry
 from experiments.bench.cases import (
@@ -20,7 +19,7 @@ from experiments.cli.commandline import progress
 from experiments.cli.live import Live
 from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import number, table
+from experiments.pages.tables import Row, number, table
 from mistlab.job.search import Problem
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan_words import plan_words
@@ -29,7 +28,6 @@ from searchers.savings import contains
 GRIDS = ("megatron", "deepspeed")
 # Sizes that are looked at in haste.
 QUICK = 2
-Row = Mapping[str, Any]
 
 
 def speedups(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from experiments.sweeps.cell import Cell, CellAnswer, solved
 from experiments.sweeps.sweep_file import load_cells
 from experiments.sweeps.workers import Workers, here, workers
 from mistlab.core.files import format_yaml, read_json
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.job.search import Budget
 
 # In haste: cells from the beginning of the sweep, and what their searchers may ask.
@@ -37,8 +37,7 @@ def sweep(options: argparse.Namespace) -> int:
     again.
     """
     if options.jobs is not None and options.jobs < 1:
-        message = f"--jobs {options.jobs}: give at least 1"
-        raise InputError(message)
+        reject(f"--jobs {options.jobs}: give at least 1")
     cells = load_cells(options.sweep, options.seed)
     if options.quick:
         cells = [replace(cell, budget=QUICK) for cell in cells[:QUICK_CELLS]]

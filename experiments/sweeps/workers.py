@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 
 from experiments.cli.commandline import progress
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 
 # Which version of the project a process has: answers of different versions must not mix.
 #
@@ -202,8 +202,7 @@ def workers(jobs: int | None, cluster: str | None) -> Iterator[Workers]:
         return
     name, _, address = cluster.partition(":")
     if name != RAY:
-        message = f"--cluster {cluster}: is unknown: give ray, or ray:ADDRESS"
-        raise InputError(message)
+        reject(f"--cluster {cluster}: is unknown: give ray, or ray:ADDRESS")
     with _ray(jobs, address) as (remote, cpus), parallel_config(backend="threading", n_jobs=cpus):
         yield Workers(remote=remote)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.cli.commandline import WRONG_USAGE
 from mistlab.core.files import naming
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 
 # Finds the message of a failed run: the line of its standard error that tells what was wrong.
 
@@ -106,8 +106,7 @@ class WorkerRunner:
         if answer is None:
             return None
         if answer["status"] == WRONG_USAGE:
-            message = f"{run.plan}: {answer['error'].removeprefix(ERROR)}"
-            raise InputError(message)
+            reject(f"{run.plan}: {answer['error'].removeprefix(ERROR)}")
         said: Said = {"error": answer["error"]} if answer["status"] else answer["said"]
         return said
 

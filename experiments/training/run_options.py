@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from experiments.cli.commandline import writable
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 
 # In place of a folder: the newest checkpoint of the run itself.
 LATEST = "latest"
@@ -26,13 +26,11 @@ def check_options(options: argparse.Namespace) -> None:
         given = getattr(options, name.replace("-", "_"))
         if not least <= given <= most:
             allowed = f"of at least {least}" if most == math.inf else f"from {least} to {most:.0f}"
-            message = f"--{name} {given}: give a number {allowed}"
-            raise InputError(message)
+            reject(f"--{name} {given}: give a number {allowed}")
     needing = [("--save-every", options.save_every), (f"--resume {LATEST}", goes_on(options))]
     for option, is_given in needing:
         if is_given and options.out is None:
-            message = f"{option} needs a folder: give --out DIR too"
-            raise InputError(message)
+            reject(f"{option} needs a folder: give --out DIR too")
 
 
 def check_places(options: argparse.Namespace) -> None:
@@ -48,8 +46,7 @@ def check_stage(options: argparse.Namespace) -> None:
     for name in ("--save-every", "--resume", "--export"):
         given = getattr(options, name[2:].replace("-", "_"))
         if options.stage is not None and given:
-            message = f"{name} needs the whole model: leave it out, or --stage {options.stage}"
-            raise InputError(message)
+            reject(f"{name} needs the whole model: leave it out, or --stage {options.stage}")
 
 
 def goes_on(options: argparse.Namespace) -> bool:

@@ -18,10 +18,10 @@ from experiments.cli.commandline import DONE, NO_ANSWER, missing, progress
 from experiments.cli.rundir import read_rows
 from experiments.pages.charts import Bars
 from experiments.pages.study import Report, Study
-from experiments.pages.tables import TIMING, gib, table_of
+from experiments.pages.tables import TIMING, Row, gib, table_of
 from experiments.training.plan_runs import ERROR, PlanRun, WorkerRunner, ended_within, last_words
 from experiments.training.run_results import WARM_UP
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import InputError, near_matches, reject
 from mistlab.job.job import Job, load_job
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -94,7 +94,6 @@ ON_CPU = (
     "These plans ran on CPUs, beside whatever else the machine did. Their times say that the "
     "command works; predictions are for the GPUs that the plans name."
 )
-Row = Mapping[str, Any]
 Key = tuple[str, str]
 
 
@@ -127,8 +126,7 @@ def _launcher(options: argparse.Namespace) -> Launcher:
     for name in ("steps", "seconds"):
         value = getattr(options, name)
         if not 0 < value < math.inf:
-            message = f"--{name}: {value:g} is not above 0: give a number above 0"
-            raise InputError(message)
+            reject(f"--{name}: {value:g} is not above 0: give a number above 0")
     steps = min(options.steps, QUICK_STEPS) if options.quick else options.steps
     return Launcher(steps=steps, device=options.device, seed=options.seed, seconds=options.seconds)
 
@@ -137,14 +135,12 @@ def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
     """The plans of a folder, in haste the first ones; of a folder of results its rows."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else f"is not there{_near(folder)}"
-        message = f"{folder}: {what}: give a folder of plan files, or of results of run_plans"
-        raise InputError(message)
+        reject(f"{folder}: {what}: give a folder of plan files, or of results of run_plans")
     if (folder / "rows.jsonl").is_file():
         return [*read_rows(folder / "rows.jsonl")]
     plans = sorted(folder.glob("*.yaml"))
     if not plans:
-        message = f"{folder}: has no plan files: give a folder that has some (*.yaml)"
-        raise InputError(message)
+        reject(f"{folder}: has no plan files: give a folder that has some (*.yaml)")
     if quick and len(plans) > QUICK_PLANS:
         left_out = ", ".join(plan.name for plan in plans[QUICK_PLANS:])
         progress(f"left out in haste (--quick): {left_out}")

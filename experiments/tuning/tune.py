@@ -31,7 +31,7 @@ from experiments.tuning.search_words import (
     why_words,
 )
 from experiments.tuning.smallest import smallest
-from mistlab.core.values import InputError, to_mapping
+from mistlab.core.values import reject, to_mapping
 from mistlab.job.job import dump_job
 from mistlab.job.search import Budget
 from mistlab.plan.plan_words import count_words, plan_words
@@ -103,8 +103,7 @@ def _check_alone(options: argparse.Namespace) -> None:
         if name not in BESIDE_A_PLAN and value != defaults[name]
     ]
     if given:
-        message = f"--from: the plan says itself what {', '.join(given)} would: leave that out"
-        raise InputError(message)
+        reject(f"--from: the plan says itself what {', '.join(given)} would: leave that out")
 
 
 def budget_for(budget: Budget, space: SearchSpace) -> Budget:

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from mistlab.calibration.table_rows import Origin, Row, is_of_machine, read_rows
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 
 NEEDED = ("hardware", "operation", "precision", "tflops")
 
@@ -30,8 +30,7 @@ def read_best_products(path: Path, hardware: str) -> Best:
     found = {precision: _best(plain, hardware, precision) for precision in ("bf16", "fp8")}
     for precision, best in found.items():
         if best is None:
-            message = f"{path}: no {precision} gemm of {hardware}: give its name in the table"
-            raise InputError(message)
+            reject(f"{path}: no {precision} gemm of {hardware}: give its name in the table")
     ratio: float = found["fp8"] / found["bf16"]  # type: ignore[operator]
     others = [one for one in _ratios(plain) if one != ratio]
     return Best(

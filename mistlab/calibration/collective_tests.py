@@ -13,7 +13,7 @@ import numpy as np
 from mistlab.calibration.fitted_transfers import TransferRows, fit, mean_error
 from mistlab.calibration.table_rows import Origin, Row, is_of_machine, read_rows
 from mistlab.core.units import GBYTES, MIB_BYTES
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.machine.hardware import Line
 
 NEEDED = ("hardware", "operation", "group_size", "nodes", "bytes", "algorithm", "busbw_GBps")
@@ -58,8 +58,7 @@ def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
     groups = [_group(own, nodes, ranks, over_ring) for nodes, ranks in shapes]
     found = tuple(group for group in groups if group is not None)
     if not found:
-        message = f"{path}: no all_reduce of {hardware} at {FEWEST_SIZES} sizes: give its name"
-        raise InputError(message)
+        reject(f"{path}: no all_reduce of {hardware} at {FEWEST_SIZES} sizes: give its name")
     return CollectiveTests(origin=origin, groups=found)
 
 

@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 
 from mistlab.core.arrays import Floats
 from mistlab.core.units import GBYTES, MIB_BYTES, MICROSECONDS
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.cost.links import transfer_s
 from mistlab.machine.hardware import Line
 
@@ -37,8 +37,7 @@ def fit(rows: TransferRows) -> Line:
     terms = np.stack([np.full(len(rows), MICROSECONDS), rows.size_bytes / GBYTES], axis=1)
     (latency_us, seconds_a_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
     if seconds_a_gbyte == 0:
-        message = "long transfers took no longer than short ones: measure longer ones, undisturbed"
-        raise InputError(message)
+        reject("long transfers took no longer than short ones: measure longer ones, undisturbed")
     return Line(
         latency_us=round(float(latency_us), 2),
         gbytes_per_s=round(float(1 / seconds_a_gbyte), 4),

@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 from mistlab.calibration.table_rows import Origin, Row, read_rows
 from mistlab.core.arrays import Floats
 from mistlab.core.units import GBYTES, MICROSECONDS, TFLOP
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.machine.hardware import OperatorClass, Rate
 
 NEEDED = ("hardware", "op", "m", "k", "n", "groups", "time_us", "efficiency", "tflops", "notes")
@@ -68,8 +68,7 @@ def read_kernel_table(path: Path, hardware: str | None) -> KernelTable:
         "grouped_matmul": _products([row for row in plain if row["op"] == "group_matmul"]),
     }
     if not all(map(len, products.values())):
-        message = f"{path}: no products of {hardware}: give rows of matmul and group_matmul"
-        raise InputError(message)
+        reject(f"{path}: no products of {hardware}: give rows of matmul and group_matmul")
     return KernelTable(origin=origin, products=products, rows=plain)
 
 

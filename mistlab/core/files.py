@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mistlab.core.units import MIB_BYTES
-from mistlab.core.values import InputError, refuse, shown
+from mistlab.core.values import InputError, refuse, reject, shown
 
 # Factors from the units of files to SI base units.
 
@@ -95,8 +95,7 @@ class _Walk:
 
 def _refuse(event: yaml.Event, problem: str) -> None:
     mark = event.start_mark
-    message = f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem
-    raise InputError(message)
+    reject(f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem)
 
 
 # Reads and writes files of plain data: YAML that people write, JSON that programs write.

@@ -26,10 +26,6 @@ from typing import (
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# The exception for malformed input, ``InputError``, whose message says what to do.
-#
-# A message names the field, the value and the remedy.
-
 
 class InputError(ValueError):
     """Malformed input; the message names the field, the value and the remedy."""
@@ -58,6 +54,11 @@ class FieldError(InputError):
         """The same problem, with the path as seen from the value that holds this field."""
         joint = "." if holder and self.path and not self.path.startswith("[") else ""
         return type(self)(f"{holder}{joint}{self.path}", self.problem)
+
+
+def reject(message: str) -> NoReturn:
+    """Raise an ``InputError``; the message names the field, the value and the remedy."""
+    raise InputError(message)
 
 
 def refuse(path: str, problem: str) -> NoReturn:
@@ -381,7 +382,8 @@ def _optional_check(check: Check) -> Check:
 
 # Tools for values: frozen dataclasses that check their fields and convert from and to mappings.
 #
-# A value calls ``check_fields`` in its ``__post_init__``. Annotations say what a field may hold,
+# A value is ``Checked``, or calls ``check_fields`` in its ``__post_init__``. Annotations
+# say what a field may hold,
 # and ``field(metadata=bounded(...))`` gives the range of its numbers. Supported annotations are
 # int, float, bool, str, ``Literal`` of texts, other values, ``tuple[X, ...]`` and ``X | None``. No
 # validation library does all of this: refuse a bool for an int, say a remedy, import quickly.
@@ -438,9 +440,18 @@ def check_fields(value: "DataclassInstance") -> None:
         raise error.within(name) from None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A value that checks its fields when it is made, by their annotations and bounds alone."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def check_field(kind: "type[DataclassInstance]", name: str, given: object) -> Any:
     """Check one field for a value of this type; return the content that it would store."""
-    return _checked(name, dict(_checks(kind))[name], given)
+    with within(name):
+        return dict(_checks(kind))[name](given)
 
 
 def from_mapping(kind: type[Value], plain: object, where: str = "") -> Value:
@@ -489,25 +500,16 @@ def _checks(kind: "type[DataclassInstance]") -> tuple[tuple[str, Check], ...]:
     return tuple((name, check_of(entry.annotation, entry.bounds)) for name, entry in types.items())
 
 
-def _checked(name: str, check: Check, given: object) -> Any:
-    try:
-        return check(given)
-    except FieldError as error:
-        raise error.within(name) from None
-
-
 def _decoded_value(kind: type[Value], plain: object) -> Value:
     types = _field_types(kind)
     if not isinstance(plain, Mapping):
-        message = f"{shown(plain)} is not a mapping: give the keys {', '.join(types)}"
-        refuse("", message)
+        refuse("", f"{shown(plain)} is not a mapping: give the keys {', '.join(types)}")
     for key in plain:
         if key not in types:
             refuse(str(key), f"unknown key{near_matches(key, types)}")
     for name, entry in types.items():
         if entry.required and name not in plain:
-            missing = f"missing: give {wanted(entry.annotation, entry.bounds)}"
-            refuse(name, missing)
+            refuse(name, f"missing: give {wanted(entry.annotation, entry.bounds)}")
     return kind(
         **{name: _decoded(types[name].annotation, entry, name) for name, entry in plain.items()}
     )

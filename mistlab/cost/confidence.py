@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mistlab import catalog
-from mistlab.core.values import bounded, check_fields, from_mapping
+from mistlab.core.values import Checked, bounded, from_mapping
 from mistlab.engines.engine import ENGINES, Engine, Precision
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import EngineCalibration, Hardware, MeasuredAt
@@ -109,7 +109,7 @@ class RunKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownKind:
+class KnownKind(Checked):
     """A kind of runs that was measured: ``shares`` of their ways are as likely, in order.
 
     Shares are below 0 for runs that are faster than predicted. ``groups`` are the models of one
@@ -122,9 +122,6 @@ class KnownKind:
     models: int = field(metadata=bounded(minimum=1))
     groups: int = field(metadata=bounded(minimum=1))
     most_gpus: int = field(metadata=bounded(minimum=1))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Protocol, final
 import numpy as np
 
 from mistlab.core.arrays import Floats
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import near_matches, reject
 from mistlab.cost.pipeline import iteration_s
 from mistlab.job.prediction import Prediction, Predictor, StagePrediction
 from mistlab.job.search import PlanAndStagePredictor, StageCostModel
@@ -236,7 +236,6 @@ VIEWS: Mapping[str, View] = {
 
 def view_of(name: str) -> View:
     """The view of a name; refuses an unknown name."""
-    if name in VIEWS:
-        return VIEWS[name]
-    message = f"view {name!r} is unknown{near_matches(name, VIEWS)}"
-    raise InputError(message)
+    if name not in VIEWS:
+        reject(f"view {name!r} is unknown{near_matches(name, VIEWS)}")
+    return VIEWS[name]

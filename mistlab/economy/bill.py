@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from mistlab.core.values import bounded, check_fields
+from mistlab.core.values import Checked, bounded
 from mistlab.graph.stage_model import StageModel
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
@@ -91,7 +91,7 @@ WATTS_A_KILOWATT = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class Prices(Checked):
     """The prices of an hour of one GPU.
 
     ``watts`` is the power of a GPU's board. ``overhead`` is what the whole building draws for each
@@ -103,9 +103,6 @@ class Prices:
     watts: float = field(metadata=bounded(minimum=0))
     overhead: float = field(metadata=bounded(minimum=1))
     kg_per_kwh: float = field(metadata=bounded(minimum=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

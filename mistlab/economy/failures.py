@@ -14,7 +14,7 @@ checkpoint, which takes R together and begins again if another GPU fails meanwhi
 import math
 from dataclasses import dataclass, field
 
-from mistlab.core.values import bounded, check_fields
+from mistlab.core.values import Checked, bounded
 from mistlab.economy.bill import gpu_hours_of
 
 # Steps of Newton's method; it doubles its digits with each.
@@ -26,7 +26,7 @@ LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reliability:
+class Reliability(Checked):
     """How GPUs fail, and what a failure and a checkpoint take."""
 
     gpus: int = field(metadata=bounded(minimum=1))
@@ -35,9 +35,6 @@ class Reliability:
     detection_s: float = field(metadata=bounded(minimum=0))
     restart_s: float = field(metadata=bounded(minimum=0))
     reload_s: float = field(metadata=bounded(minimum=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def failures_per_s(self) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mistlab.core.files import format_yaml, parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.engines.engine import Precision
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.deepspeed import offload_states, read_configuration
@@ -65,11 +65,9 @@ def read_choices(top: Section, found: Found, source: LaunchFile, given: Given) -
     """Take a configuration's choices; the engines that may stand for what it starts."""
     kind = top.text("distributed_type", "NO").upper()
     if kind not in KINDS:
-        message = f"distributed_type: {kind!r} is not read here: give {', '.join(KINDS)}"
-        raise InputError(message)
+        reject(f"distributed_type: {kind!r} is not read here: give {', '.join(KINDS)}")
     if top.switch("use_cpu"):
-        message = "use_cpu: true trains on no GPU: give a configuration of GPUs"
-        raise InputError(message)
+        reject("use_cpu: true trains on no GPU: give a configuration of GPUs")
     _processes(top, found, kind)
     found.precision = _precision(top, found)
     found.micro_batches = top.whole("gradient_accumulation_steps") or found.micro_batches
@@ -97,11 +95,10 @@ def _processes(top: Section, found: Found, kind: str) -> None:
     if processes is None:
         return
     if processes % machines:
-        message = (
+        reject(
             f"num_processes: {processes} is no multiple of num_machines {machines}: it counts the "
             "processes of all machines; correct one of them"
         )
-        raise InputError(message)
     found.gpus_per_node = processes // machines
 
 
@@ -110,8 +107,7 @@ def _precision(section: Section, found: Found) -> Precision:
     # YAML reads a bare no as false.
     word = "no" if value is False or value is None else str(value).lower()
     if word not in PRECISIONS:
-        message = f"mixed_precision: {word!r} is unknown: give {', '.join(PRECISIONS)}"
-        raise InputError(message)
+        reject(f"mixed_precision: {word!r} is unknown: give {', '.join(PRECISIONS)}")
     if word == "fp8":
         found.remark("ignored", "mixed_precision", "fp8: products are taken in 16 bits")
     return PRECISIONS[word]
@@ -199,8 +195,7 @@ def strategy_of(text: str, where: str) -> str:
     if re.fullmatch(r"[1-5]", word):
         return names[int(word) - 1]
     if word not in STRATEGIES:
-        message = f"{where}: {text!r} is unknown: give {', '.join(names)}, or 1 to 5"
-        raise InputError(message)
+        reject(f"{where}: {text!r} is unknown: give {', '.join(names)}, or 1 to 5")
     return word
 
 
@@ -217,8 +212,7 @@ def _read_deepspeed(section: Section, found: Found, source: LaunchFile, given: G
     level = section.whole("zero_stage", minimum=0)
     level = 2 if level is None else level
     if level > 3:
-        message = f"{section.path('zero_stage')}: {level} is unknown: give 0 to 3"
-        raise InputError(message)
+        reject(f"{section.path('zero_stage')}: {level} is unknown: give 0 to 3")
     found.values["zero"] = level
     found.overlaps = level == 3
     found.micro_batches = section.whole("gradient_accumulation_steps") or found.micro_batches
@@ -233,10 +227,7 @@ def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, An
     """The content of a DeepSpeed JSON that another file names."""
     text = source.beside(path)
     if text is None:
-        message = (
-            f"{where}: {path} is not beside this file: put it there, or import that JSON itself"
-        )
-        raise InputError(message)
+        reject(f"{where}: {path} is not beside this file: put it there, or import that JSON itself")
     try:
         return parse_json(text)
     except InputError as error:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.export.found import Found, Section, checked_whole, harmless_names, parse_json
 from mistlab.export.given import Given, Imported
@@ -99,10 +99,9 @@ def _precision(top: Section, given: Given) -> Precision:
     automatic = [name for name in HALVES if sections[name].content.get("enabled") == "auto"]
     if automatic and not enabled:
         if given.precision is None:
-            message = (
+            reject(
                 f"{automatic[0]}.enabled: auto, which the training script settles: give --precision"
             )
-            raise InputError(message)
         return given.precision
     if top.section("amp").switch("enabled"):
         top.found.remark("assumed", "amp", "apex's mixed precision: taken as fp16")
@@ -124,11 +123,10 @@ def _batch(top: Section, found: Found, given: Given) -> None:
     if batch and micro_batch and steps:
         data, rest = divmod(batch, micro_batch * steps)
         if rest or not data:
-            message = (
+            reject(
                 f"train_batch_size: {batch} is no multiple of train_micro_batch_size_per_gpu "
                 f"{micro_batch} x gradient_accumulation_steps {steps}: correct one of them"
             )
-            raise InputError(message)
         found.data_parallel = data
     elif batch and not micro_batch and given.nodes and given.gpus_per_node:
         micro_batch = _derived(batch, steps or 1, found, given.nodes * given.gpus_per_node)
@@ -140,11 +138,10 @@ def _derived(batch: int, steps: int, found: Found, ranks: int) -> int:
     data = max(ranks // found.ranks_of_replica, 1)
     micro_batch, rest = divmod(batch, steps * data)
     if rest or not micro_batch:
-        message = (
+        reject(
             f"train_batch_size: {batch} does not divide over {data} replicas x "
             f"gradient_accumulation_steps {steps}: correct one of them, or give --micro-batch"
         )
-        raise InputError(message)
     return micro_batch
 
 
@@ -171,8 +168,7 @@ def read_states(section: Section, found: Found) -> None:
     """ZeRO's level, its overlap and what it offloads, as a configuration's section says."""
     level = section.whole("stage", minimum=0) or 0
     if level > 3:
-        message = f"zero_optimization.stage: {level} is unknown: give 0 to 3"
-        raise InputError(message)
+        reject(f"zero_optimization.stage: {level} is unknown: give 0 to 3")
     found.values["zero"] = level
     found.overlaps = section.switch("overlap_comm", default=level == 3)
     offloaded = {name: _is_offloaded(section, key) for name, key in _PARTS.items()}

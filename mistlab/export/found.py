@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from mistlab import catalog
-from mistlab.core.values import InputError, near_matches, word_set
+from mistlab.core.values import InputError, near_matches, reject, word_set
 from mistlab.engines.engine import Optimizer, Precision, names_for_plans
 from mistlab.export.given import Given, Imported, Kind, Remark
 from mistlab.export.nearest import canonical, with_engine
@@ -79,8 +79,7 @@ class Found:
         if said is not None:
             return said
         if default is None:
-            message = f"{name}: the file does not say it: give {option}"
-            raise InputError(message)
+            reject(f"{name}: the file does not say it: give {option}")
         self.remark("assumed", name, f"{default}, for the file does not say: {option}")
         return default
 
@@ -130,8 +129,7 @@ class Found:
     def check_stages(self, model: ModelSpec) -> None:
         """Refuse more stages than there are blocks to divide evenly."""
         if self.layers is None and self.num_stages > model.layers:
-            message = f"{self.num_stages} stages for {model.layers} blocks: give at most as many"
-            raise InputError(message)
+            reject(f"{self.num_stages} stages for {model.layers} blocks: give at most as many")
 
     def settled_model(self, given: Given, read: Callable[[], ModelSpec]) -> ModelSpec:
         """The given model, else the file's own, which ``read`` gives; a remark tells where a given
@@ -152,8 +150,7 @@ class Found:
     def _model(self, given: Given) -> ModelSpec:
         model = given.model or self.model
         if model is None:
-            message = "model: the file does not describe it: give --model"
-            raise InputError(message)
+            reject("model: the file does not describe it: give --model")
         said = [] if self.model is None else _differences(self.model, model)
         if said:
             text = f"{', '.join(said)}: took the option's"
@@ -177,12 +174,11 @@ class Found:
         if self.data_parallel is not None:
             return self.data_parallel
         if ranks % replica:
-            message = (
+            reject(
                 f"{ranks} GPUs: a copy of the model takes {replica} (pipeline {self.num_stages} x "
                 f"tensor and other degrees {replica // self.num_stages}), which does not divide "
                 "them: give other --nodes and --gpus-per-node, or correct the degrees"
             )
-            raise InputError(message)
         return ranks // replica
 
     def _global_batch(self, given: Given, data: int, micro_batch: int) -> int:
@@ -193,11 +189,10 @@ class Found:
         self._check_steps(micro_batch, data)
         batch = self.settled("global_batch", given.global_batch, default)
         if batch % together:
-            message = (
+            reject(
                 f"global_batch: {batch} sequences are no multiple of micro_batch {micro_batch} x "
                 f"data_parallel {data}: give another --global-batch or --micro-batch"
             )
-            raise InputError(message)
         return batch
 
     def _check_steps(self, micro_batch: int, data: int) -> None:
@@ -278,8 +273,7 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
         message = f"{where}: {content!r} is not a whole number: give one from {minimum}"
         raise InputError(message) from None
     if number < minimum:
-        message = f"{where}: {number} is too small: give at least {minimum}"
-        raise InputError(message)
+        reject(f"{where}: {number} is too small: give at least {minimum}")
     return number
 
 
@@ -303,8 +297,7 @@ def parse_json(text: str) -> Mapping[str, Any]:
         message = "is nested too deeply: write at most a few levels"
         raise InputError(message) from None
     if not isinstance(content, dict):
-        message = "holds no JSON object: give a configuration file"
-        raise InputError(message)
+        reject("holds no JSON object: give a configuration file")
     return content
 
 
@@ -351,8 +344,7 @@ class Section:
         if content is None:
             content = {}
         if not isinstance(content, Mapping):
-            message = f"{self.path(key)}: {content!r} is no section: give its settings"
-            raise InputError(message)
+            reject(f"{self.path(key)}: {content!r} is no section: give its settings")
         made = Section(content, self.path(key), self.found)
         self._asked[key] = made
         return made
@@ -366,11 +358,9 @@ class Section:
         """A number from 0 to a maximum."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            message = f"{self.path(key)}: {value!r} is not a number: give one"
-            raise InputError(message)
+            reject(f"{self.path(key)}: {value!r} is not a number: give one")
         if not 0 <= value <= maximum:
-            message = f"{self.path(key)}: {value:g} is out of range: give one from 0 to {maximum:g}"
-            raise InputError(message)
+            reject(f"{self.path(key)}: {value:g} is out of range: give one from 0 to {maximum:g}")
         return float(value)
 
     def words(self, key: str) -> list[str]:
@@ -379,8 +369,7 @@ class Section:
         if value is None:
             return []
         if not isinstance(value, list):
-            message = f"{self.path(key)}: {value!r} is no list: give [NAME, ...]"
-            raise InputError(message)
+            reject(f"{self.path(key)}: {value!r} is no list: give [NAME, ...]")
         return [str(word) for word in value]
 
     def switch(self, key: str, *, default: bool = False) -> bool:
@@ -391,8 +380,7 @@ class Section:
         if value is None:
             return default
         if not isinstance(value, bool):
-            message = f"{self.path(key)}: {value!r} is neither true nor false: give one of them"
-            raise InputError(message)
+            reject(f"{self.path(key)}: {value!r} is neither true nor false: give one of them")
         return value
 
     def text(self, key: str, default: str = "") -> str:
@@ -405,8 +393,7 @@ class Section:
         value = self.text(key, default)
         names = tuple(known)
         if value.lower() not in names:
-            message = f"{self.path(key)}: {value!r} is unknown{near_matches(value, names)}"
-            raise InputError(message)
+            reject(f"{self.path(key)}: {value!r} is unknown{near_matches(value, names)}")
         return value.lower()
 
     def has(self, key: str) -> bool:

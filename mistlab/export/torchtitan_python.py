@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from mistlab import catalog
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.export import torchtitan_read
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import ENGINES, canonical, under_any_engine, with_engine
@@ -65,15 +65,13 @@ def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
     if wanted is None:
         names = [key for key in functions if "debug" not in key]
         if len(names) != 1:
-            message = (
+            reject(
                 f"holds {len(functions)} configurations: give one by --set CONFIG=NAME, of "
                 f"{', '.join(functions)}"
             )
-            raise InputError(message)
         wanted = names[0]
     if wanted not in functions:
-        message = f"CONFIG: {name} has no configuration {wanted!r}: give {', '.join(functions)}"
-        raise InputError(message)
+        reject(f"CONFIG: {name} has no configuration {wanted!r}: give {', '.join(functions)}")
     built = _Registry(functions).build(wanted, 0)
     kind = _KINDS.search(name) or _KINDS.search(wanted)
     return _as_sections(built, kind[1] if kind else "", wanted)
@@ -92,8 +90,7 @@ class _Registry:
     def build(self, name: str, depth: int) -> dict[str, Any]:
         """The fields of the configuration that a function returns."""
         if depth > _DEEPEST:
-            message = f"{name}: builds on itself: give another configuration"
-            raise InputError(message)
+            reject(f"{name}: builds on itself: give another configuration")
         values: dict[str, Any] = {}
         for statement in self.functions[name].body:
             if isinstance(statement, ast.Return) and statement.value is not None:
@@ -104,11 +101,10 @@ class _Registry:
             if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                 self._assign(statement.targets[0], statement.value, values, depth)
             elif not _changes_nothing(statement):
-                message = (
+                reject(
                     f"line {statement.lineno}: {name} does more than build a configuration: it is "
                     "read, never run; give another"
                 )
-                raise InputError(message)
         message = f"{name}: returns no configuration that can be read without running it"
         raise InputError(message)
 
@@ -163,8 +159,7 @@ def _as_sections(built: Mapping[str, Any], kind: str, name: str) -> dict[str, An
     spec = built.get("model_spec")
     flavour = spec["()"][0] if isinstance(spec, dict) and spec.get("()") else _UNREAD
     if not isinstance(flavour, str):
-        message = f"{name}: its model_spec cannot be read without running it: give --model"
-        raise InputError(message)
+        reject(f"{name}: its model_spec cannot be read without running it: give --model")
     converters = [_converter(entry) for entry in _listed(spec, "converters")]
     sections["model"] = {"name": kind, "flavor": flavour, "converters": converters}
     for key in ("training", "parallelism", "compile"):
@@ -195,8 +190,7 @@ def _fields(value: Any, where: str) -> dict[str, Any]:
     fields.pop("()", None)
     for key, inner in fields.items():
         if inner is _UNREAD:
-            message = f"{where}.{key}: cannot be read without running it: give a plain value"
-            raise InputError(message)
+            reject(f"{where}.{key}: cannot be read without running it: give a plain value")
     return fields
 
 
@@ -260,8 +254,7 @@ def _module(text: str) -> ast.Module:
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if len(functions) != 1:
         named = ", ".join(functions[:3])
-        message = f"holds {len(functions)} functions ({named}): give a module with one of them"
-        raise InputError(message)
+        reject(f"holds {len(functions)} functions ({named}): give a module with one of them")
     return module
 
 
@@ -298,8 +291,7 @@ def _model(module: ast.Module) -> dict[str, object]:
     ]
     call = next(_calls(module, "model_registry"), None)
     if not places or call is None or not call.args:
-        message = "model_registry: no flavour is named: give model_registry('8B'), or --model"
-        raise InputError(message)
+        reject("model_registry: no flavour is named: give model_registry('8B'), or --model")
     return {"name": places[0], "flavor": str(ast.literal_eval(call.args[0]))}
 
 

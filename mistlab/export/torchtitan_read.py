@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab import catalog
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.export.found import Found, Section, harmless_names, parse_toml
 from mistlab.export.given import Given, Imported
@@ -94,11 +94,10 @@ def _model(section: Section) -> ModelSpec:
     size = _VARIANT.sub("", flavour.lower())
     name = FLAVOURS.get((known[0] if known else kind, size), flavour)
     if name not in catalog.model_names():
-        message = (
+        reject(
             f"model.flavor: {flavour!r} is no model of the catalogue (model.name: {kind}): give "
             "--model"
         )
-        raise InputError(message)
     return catalog.model(name)
 
 
@@ -123,11 +122,10 @@ def _read_degrees(homes: list[Section], found: Found, model: ModelSpec) -> None:
         found.data_parallel = replicas * shards
     keeps = section.text("fsdp_reshard_after_forward", "default")
     if keeps not in ("default", "always", "never"):
-        message = (
+        reject(
             f"parallelism.fsdp_reshard_after_forward: {keeps!r} is unknown: give default, always "
             "or never"
         )
-        raise InputError(message)
     reshards = keeps == "always" or (keeps == "default" and found.num_stages == 1)
     whole = shards == 1 and found.values["context_parallel"] == 1
     found.values["zero"] = 0 if whole else 3 if reshards else 2
@@ -187,11 +185,10 @@ def _size_in_pipeline(homes: list[Section], local: int, found: Found) -> int:
         size, where = size or 1, "pipeline_parallel_microbatch_size"
         rest = local % size
     if rest or not size:
-        message = (
+        reject(
             f"training.local_batch_size: {local} is no multiple of {where} "
             f"{count or size}: correct one of them"
         )
-        raise InputError(message)
     return size
 
 
@@ -211,11 +208,10 @@ def _read_tokens(training: Section, parallelism: Section, found: Found) -> None:
     found.sequence_length = length
     found.micro_batch, rest = divmod(tokens, length)
     if rest or not found.micro_batch:
-        message = (
+        reject(
             f"training.num_tokens_per_microbatch_per_dp_rank: {tokens} is no multiple of "
             f"max_context_length {length}: correct one of them"
         )
-        raise InputError(message)
     found.micro_batches = 1
     if found.num_stages > 1:
         found.micro_batches = parallelism.whole("num_pp_microbatches") or 1
@@ -237,8 +233,7 @@ def _read_products(top: Section, found: Found) -> tuple[str, ...]:
     """Compilation and narrow products; the engines that may stand for both."""
     words = [word.lower() for word in top.section("model").words("converters")]
     if any("lora" in word for word in words):
-        message = "model.converters: lora trains adapters alone, which is not read here"
-        raise InputError(message)
+        reject("model.converters: lora trains adapters alone, which is not read here")
     quantized = top.section("quantize").section("linear")
     older = top.section("float8")
     if older.switch("enable_float8_linear"):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import log
 
 from mistlab import catalog
-from mistlab.core.values import InputError, refuse
+from mistlab.core.values import refuse, reject
 from mistlab.export.found import Found, Section
 from mistlab.export.nearest import STATES, fewest_replicas, sharded, states_offloaded
 from mistlab.export.rules import (
@@ -215,19 +215,17 @@ def read_stages(section: Section, found: Found, layers: int) -> None:
     if parts:
         blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
         if len(blocks) % found.num_stages:
-            message = (
+            reject(
                 f"parallelism.module_fqns_per_model_part: {len(blocks)} parts are no multiple of "
                 f"{found.num_stages} stages: give each stage as many"
             )
-            raise InputError(message)
         chunks = len(blocks) // found.num_stages
         placement = _placement(found.order, found.num_stages, chunks)
         if placement.chunks != chunks:
-            message = (
+            reject(
                 f"parallelism.module_fqns_per_model_part: {len(blocks)} parts, but {schedule} has "
                 f"{placement.chunks} a stage: give {placement.chunks * found.num_stages}"
             )
-            raise InputError(message)
         found.layers = _of_stages(blocks, placement)
     else:
         first, last = (1 if one is None else one for one in less)

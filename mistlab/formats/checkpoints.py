@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError, word_set
+from mistlab.core.values import reject, word_set
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
 from mistlab.shell.session import LaunchFile
@@ -165,6 +165,5 @@ def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
     model = model_named(path) if path else None
     if model is None:
         said = f"{path!r} is no model that is known here by its name" if path else "names no model"
-        message = f"{where}: {said}: give --model (a name of the catalogue, or a config.json)"
-        raise InputError(message)
+        reject(f"{where}: {said}: give --model (a name of the catalogue, or a config.json)")
     return model

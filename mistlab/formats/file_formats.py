@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.export.found import listed
 from mistlab.export.given import Given, Imported, Remark
 from mistlab.export.megatron import megatron_read
@@ -163,8 +163,7 @@ _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
 def _refused_row(name: str, title: str, keys: str, why: str) -> Format:
     def read(source: LaunchFile, given: Given) -> Imported:
         del source, given
-        message = f"this is {title}: not read here: {why}"
-        raise InputError(message)
+        reject(f"this is {title}: not read here: {why}")
 
     def recognises(source: LaunchFile) -> bool:
         return command_of(source) is None and _has(settings_of(source), keys)
@@ -218,8 +217,7 @@ def _read_megatron(source: LaunchFile, given: Given) -> Imported:
         refused = refusal_of(launch.program)
         reason = refused or "is no program that is known here, nor are its options Megatron-LM's"
         line = f"line {launch.line}: " if launch.line else ""
-        message = f"{line}{launch.program} {reason}: known are the programs of {_titles()}"
-        raise InputError(message)
+        reject(f"{line}{launch.program} {reason}: known are the programs of {_titles()}")
     return megatron_read.read_launch(launch, source, given)
 
 
@@ -333,11 +331,10 @@ def format_of(source: LaunchFile) -> Format:
         if row.recognises(source):
             return row
     if content.kind == "python":
-        message = (
+        reject(
             "is a Python program, and no registry of torchtitan's configurations: give the script "
             "that starts it, or its configuration"
         )
-        raise InputError(message)
     keys = [str(key) for key in content.settings]
     shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
     message = (

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.deepspeed import read_configuration
 from mistlab.export.found import Found, Section, checked_whole, harmless_names
@@ -113,8 +113,7 @@ def _merged(source: LaunchFile, command: Command) -> dict[str, Any]:
         text = named_text(path, command, source, "configures gpt-neox's run")
         for key, value in _plain(parse_yaml(text, path)).items():
             if key in merged and merged[key] != value:
-                message = f"{key}: {path} and a file before it give other values: keep one of them"
-                raise InputError(message)
+                reject(f"{key}: {path} and a file before it give other values: keep one of them")
             merged[key] = value
     return merged
 
@@ -122,19 +121,15 @@ def _merged(source: LaunchFile, command: Command) -> dict[str, Any]:
 def _refuse(top: Section) -> None:
     kinds = _attention_kinds(top)
     if strange := [kind for kind in kinds if kind not in ("global", "flash")]:
-        message = f"attention_config: {strange[0]} is not read here, only global and flash are"
-        raise InputError(message)
+        reject(f"attention_config: {strange[0]} is not read here, only global and flash are")
     if top.text("train_impl", "normal") != "normal":
-        message = f"train_impl: {top.get('train_impl')} is not read here, only normal training is"
-        raise InputError(message)
+        reject(f"train_impl: {top.get('train_impl')} is not read here, only normal training is")
     for key in ("soft_prompt_tuning", "curriculum_learning"):
         inner = top.get(key)
         if isinstance(inner, Mapping) and inner.get("enabled"):
-            message = f"{key}: is not read here: give a configuration without it"
-            raise InputError(message)
+            reject(f"{key}: is not read here: give a configuration without it")
     if (top.whole("moe_num_experts", minimum=0) or 1) > 1:
-        message = "moe_num_experts: experts of gpt-neox are not read here: give a dense model"
-        raise InputError(message)
+        reject("moe_num_experts: experts of gpt-neox are not read here: give a dense model")
     for key in ("moe_expert_interval", "moe_top_k", "moe_router_type", "moe_lbl_in_fp32"):
         top.get(key)
 
@@ -160,8 +155,7 @@ def _model(top: Section, found: Found) -> ModelSpec:
     norm = top.text("norm", "layernorm").lower()
     position = _POSITIONS.get(top.text("pos_emb", "learned"), "absolute")
     if norm not in _NORMS:
-        message = f"norm: {norm!r} is unknown: give {', '.join(_NORMS)}"
-        raise InputError(message)
+        reject(f"norm: {norm!r} is unknown: give {', '.join(_NORMS)}")
     _tell_of_kinds(top, found, activation, gated=gated)
     fields: dict[str, Any] = {}
     if position == "rotary":
@@ -197,11 +191,10 @@ def _model(top: Section, found: Found) -> ModelSpec:
 def _needed(top: Section, key: str) -> int:
     number = top.whole(key)
     if number is None:
-        message = (
+        reject(
             f"{key}: is missing: gpt-neox merges several files; give the one with the model, a "
             "script that starts with all of them, or --model"
         )
-        raise InputError(message)
     return number
 
 
@@ -278,8 +271,7 @@ def _precision(top: Section, found: Found) -> None:
     word = top.text("precision")
     if word:
         if word not in _PRECISIONS:
-            message = f"precision: {word!r} is unknown: give {', '.join(_PRECISIONS)}"
-            raise InputError(message)
+            reject(f"precision: {word!r} is unknown: give {', '.join(_PRECISIONS)}")
         found.precision = _PRECISIONS[word]  # type: ignore[assignment]
     inner = top.section("fp16")
     inner.get("fp16")

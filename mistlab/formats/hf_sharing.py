@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.export import accelerate as accelerate_read
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.accelerate import STRATEGIES, read_choices, strategy_of, with_precision
@@ -138,11 +138,10 @@ def _made_by_program(top: Section) -> None:
     """ZeRO's level of a program that makes DeepSpeed's configuration itself, by its arguments."""
     found, level = top.found, top.whole("zero_stage", minimum=0)
     if level is None or level > 3:
-        message = (
+        reject(
             "deepspeed: the program makes DeepSpeed's configuration itself, and no zero_stage from "
             "0 to 3 is given: give --deepspeed_config FILE, or import the configuration's JSON"
         )
-        raise InputError(message)
     found.values["zero"] = level
     if top.switch("offload"):
         found.values |= {"offload_optimizer": 1.0, "offload_gradients": 1.0}

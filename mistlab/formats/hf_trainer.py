@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.export import accelerate as accelerate_read
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.found import Found, Section
@@ -195,8 +195,7 @@ def _known(settings: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
         name = ours.get(word, word)
         if isinstance(value, _Unsettled):
             if name in _COSTING:
-                message = f"{word}: {value.reason}"
-                raise InputError(message)
+                reject(f"{word}: {value.reason}")
             value = value.text  # noqa: PLW2901 (what a calm setting says does not matter)
         known[name] = value
     return known
@@ -207,12 +206,10 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
         value = top.get(key)
         if value not in (None, False, "", 0, "none", "None", "false", "False"):
             name = trainer.names.get(key, key)
-            message = f"{name}: this run of {trainer.title} trains {what}: not read here"
-            raise InputError(message)
+            reject(f"{name}: this run of {trainer.title} trains {what}: not read here")
     for key in ("finetuning_type", "tuner_type", "train_type"):
         if top.text(key, "full") not in ("full", "none"):
-            message = f"{key}: {top.get(key)} is not read here, only full is"
-            raise InputError(message)
+            reject(f"{key}: {top.get(key)} is not read here, only full is")
     if command is not None:
         refuse_program(command)
 
@@ -225,11 +222,9 @@ def refuse_program(command: Command) -> None:
         parts = re.split(r"[_\-.]", PurePosixPath(program.replace(".py", "")).name.lower())
         reason = next((PROGRAMS[word] for word in parts if word in PROGRAMS), None)
         if reason is not None:
-            message = f"{program}: trains {reason}: not read here"
-            raise InputError(message)
+            reject(f"{program}: trains {reason}: not read here")
         if (reason := refusal_of(program)) is not None:
-            message = f"{program}: {reason}: not read here"
-            raise InputError(message)
+            reject(f"{program}: {reason}: not read here")
 
 
 def _lengths(top: Section, trainer: Trainer, found: Found) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_trainer import Trainer, arguments_of, read_arguments
@@ -53,8 +53,7 @@ def read_axolotl(source: LaunchFile, given: Given) -> Imported:
         words = [word.text for word in command.launch.arguments]
         path = next((word for word in words if word.endswith((".yml", ".yaml"))), None)
         if path is None:
-            message = "starts axolotl without a configuration: give its YAML"
-            raise InputError(message)
+            reject("starts axolotl without a configuration: give its YAML")
         text = named_text(path, command, source, "configures axolotl's run")
         settings = {**parse_yaml(text, path), **_options(arguments_of(command, source))}
     for key in ("adapter", "rl", "load_in_4bit", "load_in_8bit", "peft"):
@@ -66,8 +65,7 @@ def read_axolotl(source: LaunchFile, given: Given) -> Imported:
             raise InputError(message)
     for key, choice in _DEGREES.items():
         if settings.get(key) not in (None, 1, "1"):
-            message = f"{key}: {choice} of axolotl is not read here: give 1"
-            raise InputError(message)
+            reject(f"{key}: {choice} of axolotl is not read here: give 1")
     if isinstance(settings.get("fsdp_config"), Mapping) and not settings.get("fsdp"):
         settings = {**settings, "fsdp": True}
     return read_arguments(settings, _AXOLOTL, source, given, command)
@@ -114,15 +112,13 @@ def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
     settings = settings_of(source) if command is None else arguments_of(command, source)
     stage = str(settings.get("stage", "sft"))
     if stage in _STAGES:
-        message = f"stage: this is a LLaMA-Factory file that trains {_STAGES[stage]}: not read here"
-        raise InputError(message)
+        reject(f"stage: this is a LLaMA-Factory file that trains {_STAGES[stage]}: not read here")
     kind = str(settings.get("finetuning_type", "lora"))
     if kind != "full":
-        message = (
+        reject(
             f"finetuning_type: this is a LLaMA-Factory file with {kind}: not read here, only full "
             "training is"
         )
-        raise InputError(message)
     trainer = _LLAMA_FACTORY
     if stage == "pt" and settings.get("packing") is None:
         trainer = Trainer(title=_LLAMA_FACTORY.title, recomputes=True, length=2048, pads=False)

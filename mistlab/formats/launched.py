@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.export.found import Found
 from mistlab.export.given import Given
 from mistlab.export.megatron.launched_ranks import read_ranks
@@ -124,8 +124,7 @@ def _part(word: Word, text: str) -> Word:
 def known_text(word: Word, name: str) -> str:
     """A word's text; refuses one that cannot be known without running the script."""
     if word.unknown is not None:
-        message = f"{name}: {word.unknown}"
-        raise InputError(message)
+        reject(f"{name}: {word.unknown}")
     return word.text
 
 
@@ -167,8 +166,7 @@ def named_text(path: str, command: Command | None, source: LaunchFile, role: str
     """The text of a file that a script names: one that the script writes, or one beside it."""
     text = _at_hand(path, command, source)
     if text is None:
-        message = f"{path}: {role}, and is not beside it: import that file, or put it there"
-        raise InputError(message)
+        reject(f"{path}: {role}, and is not beside it: import that file, or put it there")
     return text
 
 
@@ -256,8 +254,7 @@ class _Resolver:
     def value(self, value: Any, path: _Path, depth: int) -> Any:
         """A value without references, as far as they can be resolved."""
         if depth > _DEEPEST:
-            message = f"{'.'.join(path)}: refers to itself: give a value"
-            raise InputError(message)
+            reject(f"{'.'.join(path)}: refers to itself: give a value")
         if isinstance(value, Mapping):
             return {
                 key: self.value(below, (*path, str(key)), depth) for key, below in value.items()
@@ -276,8 +273,7 @@ class _Resolver:
                 return valued(text)
             self.followed += 1
             if self.followed > _MOST:
-                message = f"{'.'.join(path)}: has more than {_MOST} references: give values"
-                raise InputError(message)
+                reject(f"{'.'.join(path)}: has more than {_MOST} references: give values")
             known, meant = self._meant(match[1], path)
             if not known:
                 return text

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.export.accelerate import STRATEGIES, strategy_of
 from mistlab.export.found import Found, Section, harmless_names
@@ -84,8 +84,7 @@ def read(source: LaunchFile, given: Given) -> Imported:
     plain = resolved({**_variables(settings), **settings}, source.settings)
     top = Section(plain, "", found)
     if top.section("model").get("peft_config") is not None:
-        message = "model.peft_config: trains adapters alone, which is not read here"
-        raise InputError(message)
+        reject("model.peft_config: trains adapters alone, which is not read here")
     model = found.settled_model(given, lambda: _model(top.section("model"), source, found))
     found.sequence_length = top.whole("max_seq_len") or top.section("model").whole("max_seq_len")
     _precision(top, found)
@@ -129,11 +128,10 @@ def _model(section: Section, source: LaunchFile, found: Found) -> ModelSpec:
             found.attention = "flash"
         return needed_model(path, section.path("pretrained_model_name_or_path"), source)
     if kind != "mpt_causal_lm":
-        message = (
+        reject(
             f"model.name: {kind} is not read here, only mpt_causal_lm and hf_causal_lm are: give "
             "--model"
         )
-        raise InputError(message)
     return _mpt(section, found)
 
 
@@ -142,8 +140,7 @@ def _mpt(section: Section, found: Found) -> ModelSpec:
     hidden, heads = section.whole("d_model") or 2048, section.whole("n_heads") or 16
     kind = network.text("ffn_type", "mptmlp")
     if kind not in ("mptmlp", "mptglu", "te_ln_mlp"):
-        message = f"model.ffn_config.ffn_type: {kind} is not read here: give --model"
-        raise InputError(message)
+        reject(f"model.ffn_config.ffn_type: {kind} is not read here: give --model")
     ratio = section.number("expansion_ratio", 4, maximum=1000)
     width = network.whole("ffn_hidden_size") or int(ratio * hidden)
     found.attention = "math" if attention.text("attn_impl", "flash") == "torch" else "flash"
@@ -197,8 +194,7 @@ def _position(section: Section, attention: Section, found: Found) -> str:
 def _precision(top: Section, found: Found) -> None:
     word = top.text("precision", "amp_bf16").lower()
     if word not in _PRECISIONS:
-        message = f"precision: {word!r} is unknown: give {', '.join(_PRECISIONS)}"
-        raise InputError(message)
+        reject(f"precision: {word!r} is unknown: give {', '.join(_PRECISIONS)}")
     found.precision = _PRECISIONS[word]
 
 

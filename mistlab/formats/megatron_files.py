@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.export.found import checked_whole
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
@@ -122,11 +122,10 @@ def _check_program(
     names = {str(name) for name in arguments}
     dotted = [name for name in sorted(names) if "." in name and not name.startswith("--")]
     if dotted:
-        message = (
+        reject(
             f"MODEL_ARGS: {dotted[0]} overrides a recipe of NeMo, which is not in this file: print "
             "the recipe and import that, or give the run's options as a launch line"
         )
-        raise InputError(message)
     parts = re.split(r"[/\\]", source.name)
     reasons = [
         _MODES.get(str(settings.get("MODE", "")).lower(), ""),
@@ -136,8 +135,7 @@ def _check_program(
     if str(arguments.get("--tokenizer-type", "")).startswith("BertWordPiece"):
         reasons.append(_FOLDERS["bert"])
     for reason in filter(None, reasons):
-        message = f"is a test of {reason}: only the training of decoders is read here"
-        raise InputError(message)
+        reject(f"is a test of {reason}: only the training of decoders is read here")
 
 
 def _take_ranks(

@@ -7,7 +7,7 @@ all backward; tensor parallelism without dividing sequences; a Llama of 7 billio
 from collections.abc import Mapping
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.export.found import Found, Section, harmless_names
 from mistlab.export.given import Given, Imported
@@ -104,39 +104,33 @@ def _check_ranks(found: Found, launched: Found) -> None:
             found.data_parallel * found.ranks_of_replica,
         )
         if ranks != needed:
-            message = (
+            reject(
                 f"parallelism: dp x pp x tp x cp is {needed}, the script starts {ranks} processes: "
                 "nanotron refuses this; correct one of them"
             )
-            raise InputError(message)
 
 
 def _precision(section: Section, found: Found) -> None:
     dtype = section.text("dtype", "bfloat16")
     if dtype not in _DTYPES:
-        message = f"model.dtype: {dtype!r} is unknown: give bfloat16, float16 or float32"
-        raise InputError(message)
+        reject(f"model.dtype: {dtype!r} is unknown: give bfloat16, float16 or float32")
     found.precision = _DTYPES[dtype]
 
 
 def _model(section: Section, found: Found) -> ModelSpec:
     config = section.section("model_config")
     if "hidden_size" not in config.content:
-        message = "model.model_config.hidden_size: is missing: give --model, or a file that has it"
-        raise InputError(message)
+        reject("model.model_config.hidden_size: is missing: give --model, or a file that has it")
     if kind := next((name for key, name in _OTHER_CONFIGS.items() if config.get(key)), ""):
-        message = f"model.model_config: {kind} of nanotron is not read here: give --model"
-        raise InputError(message)
+        reject(f"model.model_config: {kind} of nanotron is not read here: give --model")
     activation = config.text("hidden_act", "silu")
     if activation != "silu":
-        message = (
+        reject(
             f"model.model_config.hidden_act: {activation} is not read here, only silu is: give "
             "--model"
         )
-        raise InputError(message)
     if config.get("moe_config"):
-        message = "model.model_config.moe_config: experts are not read here: give --model"
-        raise InputError(message)
+        reject("model.model_config.moe_config: experts are not read here: give --model")
     for key in _CONFIGS:
         config.get(key)
     heads = config.whole("num_attention_heads") or 32
@@ -171,11 +165,10 @@ def _mesh(section: Section, found: Found, given: Given, model: ModelSpec) -> Non
     experts = section.whole("expert_parallel_size") or 1
     if experts > 1:
         if model.experts is None:
-            message = (
+            reject(
                 f"parallelism.expert_parallel_size: {experts}, and the model has no experts: give "
                 "a --model with experts, or 1"
             )
-            raise InputError(message)
         found.values["expert_parallel"] = experts
     divides = section.choice("tp_mode", ("all_reduce", "reduce_scatter"), "all_reduce")
     found.values["sequence_parallel"] = int(divides == "reduce_scatter" and tensor > 1)
@@ -195,8 +188,7 @@ def _mesh(section: Section, found: Found, given: Given, model: ModelSpec) -> Non
 def _optimizer(section: Section, found: Found) -> None:
     level = section.whole("zero_stage", minimum=0) or 0
     if level > 1:
-        message = f"optimizer.zero_stage: {level}: nanotron has 0 and 1: give one of them"
-        raise InputError(message)
+        reject(f"optimizer.zero_stage: {level}: nanotron has 0 and 1: give one of them")
     found.values["zero"] = level
     if not section.switch("accumulate_grad_in_fp32", default=True):
         text = "gradients are taken as summed in 32 bits"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mistlab.core.values import InputError, word_set
+from mistlab.core.values import reject, word_set
 from mistlab.export.found import checked_whole
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
@@ -86,8 +86,7 @@ def read_nemo(source: LaunchFile, given: Given) -> Imported:
     settings = resolved(settings_of(source), source.settings)
     trainer, model = settings["trainer"], settings.get("model")
     if not isinstance(model, Mapping):
-        message = "model: is no section: give a file that has the model's settings"
-        raise InputError(message)
+        reject("model: is no section: give a file that has the model's settings")
     _refuse(model, settings)
     flags = Flags(where="model")
     _check_known(model, "model", _MODEL.split())
@@ -115,20 +114,17 @@ def _refuse(model: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         value = model.get(key, settings.get(key))
         scheme = value.get("peft_scheme", "") if isinstance(value, Mapping) else value
         if value is not None and scheme not in (None, "none", "null", False):
-            message = f"model.{key}: trains {what}: not read here"
-            raise InputError(message)
+            reject(f"model.{key}: trains {what}: not read here")
     for key in sorted(_OTHER_MODELS):
         if isinstance(model.get(key), Mapping):
-            message = f"model.{key}: is no plain decoder: only decoders of text are read here"
-            raise InputError(message)
+            reject(f"model.{key}: is no plain decoder: only decoders of text are read here")
     manager = settings.get("exp_manager")
     titles = (settings.get("name"), manager.get("name") if isinstance(manager, Mapping) else None)
     for title in map(str, filter(None, titles)):
         if others := _OTHER_TITLES & set(re.split(r"[_\W]+", title.lower())):
-            message = (
+            reject(
                 f"name: {title} is NeMo's training of {min(others)}: only decoders of text are read"
             )
-            raise InputError(message)
 
 
 def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> None:
@@ -136,8 +132,7 @@ def _check_known(model: Mapping[str, Any], where: str, names: Iterable[str]) -> 
     for name in names:
         value = model.get(name)
         if isinstance(value, str) and ("${" in value or value == "???"):
-            message = f"{where}.{name}: {value} is not in this file: give it by --set, or write it"
-            raise InputError(message)
+            reject(f"{where}.{name}: {value} is not in this file: give it by --set, or write it")
 
 
 def _query_groups(model: Mapping[str, Any], flags: Flags) -> None:
@@ -277,8 +272,7 @@ def read_bridge(source: LaunchFile, given: Given) -> Imported:
     """The job of a configuration; changes of a recipe alone need more than they say."""
     settings = resolved(settings_of(source), source.settings)
     if settings.get("peft") is not None:
-        message = "peft: trains adapters alone, which is not read here"
-        raise InputError(message)
+        reject("peft: trains adapters alone, which is not read here")
     flags = Flags(where="model")
     sections = {name: _section(settings, name) for name in (*_FIELDS, "dataset", "tokenizer")}
     for name, fields in _FIELDS.items():
@@ -304,11 +298,10 @@ def _of_recipe(settings: Mapping[str, Any], flags: Flags, given: Given) -> None:
     recipe = settings.get("recipe")
     name = f"the recipe {recipe}" if isinstance(recipe, str) else "a recipe in Python"
     if given.model is None:
-        message = (
+        reject(
             f"model.num_layers: is missing: the file changes {name}, which has the rest: print the "
             "whole configuration and import that, or give --model"
         )
-        raise InputError(message)
     text = f"the file changes {name}: what the recipe says and the file does not is not read"
     flags.remark("recipe", text)
 
@@ -317,8 +310,7 @@ def _precision(value: object, flags: Flags) -> None:
     if not isinstance(value, str):
         return
     if value not in _PRECISIONS:
-        message = f"mixed_precision: {value!r} is unknown: give {', '.join(_PRECISIONS)}"
-        raise InputError(message)
+        reject(f"mixed_precision: {value!r} is unknown: give {', '.join(_PRECISIONS)}")
     for name, said in _PRECISIONS[value].items():
         flags.put(name, said)
 

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError, word_set
+from mistlab.core.values import InputError, reject, word_set
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported
 from mistlab.export.torchtitan_read import read_mapping
@@ -100,11 +100,9 @@ def read(source: LaunchFile, given: Given) -> Imported:
     framework = str(module.get("framework"))
     overrides = module.get("overrides") or {}
     if not isinstance(overrides, Mapping):
-        message = f"{where}.overrides: {overrides!r} is no section: give settings"
-        raise InputError(message)
+        reject(f"{where}.overrides: {overrides!r} is no section: give settings")
     if "sft" in name or "post" in name:
-        message = f"{where}: tunes a trained model, by other sequences: only pre-training is read"
-        raise InputError(message)
+        reject(f"{where}: tunes a trained model, by other sequences: only pre-training is read")
     if framework == "megatron":
         return _of_megatron(module, overrides, where, source, given)
     if framework in ("torchtitan", "light-megatron"):
@@ -186,22 +184,20 @@ def _named(module: Mapping[str, Any], where: str) -> ModelSpec:
     name = str(module.get("model", ""))
     model = model_named(name)
     if model is None:
-        message = (
+        reject(
             f"{where}.model: {name} is not beside this file (primus/configs/models), and is no "
             "model that is known here by its name: give --model, or put the preset there"
         )
-        raise InputError(message)
     return model
 
 
 def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> ModelSpec:
     """A preset's model with the blocks that overrides give it; refuses other changes of shape."""
     if others := [name for name in sorted(_SHAPE) if overrides.get(name) is not None]:
-        message = (
+        reject(
             f"{where}.overrides.{others[0]}: changes the preset's model, which is not beside this "
             "file: put it there, or give --model"
         )
-        raise InputError(message)
     layers = overrides.get("num_layers")
     return model if not isinstance(layers, int) else replace(model, layers=layers, name="")
 

@@ -7,7 +7,7 @@ configuration is read; the model, its sequences and its batch are asked for by n
 import re
 from dataclasses import replace
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.export import accelerate as accelerate_read
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.accelerate import read_choices
@@ -78,12 +78,11 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
     _check_program(command, settings[0])
     given = _with_model(command, given)
     if given.model is None:
-        message = (
+        reject(
             f"{command.launch.program or 'the program'}: is not known here, so its model, "
             "sequences and batch are not: give --model, --sequence-length, --global-batch and "
             "--micro-batch"
         )
-        raise InputError(message)
     top = Section(settings[1], settings[0], found)
     take_ranks(command, source, found, given)
     engines = read_choices(top, found, near, given)
@@ -96,8 +95,7 @@ def _check_program(command: Command, path: str) -> None:
     """Refuse what trains no decoder, or adapters alone, as far as names tell."""
     refuse_program(command)
     if re.search(r"(^|[_\-./])(q?lora|peft)([_\-./]|$)", path.lower()):
-        message = f"{path}: is named after adapters, which are not read here"
-        raise InputError(message)
+        reject(f"{path}: is named after adapters, which are not read here")
 
 
 def _tell_of_options(command: Command, found: Found) -> None:

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import sympy
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.graph.graph import ModelGraph
 from mistlab.graph.symbols import size_symbol
 
@@ -169,8 +169,7 @@ def _instance(kind: Any, plain: Mapping[str, Any], where: str, read: Callable[[s
     differing = (required - set(plain)) | (set(plain) - {field.name for field in fields})
     if differing:
         keys = ", ".join(sorted(differing))
-        message = f"{where}: keys {keys} are missing or unknown: trace the model again"
-        raise InputError(message)
+        reject(f"{where}: keys {keys} are missing or unknown: trace the model again")
     return kind(
         **{name: _value(hints[name], plain[name], f"{where}.{name}", read) for name in plain}
     )
@@ -183,8 +182,7 @@ def _hints(kind: Any) -> Mapping[str, Any]:
 
 def _expect(kind: type, plain: Any, where: str) -> Any:
     if not isinstance(plain, kind):
-        message = f"{where}: {plain!r} is not a {kind.__name__}: trace the model again"
-        raise InputError(message)
+        reject(f"{where}: {plain!r} is not a {kind.__name__}: trace the model again")
     return plain
 
 

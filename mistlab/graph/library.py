@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mistlab.core.arrays import Bools
 from mistlab.core.files import read_json
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.graph.compiled import Compiled, compile_expressions, compile_sums, kept
 from mistlab.graph.graph import ModelGraph
 from mistlab.graph.stored_graph import (
@@ -461,13 +461,12 @@ def _of_family(
     of_kinds = {name: replace(own, parts=parts) for name, parts in kinds.parts.items()}
     for variant in of_kinds.values():
         if _of(variant) is None or not _has_known_structure(model):
-            message = (
+            reject(
                 f"workload.model: no layer graph is shipped for {variant.name} with the structure "
                 f"of {model.name or 'this model'}: use the family's own structure, biases and "
                 "dropout, or trace it: python -m experiments.trace MODEL.yaml --out MODEL.json, "
                 "MODEL.yaml having the mapping"
             )
-            raise InputError(message)
     if len(of_kinds) == 1:
         found = _known(of_kinds[BLOCK])
     else:
@@ -546,9 +545,8 @@ def _check_assumptions(graph: StoredGraph, workload: Workload) -> None:
     """Refuse a sequence at which the traced code takes another branch."""
     broken = broken_at(graph.assumptions, workload.sequence_length) if graph.assumptions else []
     if broken:
-        message = (
+        reject(
             f"workload.sequence_length: {workload.sequence_length} breaks {', '.join(broken)}, "
             f"on which {workload.model.graph_file} rests: trace the model again with "
             f"--sequence-length {workload.sequence_length}"
         )
-        raise InputError(message)

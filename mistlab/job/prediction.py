@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
-from mistlab.core.values import bounded, check_fields, name_in, refuse
+from mistlab.core.values import Checked, bounded, check_fields, name_in, refuse
 from mistlab.engines.engine import names_for_plans
 from mistlab.plan.plan import Plan
 
@@ -16,7 +16,7 @@ _SECONDS = bounded(minimum=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepParts:
+class StepParts(Checked):
     """The seconds of an iteration of one GPU by what they go to; together they are the iteration.
 
     ``arithmetic_s`` is the model's own arithmetic at the peak rate. Kernels take longer: products
@@ -43,9 +43,6 @@ class StepParts:
     step_s: float = field(metadata=_SECONDS)
     imbalance_s: float = field(metadata=_SECONDS)
     bubble_s: float = field(metadata=_SECONDS)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def total_s(self) -> float:
@@ -88,7 +85,7 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryByClass:
+class MemoryByClass(Checked):
     """Bytes on one GPU, by class."""
 
     weights: int = field(metadata=bounded(minimum=0))
@@ -99,9 +96,6 @@ class MemoryByClass:
     logits: int = field(metadata=bounded(minimum=0))
     temporaries: int = field(metadata=bounded(minimum=0))
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     @property
     def total_bytes(self) -> int:
         """The sum over all classes."""
@@ -109,19 +103,16 @@ class MemoryByClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryByPhase:
+class MemoryByPhase(Checked):
     """Peak allocated bytes on one GPU in each phase of a step."""
 
     forward: int = field(metadata=bounded(minimum=0))
     backward: int = field(metadata=bounded(minimum=0))
     step: int = field(metadata=bounded(minimum=0))
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePrediction:
+class StagePrediction(Checked):
     """A stage's times for one micro-batch and for the step, and bytes of its fullest GPU.
 
     ``stable_s`` is the time of a steady forward and backward, or of their host. The deltas are the
@@ -139,9 +130,6 @@ class StagePrediction:
     host_bytes: int = field(metadata=bounded(minimum=0))
     memory: MemoryByClass
     memory_by_phase: MemoryByPhase
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +178,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Checked):
     """The time of the second of two plans as a multiple of the first's.
 
     ``exceeds_bounds`` says whether the difference is larger than the two plans' bounds leave open.
@@ -198,9 +186,6 @@ class Comparison:
 
     ratio: float = field(metadata=bounded(above=0))
     exceeds_bounds: bool
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def compared(first: Prediction, second: Prediction) -> Comparison:
@@ -229,7 +214,7 @@ class Predictor(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
+class Environment(Checked):
     """The device and the software of a measurement; an unknown field is empty."""
 
     device: str
@@ -240,21 +225,15 @@ class Environment:
     driver: str = ""
     revision: str = ""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clocks:
+class Clocks(Checked):
     """A GPU's clock rates at a moment, the maximum of its SM clock, and its power limit."""
 
     sm_mhz: float = field(metadata=bounded(above=0))
     memory_mhz: float = field(metadata=bounded(above=0))
     most_sm_mhz: float | None = field(default=None, metadata=bounded(above=0))
     power_limit_w: float | None = field(default=None, metadata=bounded(above=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def words(self) -> str:
@@ -270,7 +249,7 @@ class Clocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageMeasurement:
+class StageMeasurement(Checked):
     """The measured numbers of a stage, named as in ``StagePrediction``; None if unknown."""
 
     stable_s: float | None = field(default=None, metadata=bounded(minimum=0))
@@ -281,9 +260,6 @@ class StageMeasurement:
     peak_allocated_bytes: int | None = field(default=None, metadata=bounded(minimum=0))
     peak_reserved_bytes: int | None = field(default=None, metadata=bounded(minimum=0))
     host_bytes: int | None = field(default=None, metadata=bounded(minimum=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from mistlab.core.arrays import Bools
-from mistlab.core.values import bounded, check_fields, refuse
+from mistlab.core.values import Checked, bounded, check_fields, refuse
 from mistlab.job.prediction import Prediction, Predictor
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
@@ -28,14 +28,11 @@ Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Checked):
     """The workload and the cluster for which a plan is wanted."""
 
     workload: Workload
     cluster: Cluster
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +55,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Improvement:
+class Improvement(Checked):
     """A plan better than all before it: its time, and the evaluations and seconds until then."""
 
     iteration_s: float = field(metadata=bounded(above=0))
@@ -66,19 +63,13 @@ class Improvement:
     stage_evaluations: int = field(metadata=bounded(minimum=0))
     wall_s: float = field(metadata=bounded(minimum=0))
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rival:
+class Rival(Checked):
     """A plan that fits, but is not predicted best."""
 
     plan: Plan
     prediction: Prediction
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from mistlab.core.units import GBYTES, GIB_BYTES, MILLISECONDS
 from mistlab.core.values import (
     MOST_GPUS_OF_NODE,
     MOST_NODES,
+    Checked,
     bounded,
     check_fields,
     quantity,
@@ -24,14 +25,11 @@ from mistlab.machine.hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGroup:
+class NodeGroup(Checked):
     """Neighbouring nodes of one hardware."""
 
     hardware: Hardware
     nodes: int = field(metadata=bounded(minimum=1, most=MOST_NODES))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 # The profile of one cluster: what is slow there, and on no other cluster of the same hardware.

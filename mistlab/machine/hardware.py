@@ -11,6 +11,7 @@ from mistlab.core.values import (
     MOST_GPUS_OF_NODE,
     MOST_NODES,
     MOST_RATE,
+    Checked,
     bounded,
     check_fields,
     name_in,
@@ -164,7 +165,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupTransfers:
+class GroupTransfers(Checked):
     """The lines of one shape of communicating group; None for a transfer that was not measured.
 
     The bytes of a collective are the whole message. All GPUs of a node run the transfer at once, so
@@ -179,9 +180,6 @@ class GroupTransfers:
     all_to_all: Line | None = None
     host_to_device: Line | None = None
     device_to_host: Line | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +204,7 @@ class Transfers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allocator:
+class Allocator(Checked):
     """Memory of engine ``mistlab`` beyond tensors, in torch's allocator and outside torch.
 
     Stepping layer after layer needs scratch space for the largest layer's shard, when activations
@@ -220,9 +218,6 @@ class Allocator:
     head_mib: float = field(metadata=quantity(zero=True))
     outside_mib: float = field(metadata=quantity(zero=True))
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     @property
     def head_bytes(self) -> float:
         """The most bytes on top for a head."""
@@ -235,15 +230,12 @@ class Allocator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredAt:
+class MeasuredAt(Checked):
     """A place at which runs were measured: the model's width, GPUs, and sequence length."""
 
     hidden: int = field(metadata=bounded(minimum=1))
     gpus: int = field(metadata=bounded(minimum=1))
     sequence_length: int = field(metadata=bounded(minimum=1))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def ratios(self, other: "MeasuredAt") -> Mapping[str, float]:
         """The factor, at least 1, by which each of the three numbers differs."""
@@ -305,7 +297,7 @@ MOST_HALF_WIDTH = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakTflops:
+class PeakTflops(Checked):
     """Peak rates of one GPU in dense matrix multiplication; None for a precision that it lacks."""
 
     fp16: float = field(metadata=quantity())
@@ -313,9 +305,6 @@ class PeakTflops:
     fp32: float = field(metadata=quantity())
     fp8: float | None = field(default=None, metadata=quantity())
     fp4: float | None = field(default=None, metadata=quantity())
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 ArchitectureName = Literal[
@@ -358,7 +347,7 @@ ARCHITECTURES: Mapping[ArchitectureName, Architecture] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Checked):
     """One GPU. ``memory_gib`` is the part of its memory that torch can use, ``board_watts`` the
     most power that its board draws. ``cores`` are those of a CPU's part that stands in for a GPU.
     The ``architecture`` says which calibrated GPU is like one that nobody measured.
@@ -370,9 +359,6 @@ class Gpu:
     board_watts: float | None = field(default=None, metadata=quantity())
     architecture: ArchitectureName | None = None
     cores: int | None = field(default=None, metadata=bounded(minimum=1))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def memory_bytes(self) -> int:
@@ -401,7 +387,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Checked):
     """A machine of several GPUs.
 
     Bandwidths are for one direction: ``intra_node_gbytes_per_s`` from one GPU to the others of the
@@ -414,9 +400,6 @@ class Node:
     intra_node_gbytes_per_s: float = field(metadata=quantity())
     inter_node_gbytes_per_s: float = field(metadata=quantity())
     host_link_gbytes_per_s: float = field(metadata=quantity())
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def is_rack(self) -> bool:
@@ -477,7 +460,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
+class Provenance(Checked):
     """The source of each group of numbers in a hardware file."""
 
     gpu: Source
@@ -487,9 +470,6 @@ class Provenance:
     compute: Source | None = None
     allocator: Source | None = None
     engines: Source | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,14 @@
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from mistlab.core.values import MOST_GPUS_OF_NODE, MOST_NODES, bounded, check_fields, refuse
+from mistlab.core.values import (
+    MOST_GPUS_OF_NODE,
+    MOST_NODES,
+    Checked,
+    bounded,
+    check_fields,
+    refuse,
+)
 
 STREAMS = ("compute", "gpu_to_gpu", "host_to_device", "device_to_host")
 COMPUTE = STREAMS.index("compute")
@@ -36,15 +43,12 @@ class Slowdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSlowdowns:
+class GroupSlowdowns(Checked):
     """The slowdowns of all sets of streams, for one shape of communicating group."""
 
     gpus_in_node: int = field(metadata=bounded(minimum=1, most=MOST_GPUS_OF_NODE))
     nodes: int = field(metadata=bounded(minimum=1, most=MOST_NODES))
     slowdowns: tuple[Slowdown, ...]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def factors(self, streams: tuple[str, ...]) -> tuple[float, ...]:
         """The factors of a set of busy streams; all 1 for a set without a slowdown."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import near_matches, reject
 from mistlab.engines.engine import ENGINES
 from mistlab.plan.space import OffloadRatios, SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
@@ -154,7 +154,6 @@ def space_of(name: str) -> SearchSpace:
     >>> space_of("mist").layers_off_balance
     2
     """
-    if name in SPACES:
-        return SPACES[name]
-    message = f"space {name!r} is unknown{near_matches(name, SPACES)}"
-    raise InputError(message)
+    if name not in SPACES:
+        reject(f"space {name!r} is unknown{near_matches(name, SPACES)}")
+    return SPACES[name]

@@ -13,6 +13,7 @@ from mistlab.core.values import (
     MOST_TOKENS,
     MOST_VOCAB,
     MOST_WIDTH,
+    Checked,
     bounded,
     check_field,
     check_fields,
@@ -30,15 +31,12 @@ from mistlab.engines.engine import Optimizer, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class Trained(Checked):
     """The published figures of a model's training; None where nothing was published."""
 
     billion_tokens: float | None = field(default=None, metadata=bounded(above=0))
     batch_million_tokens: float | None = field(default=None, metadata=bounded(above=0))
     learning_rate: float | None = field(default=None, metadata=bounded(above=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def tokens(self) -> float | None:
@@ -82,7 +80,7 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(Checked):
     """Attention whose queries, and keys with values, are made of short latent vectors.
 
     ``query_rank`` and ``key_rank`` are the lengths of these vectors; without a ``query_rank``
@@ -94,9 +92,6 @@ class LatentAttention:
     query_rank: int | None = field(default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN))
     key_rank: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
     value_dim: int = field(metadata=bounded(minimum=1, most=MOST_HIDDEN))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

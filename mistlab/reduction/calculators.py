@@ -7,7 +7,7 @@ robirahman/miri-decentralized-training-report; its constants are its own, not me
 import math
 from dataclasses import dataclass, field
 
-from mistlab.core.values import bounded, check_fields
+from mistlab.core.values import Checked, bounded
 
 # Stragglers: so much longer for each doubling of the nodes.
 STRAGGLING = 0.05
@@ -17,7 +17,7 @@ LEAST_WORTH, LOSS_A_TENFOLD, OF_SIZE = 0.4, 0.08, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OuterClock:
+class OuterClock(Checked):
     """A training by outer steps: parameters, bits each, how much they are compressed, nodes, their
     link, and inner steps with their seconds."""
 
@@ -29,9 +29,6 @@ class OuterClock:
     latency_s: float = field(default=0.0, metadata=bounded(minimum=0))
     every: int = field(metadata=bounded(minimum=1))
     step_s: float = field(metadata=bounded(above=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def exchanged_bits(self) -> float:

@@ -10,7 +10,7 @@ are no forecast of a loss.
 import math
 from dataclasses import dataclass, field
 
-from mistlab.core.values import bounded, check_fields
+from mistlab.core.values import Checked, bounded
 from mistlab.reduction.graphs import contraction
 from mistlab.reduction.reduction_costs import Reduction
 
@@ -23,14 +23,11 @@ MOST_STEPS = 1e18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noise:
+class Noise(Checked):
     """The standard deviation of a rank's gradients, and how much ranks' data differ."""
 
     noise: float = field(default=1.0, metadata=bounded(minimum=0))
     unlike: float = field(default=0.0, metadata=bounded(minimum=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def linear_term(self, ranks: int, steps: float) -> float:
         """The term that all kinds share, with linear speedup in the ranks."""

@@ -8,7 +8,7 @@ message.
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from mistlab.core.values import bounded, check_fields, near_matches, refuse
+from mistlab.core.values import Checked, bounded, check_fields, near_matches, refuse
 from mistlab.reduction.compressors import VALUE_BYTES, Compressor
 from mistlab.reduction.feedbacks import FEEDBACKS, VECTORS_KEPT
 from mistlab.reduction.graphs import TOPOLOGIES, degree_of
@@ -25,14 +25,11 @@ WHOLE = Compressor()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankLink:
+class RankLink(Checked):
     """A rank's link to the others: the latency of a message, and bytes a second each way."""
 
     latency_s: float = field(metadata=bounded(minimum=0))
     bytes_per_s: float = field(metadata=bounded(above=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def message_s(self, size: float) -> float:
         """The seconds of a message of so many bytes."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, NoReturn, get_args
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.schedule.placement import Placement, StageChunk, loop
 
 PassKind = Literal["F", "B", "W"]
@@ -100,21 +100,19 @@ def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> Pipeli
     before = 1 if placement is None else 2
     lines = lines[before - 1 :]
     if len(lines) != num_stages:
-        message = (
+        reject(
             f"has {_counted(len(lines), 'line')} for {_counted(num_stages, 'stage')}: give one "
             "line a stage, or the order of a plan with so many stages"
         )
-        raise InputError(message)
     parsed = [_words(number, line) for number, line in enumerate(lines, before)]
     chunks = _chunks(parsed, before)
     if chunks > 1:
         _check_named(parsed, chunks, before)
     if placement is not None and placement.chunks != chunks:
-        message = (
+        reject(
             f"line 1: gives each stage {_counted(placement.chunks, 'chunk')}, but passes have "
             f"{chunks}: name as many parts as all stages have chunks"
         )
-        raise InputError(message)
     return PipelineOrder(
         stages=tuple(tuple(ordered for _, ordered, _ in words) for words in parsed),
         micro_batches=micro_batches,
@@ -129,8 +127,7 @@ def splits_backward(stage: StageOrder) -> bool:
 
 def refuse_word(line: int, word: str, problem: str) -> NoReturn:
     """Raise an ``InputError`` about a word of a line; lines count from one."""
-    message = f"line {line}: {word} {problem}"
-    raise InputError(message)
+    reject(f"line {line}: {word} {problem}")
 
 
 def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
@@ -143,8 +140,7 @@ def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
             problem = f"is no stage: write numbers from 0 to {num_stages - 1}"
             refuse_word(1, repr(word[:_SHOWN]), problem)
     if {*map(int, words)} != {*range(num_stages)}:
-        message = f"line 1: names parts of {len({*words})} stages of {num_stages}: name every stage"
-        raise InputError(message)
+        reject(f"line 1: names parts of {len({*words})} stages of {num_stages}: name every stage")
     try:
         return Placement(tuple(map(int, words)))
     except InputError as error:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 
 # Shares of a number of like things.
 
@@ -198,11 +198,10 @@ def _check_stages(stages: Sequence[int]) -> None:
     """Refuse parts that do not give every stage equally many chunks."""
     counts = [stages.count(stage) for stage in range(max(stages, default=-1) + 1)]
     if not counts or min(stages) < 0 or len({*counts}) > 1:
-        message = (
+        reject(
             f"parts on stages {_shown(stages)} do not give every stage equally many chunks: name "
             "each stage as often, from 0 on without a gap"
         )
-        raise InputError(message)
 
 
 def _check_neighbours(stages: Sequence[int]) -> None:
@@ -210,12 +209,11 @@ def _check_neighbours(stages: Sequence[int]) -> None:
     last = max(stages)
     for part, (here, there) in enumerate(pairwise(stages)):
         if abs(there - here) > 1 and (here, there) != (last, 0):
-            message = (
+            reject(
                 f"part {part} is on stage {here} and part {part + 1} on stage {there}, which are "
                 "no neighbours: put each part on the stage of the part before, beside it, or on "
                 "the first stage after the last"
             )
-            raise InputError(message)
 
 
 def _shown(stages: Sequence[int]) -> str:

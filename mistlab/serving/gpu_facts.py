@@ -17,9 +17,9 @@ from mistlab import catalog
 from mistlab.core.files import parse_yaml
 from mistlab.core.units import GBYTES, GIB_BYTES, MICROSECONDS, TFLOP
 from mistlab.core.values import (
+    Checked,
     InputError,
     bounded,
-    check_fields,
     near_matches,
     quantity,
     refuse,
@@ -57,7 +57,7 @@ CACHE_BYTES: Mapping[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingGpu:
+class ServingGpu(Checked):
     """One GPU that serves, by its datasheet; ``like`` names the GPU whose kernels stand for its."""
 
     name: str
@@ -73,9 +73,6 @@ class ServingGpu:
     gpus_per_node: int = field(metadata=bounded(minimum=1))
     dollars_an_hour: float | None = field(default=None, metadata=quantity())
     like: str = ""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def memory_bytes(self) -> float:

@@ -13,6 +13,7 @@ from mistlab.core.arrays import Floats, Ints
 from mistlab.core.values import (
     MOST_QUANTITY,
     MOST_TOKENS,
+    Checked,
     bounded,
     check_fields,
     quantity,
@@ -25,7 +26,7 @@ Shape = Literal["fixed", "uniform", "lognormal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class Lengths(Checked):
     """A distribution of lengths: fixed, uniform from ``low`` of the largest to the largest, or
     lognormal with a mean and a spread of logarithms, cut at ``most``."""
 
@@ -34,9 +35,6 @@ class Lengths:
     low: float = field(default=0.8, metadata=bounded(minimum=0, maximum=1))
     spread: float = field(default=0.8, metadata=bounded(minimum=0, most=10))
     most: int = field(default=MOST_TOKENS, metadata=bounded(minimum=1, most=MOST_TOKENS))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def mean(self) -> float:
@@ -57,7 +55,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goals:
+class Goals(Checked):
     """What a plan has to reach: seconds to the first token and of each further one, at a share of
     requests, and requests a second; None where anything goes."""
 
@@ -65,9 +63,6 @@ class Goals:
     token_s: float | None = field(default=None, metadata=quantity())
     share: float = field(default=0.5, metadata=bounded(above=0, maximum=1))
     requests_per_s: float | None = field(default=None, metadata=quantity())
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from mistlab.core.values import InputError, near_matches, word_set
+from mistlab.core.values import InputError, near_matches, reject, word_set
 from mistlab.shell.evaluator import Evaluator
 from mistlab.shell.launchers import CommandParts, is_launcher, name_of, parts_of
 from mistlab.shell.programs import parsed_file
@@ -103,11 +103,10 @@ def chosen(session: Session) -> Candidate | None:
     best = max(each.rank for each in known)
     if not best[0]:
         each = known[0]
-        message = (
+        reject(
             f"{session.at(each.line)}: {each.program} seems to prepare, convert or evaluate, and "
             f"no command trains: give the script that does, or --line {each.line} to take this one"
         )
-        raise InputError(message)
     kept = _distinct(each for each in known if each.rank == best)
     if len({each.signature for each in kept}) > 1:
         _refuse(session, kept)
@@ -150,8 +149,7 @@ def _at_line(session: Session, candidates: Sequence[Candidate], line: int) -> Ca
     if not here:
         lines = sorted({session.at(each.line) for each in candidates})
         known = f"give one of {', '.join(lines)}" if lines else "the script starts none"
-        message = f"--line {line}: no command that starts training stands there: {known}"
-        raise InputError(message)
+        reject(f"--line {line}: no command that starts training stands there: {known}")
     if len({each.signature for each in here}) > 1:
         _refuse(session, here)
     return here[0]
@@ -170,8 +168,7 @@ def _refuse(session: Session, candidates: Sequence[Candidate]) -> NoReturn:
         remedy = f"called from {called}: give --line N with the line of the call to import"
     elif len(lines) == 1:
         remedy = "give by --set what makes them differ"
-    message = f"{len(candidates)} commands start training, at {', '.join(shown)}: {remedy}"
-    raise InputError(message)
+    reject(f"{len(candidates)} commands start training, at {', '.join(shown)}: {remedy}")
 
 
 def _shown(candidates: Sequence[Candidate], line: int) -> str:
@@ -300,8 +297,7 @@ def _given(source: LaunchFile) -> dict[str, Variable]:
     """The variables that the user gives."""
     for name in source.settings:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            message = f"--set {name}: is no name of a variable: give NAME=VALUE"
-            raise InputError(message)
+            reject(f"--set {name}: is no name of a variable: give NAME=VALUE")
     return {name: scalar(plain(text), exported=True) for name, text in source.settings.items()}
 
 
@@ -310,8 +306,7 @@ def _check_settings(session: Session) -> None:
     for name in session.source.settings:
         if name not in session.mentioned:
             near = near_matches(name, sorted(session.mentioned)) if session.mentioned else ""
-            message = f"--set {name}: the script has no variable of this name{near}"
-            raise InputError(message)
+            reject(f"--set {name}: the script has no variable of this name{near}")
 
 
 def _nothing(session: Session) -> str:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
-from mistlab.core.values import InputError, refuse
+from mistlab.core.values import InputError, refuse, reject
 from mistlab.plan.plan import Plan
 from mistlab.schedule.order_text import (
     OrderedPass,
@@ -145,11 +145,10 @@ def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> No
         after = "" if first.key == one.needs else f", which is after {_words(order, first.key)}"
         waits.append(f"{_words(order, one.key)} waits for {_words(order, one.needs)}{after}")
     more = "; and so on" if len(circle) > _NAMED else ""
-    message = (
+    reject(
         f"passes wait for one another in a circle: {'; '.join(waits)}{more}: put one of them "
         "after what it waits for"
     )
-    raise InputError(message)
 
 
 def _words(order: PipelineOrder, key: PassKey) -> str:
@@ -225,20 +224,17 @@ def _check_chunks(plan: Plan, order: PipelineOrder) -> None:
     placement = order.placement
     for number, stage in enumerate(plan.stages):
         if stage.layers < placement.blocks_needed(number):
-            message = (
+            reject(
                 f"has {order.chunks} chunks, plan.stages[{number}] {stage.layers} layers: give the "
                 "stage as many layers, or the order fewer chunks"
             )
-            raise InputError(message)
 
 
 def _text(path: Path, most_bytes: int) -> str:
     if path.is_dir():
-        message = "is a directory: give the path of a file"
-        raise InputError(message)
+        reject("is a directory: give the path of a file")
     if path.exists() and not path.is_file():
-        message = "is no file with an end: give the path of a plain file"
-        raise InputError(message)
+        reject("is no file with an end: give the path of a plain file")
     try:
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)
@@ -247,11 +243,10 @@ def _text(path: Path, most_bytes: int) -> str:
         message = f"cannot be read ({error.strerror}): give the path of an order file"
         raise InputError(message) from None
     if len(content) > most_bytes:
-        message = (
+        reject(
             f"has {size:,} bytes, all passes of the plan need {most_bytes // _ROOM:,} at most: "
             "give an order of this plan"
         )
-        raise InputError(message)
     try:
         return content.removeprefix(BOM_UTF8).decode("ascii")
     except UnicodeDecodeError as error:

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from mistlab.core.files import read_yaml, write_yaml
-from mistlab.core.values import InputError, to_mapping
+from mistlab.core.values import InputError, reject, to_mapping
 from mistlab.plan.workload import ModelSpec
 from runtime.checkpoints.boxes import (
     Box,
@@ -144,8 +144,7 @@ def load_latest(executor: Executor, folder: Path, tell: Callable[[str], None]) -
         else:
             return path
     if paths:
-        message = f"{folder}: none of its checkpoints can be read: move it away to begin anew"
-        raise InputError(message)
+        reject(f"{folder}: none of its checkpoints can be read: move it away to begin anew")
     return None
 
 

@@ -7,7 +7,7 @@ such memory.
 import torch
 
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.machine.cluster import Cluster
 from runtime.devices.cuda import driver_of
 
@@ -47,10 +47,9 @@ class Cap:
             _, whole = driver.free_and_total_bytes(device)
             share = min(1.0, (cluster.whole_memory_bytes - self.outside_bytes) / whole)
         if share <= 0.0:
-            message = (
+            reject(
                 f"cluster.memory_gib: {cluster.memory_gib:g} is no more than the "
                 f"{self.outside_bytes / GIB_BYTES:.2f} GiB of {device} that are taken outside "
                 "torch's allocator: give more, or end other processes on the GPU"
             )
-            raise InputError(message)
         driver.cap(device, share)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.job.prediction import Clocks, Environment
 from runtime.devices import outside
@@ -90,23 +90,19 @@ def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
     if kind is None:
         kind = "cuda" if present else "cpu"
     if count is not None and count < 1:
-        message = f"--gpus-per-node: {count} is below 1: give at least 1"
-        raise InputError(message)
+        reject(f"--gpus-per-node: {count} is below 1: give at least 1")
     if kind == "cpu":
         cores, count = len(allowed_cores()), count or CPU_DEVICES
         if count > max(cores, CPU_DEVICES):
-            message = f"--gpus-per-node: {count} is above the {cores} cores: give fewer"
-            raise InputError(message)
+            reject(f"--gpus-per-node: {count} is above the {cores} cores: give fewer")
         return Devices(kind=kind, count=count, threads=max(1, cores // count))
     if not present:
-        message = (
+        reject(
             f"--device cuda: torch {torch.__version__} finds no GPU: install a CUDA build of torch "
             "and NVIDIA's driver (nvidia-smi shows it), or give --device cpu"
         )
-        raise InputError(message)
     if (count or present) > present:
-        message = f"--gpus-per-node: {count} is above the {present} that are there: give fewer"
-        raise InputError(message)
+        reject(f"--gpus-per-node: {count} is above the {present} that are there: give fewer")
     return Devices(kind=kind, count=count or present, threads=1)
 
 

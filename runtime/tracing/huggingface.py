@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, masking_utils
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from runtime.tracing.own_model import Factory
 
 logging.set_verbosity(logging.CRITICAL)
@@ -104,9 +104,8 @@ def _config(content: Mapping[str, Any], where: Path) -> Any:
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         near = get_close_matches(str(kind), CONFIG_MAPPING.keys()) or ["llama", "gpt2", "qwen3"]
-        message = (
+        reject(
             f"{where}: model_type {kind!r} is not one that transformers knows: give one such as "
             f"{', '.join(near)}"
         )
-        raise InputError(message)
     return CONFIG_MAPPING[kind].from_dict(dict(content))

@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from mistlab.core.values import InputError, near_matches, to_mapping
+from mistlab.core.values import InputError, near_matches, reject, to_mapping
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import label_of
 from mistlab.plan.plan import Plan
@@ -226,11 +226,9 @@ def _opened(
 
 def _sampler(name: str) -> Sampler:
     if name not in SAMPLERS:
-        message = f"sampler {name!r} is unknown{near_matches(name, SAMPLERS)}"
-        raise InputError(message)
+        reject(f"sampler {name!r} is unknown{near_matches(name, SAMPLERS)}")
     if name == "cmaes" and find_spec("cmaes") is None:
-        message = "sampler 'cmaes' needs a package that is not installed: pip install cmaes"
-        raise InputError(message)
+        reject("sampler 'cmaes' needs a package that is not installed: pip install cmaes")
     return SAMPLERS[name]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given
 from mistlab.shell.launch import Launch
@@ -324,8 +324,7 @@ def _settle(name: str, said: _Said, found: Found, given: int | None) -> None:
     elif given is None:
         option = f"--{name.replace('_', '-')}"
         reason = word.unknown or f"{word.text} is no number: give one"
-        message = f"{said.option}: {reason}, or {option} N"
-        raise InputError(message)
+        reject(f"{said.option}: {reason}, or {option} N")
 
 
 def _divide(said: _Said, found: Found, given: Given) -> None:
@@ -336,8 +335,7 @@ def _divide(said: _Said, found: Found, given: Given) -> None:
         return
     if word.unknown is not None or not word.text.isdecimal():
         reason = word.unknown or f"{word.text} is no number: give one"
-        message = f"{said.option}: {reason}, or --nodes N --gpus-per-node N"
-        raise InputError(message)
+        reject(f"{said.option}: {reason}, or --nodes N --gpus-per-node N")
     ranks = checked_whole(_where(said), word.text)
     if nodes is None:
         size = in_node or given.hardware.node.gpus
@@ -346,11 +344,10 @@ def _divide(said: _Said, found: Found, given: Given) -> None:
             text = f"{nodes}, for {said.option} {ranks} starts processes on nodes of {size} GPUs"
             found.remark("assumed", "nodes", text)
     if ranks % nodes:
-        message = (
+        reject(
             f"{_where(said)}: {ranks} processes do not divide over {nodes} nodes: give others by "
             "--nodes and --gpus-per-node"
         )
-        raise InputError(message)
     found.gpus_per_node = ranks // nodes
 
 

@@ -7,7 +7,7 @@ are first made (Megatron-DeepSpeed, ``pretrain_gpt.py``). Batches and precision 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.export.deepspeed import HARMLESS, read_states
 from mistlab.export.found import Found, Section, harmless_names, parse_json
 from mistlab.export.megatron.megatron_flags import Options
@@ -59,8 +59,7 @@ def read_deepspeed(options: Options, found: Found, files: Files) -> None:
     found.overlaps = False
     level = options.whole(_STAGE, minimum=0)
     if level is not None and level not in _LEVELS:
-        message = f"{options.where(_STAGE)}: {level} is unknown: give 0 to 3"
-        raise InputError(message)
+        reject(f"{options.where(_STAGE)}: {level} is unknown: give 0 to 3")
     name, text = _configuration(options, files)
     if text is None:
         _without_configuration(options, found, name, level)
@@ -98,11 +97,10 @@ def _without_configuration(options: Options, found: Found, name: str, level: int
     del options
     missing = f"{name} is not at hand" if name else f"{_CONFIG} is not given"
     if level is None:
-        message = (
+        reject(
             f"{_CONFIG}: {missing}, so ZeRO's level, offloading and precision are unknown: put the "
             f"file beside the script, or add {_STAGE} N for a configuration with nothing else"
         )
-        raise InputError(message)
     text = (
         f"ZeRO-{level} of {_STAGE} with nothing offloaded, for {missing}: put it beside the script"
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import InputError, near_matches, reject
 from mistlab.export.found import checked_whole
 from mistlab.export.megatron.option_tables import (
     FAMILIES,
@@ -318,8 +318,7 @@ class Options:
         if option is None:
             return None
         if not option.words or not option.words[0]:
-            message = f"{self.where(name)}: its value is missing: give one"
-            raise InputError(message)
+            reject(f"{self.where(name)}: its value is missing: give one")
         return None if option.words[0] in _NONE else option.words[0]
 
     def all_words(self, name: str) -> tuple[str, ...]:
@@ -342,8 +341,7 @@ class Options:
             raise InputError(message) from None
         if not 0 <= number <= (float("inf") if maximum is None else maximum):
             top = "" if maximum is None else f" to {maximum:g}"
-            message = f"{self.where(name)}: {number:g} is out of range: give one from 0{top}"
-            raise InputError(message)
+            reject(f"{self.where(name)}: {number:g} is out of range: give one from 0{top}")
         return number
 
     def choice(self, name: str, known: Sequence[str]) -> str | None:
@@ -353,8 +351,7 @@ class Options:
             return text
         same = [word for word in known if word.lower() == text.lower()]
         if not same:
-            message = f"{self.where(name)}: {text!r} is unknown{near_matches(text, known)}"
-            raise InputError(message)
+            reject(f"{self.where(name)}: {text!r} is unknown{near_matches(text, known)}")
         return same[0]
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from mistlab.core.values import InputError, refuse
+from mistlab.core.values import InputError, refuse, reject
 from mistlab.export.found import Found
 from mistlab.export.megatron.megatron_flags import Options, is_of_epfl
 from mistlab.export.megatron.megatron_parts import (
@@ -146,8 +146,7 @@ def _tokens(options: Options, found: Found) -> int:
     said, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
     if kind is not None and kind.startswith(_OF_ENCODERS):
         where = options.where("--tokenizer-type")
-        message = f"{where}: {kind} is of encoders: give a launch line that trains a decoder"
-        raise InputError(message)
+        reject(f"{where}: {kind} is of encoders: give a launch line that trains a decoder")
     if kind in _NULL and said is not None:
         text = f"{said + 1} tokens: {kind} adds one to --vocab-size {said}, up to core 0.18"
         found.remark("assumed", "model.vocab", text)
@@ -378,8 +377,7 @@ def _layers_of(options: Options, hidden: int, program: str) -> tuple[int, dict[s
 def _check_hybrid(parts: dict[str, Any]) -> None:
     for name in ("latent", "window", "sinks", "further_tokens", "attention_gate"):
         if parts.get(name):
-            message = f"model.{name}: no hybrid model here has it: give a model by --model"
-            raise InputError(message)
+            reject(f"model.{name}: no hybrid model here has it: give a model by --model")
 
 
 def _family(fields: Mapping[str, Any]) -> Family:
@@ -467,11 +465,9 @@ def _default_ffn(options: Options, hidden: int) -> int:
 def _needed(options: Options, name: str) -> int:
     number = options.whole(name)
     if number is None and options.strays:
-        message = f"{name}: is missing, unless it stands in what {options.strays[0].unknown}"
-        raise InputError(message)
+        reject(f"{name}: is missing, unless it stands in what {options.strays[0].unknown}")
     if number is None:
-        message = f"{name}: is missing: give it, or the model by --model"
-        raise InputError(message)
+        reject(f"{name}: is missing: give it, or the model by --model")
     return number
 
 
@@ -482,11 +478,10 @@ def _position(options: Options, found: Found) -> str:
     if said is None:
         return "none" if options.has("--no-position-embedding") else "absolute"
     if said == "mrope":
-        message = (
+        reject(
             f"{options.where('--position-embedding-type')}: mrope turns the positions of images "
             "beside text, which no plan says: give a launch line that trains a decoder of text"
         )
-        raise InputError(message)
     if said == "alibi":
         text = "alibi: attention is taken without biases of positions"
         found.remark("ignored", "--position-embedding-type", text)

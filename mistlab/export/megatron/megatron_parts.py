@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mistlab.core.values import InputError, refuse, within
+from mistlab.core.values import InputError, refuse, reject, within
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
 from mistlab.job.job import Job
@@ -55,22 +55,19 @@ def segments_of(options: Options, layers: int | None) -> list[str]:
         return [_by_shares(options, layers)]
     main, *further = text.split("/")
     if any(further):
-        message = (
+        reject(
             f"{options.where(PATTERN)}: {text} has further tokens (/): no hybrid model here has "
             "them: leave them out"
         )
-        raise InputError(message)
     for letter in main.replace("|", ""):
         if letter not in _LETTERS:
             meaning = _MEANINGS.get(letter, "no kind of block")
-            message = (
+            reject(
                 f"{options.where(PATTERN)}: {letter!r} is {meaning}, which no model here has: give "
                 f"blocks of {_LETTERS}"
             )
-            raise InputError(message)
     if not main.replace("|", ""):
-        message = f"{options.where(PATTERN)}: {text!r} has no blocks: give a letter for each"
-        raise InputError(message)
+        reject(f"{options.where(PATTERN)}: {text!r} has no blocks: give a letter for each")
     return main.split("|")
 
 
@@ -89,8 +86,7 @@ def shortest(pattern: str) -> str:
 def _by_shares(options: Options, layers: int | None) -> str:
     """Blocks of state spaces with attention and networks at even distances, by their shares."""
     if layers is None:
-        message = "--num-layers: is missing: give it, or --hybrid-layer-pattern"
-        raise InputError(message)
+        reject("--num-layers: is missing: give it, or --hybrid-layer-pattern")
     attention = round(layers * options.number("--hybrid-attention-ratio", 0.0, maximum=1))
     networks = round(layers * options.number("--hybrid-mlp-ratio", 0.0, maximum=1))
     blocks = ["M"] * layers
@@ -302,19 +298,17 @@ def parts_of(options: Options, found: Found, layers: int, ffn: int) -> dict[str,
     }
     parts |= _turns_of(options, blocks, layers)
     if parts.get("pattern") and (beside := _beside_pattern(parts)):
-        message = (
+        reject(
             f"{beside}: no model here has it in blocks of several kinds that take turns: give a "
             "model of the catalogue by --model"
         )
-        raise InputError(message)
     return parts
 
 
 def _further_tokens(options: Options) -> int:
     number = options.whole("--mtp-num-layers", minimum=0) or 0
     if number > _MOST_BLOCKS:
-        message = f"{options.where('--mtp-num-layers')}: {number} is too large: give a few"
-        raise InputError(message)
+        reject(f"{options.where('--mtp-num-layers')}: {number} is too large: give a few")
     return number
 
 
@@ -333,11 +327,10 @@ def _turns_of(options: Options, blocks: list[int], layers: int) -> dict[str, Any
     """The pattern of blocks that take turns: with and without experts, or with delta nets."""
     if (deltas := _delta_nets(options, layers)) is not None:
         if 0 in blocks:
-            message = (
+            reject(
                 "--moe-layer-freq: no model here has delta nets beside blocks without experts: "
                 "give experts in every block"
             )
-            raise InputError(message)
         return deltas
     dense = blocks.index(1) if 1 in blocks else layers
     if 0 not in blocks[dense:]:
@@ -351,15 +344,13 @@ def _delta_nets(options: Options, layers: int) -> dict[str, Any] | None:
     if variant is None:
         return None
     if variant not in ("gated_delta_net", "gdn"):
-        message = (
+        reject(
             f"{options.where('--experimental-attention-variant')}: {variant} is attention that no "
             "model here has: give a model of the catalogue by --model"
         )
-        raise InputError(message)
     every = options.text("--linear-attention-freq") or options.text("--full-attention-interval")
     if every is None:
-        message = f"--linear-attention-freq: is missing beside {variant}: give one"
-        raise InputError(message)
+        reject(f"--linear-attention-freq: is missing beside {variant}: give one")
     where = options.where("--linear-attention-freq")
     blocks = [] if "[" in every else _linear_blocks(checked_whole(where, every), layers)
     linear = blocks or pattern_of(every)
@@ -474,11 +465,10 @@ def _count_of(options: Options, found: Found) -> int | None:
         options.text("--num-experts")
     if len(counts) > 1:
         words = " ".join(options.words["--num-experts"])
-        message = (
+        reject(
             f"{options.where('--num-experts')}: {words}: blocks have unlike numbers of experts, "
             "which no model here has: give one number"
         )
-        raise InputError(message)
     if 1 in counts and not is_of_deepspeed(options):
         text = "a single expert is taken as a network without a router"
         found.remark("assumed", "--num-experts 1", text)
@@ -515,11 +505,10 @@ def _expert_blocks(options: Options, layers: int) -> list[int]:
         every = checked_whole(options.where("--moe-layer-freq"), text)
         blocks = [int(block % every == 0 and block >= first) for block in range(layers)]
     if len(blocks) != layers:
-        message = (
+        reject(
             f"{options.where('--moe-layer-freq')}: {text} is of {len(blocks)} blocks, the model "
             f"has {layers}: give as many"
         )
-        raise InputError(message)
     return blocks
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.engines.engine import Optimizer
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
@@ -37,11 +37,10 @@ def read_stages(options: Options, found: Found, layers: int) -> None:
     elif by_ends := _beside_ends(options, found.num_stages, layers):
         found.layers = by_ends
     elif layers % found.num_stages and not is_of_deepspeed(options):
-        message = (
+        reject(
             f"--num-layers {layers}: {found.num_stages} stages do not divide them: Megatron-LM "
             "refuses this; give --pipeline-model-parallel-layout, or another number of stages"
         )
-        raise InputError(message)
     _order(options, chunks, found)
 
 
@@ -61,11 +60,10 @@ def _order(options: Options, chunks: int, found: Found) -> None:
 def _of_parts(parts: Sequence[int], option: str, found: Found) -> int:
     """Set the blocks of stages by those of the parts of a pipeline; gives chunks of a stage."""
     if len(parts) % found.num_stages:
-        message = (
+        reject(
             f"{option}: {len(parts)} parts are no multiple of {found.num_stages} stages: give a "
             "part for each chunk of each stage"
         )
-        raise InputError(message)
     found.layers = [sum(parts[stage :: found.num_stages]) for stage in range(found.num_stages)]
     return len(parts) // found.num_stages
 
@@ -78,11 +76,10 @@ def _listed(options: Options, found: Found, layers: int) -> Sequence[int] | None
     where = options.where("--num-layer-list")
     listed = [checked_whole(where, word) for word in words if word]
     if len(listed) != found.num_stages or sum(listed) != layers:
-        message = (
+        reject(
             f"{where}: {sum(listed)} blocks in {len(listed)} stages, but the model has {layers} in "
             f"{found.num_stages}: give a number for each stage"
         )
-        raise InputError(message)
     return listed
 
 
@@ -96,19 +93,17 @@ def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int
         return None
     shares = list(even_shares(layers + at_start + at_end, num_stages))
     if len(set(shares)) > 1 and not both:
-        message = (
+        reject(
             f"--num-layers {layers}: with embedding and loss {sum(shares)} parts do not divide "
             f"over {num_stages} stages: Megatron-LM refuses this; give another number of stages"
         )
-        raise InputError(message)
     shares[0] -= at_start
     shares[-1] -= at_end
     if 0 in shares:
-        message = (
+        reject(
             f"--num-layers {layers}: beside embedding and loss a stage of {num_stages} has no "
             "blocks, which no plan says: give fewer stages"
         )
-        raise InputError(message)
     return shares
 
 
@@ -122,12 +117,11 @@ def _chunks(options: Options, found: Found, layers: int) -> int:
         )
         chunks, rest = divmod(counted, found.num_stages * each)
         if rest:
-            message = (
+            reject(
                 f"--num-layers-per-virtual-pipeline-stage {each}: {layers} blocks on "
                 f"{found.num_stages} stages are no chunks of {each}: Megatron-LM refuses this; "
                 "give a divisor of the blocks of a stage"
             )
-            raise InputError(message)
     return chunks or 1
 
 
@@ -138,22 +132,20 @@ def _with_ends(
     inner = num_stages - (first is not None) - (last is not None)
     left = layers - (first or 0) - (last or 0)
     if inner < 0 or left < 0 or (inner and left % inner) or (not inner and left):
-        message = (
+        reject(
             f"--num-layers {layers}: {left} blocks are left for {max(inner, 0)} stages between the "
             "first and the last: give other --decoder-first- and --decoder-last-pipeline-num-layers"
         )
-        raise InputError(message)
     middle = [left // inner] * inner if inner else []
     return [*([first] if first else []), *middle, *([last] if last else [])]
 
 
 def _repeated(match: re.Match[str]) -> str:
     if len(match[2]) > len(str(_MOST_BLOCKS)) or int(match[2]) > _MOST_BLOCKS:
-        message = (
+        reject(
             f"--pipeline-model-parallel-layout: {match[2]} times is too often: give at most "
             f"{_MOST_BLOCKS}"
         )
-        raise InputError(message)
     return match[1] * int(match[2])
 
 
@@ -167,11 +159,10 @@ def parts_of_layout(layout: str) -> list[int]:
     for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
         text = re.sub(pattern, _repeated, text)
     if unknown := sorted(set(text) - set("EtmL|")):
-        message = (
+        reject(
             f"--pipeline-model-parallel-layout: {''.join(unknown)!r} is not known here: give E, t, "
             "m, L and |, with (...)*N"
         )
-        raise InputError(message)
     return [part.count("t") for part in text.split("|")]
 
 
@@ -340,8 +331,7 @@ def read_experts(options: Options, found: Found, *, has_experts: bool) -> None:
     if not has_experts:
         if ranks > 1:
             where = options.where(_RANKS)
-            message = f"{where} {ranks}: the model has no experts: give --num-experts, or 1"
-            raise InputError(message)
+            reject(f"{where} {ranks}: the model has no experts: give --num-experts, or 1")
         return
     found.values |= {"expert_parallel": ranks, "expert_tensor_parallel": parts}
     found.expert_capacity = capacity or None

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.engines.engine import Precision
 from mistlab.export.found import Found
 from mistlab.export.given import Given, Imported, Remark
@@ -307,8 +307,7 @@ def _check_program(launch: Launch, found: Found) -> None:
         return
     line = f"line {launch.line}: " if launch.line else ""
     if (reason := refusal_of(program)) is not None:
-        message = f"{line}{program} {reason}: give a launch line that trains a decoder"
-        raise InputError(message)
+        reject(f"{line}{program} {reason}: give a launch line that trains a decoder")
     if not is_decoder(program):
         text = f"{program} is not known here: taken as a program that trains a decoder"
         found.remark("assumed", "program", text)
@@ -318,23 +317,21 @@ def _check_stage(options: Options) -> None:
     """Refuse what MindSpeed-LLM trains after fine-tuning, by its name for it."""
     stage = options.text("--stage")
     if stage not in (None, "sft", "pretrain", "pt"):
-        message = (
+        reject(
             f"{options.where('--stage')}: {stage} trains by preferences or rewards, whose further "
             "passes no plan says: give a launch line of pre-training or fine-tuning"
         )
-        raise InputError(message)
 
 
 def _check_shape(launch: Launch, options: Options) -> None:
     """Refuse a program of another framework, which has none of the options of a model."""
     if launch.program and not options.strays and not any(name in options for name in _SHAPE):
         line = f"line {launch.line}: " if launch.line else ""
-        message = (
+        reject(
             f"{line}{launch.program} has none of Megatron-LM's options {', '.join(_SHAPE[:3])}: "
             "give a launch line of Megatron-LM or a relative, or the configuration file that it "
             "reads"
         )
-        raise InputError(message)
 
 
 def _world(options: Options, found: Found) -> None:
