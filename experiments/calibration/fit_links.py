@@ -15,6 +15,7 @@ from experiments.cli.commandline import about, progress
 from mistlab.calibration import fitted_slowdowns as interference
 from mistlab.calibration import fitted_transfers as transfers
 from mistlab.calibration.fitted_slowdowns import OverlapRows
+from mistlab.calibration.table_rows import Origin
 from mistlab.calibration.tables import (
     GroupShape,
     TransferTable,
@@ -24,7 +25,7 @@ from mistlab.calibration.tables import (
     read_transfer_table,
 )
 from mistlab.core.units import GBYTES, GIB_BYTES, MICROSECONDS
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.cost.side_by_side import slowdowns_of_group
 from mistlab.machine.hardware import GroupTransfers, Hardware, Line, Source, Transfers
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
@@ -41,7 +42,7 @@ def bandwidth(path: Path, campaign: str | None) -> Step:
         table = read_transfer_table(path, campaign=campaign)
         groups, fitted = _lines(path, table)
         value = _with_groups(hardware.transfers, _merged((), groups))
-        return calibrated(hardware, "transfers", value, fitted, more=False), fitted
+        return calibrated(hardware, value, fitted)
 
     return step
 
@@ -54,7 +55,7 @@ def collectives(path: Path, table_hardware: str | None) -> Step:
         groups, fitted = _lines(path, table)
         have = hardware.transfers.groups if hardware.transfers is not None else ()
         value = _with_groups(hardware.transfers, _merged(have, groups))
-        return calibrated(hardware, "transfers", value, fitted, more=True), fitted
+        return calibrated(hardware, value, fitted, more=True)
 
     return step
 
@@ -68,7 +69,7 @@ def point_to_point(path: Path, table_hardware: str | None) -> Step:
         lines = {shape.nodes: of_shape["send"] for shape, of_shape in groups.items()}
         transfers_ = _transfers_of(hardware, path)
         value = replace(transfers_, in_node=lines.get(1), across_nodes=lines.get(2))
-        return calibrated(hardware, "transfers", value, fitted, more=True), fitted
+        return calibrated(hardware, value, fitted, more=True)
 
     return step
 
@@ -107,8 +108,7 @@ def published_lines(path: Path, name: str) -> Step:
 
         return with_lines, Fitted(
             group="transfers",
-            table=path,
-            sha256=hashlib.sha256(content).hexdigest(),
+            origin=Origin(path=path, sha256=hashlib.sha256(content).hexdigest()),
             note=name,
             residuals=(),
         )
@@ -121,7 +121,7 @@ def streams(path: Path, campaign: str | None, seed: int) -> Step:
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         value, fitted = _interference(path, campaign, seed)
-        return calibrated(hardware, "interference", value, fitted, more=False), fitted
+        return calibrated(hardware, value, fitted)
 
     return step
 
@@ -135,11 +135,10 @@ def _lines(path: Path, table: TransferTable) -> tuple[dict[GroupShape, dict[str,
         lines = groups.setdefault(shape, {})
         for kind, rows in kinds.items():
             if len(rows) < FEWEST_ROWS:
-                message = (
+                reject(
                     f"{path}: {len(rows)} rows of {kind} for {shape.gpus_in_node} GPUs in each of "
                     f"{shape.nodes} nodes: measure at least {FEWEST_ROWS} sizes"
                 )
-                raise InputError(message)
             with about(f"{path}: {kind}"):
                 lines[kind] = transfers.fit(rows)
                 half = transfers.fit(rows.every_second(0))
@@ -147,11 +146,9 @@ def _lines(path: Path, table: TransferTable) -> tuple[dict[GroupShape, dict[str,
             residuals.append(Residual(shape=shape, what=kind, rows=len(rows), held_out=error))
     return groups, Fitted(
         group="transfers",
-        table=table.origin.path,
-        sha256=table.origin.sha256,
+        origin=table.origin,
         note=f"campaign {table.origin.campaign or 'unnamed'}",
         residuals=tuple(residuals),
-        duplicates=table.origin.duplicates,
         spread=table.spread,
     )
 
@@ -177,8 +174,7 @@ def _merged(
 
 def _transfers_of(hardware: Hardware, path: Path) -> Transfers:
     if hardware.transfers is None:
-        message = f"{path}: {hardware.name} has no transfers yet: give --bandwidth too"
-        raise InputError(message)
+        reject(f"{path}: {hardware.name} has no transfers yet: give --bandwidth too")
     return hardware.transfers
 
 
@@ -198,18 +194,15 @@ def _interference(path: Path, campaign: str | None, seed: int) -> tuple[Interfer
     report_dropped(table.origin.duplicates, "repeat another byte for byte")
     report_dropped(table.incomplete, "lack the time of a stream alone")
     if not table.groups:
-        message = f"{path}: no row has more than one stream busy: nothing can be fitted"
-        raise InputError(message)
+        reject(f"{path}: no row has more than one stream busy: nothing can be fitted")
     fitted = [_fitted(shape, rows) for shape, rows in table.groups.items()]
     machine = interference.combined(fitted, list(table.groups.values()))
     residuals = [_residual(shape, rows, machine, seed) for shape, rows in table.groups.items()]
     fit = Fitted(
         group="interference",
-        table=path,
-        sha256=table.origin.sha256,
+        origin=table.origin,
         note=f"campaign {table.origin.campaign or 'unnamed'}",
         residuals=tuple(residuals),
-        duplicates=table.origin.duplicates,
     )
     return machine, fit
 

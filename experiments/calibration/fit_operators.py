@@ -18,7 +18,7 @@ from mistlab.calibration.best_products import Best, read_best_products
 from mistlab.calibration.collective_tests import read_collective_tests
 from mistlab.calibration.operators import read_attention_table
 from mistlab.core.units import MICROSECONDS
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.machine.hardware import (
     OPERATOR_CLASSES,
     Compute,
@@ -62,16 +62,14 @@ def operator_rates(
             rates |= {name: before.rate(name) for name in FUSED_ATTENTION}
         own, note = _of_attention(hardware, attention, attention_tflops)
         if not own and before is None:
-            message = (
+            reject(
                 f"{path}: says nothing of fused attention: give --attention TABLE.csv, "
                 "--attention-tflops FORWARD BACKWARD, or --borrow a hardware that has them"
             )
-            raise InputError(message)
         rates |= {rate.operators: rate for rate in own}
         fitted = Fitted(
             group="compute",
-            table=path,
-            sha256=table.origin.sha256,
+            origin=table.origin,
             note=f"{table_hardware or 'unnamed'}{note}",
             residuals=tuple(
                 Residual(
@@ -81,14 +79,13 @@ def operator_rates(
                 )
                 for name, rows in table.classes.items()
             ),
-            duplicates=table.origin.duplicates,
             spread=table.spread,
         )
         value = Compute(
             rates=tuple(rates[name] for name in (*OPERATOR_CLASSES, "step") if name in rates),
             launch_us=before.launch_us if before is not None else 0.0,
         )
-        return calibrated(hardware, "compute", value, fitted, more=False), fitted
+        return calibrated(hardware, value, fitted)
 
     return step
 
@@ -116,31 +113,25 @@ def launch_time(path: Path, table_hardware: str | None) -> Step:
         rows = launches.read_launch_table(path, hardware=table_hardware)
         report_dropped(rows.origin.duplicates, "repeat another byte for byte")
         if hardware.compute is None:
-            message = f"{path}: {hardware.name} has no rates of operators yet: give --operators too"
-            raise InputError(message)
+            reject(f"{path}: {hardware.name} has no rates of operators yet: give --operators too")
         residual = Residual(
             what="launches, row left out", rows=len(rows), held_out=launches.mean_error(rows)
         )
         fitted = Fitted(
             group="compute",
-            table=path,
-            sha256=rows.origin.sha256,
+            origin=rows.origin,
             note=table_hardware or "launches",
             residuals=(residual,),
-            duplicates=rows.origin.duplicates,
         )
         launch_us = round(launches.launch_s(rows) / MICROSECONDS, 2)
         host_computes = hardware.gpu.cores is not None
         value = replace(hardware.compute, launch_us=launch_us, host_computes=host_computes)
-        return calibrated(hardware, "compute", value, fitted, more=True), fitted
+        return calibrated(hardware, value, fitted, more=True)
 
     return step
 
 
 # Steps that fit a GPU's rates, and the collectives of its node, to tables of single kernels.
-
-
-ATTENTION: tuple[OperatorClass, ...] = ("attention_forward", "attention_backward")
 
 
 def kernel_rates(
@@ -152,7 +143,7 @@ def kernel_rates(
         table = tables.read_kernel_table(path, table_hardware)
         kernels = {
             **table.products,
-            **{name: tables.attention_rows(table, name) for name in ATTENTION},
+            **{name: tables.attention_rows(table, name) for name in FUSED_ATTENTION},
         }
         rates: dict[OperatorClass, Rate] = {
             name: tables.rate_of(rows, name) for name, rows in kernels.items()
@@ -170,18 +161,16 @@ def kernel_rates(
         rates["memory"] = tables.memory_rate(table)
         fitted = Fitted(
             group="compute",
-            table=path,
-            sha256=table.origin.sha256,
+            origin=table.origin,
             note=f"{table_hardware or 'unnamed'}, {sustained:.0%} of it sustained as given",
             residuals=tuple(residuals),
-            duplicates=table.origin.duplicates,
         )
         value = Compute(
             rates=tuple(rates.values()),
             sustained=sustained,
             launch_us=launch_us,
         )
-        return calibrated(hardware, "compute", value, fitted, more=False), fitted
+        return calibrated(hardware, value, fitted)
 
     return step
 
@@ -193,8 +182,7 @@ def collective_tests(path: Path, table_hardware: str | None) -> Step:
         tests = read_collective_tests(path, table_hardware or hardware.name)
         before = hardware.transfers
         if before is None:
-            message = f"{path}: {hardware.name} has no copies to its host yet: give --borrow too"
-            raise InputError(message)
+            reject(f"{path}: {hardware.name} has no copies to its host yet: give --borrow too")
         copies = max(before.groups, key=lambda group: group.host_to_device is not None)
         groups = tuple(
             GroupTransfers(
@@ -210,8 +198,7 @@ def collective_tests(path: Path, table_hardware: str | None) -> Step:
         )
         fitted = Fitted(
             group="transfers",
-            table=path,
-            sha256=tests.origin.sha256,
+            origin=tests.origin,
             note=f"{table_hardware}, copies to the host as before",
             residuals=tuple(
                 Residual(
@@ -223,7 +210,7 @@ def collective_tests(path: Path, table_hardware: str | None) -> Step:
             ),
         )
         value = Transfers(groups=groups, in_node=groups[0].all_gather)
-        return calibrated(hardware, "transfers", value, fitted, more=True), fitted
+        return calibrated(hardware, value, fitted, more=True)
 
     return step
 
@@ -234,8 +221,7 @@ def best_products(path: Path, table_hardware: str | None) -> Step:
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         best = read_best_products(path, table_hardware or hardware.name)
         if hardware.compute is None:
-            message = f"{path}: {hardware.name} has no rates of products yet: fit them first"
-            raise InputError(message)
+            reject(f"{path}: {hardware.name} has no rates of products yet: fit them first")
         compute = hardware.compute
         rates = {rate.operators: rate for rate in compute.rates}
         for eight, sixteen in (
@@ -245,8 +231,7 @@ def best_products(path: Path, table_hardware: str | None) -> Step:
             rates[eight] = _faster(compute.rate(sixteen), eight, best)  # type: ignore[index, arg-type]
         fitted = Fitted(
             group="compute",
-            table=path,
-            sha256=best.origin.sha256,
+            origin=best.origin,
             note=f"8-bit products {best.ratio:.3f} times as fast as 16-bit ones, their best shapes",
             residuals=(
                 Residual(
@@ -257,7 +242,7 @@ def best_products(path: Path, table_hardware: str | None) -> Step:
             ),
         )
         value = replace(compute, rates=tuple(rates.values()))
-        return calibrated(hardware, "compute", value, fitted, more=True), fitted
+        return calibrated(hardware, value, fitted, more=True)
 
     return step
 

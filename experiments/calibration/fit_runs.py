@@ -16,7 +16,8 @@ from experiments.calibration.whole_runs import (
     widths_left_out,
 )
 from experiments.cli.commandline import progress
-from mistlab.core.values import InputError
+from mistlab.calibration.table_rows import Origin
+from mistlab.core.values import reject
 from mistlab.machine.hardware import Hardware, Source
 
 FEWEST_RUNS = 2
@@ -29,11 +30,10 @@ def whole_runs(path: Path) -> Step:
         table = read_end_to_end(path, hardware)
         runs = table.runs
         if len(runs) < FEWEST_RUNS:
-            message = (
+            reject(
                 f"{path}: {len(runs)} runs on {hardware.name}: give a table with at least "
                 f"{FEWEST_RUNS}, so that each can be left out"
             )
-            raise InputError(message)
         progress(f"fitting {len(runs)} runs, each left out in turn")
         found = fit_sustained(runs, hardware)
         residuals = [*_engine_residuals(found)]
@@ -76,8 +76,7 @@ def megatron_runs(paths: Sequence[Path], folds: Sequence[str]) -> Step:
         known = sorted({run.fold for run in runs})
         for fold in folds:
             if fold not in known:
-                message = f"--folds: {fold} is not among {', '.join(known)}"
-                raise InputError(message)
+                reject(f"--folds: {fold} is not among {', '.join(known)}")
         progress(f"fitting {sum(run.fold in folds for run in runs)} of {len(runs)} runs")
         found = fit_launch_and_sustained(runs, hardware, folds)
         merged = replace(tables[0], sha256=" ".join(table.sha256 for table in tables))
@@ -91,8 +90,7 @@ def _with_runs(
 ) -> tuple[Hardware, Fitted]:
     fitted = Fitted(
         group="engines",
-        table=table.path,
-        sha256=table.sha256,
+        origin=Origin(path=table.path, sha256=table.sha256),
         note="runs left out in turn",
         residuals=tuple(residuals),
     )

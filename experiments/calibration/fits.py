@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.cli.commandline import print_json, progress
+from mistlab.calibration.table_rows import Origin
 from mistlab.calibration.tables import GroupShape
 from mistlab.core.files import write_yaml
 from mistlab.core.values import to_mapping
@@ -40,17 +41,15 @@ class Residual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """The fit of one table: the group of the hardware file, its source, and its errors.
+    """The fit of one table: the hardware file's group, where its rows come from, and its errors.
 
     ``spread`` is the relative difference between repeated measurements, at the median.
     """
 
     group: str
-    table: Path
-    sha256: str
+    origin: Origin
     note: str
     residuals: tuple[Residual, ...]
-    duplicates: int = 0
     spread: float | None = None
 
     @property
@@ -62,9 +61,9 @@ class Fitted:
     def source(self) -> str:
         """The source that the hardware file states."""
         rows = sum(residual.rows for residual in self.residuals)
-        digest = self.sha256[:DIGEST_CHARACTERS]
+        digest = self.origin.sha256[:DIGEST_CHARACTERS]
         return (
-            f"{self.table.name} (sha256 {digest}), {self.note}, {rows} rows, "
+            f"{self.origin.path.name} (sha256 {digest}), {self.note}, {rows} rows, "
             f"held-out mean error {self.held_out:.2%}"
         )
 
@@ -90,12 +89,12 @@ def sourced(hardware: Hardware, group: str, source: Source, *, more: bool = Fals
 
 
 def calibrated(
-    hardware: Hardware, group: str, value: Any, fitted: Fitted, *, more: bool
-) -> Hardware:
-    """The hardware with one group fitted."""
+    hardware: Hardware, value: Any, fitted: Fitted, *, more: bool = False
+) -> tuple[Hardware, Fitted]:
+    """The hardware with the fitted group, and the fit itself."""
     source = Source(kind="measured", source=fitted.source)
-    provenance = sourced(hardware, group, source, more=more)
-    return replace(hardware, **{group: value}, provenance=provenance)
+    provenance = sourced(hardware, fitted.group, source, more=more)
+    return replace(hardware, **{fitted.group: value}, provenance=provenance), fitted
 
 
 def report_dropped(count: int, reason: str) -> None:
@@ -169,16 +168,20 @@ def _by_group(fitted: Sequence[Fitted]) -> dict[str, Any]:
     """A group's report; of several tables for one group, under their names."""
     groups: dict[str, Any] = {}
     for report in fitted:
-        name = report.group if report.group not in groups else f"{report.group} {report.table.name}"
+        name = (
+            report.group
+            if report.group not in groups
+            else f"{report.group} {report.origin.path.name}"
+        )
         groups[name] = _summary(report)
     return groups
 
 
 def _summary(fitted: Fitted) -> dict[str, Any]:
     return {
-        "table": str(fitted.table),
-        "sha256": fitted.sha256,
-        "duplicates": fitted.duplicates,
+        "table": str(fitted.origin.path),
+        "sha256": fitted.origin.sha256,
+        "duplicates": fitted.origin.duplicates,
         "spread": fitted.spread,
         "held_out_error": fitted.held_out if fitted.residuals else None,
         "fits": [
@@ -198,7 +201,7 @@ def _summary(fitted: Fitted) -> dict[str, Any]:
 def _text(fitted: Fitted) -> str:
     """The report of a fit, for people."""
     if not fitted.residuals:
-        return f"{fitted.group} from {fitted.table.name}"
+        return f"{fitted.group} from {fitted.origin.path.name}"
     lines = [f"{fitted.group}, mean error of rows that were not fitted:"]
     lines += [f"  {_line(residual)}" for residual in fitted.residuals]
     lines.append(f"  all: {fitted.held_out:.2%}")

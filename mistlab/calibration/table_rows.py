@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import NoReturn
 
-from mistlab.core.values import InputError, near_matches
+from mistlab.core.values import InputError, near_matches, reject
 
 CAMPAIGN = "generation"
 HARDWARE = "hardware"
@@ -23,8 +23,8 @@ class Origin:
 
     path: Path
     sha256: str
-    campaign: str
-    duplicates: int
+    campaign: str = ""
+    duplicates: int = 0
 
 
 def read_rows(
@@ -73,15 +73,13 @@ def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[
     reader = csv.DictReader(text.splitlines())
     missing = [name for name in needed if name not in (reader.fieldnames or ())]
     if missing:
-        message = (
+        reject(
             f"{path}: column {', '.join(missing)} is missing: give a table with "
             f"{', '.join(needed)} (docs/reference/measurement-tables.md)"
         )
-        raise InputError(message)
     rows = [(reader.line_num, row) for row in reader]
     if not rows:
-        message = f"{path}: has no rows: give at least one measurement"
-        raise InputError(message)
+        reject(f"{path}: has no rows: give at least one measurement")
     return rows
 
 
@@ -92,15 +90,13 @@ def _rows_with(
     names = sorted({row.get(column) or "" for _, row in rows})
     if wanted is None:
         if len(names) > 1:
-            message = (
+            reject(
                 f"{path}: holds the {column}s {', '.join(names)}, which do not mix: "
                 f"give one of them as {option}"
             )
-            raise InputError(message)
         return rows
     if wanted not in names:
-        message = f"{path}: {option} {wanted!r} is unknown{near_matches(wanted, names)}"
-        raise InputError(message)
+        reject(f"{path}: {option} {wanted!r} is unknown{near_matches(wanted, names)}")
     return [(number, row) for number, row in rows if (row.get(column) or "") == wanted]
 
 
@@ -135,5 +131,4 @@ def duration(where: str, row: Mapping[str, str], name: str) -> float:
 
 def refuse_row(where: str, name: str, problem: str) -> NoReturn:
     """Raise an ``InputError`` about one value of one row."""
-    message = f"{where}: {name}: {problem}: measure the row again, or remove it"
-    raise InputError(message)
+    reject(f"{where}: {name}: {problem}: measure the row again, or remove it")
