@@ -79,7 +79,8 @@ def commands() -> Iterator[str]:
             yield f"{command.description}\n"
             yield from _options(parser_for(command, f"mistlab {name}"))
             yield "\n```sh"
-            yield from (f"mistlab {name} {words}  # {why}" for why, words in command.examples)
+            for why, words in command.examples.items():
+                yield f"mistlab {name} {words}  # {why}"
             yield "```\n"
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -57,8 +57,8 @@ class Command:
     With ``searches`` it has those of searches, too. ``arguments`` are the names of arguments
     without an option's name, for the command line that a run's page shows. The function gets the
     parsed options; with ``takes_line`` also the command line, and with ``takes_rest`` the options'
-    ``arguments`` are what stands after ``--``. ``examples`` are pairs of a purpose and the words
-    after the command's name, with which ``--help`` ends.
+    ``arguments`` are what stands after ``--``. ``examples`` are purposes, with the words after the
+    command's name that serve each; ``--help`` ends with them.
     """
 
     function: str
@@ -69,7 +69,7 @@ class Command:
     takes_line: bool = False
     takes_rest: bool = False
     ends: Ending = "usual"
-    examples: Sequence[tuple[str, str]] = ()
+    examples: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def description(self) -> str:
@@ -86,6 +86,11 @@ class Command:
 
 
 Group = Mapping[str, Command]
+
+
+def command(function: str, common: Mapping[str, Any], *options: Option, **settings: Any) -> Command:
+    """The row of a command; ``settings`` are fields of ``Command``."""
+    return Command(function, common, options, **settings)
 
 
 def option(name: str, about: str = "", default: Any = None, **settings: Any) -> Option:
@@ -169,7 +174,7 @@ def parser_for(command: Command, program: str) -> argparse.ArgumentParser:
 
 def _examples(command: Command, program: str) -> str | None:
     """The examples of a command, and where words are explained."""
-    lines = [f"  # {purpose}\n  {program} {words}" for purpose, words in command.examples]
+    lines = [f"  # {purpose}\n  {program} {words}" for purpose, words in command.examples.items()]
     return "\n".join(["examples:", *lines, "", f"Words: {GLOSSARY}"]) if lines else None
 
 

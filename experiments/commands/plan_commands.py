@@ -2,119 +2,103 @@
 
 from pathlib import Path
 
-from experiments.cli.command import EXAMPLE, Command, Group, experiment, flag, option, path
+from experiments.cli.command import EXAMPLE, Group, command, experiment, flag, option, path
 from experiments.cli.commandline import OF_CLUSTER, PLANS, PROBLEM
 from mistlab.engines.engine import names_for_plans
 from simulators.registry import PREDICTORS
 
 PLAN_COMMANDS: dict[str, Group] = {
     "Plans": {
-        "predict": Command(
+        "predict": command(
             "experiments.prediction.predict:predict",
             {**dict.fromkeys(OF_CLUSTER), "json": False},
-            (
-                option("plans", **path("PLAN.yaml"), default=[EXAMPLE], nargs="*"),
-                option(
-                    "--simulator",
-                    "closed form, or task by task",
-                    "symbolic",
-                    choices=tuple(PREDICTORS),
-                ),
-                flag(
-                    "--breakdown",
-                    "where the GPUs' time goes: arithmetic at the peak rate, what kernels lose to"
-                    " it, exposed communication by kind, waiting in the pipeline; parts add up to"
-                    " the iteration",
-                ),
-                option(
-                    "--measured-step",
-                    "seconds of a step of the first plan, as measured: held against its "
-                    "prediction, and all other plans are corrected by it",
-                    type=float,
-                ),
-                option(
-                    "--measured-gib",
-                    "GiB that torch's allocator held on the fullest GPU of the first plan",
-                    type=float,
-                ),
-                option(
-                    "--solve",
-                    "the least inter_node_gbytes_per_s, intra_node_gbytes_per_s, memory_gib or "
-                    "gpus, or the most latency_us, that the plan needs for --for",
-                    metavar="NUMBER",
-                ),
-                option(
-                    "--for",
-                    "with --solve: 5%% (default), of a step without that limit, or 12.5s",
-                    dest="goal",
-                    metavar="GOAL",
-                ),
-                option(
-                    "--timeline",
-                    "with --simulator events: a trace for Perfetto and a picture of each plan",
-                    **path("DIR"),
-                ),
-                option(
-                    "--variability",
-                    "with --simulator events: what iterations take with jitter, a slow_stage by "
-                    "its slow_stage_factor, a slow_links_factor or a clock_factor; samples (100; "
-                    "of long iterations fewer, 20 at least) and seed say how many are played, and"
-                    " which. Such as jitter=0.1,slow_stage=0,slow_stage_factor=1.2",
-                    metavar="NAME=NUMBER,...",
-                ),
+            option("plans", **path("PLAN.yaml"), default=[EXAMPLE], nargs="*"),
+            option(
+                "--simulator", "closed form, or task by task", "symbolic", choices=tuple(PREDICTORS)
             ),
-            examples=(
-                ("what a plan takes, and where the time goes", "plan.yaml --breakdown"),
-                ("the same on a slower network", "plan.yaml --inter-node-gbytes-per-s 50"),
-                (
-                    "the network at which the step is within 5 % of an unlimited one",
-                    "plan.yaml --solve inter_node_gbytes_per_s --for 5%",
-                ),
-                (
-                    "played task by task, as a picture",
-                    "plan.yaml --simulator events --timeline drawn",
-                ),
+            flag(
+                "--breakdown",
+                "where the GPUs' time goes: arithmetic at the peak rate, what kernels lose to"
+                " it, exposed communication by kind, waiting in the pipeline; parts add up to"
+                " the iteration",
             ),
+            option(
+                "--measured-step",
+                "seconds of a step of the first plan, as measured: held against its "
+                "prediction, and all other plans are corrected by it",
+                type=float,
+            ),
+            option(
+                "--measured-gib",
+                "GiB that torch's allocator held on the fullest GPU of the first plan",
+                type=float,
+            ),
+            option(
+                "--solve",
+                "the least inter_node_gbytes_per_s, intra_node_gbytes_per_s, memory_gib or "
+                "gpus, or the most latency_us, that the plan needs for --for",
+                metavar="NUMBER",
+            ),
+            option(
+                "--for",
+                "with --solve: 5%% (default), of a step without that limit, or 12.5s",
+                dest="goal",
+                metavar="GOAL",
+            ),
+            option(
+                "--timeline",
+                "with --simulator events: a trace for Perfetto and a picture of each plan",
+                **path("DIR"),
+            ),
+            option(
+                "--variability",
+                "with --simulator events: what iterations take with jitter, a slow_stage by "
+                "its slow_stage_factor, a slow_links_factor or a clock_factor; samples (100; "
+                "of long iterations fewer, 20 at least) and seed say how many are played, and"
+                " which. Such as jitter=0.1,slow_stage=0,slow_stage_factor=1.2",
+                metavar="NAME=NUMBER,...",
+            ),
+            examples={
+                "what a plan takes, and where the time goes": "plan.yaml --breakdown",
+                "the same on a slower network": "plan.yaml --inter-node-gbytes-per-s 50",
+                "the network at which the step is within 5 % of an unlimited one": (
+                    "plan.yaml --solve inter_node_gbytes_per_s --for 5%"
+                ),
+                "played task by task, as a picture": (
+                    "plan.yaml --simulator events --timeline drawn"
+                ),
+            },
         ),
-        "analyse": Command(
+        "analyse": command(
             "experiments.prediction.analyse:analyse",
             {"json": False},
-            (option("plans", **path("PLAN.yaml"), default=[EXAMPLE], nargs="*"),),
-            examples=(("what each stage holds", "plan.yaml"),),
+            option("plans", **path("PLAN.yaml"), default=[EXAMPLE], nargs="*"),
+            examples={"what each stage holds": "plan.yaml"},
         ),
-        "survey": Command(
+        "survey": command(
             "experiments.studies.survey:surveyed",
             {**PROBLEM, **experiment("survey")},
-            examples=(("every candidate of a space", "--model llama3-8b --hardware h100-80gb"),),
+            examples={"every candidate of a space": "--model llama3-8b --hardware h100-80gb"},
         ),
-        "export": Command(
+        "export": command(
             "experiments.interchange.export:export",
             {"json": False},
-            (
-                option("plan", **path("PLAN.yaml"), default=EXAMPLE, nargs="?"),
-                option(
-                    "--to",
-                    "(default: that of the plan's engine, or megatron)",
-                    choices=(
-                        "megatron",
-                        "deepspeed",
-                        "torchtitan",
-                        "torchtitan-toml",
-                        "accelerate",
-                    ),
-                ),
-                flag("--strict", "exit status 1 if the plan is not said exactly"),
-                flag("--check", "build the framework's own configuration from the text"),
+            option("plan", **path("PLAN.yaml"), default=EXAMPLE, nargs="?"),
+            option(
+                "--to",
+                "(default: that of the plan's engine, or megatron)",
+                choices=("megatron", "deepspeed", "torchtitan", "torchtitan-toml", "accelerate"),
             ),
-            examples=(
-                ("flags of Megatron-LM", "plan.yaml --to megatron"),
-                (
-                    "a file of DeepSpeed, if it says the plan exactly",
-                    "plan.yaml --to deepspeed --strict",
+            flag("--strict", "exit status 1 if the plan is not said exactly"),
+            flag("--check", "build the framework's own configuration from the text"),
+            examples={
+                "flags of Megatron-LM": "plan.yaml --to megatron",
+                "a file of DeepSpeed, if it says the plan exactly": (
+                    "plan.yaml --to deepspeed --strict"
                 ),
-            ),
+            },
         ),
-        "import_plan": Command(
+        "import_plan": command(
             "experiments.interchange.import_plan:import_plan",
             {
                 "model": None,
@@ -127,121 +111,105 @@ PLAN_COMMANDS: dict[str, Group] = {
                 "precision": None,
                 "json": False,
             },
-            (
-                option("file", default=PLANS / "pretrain-gpt3-2.7b.sh", metavar="FILE", nargs="?"),
-                option(
-                    "--set",
-                    "a variable of a launch script, in place of the script's own value; may be "
-                    "repeated",
-                    [],
-                    action="append",
-                    metavar="NAME=VALUE",
+            option("file", default=PLANS / "pretrain-gpt3-2.7b.sh", metavar="FILE", nargs="?"),
+            option(
+                "--set",
+                "a variable of a launch script, in place of the script's own value; may be "
+                "repeated",
+                [],
+                action="append",
+                metavar="NAME=VALUE",
+            ),
+            option(
+                "--line", "line of the command to read, where a script starts several", type=int
+            ),
+            flag("--strict", "exit status 1 if anything was assumed or ignored"),
+            option("--micro-batch", "sequences of a replica in a micro-batch", type=int),
+            option("--vocab-size", "tokens of a tokenizer that is not known", type=int),
+            option(
+                "--engine",
+                "engine that stands for the framework in predictions, such as megatron-core "
+                "(default: megatron, deepspeed or fsdp)",
+                choices=names_for_plans(),
+                metavar="ENGINE",
+            ),
+            option(
+                "--format",
+                "whose file it is (default: by its keys)",
+                choices=(
+                    "megatron",
+                    "megatron-test",
+                    "megatron-yaml",
+                    "megatron-bridge",
+                    "nemo",
+                    "primus",
+                    "flagscale",
+                    "deepspeed",
+                    "accelerate",
+                    "hf-trainer",
+                    "torchtitan",
+                    "nanotron",
+                    "gpt-neox",
+                    "llm-foundry",
+                    "llama-factory",
+                    "axolotl",
                 ),
-                option(
-                    "--line", "line of the command to read, where a script starts several", type=int
-                ),
-                flag("--strict", "exit status 1 if anything was assumed or ignored"),
-                option("--micro-batch", "sequences of a replica in a micro-batch", type=int),
-                option("--vocab-size", "tokens of a tokenizer that is not known", type=int),
-                option(
-                    "--engine",
-                    "engine that stands for the framework in predictions, such as megatron-core "
-                    "(default: megatron, deepspeed or fsdp)",
-                    choices=names_for_plans(),
-                    metavar="ENGINE",
-                ),
-                option(
-                    "--format",
-                    "whose file it is (default: by its keys)",
-                    choices=(
-                        "megatron",
-                        "megatron-test",
-                        "megatron-yaml",
-                        "megatron-bridge",
-                        "nemo",
-                        "primus",
-                        "flagscale",
-                        "deepspeed",
-                        "accelerate",
-                        "hf-trainer",
-                        "torchtitan",
-                        "nanotron",
-                        "gpt-neox",
-                        "llm-foundry",
-                        "llama-factory",
-                        "axolotl",
-                    ),
-                    metavar="FORMAT",
-                ),
+                metavar="FORMAT",
             ),
             takes_rest=True,
-            examples=(
-                ("a launch script as a plan", "launch.sh --hardware h100-80gb"),
-                ("with a variable of the script", "launch.sh --set NNODES=4 --model llama3-8b"),
-            ),
+            examples={
+                "a launch script as a plan": "launch.sh --hardware h100-80gb",
+                "with a variable of the script": "launch.sh --set NNODES=4 --model llama3-8b",
+            },
         ),
-        "check_exports": Command(
+        "check_exports": command(
             "experiments.interchange.check_exports:check_exports",
             {**experiment("check_exports")},
-            (
-                option(
-                    "--python",
-                    "the Python in which a target's framework is installed (default: this one)",
-                    metavar="TARGET=PATH",
-                    nargs="+",
-                ),
-                option(
-                    "--megatron-lm",
-                    "a checkout of Megatron-LM at core 0.16.1, whose parser takes launch lines",
-                    **path("DIR"),
-                ),
+            option(
+                "--python",
+                "the Python in which a target's framework is installed (default: this one)",
+                metavar="TARGET=PATH",
+                nargs="+",
             ),
-            examples=(("a first look", "--quick"),),
+            option(
+                "--megatron-lm",
+                "a checkout of Megatron-LM at core 0.16.1, whose parser takes launch lines",
+                **path("DIR"),
+            ),
+            examples={"a first look": "--quick"},
         ),
-        "check_imports": Command(
+        "check_imports": command(
             "experiments.interchange.check_imports:check_imports",
             {**experiment("check_imports"), "hardware": "a100-80gb"},
-            (
-                option("folder", **path("FOLDER")),
-                option(
-                    "--list", "files to import (default: the package's own list)", **path("CSV")
-                ),
-                option("--facts", "facts of files (default: the package's own)", **path("YAML")),
-                option(
-                    "--answers", "arguments of scripts (default: the package's)", **path("YAML")
-                ),
-            ),
+            option("folder", **path("FOLDER")),
+            option("--list", "files to import (default: the package's own list)", **path("CSV")),
+            option("--facts", "facts of files (default: the package's own)", **path("YAML")),
+            option("--answers", "arguments of scripts (default: the package's)", **path("YAML")),
             arguments=["folder"],
-            examples=(("files of a folder", "launch-files --quick"),),
+            examples={"files of a folder": "launch-files --quick"},
         ),
-        "page": Command(
+        "page": command(
             "experiments.live_page.page_command:page",
             {},
-            (
-                option("--port", "port on this machine", 8765),
-                option("--seconds", "longest time of a search", 120.0),
-                flag("--no-browser", "do not open the page in a browser"),
-            ),
-            examples=(("the page on another port", "--port 9000"),),
+            option("--port", "port on this machine", 8765),
+            option("--seconds", "longest time of a search", 120.0),
+            flag("--no-browser", "do not open the page in a browser"),
+            examples={"the page on another port": "--port 9000"},
         ),
-        "show": Command(
+        "show": command(
             "experiments.shown.show_runs:show",
             {},
-            (
-                option("runs", **path("RUN"), nargs="+"),
-                option("--out", "the page", Path("runs/show.html"), metavar="PAGE.html"),
-            ),
+            option("runs", **path("RUN"), nargs="+"),
+            option("--out", "the page", Path("runs/show.html"), metavar="PAGE.html"),
             arguments=["runs"],
-            examples=(("two runs side by side", "runs/first runs/second --out both.html"),),
+            examples={"two runs side by side": "runs/first runs/second --out both.html"},
         ),
-        "mcp": Command(
+        "mcp": command(
             "experiments.agents.mcp_command:mcp",
             {},
-            (
-                option("--seconds", "time limit of a question", 120.0),
-                flag("--skill", "print a file that tells an agent when and how to ask"),
-            ),
-            examples=(("what to give an agent", "--skill"),),
+            option("--seconds", "time limit of a question", 120.0),
+            flag("--skill", "print a file that tells an agent when and how to ask"),
+            examples={"what to give an agent": "--skill"},
         ),
-    },
+    }
 }

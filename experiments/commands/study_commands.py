@@ -1,16 +1,16 @@
 """Commands that ask what would be if a problem were another one."""
 
-from experiments.cli.command import Command, Group, experiment, flag, option
+from experiments.cli.command import Group, command, experiment, flag, option
 from experiments.cli.commandline import PROBLEM
 
 STUDY_COMMANDS: dict[str, Group] = {
     "What if": {
-        "ladder": Command(
+        "ladder": command(
             "experiments.studies.ladder:climbed",
             {**PROBLEM, **experiment("ladder")},
-            examples=(("of one model", "--model llama3-8b --hardware a100-80gb"),),
+            examples={"of one model": "--model llama3-8b --hardware a100-80gb"},
         ),
-        "partitions": Command(
+        "partitions": command(
             "experiments.studies.partitions:partitions",
             {
                 **experiment("partitions"),
@@ -18,32 +18,27 @@ STUDY_COMMANDS: dict[str, Group] = {
                 "hardware": "a100-80gb",
                 "sequence_length": 2048,
             },
-            (option("--tensor-parallel", "ranks that share a layer, in one node", 8),),
-            examples=(("over four ranks", "--tensor-parallel 4"),),
+            option("--tensor-parallel", "ranks that share a layer, in one node", 8),
+            examples={"over four ranks": "--tensor-parallel 4"},
         ),
-        "communication": Command(
+        "communication": command(
             "experiments.reductions.communication:communication",
             {**experiment("communication")},
-            (
-                option("--values", "numbers of a gradient", 25_500_000),
-                option("--ranks", "ranks of data parallelism", 256),
-                option("--gbytes-per-s", "rate of a rank's link, each way", 0.731),
-                option("--latency-us", "latency of a message", 20.0),
-                option("--compute-ms", "milliseconds that a step computes", 100.0),
-                option("--goal", "mean square gradient to reach", 0.01),
-                option("--noise", "standard deviation of a rank's gradients", 1.0),
-                option("--unlike", "how much ranks' data differ", 0.0),
-                flag("--costs-alone", "train nothing"),
-            ),
-            examples=(
-                (
-                    "of a gradient of 1.5 billion values on 64 ranks",
-                    "--values 1500000000 --ranks 64",
-                ),
-                ("costs, without training", "--costs-alone"),
-            ),
+            option("--values", "numbers of a gradient", 25_500_000),
+            option("--ranks", "ranks of data parallelism", 256),
+            option("--gbytes-per-s", "rate of a rank's link, each way", 0.731),
+            option("--latency-us", "latency of a message", 20.0),
+            option("--compute-ms", "milliseconds that a step computes", 100.0),
+            option("--goal", "mean square gradient to reach", 0.01),
+            option("--noise", "standard deviation of a rank's gradients", 1.0),
+            option("--unlike", "how much ranks' data differ", 0.0),
+            flag("--costs-alone", "train nothing"),
+            examples={
+                "of a gradient of 1.5 billion values on 64 ranks": "--values 1500000000 --ranks 64",
+                "costs, without training": "--costs-alone",
+            },
         ),
-        "space_size": Command(
+        "space_size": command(
             "experiments.studies.space_size:sizes",
             {
                 **PROBLEM,
@@ -54,30 +49,28 @@ STUDY_COMMANDS: dict[str, Group] = {
                 "gpus_per_node": 8,
                 "global_batch": 512,
             },
-            examples=(("of one model", "--model llama3-70b --nodes 8 --gpus-per-node 4"),),
+            examples={"of one model": "--model llama3-70b --nodes 8 --gpus-per-node 4"},
         ),
-        "spaces": Command(
+        "spaces": command(
             "experiments.studies.spaces:spaces",
             {**experiment("spaces"), "hardware": None},
-            (
-                option(
-                    "--evaluations",
-                    "budgets, each as plans or thousands of stage candidates (default: 1000)",
-                    (1000,),
-                    type=int,
-                    metavar="N",
-                    nargs="+",
-                ),
-                option(
-                    "--families",
-                    "models of the evaluation (default: all; with --quick gpt3)",
-                    choices=("gpt3", "llama", "falcon"),
-                    nargs="+",
-                ),
+            option(
+                "--evaluations",
+                "budgets, each as plans or thousands of stage candidates (default: 1000)",
+                (1000,),
+                type=int,
+                metavar="N",
+                nargs="+",
             ),
-            examples=(("a first look", "--quick"),),
+            option(
+                "--families",
+                "models of the evaluation (default: all; with --quick gpt3)",
+                choices=("gpt3", "llama", "falcon"),
+                nargs="+",
+            ),
+            examples={"a first look": "--quick"},
         ),
-        "analysis_speed": Command(
+        "analysis_speed": command(
             "experiments.studies.analysis_speed:speeds",
             {
                 **PROBLEM,
@@ -87,9 +80,9 @@ STUDY_COMMANDS: dict[str, Group] = {
                 "gpus_per_node": 8,
                 "global_batch": 512,
             },
-            examples=(("on one problem", "--model gpt3-7b --quick"),),
+            examples={"on one problem": "--model gpt3-7b --quick"},
         ),
-        "scaling": Command(
+        "scaling": command(
             "experiments.studies.scaling:scaling",
             {
                 **experiment("scaling"),
@@ -97,9 +90,9 @@ STUDY_COMMANDS: dict[str, Group] = {
                 "hardware": "a100-80gb",
                 "sequence_length": 2048,
             },
-            examples=(("of one model", "--model gpt3-13b --hardware a100-80gb"),),
+            examples={"of one model": "--model gpt3-13b --hardware a100-80gb"},
         ),
-        "sensitivity": Command(
+        "sensitivity": command(
             "experiments.studies.sensitivity:sensitivity",
             {
                 **PROBLEM,
@@ -110,12 +103,12 @@ STUDY_COMMANDS: dict[str, Group] = {
                 "sequence_length": 2048,
                 "global_batch": 512,
             },
-            examples=(("of one problem", "--model gpt3-2.7b --global-batch 16"),),
+            examples={"of one problem": "--model gpt3-2.7b --global-batch 16"},
         ),
-        "published_configurations": Command(
+        "published_configurations": command(
             "experiments.studies.published_configurations:published_configurations",
             {**experiment("published_configurations")},
-            examples=(("beside what we would run", "--quick"),),
+            examples={"beside what we would run": "--quick"},
         ),
-    },
+    }
 }

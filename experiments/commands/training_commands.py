@@ -4,8 +4,8 @@ from experiments.cli.command import (
     DEVICES,
     KERNELS,
     TINY,
-    Command,
     Group,
+    command,
     experiment,
     flag,
     option,
@@ -15,7 +15,7 @@ from experiments.cli.commandline import PLANS, PROBLEM, TRAINED
 
 TRAINING_COMMANDS: dict[str, Group] = {
     "What a run takes in all": {
-        "will_it_fit": Command(
+        "will_it_fit": command(
             "experiments.budget.will_it_fit:will_it_fit",
             {
                 **PROBLEM,
@@ -24,26 +24,23 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 "keep_free_gib": None,
                 "engine": None,
             },
-            (
-                option("plan", **path("PLAN.yaml"), nargs="?"),
-                option("--tensor-parallel", "GPUs that share each layer", 1, metavar="N"),
-                option("--stages", "pipeline stages", 1, metavar="N"),
-                option("--micro-batch", "sequences of a replica at a time", 1, metavar="N"),
-                option("--zero", "states sharded over replicas: 0, 1, 2 or 3", 0, metavar="N"),
-                option(
-                    "--checkpointed-layers", "blocks of a stage that are recomputed", 0, metavar="N"
-                ),
+            option("plan", **path("PLAN.yaml"), nargs="?"),
+            option("--tensor-parallel", "GPUs that share each layer", 1, metavar="N"),
+            option("--stages", "pipeline stages", 1, metavar="N"),
+            option("--micro-batch", "sequences of a replica at a time", 1, metavar="N"),
+            option("--zero", "states sharded over replicas: 0, 1, 2 or 3", 0, metavar="N"),
+            option(
+                "--checkpointed-layers", "blocks of a stage that are recomputed", 0, metavar="N"
             ),
             arguments=["plan"],
-            examples=(
-                ("a plan, with 8 GiB kept free", "plan.yaml --keep-free-gib 8"),
-                (
-                    "sizes without a plan",
-                    "--model llama3-8b --hardware rtx-4090-24gb --gpus-per-node 8 --zero 3",
+            examples={
+                "a plan, with 8 GiB kept free": "plan.yaml --keep-free-gib 8",
+                "sizes without a plan": (
+                    "--model llama3-8b --hardware rtx-4090-24gb --gpus-per-node 8 --zero 3"
                 ),
-            ),
+            },
         ),
-        "estimate": Command(
+        "estimate": command(
             "experiments.budget.estimate:estimate",
             {
                 **PROBLEM,
@@ -56,77 +53,64 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 "global_batch": None,
                 "attention": "math",
             },
-            (
-                option("--tokens", "a number, published or chinchilla (%(default)s)", "published"),
-                option("--plan", "predict this plan", **path("PLAN.yaml")),
-                option(
-                    "--gpu-hours",
-                    "only tell the bill of so many GPU hours",
-                    type=float,
-                    metavar="HOURS",
-                ),
-                option("--utilisation", "share of the peak, for the formula", 0.44, metavar="X"),
-                option(
-                    "--goodput",
-                    "share of the time that is work, for predictions; see reliability",
-                    1.0,
-                    metavar="X",
-                ),
-                option("--usd-per-gpu-hour", "price of a GPU hour", 2.0, metavar="X"),
-                option(
-                    "--overhead", "watts of the building for each watt of a GPU", 1.0, metavar="X"
-                ),
-                option("--kg-per-kwh", "carbon dioxide of a kilowatt hour", 0.414, metavar="X"),
-                option(
-                    "--watts",
-                    "power of a GPU's board (default: the hardware's)",
-                    type=float,
-                    metavar="X",
-                ),
+            option("--tokens", "a number, published or chinchilla (%(default)s)", "published"),
+            option("--plan", "predict this plan", **path("PLAN.yaml")),
+            option(
+                "--gpu-hours",
+                "only tell the bill of so many GPU hours",
+                type=float,
+                metavar="HOURS",
             ),
-            examples=(
-                ("days and dollars", "--model llama3-8b --tokens 1e12 --usd-per-gpu-hour 2.5"),
-                ("of a plan of yours", "--plan plan.yaml --tokens chinchilla"),
+            option("--utilisation", "share of the peak, for the formula", 0.44, metavar="X"),
+            option(
+                "--goodput",
+                "share of the time that is work, for predictions; see reliability",
+                1.0,
+                metavar="X",
             ),
+            option("--usd-per-gpu-hour", "price of a GPU hour", 2.0, metavar="X"),
+            option("--overhead", "watts of the building for each watt of a GPU", 1.0, metavar="X"),
+            option("--kg-per-kwh", "carbon dioxide of a kilowatt hour", 0.414, metavar="X"),
+            option(
+                "--watts",
+                "power of a GPU's board (default: the hardware's)",
+                type=float,
+                metavar="X",
+            ),
+            examples={
+                "days and dollars": "--model llama3-8b --tokens 1e12 --usd-per-gpu-hour 2.5",
+                "of a plan of yours": "--plan plan.yaml --tokens chinchilla",
+            },
         ),
-        "reliability": Command(
+        "reliability": command(
             "experiments.budget.reliability:reliability",
             {**experiment("reliability")},
-            (
-                option("--gpus", default=992),
-                option(
-                    "--gpu-hours-between-failures",
-                    "of one GPU, on average",
-                    8163.0,
-                    metavar="HOURS",
-                ),
-                option(
-                    "--checkpoint-s",
-                    "seconds that writing a checkpoint keeps the GPUs waiting",
-                    60.0,
-                    metavar="SECONDS",
-                ),
-                option(
-                    "--detection-s", "seconds until a failure is noticed", 300.0, metavar="SECONDS"
-                ),
-                option(
-                    "--restart-s", "seconds to start all processes again", 300.0, metavar="SECONDS"
-                ),
-                option("--reload-s", "seconds to read the checkpoint", 60.0, metavar="SECONDS"),
-                option(
-                    "--interval-s",
-                    "seconds of work between checkpoints (default: the best)",
-                    type=float,
-                    metavar="SECONDS",
-                ),
-                option("--days", default=60.0),
-                option("--runs", "runs that are played", 200),
+            option("--gpus", default=992),
+            option(
+                "--gpu-hours-between-failures", "of one GPU, on average", 8163.0, metavar="HOURS"
             ),
-            examples=(("of 4,096 GPUs for 30 days", "--gpus 4096 --days 30"),),
+            option(
+                "--checkpoint-s",
+                "seconds that writing a checkpoint keeps the GPUs waiting",
+                60.0,
+                metavar="SECONDS",
+            ),
+            option("--detection-s", "seconds until a failure is noticed", 300.0, metavar="SECONDS"),
+            option("--restart-s", "seconds to start all processes again", 300.0, metavar="SECONDS"),
+            option("--reload-s", "seconds to read the checkpoint", 60.0, metavar="SECONDS"),
+            option(
+                "--interval-s",
+                "seconds of work between checkpoints (default: the best)",
+                type=float,
+                metavar="SECONDS",
+            ),
+            option("--days", default=60.0),
+            option("--runs", "runs that are played", 200),
+            examples={"of 4,096 GPUs for 30 days": "--gpus 4096 --days 30"},
         ),
     },
     "Training": {
-        "measure_speedup": Command(
+        "measure_speedup": command(
             "experiments.speedup.measure_speedup:measure",
             {
                 **experiment("measure_speedup"),
@@ -136,123 +120,115 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 "attention": "flash",
                 "precision": "bf16",
             },
-            (
-                option("--models", "models, with commas", "gpt3-1.3b"),
-                option("--cap-gib", "limits of a GPU's memory, with commas", "24,40,80"),
-                option("--batches", "sequences of a step, with commas", "8,16,32,64"),
-                option(
-                    "--systems",
-                    "systems, with commas; the first is held against the others",
-                    "mistlab,megatron,deepspeed,deepcompile,fsdp",
-                ),
-                option("--device", default="cuda", choices=DEVICES),
-                option("--trials", "plans of each system", 4),
-                option("--repeats", "runs of each best plan", 3),
-                option("--steps", "steps of a run", 6),
-                option("--seconds", "time limit of this call", 540, type=float),
+            option("--models", "models, with commas", "gpt3-1.3b"),
+            option("--cap-gib", "limits of a GPU's memory, with commas", "24,40,80"),
+            option("--batches", "sequences of a step, with commas", "8,16,32,64"),
+            option(
+                "--systems",
+                "systems, with commas; the first is held against the others",
+                "mistlab,megatron,deepspeed,deepcompile,fsdp",
             ),
-            examples=(("on this machine's CPU", "--device cpu --quick"),),
+            option("--device", default="cuda", choices=DEVICES),
+            option("--trials", "plans of each system", 4),
+            option("--repeats", "runs of each best plan", 3),
+            option("--steps", "steps of a run", 6),
+            option("--seconds", "time limit of this call", 540, type=float),
+            examples={"on this machine's CPU": "--device cpu --quick"},
         ),
-        "run_plan": Command(
+        "run_plan": command(
             "experiments.training.run_plan:run_plan",
             {"seed": 0, "out": None, "json": False},
-            (
-                option("plan", **path("PLAN.yaml"), default=TINY, nargs="?"),
-                option("--steps", "steps to train", 5),
-                option("--device", default="cpu", choices=DEVICES),
-                option("--data", "tokens, or synthetic (default)", "synthetic", metavar="FILE"),
-                option("--learning-rate", "default: 3e-4", 0.0003),
-                option(
-                    "--decay",
-                    "how the learning rate falls",
-                    "constant",
-                    choices=("constant", "linear", "cosine"),
-                ),
-                option("--warmup-steps", "steps in which the learning rate rises", 0),
-                option(
-                    "--total-steps",
-                    "the step at which the rate has fallen (default: --steps)",
-                    type=int,
-                ),
-                option("--clip-norm", "gradients are scaled down to at most this norm", type=float),
-                option("--epsilon", "AdamW's (default: 1e-8)", 1e-08),
-                option(
-                    "--loss-scale",
-                    "the first loss scale (default: 65536 in fp16, else none)",
-                    type=float,
-                ),
-                option(
-                    "--resume",
-                    "go on from a checkpoint, for --steps more; latest: from the newest in --out,"
-                    " if any, until the run has --steps",
-                    metavar="DIR",
-                ),
-                option(
-                    "--restarts",
-                    "begin again from the newest checkpoint after a crash, so often at most",
-                    0,
-                    metavar="N",
-                ),
-                option("--save-every", "checkpoint so often, in --out", 0),
-                option("--export", "weights at the end", **path("FILE.safetensors")),
-                option(
-                    "--stage", "run stage N by itself, from 0, on one device", type=int, metavar="N"
-                ),
-                flag("--serialise", "one task after another, to compare (cuda)"),
-                flag(
-                    "--deterministic",
-                    "the same bits whenever the same is computed, to compare; takes longer",
-                ),
-                flag(
-                    "--draw-on-device",
-                    "draw first weights on the device: fast; a GPU draws other values than a CPU",
-                ),
-                flag(
-                    "--step-on-cpu",
-                    "step offloaded optimizer state where it is, instead of fetching it",
-                ),
-                option(
-                    "--attention-kernel",
-                    "the kernel of fused attention: PyTorch's FlashAttention-2 (default), cuDNN, "
-                    "or the package flash-attn (cuda)",
-                    "flash",
-                    choices=KERNELS,
-                ),
-                option("--timeout", "seconds to wait for other ranks", 300.0),
+            option("plan", **path("PLAN.yaml"), default=TINY, nargs="?"),
+            option("--steps", "steps to train", 5),
+            option("--device", default="cpu", choices=DEVICES),
+            option("--data", "tokens, or synthetic (default)", "synthetic", metavar="FILE"),
+            option("--learning-rate", "default: 3e-4", 0.0003),
+            option(
+                "--decay",
+                "how the learning rate falls",
+                "constant",
+                choices=("constant", "linear", "cosine"),
             ),
+            option("--warmup-steps", "steps in which the learning rate rises", 0),
+            option(
+                "--total-steps",
+                "the step at which the rate has fallen (default: --steps)",
+                type=int,
+            ),
+            option("--clip-norm", "gradients are scaled down to at most this norm", type=float),
+            option("--epsilon", "AdamW's (default: 1e-8)", 1e-08),
+            option(
+                "--loss-scale",
+                "the first loss scale (default: 65536 in fp16, else none)",
+                type=float,
+            ),
+            option(
+                "--resume",
+                "go on from a checkpoint, for --steps more; latest: from the newest in --out,"
+                " if any, until the run has --steps",
+                metavar="DIR",
+            ),
+            option(
+                "--restarts",
+                "begin again from the newest checkpoint after a crash, so often at most",
+                0,
+                metavar="N",
+            ),
+            option("--save-every", "checkpoint so often, in --out", 0),
+            option("--export", "weights at the end", **path("FILE.safetensors")),
+            option(
+                "--stage", "run stage N by itself, from 0, on one device", type=int, metavar="N"
+            ),
+            flag("--serialise", "one task after another, to compare (cuda)"),
+            flag(
+                "--deterministic",
+                "the same bits whenever the same is computed, to compare; takes longer",
+            ),
+            flag(
+                "--draw-on-device",
+                "draw first weights on the device: fast; a GPU draws other values than a CPU",
+            ),
+            flag(
+                "--step-on-cpu",
+                "step offloaded optimizer state where it is, instead of fetching it",
+            ),
+            option(
+                "--attention-kernel",
+                "the kernel of fused attention: PyTorch's FlashAttention-2 (default), cuDNN, "
+                "or the package flash-attn (cuda)",
+                "flash",
+                choices=KERNELS,
+            ),
+            option("--timeout", "seconds to wait for other ranks", 300.0),
             takes_line=True,
             ends="at once after a failure",
-            examples=(
-                ("20 steps on the CPU", "plan.yaml --steps 20 --device cpu --out runs/first"),
-                ("go on where it stopped", "plan.yaml --steps 40 --out runs/first --resume latest"),
-            ),
+            examples={
+                "20 steps on the CPU": "plan.yaml --steps 20 --device cpu --out runs/first",
+                "go on where it stopped": "plan.yaml --steps 40 --out runs/first --resume latest",
+            },
         ),
-        "run_plans": Command(
+        "run_plans": command(
             "experiments.training.run_plans:run_plans",
             {**experiment("run_plans")},
-            (
-                option("folders", default=[PLANS / "tiny"], **path("FOLDER"), nargs="*"),
-                option("--steps", "steps of each plan", 5),
-                option("--device", default="cpu", choices=DEVICES),
-                option("--seconds", "time limit of each plan", 600.0),
-            ),
+            option("folders", default=[PLANS / "tiny"], **path("FOLDER"), nargs="*"),
+            option("--steps", "steps of each plan", 5),
+            option("--device", default="cpu", choices=DEVICES),
+            option("--seconds", "time limit of each plan", 600.0),
             arguments=["folders"],
-            examples=(("every plan of a folder", "plans --steps 5 --device cpu"),),
+            examples={"every plan of a folder": "plans --steps 5 --device cpu"},
         ),
-        "sanitize": Command(
+        "sanitize": command(
             "experiments.training.sanitize:sanitize",
             {"json": False},
-            (
-                option("plan", **path("PLAN.yaml"), default=[TINY], nargs="*"),
-                option("--clip-norm", "as for run_plan", type=float),
-                option("--loss-scale", "as for run_plan", type=float),
-                flag("--step-on-cpu", "as for run_plan"),
-                flag("--serialise", "as for run_plan"),
-            ),
+            option("plan", **path("PLAN.yaml"), default=[TINY], nargs="*"),
+            option("--clip-norm", "as for run_plan", type=float),
+            option("--loss-scale", "as for run_plan", type=float),
+            flag("--step-on-cpu", "as for run_plan"),
+            flag("--serialise", "as for run_plan"),
             ends="at once",
-            examples=(("races and collectives of a plan", "plan.yaml"),),
+            examples={"races and collectives of a plan": "plan.yaml"},
         ),
-        "whole_loop": Command(
+        "whole_loop": command(
             "experiments.speedup.whole_loop:whole_loop",
             {
                 **experiment("whole_loop"),
@@ -264,23 +240,19 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 "attention": "flash",
                 "precision": None,
             },
-            (
-                option("--device", default="cpu", choices=DEVICES),
-                option("--plans", "number of plans that run", 12),
-                option(
-                    "--systems",
-                    "systems, with commas; mistlab is among them",
-                    "mistlab,megatron,deepspeed",
-                ),
-                option(
-                    "--trials",
-                    "plans that a system tries, those predicted fastest; the best counts",
-                    3,
-                ),
-                option("--repeats", "how often each plan runs", 3),
-                option("--steps", "steps of a run", 6),
+            option("--device", default="cpu", choices=DEVICES),
+            option("--plans", "number of plans that run", 12),
+            option(
+                "--systems",
+                "systems, with commas; mistlab is among them",
+                "mistlab,megatron,deepspeed",
             ),
-            examples=(("on this machine's CPU", "--device cpu --quick"),),
+            option(
+                "--trials", "plans that a system tries, those predicted fastest; the best counts", 3
+            ),
+            option("--repeats", "how often each plan runs", 3),
+            option("--steps", "steps of a run", 6),
+            examples={"on this machine's CPU": "--device cpu --quick"},
         ),
     },
 }

@@ -64,7 +64,7 @@ def test_every_example_is_read_by_the_command(
     assert row.examples
     parser = parser_for(row, f"mistlab {command}")
     told = parser.format_help()
-    for purpose, words in row.examples:
+    for purpose, words in row.examples.items():
         assert f"mistlab {command} {words}" in told
         assert purpose in told
         line, _, _ = words.partition(" -- ")
