@@ -20,6 +20,7 @@ from runtime.engine.streams.device_streams import Progress, SimulatedStreams
 from runtime.engine.training import Training
 from runtime.engine.work.stage_modules import INITIAL_STD, TABLE, TIED, initial_tensor
 from runtime.models.families import model_of
+from tests.runtime.plain_model import loss_of
 from tests.runtime.thread_ranks import Meeting, ThreadGroup, run_threads
 
 # A parameter before training, by name and shape, and whether embeddings are tied.
@@ -87,13 +88,15 @@ def plainly(
     steps: int = STEPS,
     start: Start = starting_tensor,
 ) -> Trained:
-    """One process, torch's own AdamW, the whole batch at once; with a loss scale, the first step is
-    left out. Tests that train alike share the result, and leave it as it is."""
-    model, tied = model_of(work), work.model.tied_embeddings
-    for name, parameter in model.named_parameters():
-        parameter.data.copy_(start(name, tuple(parameter.shape), tied=tied))
+    """One process, the plain model, torch's own AdamW, the whole batch at once; with a loss scale,
+    the first step is left out. Tests that train alike share the result, and leave it as it is."""
+    tied = work.model.tied_embeddings
+    weights = {
+        name: start(name, tuple(parameter.shape), tied=tied).requires_grad_()
+        for name, parameter in model_of(work).named_parameters()
+    }
     optimizer = torch.optim.AdamW(
-        model.parameters(),
+        weights.values(),
         betas=(training.beta1, training.beta2),
         eps=training.epsilon,
         weight_decay=training.weight_decay,
@@ -103,19 +106,17 @@ def plainly(
         optimizer.param_groups[0]["lr"] = training.learning_rate_at(step)
         optimizer.zero_grad()
         tokens = sequences(work, step)
-        loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss = loss_of(work.model, weights, tokens[:, :-1], tokens[:, 1:])
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(
-            model.parameters(), training.clip_norm or float("inf")
-        )
+        norm = torch.nn.utils.clip_grad_norm_(weights.values(), training.clip_norm or float("inf"))
         skipped = training.loss_scale is not None and step == 0
         if not skipped:
             optimizer.step()
         reports.append(
             Report(loss=loss.item(), gradient_norm=norm.item(), loss_scale=1.0, skipped=skipped)
         )
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return Trained(reports=reports, weights=weights)
+    trained = {name: one.detach() for name, one in weights.items()}
+    return Trained(reports=reports, weights=trained)
 
 
 def by_plan(

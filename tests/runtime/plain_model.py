@@ -1,0 +1,210 @@
+"""A decoder-only transformer in plain torch functions, written apart from the runtime's layers.
+
+It takes weights by the names that the runtime gives them, whole. Each token of a sequence looks at
+all tokens before it, by a softmax over a table of scores; nothing is fused, split or kept.
+
+Axes: B batch, S sequence, H heads, K key and value heads, D channels of a head.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mistlab.plan.workload import ModelSpec
+
+Weights = Mapping[str, Tensor]
+EPSILON = 1e-5
+
+
+class Part:
+    """The weights of a part of the model, by the names behind its path."""
+
+    def __init__(self, weights: Weights, path: str) -> None:
+        self._weights, self._path = weights, path
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights[f"{self._path}.{name}"]
+
+    def get(self, name: str) -> Tensor | None:
+        return self._weights.get(f"{self._path}.{name}")
+
+    def inside(self, name: str) -> "Part":
+        return Part(self._weights, f"{self._path}.{name}")
+
+    def linear(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self["weight"], self.get("bias"))
+
+
+def loss_of(spec: ModelSpec, weights: Weights, tokens: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss of all tokens' targets."""
+    logits = logits_of(spec, weights, tokens)
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def logits_of(spec: ModelSpec, weights: Weights, tokens: Tensor) -> Tensor:
+    """The logits (B, S, vocabulary)."""
+    table = weights["embedding.tokens.weight"]
+    x = functional.embedding(tokens, table)
+    if spec.position_embedding == "absolute":
+        x = x + weights["embedding.positions"][: tokens.shape[1]]
+    for block in range(spec.layers):
+        x = block_of(spec, block, Part(weights, f"blocks.{block}"), x)
+    head = weights["head.projection.weight"] if not spec.tied_embeddings else table
+    return functional.linear(norm(spec, Part(weights, "head.norm"), x), head)
+
+
+def block_of(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tensor:
+    """A block's output: attention and a network, one after the other or side by side."""
+    inner = norm(spec, own.inside("attention_norm"), x)
+    attend = latent_attention if spec.latent is not None else attention
+    made = attend(spec, block, own.inside("attention"), inner)
+    if spec.post_norms:
+        made = norm(spec, own.inside("attention_post_norm"), made)
+    if spec.parallel_block:
+        return x + made + network_of(spec, block, own, inner)
+    x = x + made
+    made = network_of(spec, block, own, norm(spec, own.inside("mlp_norm"), x))
+    if spec.post_norms:
+        made = norm(spec, own.inside("mlp_post_norm"), made)
+    return x + made
+
+
+def norm(spec: ModelSpec, own: Part, x: Tensor) -> Tensor:
+    if spec.norm == "layernorm":
+        return functional.layer_norm(x, x.shape[-1:], own["weight"], own["bias"], EPSILON)
+    return rms(x, own["weight"])
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight
+
+
+# Networks: one for all tokens, or experts of which each token takes a few.
+
+
+def network_of(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tensor:
+    """What a block's network makes: experts, where the block has some."""
+    experts = spec.experts
+    if experts is None or block < experts.dense_blocks:
+        return network(spec, own.inside("mlp"), x)
+    made = experts_of(spec, own.inside("experts"), x.flatten(0, 1)).view(x.shape)
+    return made + network(spec, own.inside("shared"), x) if experts.shared_ffn else made
+
+
+def network(spec: ModelSpec, own: Part, x: Tensor) -> Tensor:
+    return own.inside("down").linear(activated(spec, own.inside("up").linear(x)))
+
+
+def activated(spec: ModelSpec, inner: Tensor) -> Tensor:
+    if spec.mlp_type == "gated_mlp":
+        gate, up = inner.chunk(2, -1)
+        return functional.silu(gate) * up
+    return ACTIVATIONS[spec.activation](inner)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+    "relu2": lambda x: functional.relu(x).square(),
+}
+
+
+def experts_of(spec: ModelSpec, own: Part, tokens: Tensor) -> Tensor:
+    """Each token's sum over its largest experts, weighed by a softmax over these alone."""
+    assert spec.experts is not None
+    largest, chosen = own.inside("router").linear(tokens).topk(spec.experts.active, -1)
+    shares = largest.softmax(-1)
+    made = torch.zeros_like(tokens)
+    ups, downs = own.inside("up"), own.inside("down")
+    for expert in range(spec.experts.count):
+        rows, places = (chosen == expert).nonzero(as_tuple=True)
+        inner = functional.linear(tokens[rows], ups["weight"][expert])
+        outcome = functional.linear(activated(spec, inner), downs["weight"][expert])
+        made = made.index_add(0, rows, outcome * shares[rows, places, None])
+    return made
+
+
+# Attention.
+
+
+def attention(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tensor:
+    """Queries, keys and values by one product, attention over heads, and the output product."""
+    batch, tokens, _ = x.shape
+    made = own.inside("qkv").linear(x).view(batch, tokens, -1, spec.head_dim)
+    counts = [spec.heads, spec.kv_heads, spec.kv_heads, *[spec.heads] * spec.attention_gate]
+    query, key, value, *gate = made.split(counts, 2)
+    if spec.qk_norm:
+        query = rms(query, own["query_norm.weight"])
+        key = rms(key, own["key_norm.weight"])
+    if spec.position_embedding == "rotary":
+        channels = round(spec.head_dim * spec.rotary_fraction)
+        query, key = (rotated(spec, one, channels) for one in (query, key))
+    mixed = attended(query, key, value, window_of(spec, block), own.get("sinks"))
+    if gate:
+        mixed = mixed * gate[0].sigmoid()
+    return own.inside("output").linear(mixed.flatten(2))
+
+
+def window_of(spec: ModelSpec, block: int) -> int | None:
+    """How many tokens a block's queries look back at, themselves included; None for all."""
+    window = spec.window
+    if window is None or (window.full_every and block % window.full_every == window.full_every - 1):
+        return None
+    return window.size
+
+
+def latent_attention(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tensor:
+    """Queries, and keys with values, of short vectors; one rotated part of all heads' keys."""
+    latent = spec.latent
+    assert latent is not None
+    batch, tokens, _ = x.shape
+    channels = round(spec.head_dim * spec.rotary_fraction)
+    short = x
+    if latent.query_rank is not None:
+        short = rms(own.inside("query_down").linear(x), own["query_norm.weight"])
+    query = own.inside("query_up").linear(short).view(batch, tokens, spec.heads, spec.head_dim)
+    query = rotated(spec, query, channels)
+    short, shared = own.inside("key_down").linear(x).split([latent.key_rank, channels], -1)
+    made = own.inside("key_up").linear(rms(short, own["key_norm.weight"]))
+    key, value = made.view(batch, tokens, spec.heads, -1).split(
+        [spec.head_dim - channels, latent.value_dim], -1
+    )
+    turned = rotated(spec, shared[:, :, None], channels).expand(-1, -1, spec.heads, -1)
+    mixed = attended(query, torch.cat([turned, key], -1), value, None, None)
+    return own.inside("output").linear(mixed.flatten(2))
+
+
+def rotated(spec: ModelSpec, heads: Tensor, channels: int) -> Tensor:
+    """Pairs of the first ``channels`` of each head turned by their token's angles: channel i and
+    the one half of ``channels`` behind it."""
+    half = channels // 2
+    frequency = spec.rotary_base ** (-torch.arange(half, dtype=torch.float32) / half)
+    angle = torch.arange(heads.shape[1], dtype=torch.float32)[:, None, None] * frequency
+    first, second, rest = heads.split([half, half, heads.shape[-1] - channels], -1)
+    cosine, sine = angle.cos().to(heads.dtype), angle.sin().to(heads.dtype)
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    return torch.cat([*turned, rest], -1)
+
+
+def attended(
+    query: Tensor, key: Tensor, value: Tensor, window: int | None, sinks: Tensor | None
+) -> Tensor:
+    """Causal attention (B, S, H, C) of queries; a head's sink is one more score without a value."""
+    group = query.shape[2] // key.shape[2]
+    key, value = (one.repeat_interleave(group, 2) for one in (key, value))
+    scores = torch.einsum("bshd,bthd->bhst", query, key) / math.sqrt(query.shape[-1])
+    places = torch.arange(query.shape[1])
+    behind = places[:, None] - places
+    hidden = behind < 0
+    if window is not None:
+        hidden = hidden | (behind >= window)
+    scores = scores.masked_fill(hidden, -math.inf)
+    if sinks is not None:
+        extra = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, extra], -1)
+    shares = scores.softmax(-1)[..., : key.shape[1]]
+    return torch.einsum("bhst,bthc->bshc", shares, value)
