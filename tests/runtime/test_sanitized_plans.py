@@ -52,7 +52,7 @@ def test_the_page_counts_findings_by_kind() -> None:
     ]
     lines = list(page(rows))
     assert "| random plans | 2 |" in lines
-    assert "| ranks checked | 4 |" in lines
+    assert "| ranks whose streams were traced | 4 |" in lines
     assert "| races | 1 |" in lines
     assert "| ranks missing in a first call | 2 |" in lines
     assert "seed 1: a race" in lines
