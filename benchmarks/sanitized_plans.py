@@ -67,8 +67,8 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
     yield from (
         *("# Random plans, checked without a GPU", ""),
         "Plans drawn from what the runtime trains, shrunk to widths that a CPU computes at once.",
-        "The three checks of [sanitize](../reference/sanitize.md) look for collectives that hang or",
-        "mix tensors up, over all ranks; for races, on the first and the last kind of rank; and for",
+        "The checks of [sanitize](../reference/sanitize.md) look for collectives that hang or mix",
+        "tensors up, over all ranks; for races, on the first and the last kind of rank; and for",
         "waits of the host, on one of these.",
         *("", f"    python -m benchmarks.sanitized_plans {len(rows)} --page PAGE", ""),
         *("| | number |", "|---|---|"),

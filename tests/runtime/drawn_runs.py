@@ -25,6 +25,8 @@ TRAININGS = (
     ON_HOST,
     replace(ON_HOST, clip_norm=1.0, loss_scale=1024.0),
 )
+# More blocks of a stage take the same turns in rings of two.
+MOST_BLOCKS = 3
 # Drawn where a plan has several stages.
 ORDERS = ("1f1b", "1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved-2", "zb-v")
 
@@ -78,8 +80,10 @@ def drawn_run(seed: int, *, most_ranks: int = 8) -> DrawnRun:
     work, plan = random_plan(seed, most_ranks=most_ranks)
     if draw.random() < 0.4:
         plan = _with_parts(plan, draw, most_ranks)
-    if plan.num_stages > 1:
-        work, plan = _ordered(work, plan, str(draw.choice(ORDERS)))
+        # Heads of keys may be cut over tensor- and context-parallel ranks.
+        work = replace(work, model=replace(work.model, kv_heads=work.model.heads))
+    order = str(draw.choice(ORDERS)) if plan.num_stages > 1 else plan.order
+    work, plan = _ordered(work, plan, order)
     return DrawnRun(
         work=work,
         plan=plan,
@@ -109,7 +113,7 @@ def _with_parts(plan: Plan, draw: np.random.Generator, most_ranks: int) -> Plan:
 def _ordered(work: Workload, plan: Plan, order: str) -> tuple[Workload, Plan]:
     """The plan in an order, with as many blocks and micro-batches as it asks for."""
     chunks, stages = chunks_of(order), plan.num_stages
-    layers = tuple(max(one.layers, chunks + 1) for one in plan.stages)
+    layers = [min(max(one.layers, chunks + 1), MOST_BLOCKS) for one in plan.stages]
     batches = plan.micro_batches
     if order not in ("1f1b", "gpipe"):
         batches = lcm(stages, 2) * -(-max(batches, 2 * stages) // lcm(stages, 2))
@@ -122,7 +126,12 @@ def _ordered(work: Workload, plan: Plan, order: str) -> tuple[Workload, Plan]:
             order=order,
             micro_batches=batches,
             stages=tuple(
-                replace(one, layers=count) for one, count in zip(plan.stages, layers, strict=True)
+                replace(
+                    one,
+                    layers=count,
+                    checkpointed_layers=min(one.checkpointed_layers, count),
+                )
+                for one, count in zip(plan.stages, layers, strict=True)
             ),
         ),
     )
