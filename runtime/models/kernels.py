@@ -14,6 +14,8 @@ from triton import language as tl
 
 # Columns of a program that goes through a row in parts.
 PART = 1024
+# Heads of a program that turns them: all heads of a large model would not fit its registers.
+HEADS = 8
 
 
 def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
@@ -45,10 +47,11 @@ def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
 
 
 def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
-    """As ``runtime.models.operators.rotate_``; a program turns all heads at one position."""
+    """As ``runtime.models.operators.rotate_``; a program turns a few heads at one position."""
     batch, sequence, count, _ = heads.shape
     half = cosine.shape[-1]
-    _rotate[batch * sequence,](
+    group = min(HEADS, triton.next_power_of_2(count))
+    _rotate[batch * sequence, triton.cdiv(count, group)](
         heads,
         cosine.contiguous(),
         sine.contiguous(),
@@ -56,7 +59,7 @@ def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
         *heads.stride()[:3],
         count,
         half,
-        triton.next_power_of_2(count),
+        group,
         triton.next_power_of_2(half),
     )
 
@@ -117,12 +120,12 @@ def _rotate(
     of_head,
     count,
     half,
-    all_heads: tl.constexpr,
+    group: tl.constexpr,
     all_channels: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64)
     position = place % sequence
-    head = tl.arange(0, all_heads)[:, None]
+    head = tl.program_id(1) * group + tl.arange(0, group)[:, None]
     channel = tl.arange(0, all_channels)[None, :]
     inside = (head < count) & (channel < half)
     start = heads + (place // sequence) * of_sequence + position * of_position
