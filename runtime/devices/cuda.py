@@ -67,7 +67,11 @@ class CudaDriver:
         return torch.cuda.current_stream(device)
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> Stream:
-        """A new stream; an urgent one has the highest priority."""
+        """A new stream; an urgent one goes before the default, and behind NCCL's urgent ones.
+
+        CUDA's highest priority would lend streams of NCCL's pool, where a lane and a group of
+        NCCL's might be one stream.
+        """
         return torch.cuda.Stream(device, priority=-1 if urgent else 0)
 
     def using(self, stream: Any) -> AbstractContextManager[object]:
@@ -75,8 +79,8 @@ class CudaDriver:
         return torch.cuda.stream(stream)
 
     def event(self) -> Event:
-        """A new event, with timing."""
-        return torch.cuda.Event(enable_timing=True)
+        """A new event, with timing; a thread that waits for it sleeps, it does not spin."""
+        return torch.cuda.Event(enable_timing=True, blocking=True)
 
     def synchronize(self, device: torch.device) -> None:
         """Wait, in the calling thread, until all streams have ended their work."""

@@ -81,7 +81,7 @@ class Driver(Protocol):
         """Make a stream the calling thread's current stream, within a ``with`` block."""
 
     def event(self) -> Event:
-        """A new event, with timing."""
+        """A new event, with timing; who waits for it leaves its core to others."""
 
     def synchronize(self, device: torch.device) -> None:
         """Wait, in the calling thread, until all streams have ended their work."""

@@ -1,6 +1,6 @@
 """Runs work on several streams side by side; on a CPU, threads take the place of streams."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -19,8 +19,8 @@ from runtime.profiling.timing import Rank, TimedWork, Timing
 class Lanes(Protocol):
     """Streams that do not wait for one another."""
 
-    def side_by_side(self, works: Sequence[TimedWork]) -> None:
-        """Start all works at once; the caller's stream goes on when all have ended."""
+    def side_by_side(self, works: Mapping[str, TimedWork]) -> None:
+        """Start the works of some streams at once; the caller's goes on when all have ended."""
 
 
 @final
@@ -30,25 +30,26 @@ class ThreadLanes:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(len(STREAMS))
 
-    def side_by_side(self, works: Sequence[TimedWork]) -> None:
+    def side_by_side(self, works: Mapping[str, TimedWork]) -> None:
         """Start all works at once, and wait for all."""
-        for done in [self._threads.submit(work) for work in works]:
+        for done in [self._threads.submit(work) for work in works.values()]:
             done.result()
 
 
 @final
 class StreamLanes:
-    """Lanes on a GPU: a stream of the device for each stream."""
+    """Lanes on a GPU: a stream of the device for each stream, as urgent as in a run."""
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self._device, self._driver = device, driver
-        self._streams = [driver.stream(device) for _ in STREAMS]
+        self._streams = {name: driver.stream(device, urgent=name != "compute") for name in STREAMS}
 
-    def side_by_side(self, works: Sequence[TimedWork]) -> None:
+    def side_by_side(self, works: Mapping[str, TimedWork]) -> None:
         """Start all works when the current stream comes here, and let it wait for their ends."""
         current, start = self._driver.current_stream(self._device), self._driver.event()
         start.record(current)
-        for stream, work in zip(self._streams, works, strict=False):
+        for name, work in works.items():
+            stream = self._streams[name]
             stream.wait_event(start)
             with self._driver.using(stream):
                 work()
@@ -130,10 +131,15 @@ class StreamLoads:
 
     def measured(self, case: OverlapCase) -> OverlapTiming:
         """Time each stream's work alone, then all of it together."""
-        works = [self._work(stream, level) for stream, level in enumerate(case.levels)]
+        works = {
+            name: self._work(stream, level)
+            for stream, (name, level) in enumerate(zip(STREAMS, case.levels, strict=True))
+        }
         return OverlapTiming(
-            alone=tuple(None if work is None else self._timed([work]) for work in works),
-            together=self._timed([work for work in works if work is not None]),
+            alone=tuple(
+                None if work is None else self._timed({name: work}) for name, work in works.items()
+            ),
+            together=self._timed({name: work for name, work in works.items() if work is not None}),
         )
 
     def _load(self, make: Callable[[], TimedWork], lengths: Lengths) -> tuple[TimedWork, int]:
@@ -154,7 +160,7 @@ class StreamLoads:
 
         return repeated
 
-    def _timed(self, works: list[TimedWork]) -> Timing:
+    def _timed(self, works: Mapping[str, TimedWork]) -> Timing:
         return self._rank.timed(lambda: self._lanes.side_by_side(works))
 
 

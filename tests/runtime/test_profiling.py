@@ -18,6 +18,7 @@ from mistlab.engines.engine import ENGINES  # noqa: E402
 from mistlab.graph.library import graph_of  # noqa: E402
 from mistlab.graph.symbols import size_columns  # noqa: E402
 from mistlab.machine.hardware import OperatorClass  # noqa: E402
+from mistlab.machine.slowdowns import STREAMS  # noqa: E402
 from mistlab.plan.workload import (  # noqa: E402
     ModelSpec,
     Workload,
@@ -124,7 +125,7 @@ def test_the_clock_warms_up() -> None:
 
 def test_lanes_run_side_by_side() -> None:
     meeting = threading.Barrier(4)
-    ThreadLanes().side_by_side([lambda: meeting.wait(timeout=30)] * 4)
+    ThreadLanes().side_by_side(dict.fromkeys(STREAMS, lambda: meeting.wait(timeout=30)))
 
 
 def test_mixtures_have_at_least_two_busy_streams() -> None:

@@ -490,7 +490,9 @@ class ClockedDriver:
         return 0
 
     def unpin(self, memory: Tensor) -> None:
-        """Do nothing."""
+        """Note it as a write by the host: no copy may run any more."""
+        stretch = self.trace.work(self.host, self.host)
+        self.memory.touched(memory, stretch, writes=True, operator="unpin")
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
         """Nothing is measured."""

@@ -200,14 +200,29 @@ DEVICE = torch.device("cpu")
 ITERATIONS = 3
 
 
-def trace_of(
-    workload: Workload, plan: Plan, rank: int, training: Training, *, serialises: bool = False
-) -> Trace:
-    """Train a rank for some iterations without waiting for their ends, then take the last step.
+def trained(executor: Executor, batches: Batches) -> None:
+    """Train for some iterations without waiting for their ends, then take the last step.
 
     A real run reads the loss after each iteration, and so waits for all work. Here nothing waits
     between iterations, so the program itself must order the work of one with the work of the next.
     """
+    for _ in range(ITERATIONS):
+        executor.iterate(batches)
+    executor.report()
+    executor.flush()
+    executor.report()
+
+
+def trace_of(
+    workload: Workload,
+    plan: Plan,
+    rank: int,
+    training: Training,
+    *,
+    serialises: bool = False,
+    run: Callable[[Executor, Batches], None] = trained,
+) -> Trace:
+    """The trace of a rank that runs alone."""
     trace = Trace()
     memory = Memory(trace)
     driver = ClockedDriver(trace, memory)
@@ -224,11 +239,7 @@ def trace_of(
         trace.issuing = lambda: executor.issuing
         batches = _batches(workload, connections)
         with Recorder(trace, memory, driver):
-            for _ in range(ITERATIONS):
-                executor.iterate(batches)
-            executor.report()
-            executor.flush()
-            executor.report()
+            run(executor, batches)
     return trace
 
 

@@ -1,0 +1,170 @@
+"""What the driver asks of ``torch.cuda``, on a stand-in that notes it; and its use by ranks."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mistlab.core.values import InputError  # noqa: E402
+from mistlab.machine.slowdowns import STREAMS  # noqa: E402
+from mistlab.schedule.stage_passes import LANES  # noqa: E402
+from runtime.comm import processes  # noqa: E402
+from runtime.comm.processes import World, abandon, device_of  # noqa: E402
+from runtime.devices.cuda import CudaDriver  # noqa: E402
+from runtime.devices.driver import lend  # noqa: E402
+from runtime.engine.streams.device_streams import CudaStreams  # noqa: E402
+from runtime.profiling.side_by_side import StreamLanes  # noqa: E402
+
+GPU = torch.device("cuda", 2)
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+class StubCuda:
+    """``torch.cuda`` with four GPUs, which notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.answers: dict[str, Any] = {
+            "is_available": True,
+            "device_count": 4,
+            "mem_get_info": (3, 8),
+            "memory_reserved": 2,
+            "max_memory_allocated": 5,
+            "max_memory_reserved": 6,
+            "memory_stats": {"num_alloc_retries": 7},
+            "cudaHostRegister": 0,
+        }
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append((name, args, kwargs))
+            answer = self.answers.get(name, name)
+            return self if name == "cudart" else answer
+
+        return call
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubCuda]:
+    stub = StubCuda()
+    monkeypatch.setattr(torch, "cuda", stub)
+    return stub
+
+
+ASKED: dict[str, tuple[Callable[[CudaDriver], Any], list[Call]]] = {
+    "a GPU is chosen": (lambda one: one.choose(GPU), [("set_device", (GPU,), {})]),
+    "its name is asked": (lambda one: one.name(GPU), [("get_device_name", (GPU,), {})]),
+    "emulated bfloat16 does not count": (
+        lambda one: one.has_bf16(),
+        [("is_bf16_supported", (), {"including_emulation": False})],
+    ),
+    "compute has the current stream": (
+        lambda one: one.current_stream(GPU),
+        [("current_stream", (GPU,), {})],
+    ),
+    "an urgent stream goes before the default": (
+        lambda one: one.stream(GPU, urgent=True),
+        [("Stream", (GPU,), {"priority": -1})],
+    ),
+    "any other stream does not": (
+        lambda one: one.stream(GPU),
+        [("Stream", (GPU,), {"priority": 0})],
+    ),
+    "a stream is the current one": (lambda one: one.using("lane"), [("stream", ("lane",), {})]),
+    "events have timing, and waiting for them no core": (
+        lambda one: one.event(),
+        [("Event", (), {"enable_timing": True, "blocking": True})],
+    ),
+    "all streams are waited for": (
+        lambda one: one.synchronize(GPU),
+        [("synchronize", (GPU,), {})],
+    ),
+    "the allocator is capped": (
+        lambda one: one.cap(GPU, 0.5),
+        [("set_per_process_memory_fraction", (0.5, GPU), {})],
+    ),
+    "peaks are counted anew": (
+        lambda one: one.count_anew(GPU),
+        [
+            ("empty_cache", (), {}),
+            ("reset_peak_memory_stats", (GPU,), {}),
+            ("reset_accumulated_memory_stats", (GPU,), {}),
+        ],
+    ),
+    "the device pauses": (lambda one: one.idle(9), [("_sleep", (9,), {})]),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_driver_asks_cuda_for_what_it_is_asked(name: str, cuda: StubCuda) -> None:
+    asks, expected = ASKED[name]
+    asks(CudaDriver())
+    assert cuda.calls == expected
+
+
+def test_peaks_are_those_of_the_allocator(cuda: StubCuda) -> None:
+    driver = CudaDriver()
+    peaks = driver.peaks(GPU)
+    assert (peaks.allocated_bytes, peaks.reserved_bytes, peaks.retries) == (5, 6, 7)
+    assert driver.free_and_total_bytes(GPU) == (3, 8)
+    assert driver.reserved_bytes(GPU) == 2
+    assert {args for _, args, _ in cuda.calls} == {(GPU,)}
+
+
+def test_host_memory_is_registered_whole_and_unregistered_once(cuda: StubCuda) -> None:
+    lent = lend(10_000, CudaDriver())
+    place = lent.memory.data_ptr()
+    assert lent.memory.count_nonzero() == 0
+    lent.give_back()
+    assert [call for call in cuda.calls if call[0] != "cudart"] == [
+        ("cudaHostRegister", (place, 10_000, 0), {}),
+        ("cudaHostUnregister", (place,), {}),
+    ]
+
+
+@pytest.mark.parametrize(("rank", "local_rank"), [(0, 0), (5, 1), (7, 3)])
+def test_a_rank_chooses_the_gpu_of_its_place_on_the_node(
+    rank: int, local_rank: int, cuda: StubCuda
+) -> None:
+    device = device_of("cuda", World(rank=rank, size=8, local_rank=local_rank))
+    assert device == torch.device("cuda", local_rank)
+    assert ("set_device", (device,), {}) in cuda.calls
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_refused(cuda: StubCuda) -> None:
+    with pytest.raises(InputError, match=r"there are 4 of them, and rank 2 needs one of its own"):
+        device_of("cuda", World(rank=2, size=8, local_rank=4))
+
+
+def test_each_lane_but_compute_has_an_urgent_stream(cuda: StubCuda) -> None:
+    cuda.answers["Event"] = StubEvent()
+    CudaStreams(GPU, CudaDriver()).close()
+    streams = [call for call in cuda.calls if call[0] == "Stream"]
+    assert streams == [("Stream", (GPU,), {"priority": -1})] * (len(LANES) - 1)
+
+
+class StubEvent:
+    """An event that has come."""
+
+    def record(self, _stream: Any) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+@pytest.mark.parametrize(("backend", "aborted"), [("nccl", 1), ("gloo", 0)])
+def test_only_nccls_communicators_are_aborted(
+    backend: str, aborted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(processes.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(processes.distributed, "get_backend", lambda: backend)
+    monkeypatch.setattr(processes, "_abort_process_group", lambda: calls.append("aborted"))
+    abandon()
+    assert len(calls) == aborted
+
+
+def test_a_profile_has_streams_as_urgent_as_a_run(cuda: StubCuda) -> None:
+    StreamLanes(GPU, CudaDriver())
+    priorities = [kwargs["priority"] for name, _, kwargs in cuda.calls if name == "Stream"]
+    assert priorities == [0 if name == "compute" else -1 for name in STREAMS]
