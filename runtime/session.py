@@ -10,21 +10,23 @@ from time import perf_counter
 from typing import Self
 
 import torch
+from torch import Tensor
 
 from mistlab.job.job import Job
 from mistlab.job.prediction import Clocks, Environment
 from mistlab.schedule.slots import Action
 from mistlab.stages.plan_orders import ends_of_plan
+from runtime.batches_ahead import BatchesAhead
 from runtime.checkpoints.checkpoint import latest
 from runtime.checkpoints.exported_weights import export
 from runtime.comm.group import Shortage, ShortageError, refusals
 from runtime.comm.processes import World, device_of, gathered, join, leave, maker, world_of_launcher
 from runtime.comm.topology import Connections, Topology, connected, isolated
 from runtime.data import Sequences, Synthetic, batches_of, open_tokens
-from runtime.devices.cuda import driver_of
+from runtime.devices.cuda import check_device, driver_of
 from runtime.devices.driver import DevicePeaks
 from runtime.devices.outside import Cap, outside_bytes
-from runtime.engine.executor import Batches, Executor, Report
+from runtime.engine.executor import Executor, Report
 from runtime.engine.streams.device_streams import streams_of
 from runtime.engine.training import Training
 from runtime.failure import let_go
@@ -108,6 +110,7 @@ class Session:
             if (driver := driver_of(device)) is not None:
                 # Peaks count from here on: drawing took memory that iterations do not take.
                 driver.count_anew(device)
+        self._batches = BatchesAhead(self._own_sequences, device)
         self._spans: list[tuple[float, float]] = []
         self._is_new = True
 
@@ -124,6 +127,7 @@ class Session:
             attention=job.workload.attention,
         )
         device = device_of(settings.device, world)
+        check_device(job.workload, device)
         settle_kernel(settings.kernel, device)
         session = None
         with with_share(job.cluster.hardware.gpu.cores if device.type == "cpu" else None):
@@ -131,6 +135,7 @@ class Session:
                 session = cls._joined(job, settings, world, device)
                 yield session
                 session._executor.release()
+                session._batches.release()
             except BaseException:
                 let_go(device, None if session is None else session._streams)
                 raise
@@ -165,7 +170,9 @@ class Session:
         start = perf_counter()
         executor = self._executor
         with self._watched():
-            executor.iterate(self._batches(self.steps))
+            executor.iterate(self._batches.of(self.steps))
+            # The host has time until the device has done what was issued.
+            self._batches.prepare(self.steps)
             report = executor.report()
         seconds = perf_counter() - start
         if self._is_new:
@@ -261,18 +268,14 @@ class Session:
             at = doing or executor.issuing
             raise _shortage(stage, at, executor.held_bytes(), self.device, error) from error
 
-    def _batches(self, step: int) -> Batches:
-        """This rank's sequences of a step, copied to the device before the step issues any task.
-
-        Later the copy would make the host wait for the device, because the memory is not pinned.
-        """
+    def _own_sequences(self, step: int) -> list[tuple[Tensor, Tensor]]:
+        """This rank's sequences of a step: tokens and targets of each micro-batch."""
         place = self._executor.connections.place
         if place.stage not in ends_of_plan(self.job.plan):
             return []
-        pairs = batches_of(
+        return batches_of(
             self._sequences, self.job, step=step, replica=place.data, stage=place.stage
         )
-        return [(tokens.to(self.device), targets.to(self.device)) for tokens, targets in pairs]
 
     def _own_memory(self) -> RankMemory:
         """The memory peaks of this rank."""

@@ -123,12 +123,14 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
 
 
 def _warn(options: argparse.Namespace) -> None:
-    """Say once what of the user's own settings may make a run hang."""
-    from runtime.devices.cuda import shared_connections  # noqa: PLC0415 (needs torch)
+    """Say once what of the user's own settings may make a run hang, and of the node slow."""
+    from runtime.devices.cuda import peers_apart, shared_connections  # noqa: PLC0415 (needs torch)
 
-    words = shared_connections() if options.device == "cuda" else None
-    if words is not None and os.environ.get("RANK", "0") == "0":
-        progress(f"warning: {words}")
+    if options.device == "cuda" and os.environ.get("RANK", "0") == "0":
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        for words in (shared_connections(), peers_apart(here)):
+            if words is not None:
+                progress(f"warning: {words}")
 
 
 def _resume(session: "Session", options: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from runtime.comm.group import (
     Alone,
     Group,
@@ -32,7 +32,7 @@ from runtime.comm.group import (
     then,
 )
 from runtime.comm.library import TORCH, Library, Work, with_timeout
-from runtime.devices.cuda import driver_of
+from runtime.devices.cuda import driver_of, why_no_gpu
 
 # Gives the processes of one attempt a store of their own, when torchrun starts them repeatedly.
 #
@@ -139,12 +139,13 @@ def device_of(name: str, world: World) -> torch.device:
         return torch.device(name)
     present, kind = driver.count(), name.upper()
     if world.local_rank >= present:
-        problem = f"there is no {kind} device" if not present else f"there are {present} of them"
-        message = (
-            f"--device {name}: {problem}, and rank {world.rank} needs one of its own: "
-            "start fewer ranks on this node, or give --device cpu"
+        if not present:
+            why = why_no_gpu() if name == "cuda" else ""
+            reject(f"--device {name}: there is no {kind} device ({why or 'none is visible'})")
+        reject(
+            f"--device {name}: there are {present} of them, and rank {world.rank} needs one of its "
+            "own: start fewer ranks on this node, or give --device cpu"
         )
-        raise InputError(message)
     device = torch.device(name, world.local_rank)
     driver.choose(device)
     return device

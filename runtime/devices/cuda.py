@@ -8,6 +8,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from mistlab.core.values import reject
+from mistlab.plan.workload import Workload
 from mistlab.schedule.stage_passes import LANES
 from runtime.devices.driver import DevicePeaks, Driver, Event, Stream
 
@@ -31,6 +33,56 @@ def shared_connections() -> str | None:
         f"{CONNECTIONS}={given}: fewer than the {len(LANES)} streams of a rank; those that share "
         "one wait for one another, in a pipeline perhaps for ever: unset it, or give 32"
     )
+
+
+def why_no_gpu() -> str:
+    """Why CUDA has no GPU for this process, with the remedy; empty where it has."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).strip().partition("\n")[0].partition(". ")[0]
+    else:
+        return ""
+    if "too old" in said:
+        built = torch.version.cuda
+        return (
+            f"{said}; torch {torch.__version__} was built for CUDA {built}: update the driver, or "
+            "install a torch that was built for an older CUDA (pytorch.org/get-started)"
+        )
+    if "not compiled" in said:
+        return f"torch {torch.__version__} is a build for CPUs: install one for CUDA"
+    return said
+
+
+def peers_apart(ranks: int) -> str | None:
+    """A warning if two of the GPUs that ``ranks`` of this node use cannot reach each other's
+    memory, else None."""
+    gpus = range(min(DRIVERS["cuda"].count(), ranks))
+    apart = [
+        (one, other)
+        for one in gpus
+        for other in gpus
+        if one < other and not torch.cuda.can_device_access_peer(one, other)
+    ]
+    if not apart:
+        return None
+    one, other = apart[0]
+    more = f", as {len(apart) - 1} more pairs" if len(apart) > 1 else ""
+    return (
+        f"GPUs {one} and {other} of this node have no peer access{more}: messages between them go "
+        "through the host's memory, several times slower than predicted: see 'nvidia-smi topo -p2p "
+        "r' (access control of PCIe, a virtual machine), or plan with less tensor parallelism"
+    )
+
+
+def check_device(workload: Workload, device: torch.device) -> None:
+    """Refuse a workload whose numbers the chosen device does not compute with."""
+    driver = driver_of(device)
+    if workload.precision == "bf16" and driver is not None and not driver.has_bf16():
+        reject(
+            f"workload.precision: bf16, and {driver.name(device)} has no bfloat16 arithmetic of "
+            "its own: give fp16, or a GPU of compute capability 8.0 or above"
+        )
 
 
 @final

@@ -12,11 +12,13 @@ from mistlab.machine.slowdowns import STREAMS  # noqa: E402
 from mistlab.schedule.stage_passes import LANES  # noqa: E402
 from runtime.comm import processes  # noqa: E402
 from runtime.comm.processes import World, abandon, device_of  # noqa: E402
-from runtime.devices.cuda import CudaDriver  # noqa: E402
+from runtime.devices.cuda import CudaDriver, check_device, peers_apart  # noqa: E402
 from runtime.devices.driver import lend  # noqa: E402
 from runtime.engine.streams.device_streams import CudaStreams  # noqa: E402
 from runtime.profiling.side_by_side import StreamLanes  # noqa: E402
+from tests.runtime.worlds import workload  # noqa: E402
 
+APART = ("can_device_access_peer",)
 GPU = torch.device("cuda", 2)
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
@@ -26,6 +28,7 @@ class StubCuda:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.apart: set[tuple[int, int]] = set()
         self.answers: dict[str, Any] = {
             "is_available": True,
             "device_count": 4,
@@ -41,6 +44,10 @@ class StubCuda:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append((name, args, kwargs))
             answer = self.answers.get(name, name)
+            if isinstance(answer, Exception):
+                raise answer
+            if name in APART:
+                return args not in self.apart
             return self if name == "cudart" else answer
 
         return call
@@ -168,3 +175,40 @@ def test_a_profile_has_streams_as_urgent_as_a_run(cuda: StubCuda) -> None:
     StreamLanes(GPU, CudaDriver())
     priorities = [kwargs["priority"] for name, _, kwargs in cuda.calls if name == "Stream"]
     assert priorities == [0 if name == "compute" else -1 for name in STREAMS]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "The NVIDIA driver on your system is too old (found version 11040). Please update",
+            r"too old \(found version 11040\); torch .* update the driver, or install a torch",
+        ),
+        ("Torch not compiled with CUDA enabled", "is a build for CPUs: install one for CUDA"),
+        ("Found no NVIDIA driver on your system. Please check", "no NVIDIA driver on your system"),
+    ],
+)
+def test_why_there_is_no_gpu_is_told(said: str, told: str, cuda: StubCuda) -> None:
+    cuda.answers |= {"is_available": False, "init": RuntimeError(said)}
+    with pytest.raises(InputError, match=told):
+        device_of("cuda", World(rank=0, size=1, local_rank=0))
+
+
+def test_a_gpu_without_bfloat16_is_refused(cuda: StubCuda) -> None:
+    cuda.answers |= {"is_bf16_supported": False, "get_device_name": "Tesla T4"}
+    for precision in ("fp16", "fp32"):
+        check_device(workload(precision=precision), GPU)
+    with pytest.raises(InputError, match=r"bf16, and Tesla T4 has no bfloat16 .* give fp16"):
+        check_device(workload(precision="bf16"), GPU)
+    cuda.answers["is_bf16_supported"] = True
+    check_device(workload(precision="bf16"), GPU)
+
+
+def test_gpus_that_cannot_reach_each_other_are_told(cuda: StubCuda) -> None:
+    assert peers_apart(4) is None
+    cuda.apart = {(1, 2), (2, 1), (0, 3)}
+    assert peers_apart(2) is None
+    words = peers_apart(4)
+    assert words is not None
+    assert words.startswith("GPUs 0 and 3 of this node have no peer access, as 1 more pairs")
+    assert "nvidia-smi topo" in words

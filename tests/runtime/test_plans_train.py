@@ -18,6 +18,7 @@ from mistlab.stages.stage_shape import StageShape  # noqa: E402
 from runtime.engine.streams.device_streams import Progress  # noqa: E402
 from runtime.engine.streams.lanes import StreamedRanks  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
+from runtime.engine.work import optimizer  # noqa: E402
 from runtime.engine.work.stage_modules import initial_tensor  # noqa: E402
 from runtime.runnable import check_runnable  # noqa: E402
 from tests.runtime import worlds  # noqa: E402
@@ -131,6 +132,30 @@ def test_clipping_and_a_learning_rate_over_time_are_those_of_a_plain_run(on_host
     assert_alike(found, expected)
     norms = [report.gradient_norm for report in found.reports]
     assert norms == pytest.approx([report.gradient_norm for report in expected.reports], rel=1e-5)
+    assert min(norms) > training.clip_norm
+
+
+def test_a_layer_that_is_stepped_in_many_pieces_trains_as_a_plain_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every layer of a real model has more elements than are stepped at once."""
+    monkeypatch.setattr(optimizer, "CHUNK", 64)
+    work = workload("llama", layers=2)
+    one = stage(2, data_parallel=2, zero=1, offload=ratios(0.0, 0.0, 0.37, 0.0))
+    for training in (TRAINING, ON_HOST):
+        found = by_plan(work, Plan(micro_batches=2, stages=(one,)), training)
+        assert_alike(found, plainly(work))
+
+
+def test_a_norm_of_scaled_gradients_is_clipped_as_that_of_plain_ones() -> None:
+    work = workload("gpt", layers=2)
+    training = replace(OVERFLOWING, clip_norm=0.3)
+    one = stage(2, data_parallel=2, zero=2, offload=MIXED)
+    found = by_plan(work, Plan(micro_batches=2, stages=(one,)), training)
+    expected = plainly(work, training)
+    assert_alike(found, expected)
+    norms = [report.gradient_norm for report in found.reports[1:]]
+    assert norms == pytest.approx([one.gradient_norm for one in expected.reports[1:]], rel=1e-5)
     assert min(norms) > training.clip_norm
 
 

@@ -26,9 +26,11 @@ from runtime.checks.races.accesses import (
 from runtime.checks.races.judge import Judge, RaceFinding
 from runtime.checks.races.recorded_rank import DEVICE, Recorder, trace_of
 from runtime.checks.sanitizer import unlike_ranks
-from runtime.engine.executor import Executor
+from runtime.engine.executor import Batches, Executor
 from runtime.engine.training import Training
+from tests.runtime.planted import plant
 from tests.runtime.worlds import (
+    MIXED,
     ON_HOST,
     OVERFLOWING,
     TRAINING,
@@ -242,6 +244,24 @@ def test_reductions_beside_products_need_both_their_waits(
     for one in findings:
         assert {one.first.actor, one.second.actor} == {"compute", "tensor_parallel"}
         assert one.first.task.startswith("0B.")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_pinned_memory_that_is_given_back_under_its_copies_is_found(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def released(executor: Executor, batches: Batches) -> None:
+        for _ in range(2):
+            executor.iterate(batches)
+        executor.release()
+
+    if not waits:
+        right = "        self.streams.synchronize()\n        self.state.host.release()"
+        plant(monkeypatch, Executor.release, right, right.partition("\n")[2])
+    work = workload(layers=2, batch=4)
+    plan = Plan(micro_batches=2, stages=(stage(2, offload=MIXED),))
+    findings = Judge(trace_of(work, plan, 0, TRAINING, run=released)).findings()
+    assert {one.second.does.endswith("(unpin)") for one in findings} == (set() if waits else {True})
 
 
 def test_without_overlap_reductions_are_in_the_order_of_compute() -> None:

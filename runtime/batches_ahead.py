@@ -1,0 +1,66 @@
+"""Batches of the next step, read and copied to the device while this step runs.
+
+The copy starts from pinned memory, so the host does not wait for it; it is queued behind the step's
+own work. By the time the host has the step's results, which end all work, it has ended, and the one
+pinned buffer is free for the step after.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.devices.cuda import driver_of
+from runtime.engine.executor import Batches
+from runtime.engine.storage.arena import Arena
+
+HOST = torch.device("cpu")
+# Tokens and targets of each micro-batch of a step, on the host.
+Made = Callable[[int], Sequence[tuple[Tensor, Tensor]]]
+
+
+class BatchesAhead:
+    """The batches of one step after another; ``made`` gives those of a step by its number."""
+
+    def __init__(self, made: Made, device: torch.device) -> None:
+        self._made, self._device = made, device
+        self._ready: tuple[int, Batches] | None = None
+        self._memory: Arena | None = None
+        self._host: Tensor | None = None
+
+    def of(self, step: int) -> Batches:
+        """The batches of a step; made now if no step before has prepared them."""
+        ready, self._ready = self._ready, None
+        return ready[1] if ready is not None and ready[0] == step else self._copied(step)
+
+    def prepare(self, step: int) -> None:
+        """Make the batches of a step and start their copy; the copy before has ended."""
+        self._ready = (step, self._copied(step))
+
+    def release(self) -> None:
+        """Give pinned memory back, when nothing runs any more."""
+        if self._memory is not None:
+            self._memory.release()
+
+    def _copied(self, step: int) -> Batches:
+        pairs = self._made(step)
+        if not pairs:
+            return []
+        whole = [one for pair in pairs for one in pair]
+        host = self._pinned(sum(one.numel() for one in whole), whole[0].dtype)
+        begin, copies = 0, []
+        for one in whole:
+            place = host[begin : begin + one.numel()].view(one.shape)
+            begin += one.numel()
+            place.copy_(one)
+            copy = torch.empty(one.shape, dtype=one.dtype, device=self._device)
+            copies.append(copy.copy_(place, non_blocking=True))
+        return list(zip(copies[::2], copies[1::2], strict=True))
+
+    def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """The one buffer, made for the first batches; all batches are of one size."""
+        if self._host is None:
+            size_bytes = numel * dtype.itemsize
+            self._memory = Arena(size_bytes, HOST, pins_for=driver_of(self._device))
+            self._host = self._memory.take(numel, dtype)
+        return self._host
