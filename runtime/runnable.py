@@ -3,10 +3,11 @@
 from mistlab.core.values import reject
 from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job
-from mistlab.plan.dimensions import DIMENSIONS
+from mistlab.plan.dimensions import DIMENSIONS, ranks_of
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.context_ways import HEADS
+from mistlab.stages.stage_shape import replicas_of
 
 
 def check_started(job: Job, stage: int | None, started: int) -> None:
@@ -59,6 +60,7 @@ def check_runnable(job: Job) -> None:
     _check_tokens(job.plan)
     check_model(job.workload)
     _check_context(job.plan, job.workload)
+    _check_experts(job.plan, job.workload)
 
 
 def _check_tokens(plan: Plan) -> None:
@@ -99,15 +101,38 @@ def _check_context(plan: Plan, workload: Workload) -> None:
             reject(f"plan.stages[{number}].context_parallel: {ranks}{problem}")
 
 
+def _check_experts(plan: Plan, workload: Workload) -> None:
+    """Refuse experts whose gradients ranks would reduce that reduce no others."""
+    for number, stage in enumerate(plan.stages):
+        copies = ranks_of("reduce experts", stage.degree)
+        if workload.model.experts and copies > 1 and replicas_of(stage) == 1:
+            ranks = ranks_of("experts", stage.degree)
+            reject(
+                f"plan.stages[{number}].expert_parallel: {ranks} leaves {copies} tensor-parallel "
+                "ranks with copies of the same experts, which is trained beside data or context "
+                f"parallelism: give expert_parallel: {ranks * copies}"
+            )
+
+
 def check_model(workload: Workload) -> None:
     """Refuse a model whose layers the runtime does not have."""
     model = workload.model
     if model.family == "custom":
         reject("workload.model: a traced model cannot be run: give a family of the catalogue")
-    if model.experts or model.latent or model.window or model.pattern:
+    if model.latent or model.window or model.pattern:
         reject(
             f"workload.model: blocks of {model.name or 'this model'} can be predicted and not yet "
-            "trained: give a model without experts, latent attention, windows and a pattern"
+            "trained: give a model without latent attention, windows and a pattern"
+        )
+    if model.experts and model.biases:
+        reject(
+            "workload.model.biases: true with experts can be predicted and not yet trained: give "
+            "false"
+        )
+    if workload.expert_capacity is not None:
+        reject(
+            f"workload.expert_capacity: {workload.expert_capacity:g} can be predicted and not yet "
+            "trained: leave it out; experts then take all tokens that come"
         )
     if model.qk_norm or model.sinks or model.post_norms:
         reject(

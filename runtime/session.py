@@ -315,6 +315,7 @@ def _connections(job: Job, settings: Settings, world: World, device: torch.devic
         world.rank,
         maker(world, settings.timeout_s),
         tied=job.workload.model.tied_embeddings,
+        experts=job.workload.model.experts is not None,
         device=device,
     )
 

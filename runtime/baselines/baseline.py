@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mistlab.core.values import reject
 from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec, Workload
 from runtime.data import Sequences, Synthetic
@@ -46,6 +47,11 @@ class FirstWeights:
 
     def __init__(self, workload: Workload, seed: int) -> None:
         check_model(workload)
+        if workload.model.experts is not None:
+            reject(
+                f"workload.model: blocks of {workload.model.name or 'this model'} can be predicted "
+                "and not yet trained by other systems here: give a model without experts"
+            )
         with torch.device("meta"):
             named = model_of(workload).named_parameters()
             self.shapes = {name: tuple(parameter.shape) for name, parameter in named}

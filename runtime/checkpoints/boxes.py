@@ -104,15 +104,19 @@ def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
 
 def _cut(piece: Piece) -> Iterator[Piece]:
     """Cut a piece into runs of rows (or of elements) of at most ``MOST_BYTES`` each."""
-    first, *rest = piece.sizes
-    width = prod(rest)
+    # A box of one expert is cut into runs of its rows.
+    axis = next((at for at, size in enumerate(piece.sizes) if size > 1), 0)
+    width, size = prod(piece.sizes[axis + 1 :]), piece.sizes[axis]
     most = max(1, MOST_BYTES // (width * torch.float32.itemsize))
-    for begin in range(0, first, most):
+    for begin in range(0, size, most):
+        offsets, sizes = list(piece.offsets), list(piece.sizes)
+        offsets[axis] += begin
+        sizes[axis] = min(most, size - begin)
         yield replace(
             piece,
             begin=piece.begin + begin * width,
-            offsets=(piece.offsets[0] + begin, *piece.offsets[1:]),
-            sizes=(min(most, first - begin), *rest),
+            offsets=tuple(offsets),
+            sizes=tuple(sizes),
         )
 
 

@@ -20,6 +20,8 @@ from runtime.comm.processes import World, maker
 # How long ranks would wait for one another; nobody is waited for here.
 PATIENCE_S = 1.0
 Messages = list[tuple[Tensor, int]]
+# Numbers of rows from each rank of a group, and to each.
+RowsOfEach = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,11 @@ class Ranks(Protocol):
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
         """Fill ``result``."""
+
+    def all_to_all(
+        self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
+    ) -> None:
+        """Fill ``received``."""
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
         """Send and receive; ranks are those of the world."""
@@ -154,6 +161,21 @@ class RecordedLibrary:
         assert op == distributed.ReduceOp.SUM
         return self._run(
             group, lambda of: self._others.reduce_scatter(of, output, input), async_op=async_op
+        )
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002 (torch's name)
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Exchange rows among the group's ranks."""
+        rows = output_split_sizes, input_split_sizes
+        return self._run(
+            group, lambda of: self._others.all_to_all(of, output, input, rows), async_op=async_op
         )
 
     def message(self, *, is_sent: bool, tensor: Tensor, peer: int, group: Any) -> _Message:

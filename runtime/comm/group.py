@@ -63,6 +63,14 @@ class Group(Channel, Protocol):
         """Sum ``whole`` over the ranks; each rank gets only its own part of the sum: in ``into``,
         or, without it, in its place of ``whole``."""
 
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
+    ) -> Pending | None:
+        """Send each rank its neighbouring rows of ``sent``, and fill ``received`` with everybody's.
+
+        ``to_each`` and ``from_each`` are the numbers of rows in order of rank.
+        """
+
 
 class Alone:
     """A group of one rank, with nobody to communicate with."""
@@ -82,6 +90,13 @@ class Alone:
         """Copy ``whole`` into ``into``, if that is given."""
         if into is not None:
             into.copy_(whole)
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
+    ) -> None:
+        """Copy the rows."""
+        del from_each, to_each
+        received.copy_(sent)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
         """Refuse any message: there is nobody to send to."""

@@ -63,6 +63,17 @@ class Library(Protocol):
     ) -> Work | None:
         """Sum over the group, and keep this rank's part."""
 
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002 (torch's name)
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Send each rank its rows of the input, and receive everybody's in the output."""
+
     def message(self, *, is_sent: bool, tensor: Tensor, peer: int, group: Any) -> Any:
         """A message to or from a rank of the world, for ``batch_isend_irecv``."""
 
@@ -85,6 +96,7 @@ class TorchLibrary:
     reduce_scatter_single = staticmethod(
         getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
     )
+    all_to_all_single = staticmethod(distributed.all_to_all_single)
     batch_isend_irecv = staticmethod(distributed.batch_isend_irecv)
 
     def world(self) -> distributed.ProcessGroup:

@@ -273,6 +273,18 @@ class ProcessGroup:
         started = self._started(work)
         return started if self._is_ordered else then(started, lambda: own.copy_(result))
 
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
+    ) -> Pending | None:
+        """Send rows to each rank, and receive rows of each."""
+        with heard_from(self._ranks):
+            work = self._library.all_to_all_single(
+                *(received, sent, list(from_each), list(to_each)),
+                group=self._group,
+                async_op=not self._is_ordered,
+            )
+        return None if work is None else _PendingWorks([work], [received, sent], self._ranks)
+
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     ) -> Pending | None:

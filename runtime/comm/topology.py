@@ -5,14 +5,14 @@ micro-batch go to data-parallel ranks in order. So ranks of stages with differen
 the sequences that both have. Context-parallel ranks of neighbouring stages have the same tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from mistlab.plan.dimensions import GROUPS, groups_of, position_of, rank_of
+from mistlab.plan.dimensions import EXPERT_AXES, GROUPS, axes_of, groups_of, position_of, rank_of
 from mistlab.plan.plan import Plan
 from mistlab.schedule.context_ways import GATHER, HEADS
 from mistlab.schedule.order_text import PassKind
@@ -22,10 +22,10 @@ from runtime.comm.group import Alone, Channel, Group, GroupMaker, enter, greet
 from runtime.devices.cuda import generator_of
 
 CPU = torch.device("cpu")
-# The runtime has all experts on each rank and one replica of states, so it needs no groups of
-# experts and of replicas.
-_ELSEWHERE = ("experts", "expert tensor", "state replicas")
-GROUPS_HERE = [name for name in GROUPS if not name.endswith(_ELSEWHERE)]
+# The runtime has one replica of states, so it needs no groups of replicas.
+GROUPS_HERE = [name for name in GROUPS if name != "state replicas"]
+# Groups that gather states, which are divided from ZeRO-1 on.
+_GATHERING = ("gather", "gather experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,12 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The ranks of a plan; ``tied`` if its model's embedding and head have the same weights."""
+    """The ranks of a plan; ``tied`` if its model's embedding and head have the same weights,
+    ``experts`` if it has any."""
 
     plan: Plan
     tied: bool = True
+    experts: bool = False
 
     def place(self, rank: int) -> RankPosition:
         """The position of a rank."""
@@ -90,7 +92,9 @@ class Topology:
             for name in GROUPS_HERE:
                 if name == "context" and own.token_split.ranks == 1:
                     continue
-                if name != "gather" or own.zero:
+                if axes_of(name) is EXPERT_AXES and not self.experts:
+                    continue
+                if name not in _GATHERING or own.zero:
                     for ranks in groups_of(name, own.degree):
                         yield name, [first + rank for rank in ranks]
         yield from self.links()
@@ -194,19 +198,39 @@ def ends_of_link(link: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Connections:
-    """A rank's groups: its tensor, context and data ranks, all ranks, and links to other stages.
+class Sharers:
+    """Ranks that have the same parameters, and may divide their states: they ``gather`` weights and
+    ``reduce`` gradients, in a group for each, so that both can be under way at once.
 
-    ``gather`` and ``reduce`` have the same ranks, those with the same weights, so that both can be
-    under way at once. ``links`` are named as in ``Topology.links``.
+    ``splitters`` are the ranks that have other parts of the same tensors.
+    """
+
+    gather: Group
+    reduce: Group
+    splitters: Group
+
+    @property
+    def replica(self) -> int:
+        """The rank's number among those with the same parameters."""
+        return self.reduce.rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Connections:
+    """A rank's groups: its tensor and context ranks, ranks with other experts, and with parts of
+    the same, all ranks, and links to other stages.
+
+    ``sharers`` have the same weights; first all but experts' weights, then experts'. ``links`` are
+    named as in ``Topology.links``.
     """
 
     topology: Topology
     rank: int
     tensor: Group
     context: Group
-    gather: Group
-    reduce: Group
+    experts: Group
+    expert_tensor: Group
+    sharers: tuple[Sharers, Sharers]
     world: Group
     tied: Group | None
     links: dict[str, tuple[Channel, list[int]]]
@@ -218,9 +242,8 @@ class Connections:
 
     @property
     def replica(self) -> int:
-        """The rank's number among those with the same weights (``gather``, ``reduce``)."""
-        own, place = self.topology.plan.stages[self.place.stage], self.place
-        return place.data * own.token_split.ranks + place.context
+        """The rank's number among those with the same weights, but for experts'."""
+        return self.sharers[0].replica
 
 
 def connected(
@@ -229,14 +252,16 @@ def connected(
     make: GroupMaker,
     *,
     tied: bool = True,
+    experts: bool = False,
     device: torch.device = CPU,
 ) -> Connections:
     """Make all groups of a plan, and call each for the first time with all its ranks.
 
     ``make`` returns None for groups that the rank is not in. ``tied`` says whether the model's
-    embedding and head have the same weights. ``device`` is the device of all later messages.
+    embedding and head have the same weights, ``experts`` whether it has experts. ``device`` is the
+    device of all later messages.
     """
-    topology = Topology(plan=plan, tied=tied)
+    topology = Topology(plan=plan, tied=tied, experts=experts)
     own: dict[str, Group] = {}
     links: dict[str, tuple[Channel, list[int]]] = {}
     of_context: list[int] = []
@@ -264,12 +289,21 @@ def connected(
         rank=rank,
         tensor=own["tensor"],
         context=own.get("context", Alone()),
-        gather=own.get("gather", Alone()),
-        reduce=own["reduce"],
+        experts=own.get("experts", Alone()),
+        expert_tensor=own.get("expert tensor", Alone()),
+        sharers=(
+            _sharers(own, "gather", "reduce", "tensor"),
+            _sharers(own, "gather experts", "reduce experts", "expert tensor"),
+        ),
         world=own["world"],
         tied=own.get("tied", table),
         links=links,
     )
+
+
+def _sharers(own: Mapping[str, Group], gather: str, reduce: str, splitters: str) -> Sharers:
+    gatherers, reducers, others = (own.get(name, Alone()) for name in (gather, reduce, splitters))
+    return Sharers(gather=gatherers, reduce=reducers, splitters=others)
 
 
 # Runs one stage of a pipeline alone, with random tensors in place of its neighbours' messages.
@@ -304,8 +338,9 @@ def isolated(plan: Plan, stage: int, device: torch.device, seed: int) -> Connect
         rank=rank,
         tensor=alone,
         context=alone,
-        gather=alone,
-        reduce=alone,
+        experts=alone,
+        expert_tensor=alone,
+        sharers=(_sharers({}, "gather", "reduce", "tensor"),) * 2,
         world=alone,
         tied=alone,
         links={

@@ -86,6 +86,10 @@ class Driver(Protocol):
     def synchronize(self, device: torch.device) -> None:
         """Wait, in the calling thread, until all streams have ended their work."""
 
+    def read(self, tensor: Tensor, usual: int) -> list[int]:
+        """The numbers of a tensor, for which the calling thread waits; ``usual`` is one of them
+        where tensors have no values."""
+
     def generator(self, device: torch.device) -> torch.Generator:
         """A new source of random values for tensors on a device."""
 

@@ -5,7 +5,7 @@ order of the program. Memory that comes and goes is allocated then, while comput
 lane, and dropped only when compute has been told to wait for its last use.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -17,15 +17,16 @@ from mistlab.plan.workload import Workload
 from mistlab.stages.stage_program import Op, flush, iterations
 from mistlab.stages.stage_shape import EMBEDDING, StageShape
 from runtime.comm.group import Pending, then
-from runtime.comm.topology import Connections
+from runtime.comm.topology import Connections, Sharers
 from runtime.engine.storage.boundary import Boundary
 from runtime.engine.storage.layout import Layout
-from runtime.engine.storage.state import StageState
+from runtime.engine.storage.state import Section, StageState
 from runtime.engine.streams.context_lanes import StreamedContext
-from runtime.engine.streams.lanes import Event, LaneWork, StreamedRanks, Streams
+from runtime.engine.streams.expert_lanes import StreamedExperts
+from runtime.engine.streams.lanes import Event, StreamedRanks, Streams
 from runtime.engine.training import Training
 from runtime.engine.work.layer_passes import Passes, layer_treatments
-from runtime.engine.work.optimizer import Scaling, Stepper, Swaps
+from runtime.engine.work.optimizer import Scaling, Stepper, Swaps, Works, works_of_sections
 from runtime.engine.work.parameters import Parameters, Squares
 from runtime.engine.work.products import add_up_inside, add_up_shared
 from runtime.engine.work.stage_modules import HOST, layer_modules, let_attend_in_place
@@ -84,24 +85,22 @@ class Executor:
             connections.tensor, streams, splits_tokens=self.own.sequence_parallel == 1
         )
         context = StreamedContext(connections.context, streams, self.own.token_split.way)
-        self.layers = layer_modules(workload, self.shape, ranks, context, device)
+        experts = StreamedExperts(connections.experts, connections.expert_tensor, streams)
+        self.layers = layer_modules(workload, self.shape, ranks, context, experts, device)
         self.own_tokens = context.own_tokens
         dtype = TYPE_OF_PRECISION[workload.precision]
         self.state = StageState.build(self.shape, self._layouts(), dtype, device)
         self.device = device
         self.parameters = Parameters(workload, self.shape, self.state, self.layers, connections)
-        self.squares = Squares(self.parameters.counted(), device, wanted=training.needs_norm)
         self.scaling = Scaling(training, device)
-        self.stepper = Stepper(self.state, training, self.scaling, streams)
-        self.swaps = Swaps(self.state, connections, self.squares, streams)
-        treatments = layer_treatments(self.own, self.shape.blocks)
-        modules = {layer: one.module for layer, one in self.layers.items()}
-        for module in modules.values():
-            add_up_inside(module, ranks)
-            let_attend_in_place(module)
-        self.passes = Passes(self.state, modules, treatments, ranks, streams, device)
-        for module in modules.values():
-            add_up_shared(module, ranks)
+        counted = [self.parameters.counted(*owned) for owned in self._owned()]
+        self.squares = [Squares(one, device, wanted=training.needs_norm) for one in counted]
+        self.steppers = [Stepper(one, training, self.scaling, streams) for one, _ in self._owned()]
+        self.swaps = [
+            Swaps(*owned, squares, streams)
+            for owned, squares in zip(self._owned(), self.squares, strict=True)
+        ]
+        self.passes = self._passes(ranks)
         parts = context.size * (ranks.size if ranks.splits_tokens else 1)
         sent = (self.own.micro_batch, workload.sequence_length // parts, workload.model.hidden)
         self.boundary = Boundary(connections, sent, dtype, device, streams, self.shape.rooms)
@@ -117,6 +116,18 @@ class Executor:
         if seed is not None:
             self._draw_on_host(seed)
 
+    def _passes(self, ranks: StreamedRanks) -> Passes:
+        """Give the layers' modules their parameters, and the runtime's own ways to work."""
+        treatments = layer_treatments(self.own, self.shape.blocks)
+        modules = {layer: one.module for layer, one in self.layers.items()}
+        for module in modules.values():
+            add_up_inside(module, ranks)
+            let_attend_in_place(module)
+        passes = Passes(self.state, modules, treatments, ranks, self.streams, self.device)
+        for module in modules.values():
+            add_up_shared(module, ranks)
+        return passes
+
     def draw_on_device(self, seed: int) -> None:
         """Draw the weights on the device; they depend only on the seed and on the kind of
         device."""
@@ -129,7 +140,7 @@ class Executor:
         self._batches = batches
         self.issued = self.programs[1 if self._events else 0]
         self._issue(self.issued)
-        self.stepper.learning_rate = self.training.learning_rate_at(self.steps)
+        self._learn_at(self.training.learning_rate_at(self.steps))
         self.steps += 1
 
     def report(self) -> Report:
@@ -150,11 +161,11 @@ class Executor:
         """Do the step that would wait for the next iteration; then all states are up to date."""
         self.streams.synchronize()
         self._events.clear()
-        if self.stepper.learning_rate is not None:
+        if self.steppers[0].learning_rate is not None:
             self._issue(self.flushing)
             self.streams.synchronize()
             self._events.clear()
-            self.stepper.learning_rate = None
+            self._learn_at(None)
 
     @property
     def issuing(self) -> str:
@@ -179,9 +190,10 @@ class Executor:
         """Go on from what ``counts`` gave."""
         steps, done, scale, good_steps = counts.tolist()
         self.steps = int(steps)
-        for layer in self.state.layers.values():
-            layer.step.fill_(done)
-            layer.host_step.fill_(done)
+        for section in self.state.sections:
+            for layer in section.layers.values():
+                layer.step.fill_(done)
+                layer.host_step.fill_(done)
         self.scaling.scale.fill_(scale)
         self.scaling.good_steps.fill_(int(good_steps))
 
@@ -200,15 +212,14 @@ class Executor:
         layers."""
         return self.state.device.size_bytes + self.passes.peak_bytes
 
-    def _work_of_each_task(self) -> Mapping[str, Callable[[Op], LaneWork]]:
+    def _work_of_each_task(self) -> Works:
         """By the names of tasks: functions that make a task's work when the task is issued."""
         return {
-            **self.swaps.works,
+            **self._of_sections([swaps.works for swaps in self.swaps]),
+            **self._of_sections([stepper.works for stepper in self.steppers]),
             "F": lambda op: lambda: self._forward(op),
             "B": lambda op: lambda: self._backward(op),
             "W": lambda op: lambda: self._of_weights(op),
-            "S": self.stepper.step,
-            "host step": self.stepper.step_on_host,
             "open": lambda op: self.state.staging.open,
             "close": lambda op: lambda: self.state.staging.close(self.streams),
             "A>": self.passes.leave,
@@ -216,7 +227,7 @@ class Executor:
             "let go": lambda op: self.passes.let_go,
             "X": self.boundary.send,
             "Y": self.boundary.receive,
-            "tied": lambda op: self.parameters.add_up(self.squares),
+            "tied": lambda op: self.parameters.add_up(self.squares[0]),
             "drop table": lambda op: self.parameters.drop_table,
             "report": lambda op: self._report,
         }
@@ -274,7 +285,9 @@ class Executor:
     def _square(self, op: Op) -> None:
         """Sum the squares of gradients that no other rank adds to."""
         if op.phase == "last_backward" and self.shape.replicas == 1:
-            self.squares.take(op.layer, self.state.stepped_gradients(op.layer, op.entry))
+            for section, squares in zip(self.state.sections, self.squares, strict=True):
+                if op.layer in section.layers:
+                    squares.take(op.layer, section.stepped_gradients(op.layer, op.entry))
 
     def _share(self) -> Tensor:
         """The factor of a micro-batch's loss on this rank: its share of the whole loss, scaled."""
@@ -285,7 +298,7 @@ class Executor:
         mine = torch.zeros(2, device=self.device)
         if shape.has_head and place.tensor == 0:
             mine[0] = self._losses / (shape.micro_batches * shape.replicas)
-        mine[1] = self.squares.total()
+        mine[1] = sum(one.total() for one in self.squares)
 
         def take() -> None:
             self._reported = mine
@@ -294,17 +307,39 @@ class Executor:
 
         return then(self.connections.world.all_reduce(mine), take)
 
-    def _layouts(self) -> dict[int, Layout]:
-        zero = self.shape.zero
-        parts = self.shape.replicas if zero else 1
-        return {
-            layer: Layout.of(
-                one.shapes,
-                parts=parts,
-                part=self.connections.replica if zero else 0,
+    def _layouts(self) -> list[dict[int, Layout]]:
+        """The layouts of all layers' sections: of experts, and before them of all else."""
+        zero, found = self.shape.zero, []
+        for is_of_experts, sharers in enumerate(self.connections.sharers):
+            parts = sharers.reduce.size if zero else 1
+            part = sharers.replica if zero else 0
+            own = {
+                layer: {
+                    name: shape
+                    for name, shape in one.shapes.items()
+                    if one.is_of_experts(name) == bool(is_of_experts)
+                }
+                for layer, one in self.layers.items()
+            }
+            found.append(
+                {
+                    layer: Layout.of(shapes, parts=parts, part=part)
+                    for layer, shapes in own.items()
+                    if shapes or not is_of_experts
+                }
             )
-            for layer, one in self.layers.items()
-        }
+        return found
+
+    def _learn_at(self, rate: float | None) -> None:
+        for stepper in self.steppers:
+            stepper.learning_rate = rate
+
+    def _owned(self) -> Iterator[tuple[Section, Sharers]]:
+        """The sections of the state, and the ranks that divide each."""
+        return zip(self.state.sections, self.connections.sharers, strict=True)
+
+    def _of_sections(self, works: Sequence[Works]) -> Works:
+        return works_of_sections(list(zip(self.state.sections, works, strict=True)))
 
     def _draw_on_host(self, seed: int) -> None:
         """Draw the weights on the host; they depend only on the seed. Some layers are drawn at

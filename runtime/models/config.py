@@ -4,11 +4,12 @@ A size is an ``int`` or a ``torch.SymInt``, so the same model code builds a real
 whose sizes are symbols. Sizes are those of the whole model; each rank builds its share.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
+from mistlab.graph.library import kinds_of
 from mistlab.plan.workload import ROTARY_BASE, Attention, ModelSpec, Workload
 from runtime.models.ranks import Size, space_of
 
@@ -48,13 +49,16 @@ class Structure:
 class ExpertRanks:
     """The ranks that share the experts of a block, as a trace counts them.
 
-    ``parallel`` ranks have different experts, ``tensor`` ranks parts of the same ones. The experts
-    of the busiest rank take ``taken`` copies for each token. With one rank everything runs here.
+    ``parallel`` ranks have different experts, ``tensor`` ranks parts of the same ones; this rank is
+    ``rank`` and ``tensor_rank`` among them. The experts of the busiest rank take ``taken`` copies
+    for each token. With one rank everything runs here.
     """
 
     parallel: Size = 1
     tensor: Size = 1
     taken: Size = 1
+    rank: int = 0
+    tensor_rank: int = 0
 
     @property
     def is_one(self) -> bool:
@@ -130,7 +134,12 @@ def config_with(
     )
 
 
-def config_of(workload: Workload, *, tensor_parallel: int = 1) -> ModelConfig:
+ONE_RANK = ExpertRanks()
+
+
+def config_of(
+    workload: Workload, *, tensor_parallel: int = 1, expert_ranks: ExpertRanks = ONE_RANK
+) -> ModelConfig:
     """The configuration of a workload's model."""
     spec = workload.model
     return ModelConfig(
@@ -152,6 +161,7 @@ def config_of(workload: Workload, *, tensor_parallel: int = 1) -> ModelConfig:
         dropout=spec.dropout,
         unused_vocab=spec.padded_vocab(tensor_parallel) - spec.vocab,
         rotary_base=spec.rotary_base,
+        expert_ranks=expert_ranks,
     )
 
 
@@ -194,6 +204,23 @@ def structure_of(spec: ModelSpec) -> Structure:
         whole_queries=spec.latent is not None and spec.latent.query_rank is None,
         post_norms=spec.post_norms,
     )
+
+
+def structure_of_block(spec: ModelSpec, block: int) -> Structure:
+    """The structure of a model's block, counted from the first: kinds of blocks take turns."""
+    kinds = kinds_of(spec)
+    parts = kinds.parts[kinds.pattern[block % len(kinds.pattern)]]
+    own: dict[str, Any] = {part: True for part in parts if part in _PARTS_OF_KINDS}
+    own |= {has: False for part, has in LACKING.items() if part in parts}
+    return replace(structure_of(spec), **own)
+
+
+# Parts of variants that say what a block lacks, and the fields of structures that they turn off.
+LACKING = {"mixer_missing": "mixes", "network_missing": "has_network"}
+# Fields of structures by which blocks of one model may differ.
+_PARTS_OF_KINDS = (
+    *("experts", "shared_experts", "latent_experts", "window", "state_space", "delta_rule"),
+)
 
 
 def shard(size: Size, parts: Size, what: str) -> Size:

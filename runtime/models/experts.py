@@ -3,21 +3,21 @@
 Axes: T tokens, A experts a token takes, R = T A rows, E experts, G experts on this rank.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from runtime.models.config import ExpertRanks, ModelConfig, Structure, shard
-from runtime.models.parallel import product
+from runtime.models.grouped import ExpertMatrices, WeightedSwiglu
+from runtime.models.parallel import SmallMatrix
 from runtime.models.ranks import Size, TensorParallel, counted
 from runtime.models.state_space import SquaredRelu
 
 # Fused operators of blocks with experts; a trace sees each as one operator.
 #
 # Tokens go to experts as copies, one copy for each expert that a token takes. Copies lie in the
-# order of experts, so each expert's copies are neighbouring rows of one matrix. A grouped product
-# multiplies each group of rows with the group's own matrix.
+# order of experts, for the products of ``runtime.models.grouped``.
 #
 # Axes: T tokens, A experts a token takes, R = T A rows, E experts, G experts on this rank.
 
@@ -159,147 +159,6 @@ class Unpermute(torch.autograd.Function):
         return copies(gradient, *ctx.saved_tensors), None, None
 
 
-@torch.library.custom_op("mistlab::grouped_product", mutates_args=())
-def grouped_product(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Each group's rows (R, inputs) times the group's own matrix (G, outputs, inputs)."""
-    groups = rows.split(counts.tolist())
-    return torch.cat([group @ own.t() for group, own in zip(groups, weight, strict=True)])
-
-
-@grouped_product.register_fake
-def _(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    return rows.new_empty((rows.shape[0], weight.shape[1]))
-
-
-@torch.library.custom_op("mistlab::grouped_product_of_rows", mutates_args=())
-def grouped_product_of_rows(gradient: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Gradient of a grouped product's rows."""
-    groups = gradient.split(counts.tolist())
-    return torch.cat([group @ own for group, own in zip(groups, weight, strict=True)])
-
-
-@grouped_product_of_rows.register_fake
-def _(gradient: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    return gradient.new_empty((gradient.shape[0], weight.shape[2]))
-
-
-@torch.library.custom_op("mistlab::grouped_product_of_weight", mutates_args=())
-def grouped_product_of_weight(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-    """Gradient of a grouped product's matrices."""
-    sizes = counts.tolist()
-    pairs = zip(gradient.split(sizes), rows.split(sizes), strict=True)
-    return torch.stack([of_group.t() @ group for of_group, group in pairs])
-
-
-@grouped_product_of_weight.register_fake
-def _(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-    return gradient.new_empty((counts.shape[0], gradient.shape[1], rows.shape[1]))
-
-
-class GroupedProduct(torch.autograd.Function):
-    """A grouped product; keeps its rows."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-        """The products (R, outputs)."""
-        ctx.save_for_backward(rows, weight, counts)
-        return grouped_product(rows, weight, counts)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """Gradients of rows and matrices."""
-        rows, weight, counts = ctx.saved_tensors
-        of_rows = grouped_product_of_rows(gradient, weight, counts)
-        return of_rows, grouped_product_of_weight(gradient, rows, counts), None
-
-
-@torch.library.custom_op("mistlab::add_by_group", mutates_args=("rows",))
-def add_by_group(rows: Tensor, bias: Tensor, counts: Tensor) -> None:
-    """Add to each group's rows the group's own bias (G, channels), in place."""
-    for group, own in zip(rows.split(counts.tolist()), bias, strict=True):
-        group.add_(own)
-
-
-@add_by_group.register_fake
-def _(rows: Tensor, bias: Tensor, counts: Tensor) -> None:
-    return None
-
-
-@torch.library.custom_op("mistlab::sum_by_group", mutates_args=())
-def sum_by_group(rows: Tensor, counts: Tensor) -> Tensor:
-    """The sum (G, channels) of each group's rows."""
-    return torch.stack([group.sum(0) for group in rows.split(counts.tolist())])
-
-
-@sum_by_group.register_fake
-def _(rows: Tensor, counts: Tensor) -> Tensor:
-    return rows.new_empty((counts.shape[0], rows.shape[1]))
-
-
-class AddByGroup(torch.autograd.Function):
-    """Adds a bias of each group to a fresh product, in place."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, bias: Tensor, counts: Tensor) -> Tensor:
-        """The rows with their group's bias."""
-        ctx.mark_dirty(rows)
-        ctx.save_for_backward(counts)
-        add_by_group(rows, bias, counts)
-        return rows
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """The gradient itself, and its sum over each group."""
-        return gradient, sum_by_group(gradient, *ctx.saved_tensors), None
-
-
-@torch.library.custom_op("mistlab::weighted_swiglu", mutates_args=())
-def weighted_swiglu(gate_and_up: Tensor, weights: Tensor) -> Tensor:
-    """``silu(gate) * up`` of the two halves of each row, times the row's weight."""
-    gate, up = gate_and_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate).mul_(up).mul_(weights[:, None])
-
-
-@weighted_swiglu.register_fake
-def _(gate_and_up: Tensor, weights: Tensor) -> Tensor:
-    rows, columns = gate_and_up.shape
-    return gate_and_up.new_empty((rows, columns // 2))
-
-
-@torch.library.custom_op("mistlab::weighted_swiglu_backward", mutates_args=())
-def weighted_swiglu_backward(
-    gradient: Tensor, gate_and_up: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of ``weighted_swiglu``."""
-    gate, up = gate_and_up.float().chunk(2, dim=-1)
-    share = torch.sigmoid(gate)
-    of_weights = (gradient.float() * gate * share * up).sum(-1)
-    scaled = gradient.float() * weights[:, None]
-    of_gate = scaled * up * share * (1 + gate * (1 - share))
-    both = torch.cat([of_gate, scaled * gate * share], dim=-1)
-    return both.to(gate_and_up.dtype), of_weights.to(weights.dtype)
-
-
-@weighted_swiglu_backward.register_fake
-def _(gradient: Tensor, gate_and_up: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(gate_and_up), torch.empty_like(weights)
-
-
-class WeightedSwiglu(torch.autograd.Function):
-    """SwiGLU of each row times the row's weight; keeps its input."""
-
-    @staticmethod
-    def forward(ctx: Any, gate_and_up: Tensor, weights: Tensor) -> Tensor:
-        """The weighted inner vectors."""
-        ctx.save_for_backward(gate_and_up, weights)
-        return weighted_swiglu(gate_and_up, weights)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Gradients of the rows and of their weights."""
-        return weighted_swiglu_backward(gradient, *ctx.saved_tensors)
-
-
 # The feed-forward part of a block with experts.
 #
 # A router chooses experts for each token. Copies of tokens go to the ranks that have their
@@ -319,16 +178,21 @@ class Experts(nn.Module):
         inner = shard(config.expert_ffn, config.expert_ranks.tensor, "an expert's width of")
         width = 2 * inner if structure.gated_mlp else inner
         hidden, dtype = config.hidden, config.dtype
-        self.router = _Matrix(config.experts, hidden, biases=config.biases, dtype=dtype)
-        self.shorter: _Matrix | None = None
-        self.longer: _Matrix | None = None
+        self.router = SmallMatrix(config.experts, hidden, biases=config.biases, dtype=dtype)
+        self.shorter: SmallMatrix | None = None
+        self.longer: SmallMatrix | None = None
         if structure.latent_experts:
             short = config.expert_hidden
-            self.shorter = _Matrix(short, hidden, biases=False, dtype=dtype)
-            self.longer = _Matrix(hidden, short, biases=False, dtype=dtype)
+            self.shorter = SmallMatrix(short, hidden, biases=False, dtype=dtype)
+            self.longer = SmallMatrix(hidden, short, biases=False, dtype=dtype)
             hidden = short
-        self.up = _Matrices(self.own, width, hidden, biases=config.biases, dtype=dtype)
-        self.down = _Matrices(self.own, hidden, inner, biases=config.biases, dtype=dtype)
+        kind: dict[str, Any] = {"biases": config.biases, "dtype": dtype}
+        blocks = 2 if structure.gated_mlp else 1
+        ranks_of = config.expert_ranks
+        self.up = ExpertMatrices(ranks_of, self.own, width, hidden, **kind, blocks=blocks)
+        self.down = ExpertMatrices(ranks_of, self.own, hidden, inner, **kind)
+        # How copies of tokens reach their experts, where a model runs on ranks that are there.
+        self.trips: Trips | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum of what each token's experts make of it; input and output are (B, S, hidden)."""
@@ -339,26 +203,33 @@ class Experts(nn.Module):
         return all_tokens(made, self.ranks).view(x.shape)
 
     def _routed(self, tokens: Tensor) -> Tensor:
-        ranks = self.config.expert_ranks
         weights, chosen = Route.apply(self.router(tokens), self.config.active)
         if self.shorter is not None:
             tokens = self.shorter(tokens)
         rows, of_rows, order = Permute.apply(tokens, weights, chosen)
-        sent = rows.shape[0]
-        if ranks.is_one:
+        if self.trips is not None:
+            trip = self.trips.trip(chosen, self.own)
+            rows, of_rows = (Travelled.apply(each, trip, False) for each in (rows, of_rows))
+            made = Travelled.apply(self._made(rows, of_rows, trip.counts), trip, True)
+        elif self.config.expert_ranks.is_one:
             counts = chosen.flatten().bincount(minlength=self.own)
+            made = self._made(rows, of_rows, counts)
         else:
+            ranks, sent = self.config.expert_ranks, rows.shape[0]
             counts = chosen.new_empty((self.own,))
             taken = tokens.shape[0] * ranks.taken
             rows, of_rows = (exchanged(each, taken, ranks) for each in (rows, of_rows))
             rows, of_rows = (over_parts(each, ranks) for each in (rows, of_rows))
             # Copies come by ranks, and the products want them by experts.
             rows, of_rows = rows.clone(), of_rows.clone()
-        made = self.down(self._activated(self.up(rows, counts), of_rows), counts)
-        if not ranks.is_one:
+            made = self._made(rows, of_rows, counts)
             made = exchanged(summed_parts(made.clone(), ranks), sent, ranks)
         back: Tensor = Unpermute.apply(made, order, tokens.shape[0])
         return back if self.longer is None else self.longer(back)
+
+    def _made(self, rows: Tensor, of_rows: Tensor, counts: Tensor) -> Tensor:
+        """What this rank's experts make of their rows."""
+        return self.down(self._activated(self.up(rows, counts), of_rows), counts)
 
     def _activated(self, inner: Tensor, weights: Tensor) -> Tensor:
         if self.structure.gated_mlp:
@@ -370,33 +241,42 @@ class Experts(nn.Module):
         return nn.functional.gelu(inner, approximate="tanh") * weights.unsqueeze(1).to(inner.dtype)
 
 
-class _Matrix(nn.Module):
-    """A product with a matrix that every rank has whole."""
+class Trip(Protocol):
+    """The way of a micro-batch's copies to their experts and back; ``counts`` are the rows of each
+    of this rank's experts, on the host."""
 
-    def __init__(self, outputs: Size, inputs: Size, *, biases: bool, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
+    @property
+    def counts(self) -> Tensor:
+        """Numbers of rows (G)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The product (T, outputs)."""
-        return product(x, self.weight, self.bias)
+    def there(self, rows: Tensor) -> Tensor:
+        """The rows of this rank's experts, in the order of experts, of copies in that order."""
+
+    def back(self, rows: Tensor) -> Tensor:
+        """The transpose: what experts made of this rank's copies, in the order of experts."""
 
 
-class _Matrices(nn.Module):
-    """A grouped product with a matrix for each of this rank's experts."""
+class Trips(Protocol):
+    """Ranks that have experts, and send one another copies of tokens."""
 
-    def __init__(
-        self, groups: Size, outputs: Size, inputs: Size, *, biases: bool, dtype: torch.dtype
-    ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(groups, outputs, inputs, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(groups, outputs, dtype=dtype)) if biases else None
+    def trip(self, chosen: Tensor, own: int) -> Trip:
+        """The way of copies to the ``chosen`` experts (T, A), of which each rank has ``own``."""
 
-    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """The products (R, outputs)."""
-        made: Tensor = GroupedProduct.apply(rows, self.weight, counts)
-        return made if self.bias is None else AddByGroup.apply(made, self.bias, counts)
+
+class Travelled(torch.autograd.Function):
+    """Copies of tokens where their experts are, or ``home`` again; gradients go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, trip: Trip, home: bool) -> Tensor:
+        """The rows at the other end."""
+        ctx.trip, ctx.home = trip, home
+        return trip.back(rows) if home else trip.there(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        """The gradients where the rows came from."""
+        trip: Trip = ctx.trip
+        return trip.there(gradient) if ctx.home else trip.back(gradient), None, None
 
 
 class _OwnTokens(torch.autograd.Function):

@@ -7,7 +7,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mistlab.plan.workload import Workload
-from runtime.models.config import ModelConfig, Structure, config_of, structure_of
+from runtime.models.config import (
+    ModelConfig,
+    Structure,
+    config_of,
+    structure_of,
+    structure_of_block,
+)
 from runtime.models.ranks import TensorParallel
 from runtime.models.transformer import Transformer
 
@@ -78,8 +84,9 @@ def model_of(
     workload: Workload, ranks: TensorParallel | None = None, *, tensor_parallel: int = 1
 ) -> Transformer:
     """The torch model of a workload, as one tensor-parallel rank holds it."""
-    config = config_of(workload, tensor_parallel=tensor_parallel)
-    return Transformer(config, structure_of(workload.model), ranks)
+    config, spec = config_of(workload, tensor_parallel=tensor_parallel), workload.model
+    blocks = [structure_of_block(spec, block) for block in range(spec.layers)]
+    return Transformer(config, structure_of(spec), ranks, blocks=blocks)
 
 
 # A block whose activations are computed again for the backward pass, by torch's checkpointing.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.config import shard
+from runtime.models.grouped import ExpertMatrices
 from runtime.models.ranks import Size, TensorParallel
 
 # Computes ``x @ weight.T + bias`` of matrices. The default is torch's function; the executor of a
@@ -207,6 +208,19 @@ class VocabularyEmbedding(nn.Module):
         return leave(vectors, self.ranks)
 
 
+class SmallMatrix(nn.Module):
+    """A product with a matrix that every rank has whole; its gradient is small, like a vector's."""
+
+    def __init__(self, outputs: Size, inputs: Size, *, biases: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product (T, outputs)."""
+        return product(x, self.weight, self.bias)
+
+
 def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters that all ranks hold whole; if ranks split tokens, each rank has a summand of
     their gradients."""
@@ -214,7 +228,18 @@ def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
         if isinstance(one, RowLinear):
             if one.bias is not None:
                 yield one.bias
-        elif not isinstance(one, ColumnLinear | VocabularyEmbedding):
+        elif not isinstance(one, ColumnLinear | VocabularyEmbedding | ExpertMatrices):
+            yield from one.parameters(recurse=False)
+
+
+def parameters_of_own_tokens(module: nn.Module, *, splits_tokens: bool) -> Iterator[nn.Parameter]:
+    """The parameters that all ranks hold whole, of whose gradients each rank has a summand: where
+    ranks split tokens, and what comes before experts, to which each rank sends its own tokens."""
+    if splits_tokens:
+        yield from shared_parameters(module)
+        return
+    for one in module.modules():
+        if isinstance(one, SmallMatrix):
             yield from one.parameters(recurse=False)
 
 
@@ -280,6 +305,8 @@ def _part(module: nn.Module, leaf: str, tensor: Tensor, rank: int, ranks: int) -
         return torch.cat([block.chunk(ranks)[rank] for block in blocks])
     if isinstance(module, VocabularyEmbedding):
         return tensor.chunk(ranks)[rank]
+    if isinstance(module, ExpertMatrices):
+        return module.part_of(leaf, tensor)
     if isinstance(module, RowLinear) and leaf == "weight":
         return tensor.chunk(ranks, dim=1)[rank]
     return tensor

@@ -6,6 +6,7 @@ can tell them apart. GPT, Llama and Falcon differ only in their ``Structure``.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -238,11 +239,17 @@ class Head(nn.Module):
 class Transformer(nn.Module):
     """Embedding, ``config.layers`` blocks and head, on one tensor-parallel rank.
 
-    Parameters are not initialised: the code that builds a model to train it fills them.
+    Blocks have the model's ``structure``, or each its own of ``blocks``. Parameters are not
+    initialised: the code that builds a model to train it fills them.
     """
 
     def __init__(
-        self, config: ModelConfig, structure: Structure, ranks: TensorParallel | None = None
+        self,
+        config: ModelConfig,
+        structure: Structure,
+        ranks: TensorParallel | None = None,
+        *,
+        blocks: Sequence[Structure] = (),
     ) -> None:
         super().__init__()
         if ranks is None:
@@ -250,17 +257,17 @@ class Transformer(nn.Module):
             ranks = OneRank() if isinstance(split, int) and split == 1 else CountedRanks(split)
         self.config = config
         with construction(getattr(config, field.name) for field in dataclasses.fields(config)):
-            self._build(structure, ranks)
+            self._build(structure, ranks, blocks or (structure,) * config.layers)
 
-    def _build(self, structure: Structure, ranks: TensorParallel) -> None:
+    def _build(
+        self, structure: Structure, ranks: TensorParallel, blocks: Sequence[Structure]
+    ) -> None:
         config = self.config
         rotary = None
         if structure.position == "rotary":
             rotary = RotaryTables(config)
         self.embedding = Embedding(config, structure, ranks)
-        self.blocks = nn.ModuleList(
-            Block(config, structure, ranks, rotary) for _ in range(config.layers)
-        )
+        self.blocks = nn.ModuleList(Block(config, one, ranks, rotary) for one in blocks)
         tied = self.embedding.tokens.weight if config.tied_embeddings else None
         self.head = Head(config, structure, ranks, tied)
 

@@ -10,6 +10,7 @@ from mistlab.graph.graph import ModelGraph
 from mistlab.graph.library import Variant
 from mistlab.plan.workload import ModelSpec
 from runtime.models.config import (
+    LACKING,
     TYPE_OF_PRECISION,
     ExpertRanks,
     ModelConfig,
@@ -134,15 +135,13 @@ def trace_spec(spec: ModelSpec, attention: str, precision: str) -> tuple[ModelSp
 def structure_with(variant: Variant) -> Structure:
     """The structure of a variant's blocks."""
     parts: dict[str, Any] = dict.fromkeys(variant.parts, True)
-    for lacking, has in _LACKING.items():
+    for lacking, has in LACKING.items():
         parts[has] = not parts.pop(lacking, False)
     for part, others in _OTHERWISE.items():
         parts |= others if parts.pop(part, False) else {}
     return replace(STRUCTURES[variant.family], **parts)
 
 
-# Parts of variants that say what a block lacks, and the fields of structures that they turn off.
-_LACKING = {"mixer_missing": "mixes", "network_missing": "has_network"}
 # Parts by which blocks are built otherwise than their family's, and the fields of structures.
 _OTHERWISE: Mapping[str, Mapping[str, Any]] = {
     "rotary": {"position": "rotary"},

@@ -37,6 +37,12 @@ class LazyGroup:
         self._enter()
         return self._group.reduce_scatter(whole)
 
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
+    ) -> Pending | None:
+        self._enter()
+        return self._group.all_to_all(received, sent, from_each, to_each)
+
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     ) -> Pending | None:

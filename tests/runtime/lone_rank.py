@@ -1,5 +1,7 @@
 """Groups of which one rank alone exists; the others would have the same values."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from runtime.comm.group import GroupMaker, own_groups, own_part
@@ -22,6 +24,14 @@ class LoneGroup:
     def reduce_scatter(self, whole: Tensor) -> None:
         """Sum equal values in this rank's part."""
         own_part(whole, self).copy_(whole.view(self.size, -1).sum(0))
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
+    ) -> None:
+        """Fill with what goes to this rank itself, where as much comes of another."""
+        own = sent.split(list(to_each))[self.rank]
+        for place in received.split(list(from_each)):
+            place.copy_(own) if place.shape == own.shape else place.fill_(0.02)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
         """Fill all tensors to receive."""

@@ -179,7 +179,9 @@ def main() -> None:
 def train(rank: int, size: int, folder: Path, make: GroupMaker) -> None:
     """All cases of a number of ranks in turn; what they came to goes to the folder."""
     for number, (work, plan, training) in enumerate(cases_of(size).values()):
-        connections = connected(plan, rank, make, tied=work.model.tied_embeddings)
+        model = work.model
+        facts = {"tied": model.tied_embeddings, "experts": model.experts is not None}
+        connections = connected(plan, rank, make, **facts)
         executor = begun(work, plan, connections, SimulatedStreams(), training)
         reports = [run_step(executor, work, connections, step) for step in range(STEPS)]
         executor.flush()

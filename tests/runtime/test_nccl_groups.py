@@ -19,6 +19,7 @@ from runtime.checks.recorded_library import (  # noqa: E402
     Messages,
     RecordedGroup,
     RecordedLibrary,
+    RowsOfEach,
 )
 from runtime.comm.group import Alone, Group  # noqa: E402
 from runtime.comm.library import LINK_CTAS, TORCH  # noqa: E402
@@ -59,6 +60,15 @@ class MeetingRanks:
         size, rank = result.numel(), group.rank()
         total = torch.stack(self._gathered(group, whole)).sum(0)
         result.copy_(total[rank * size : (rank + 1) * size])
+
+    def all_to_all(
+        self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
+    ) -> None:
+        for peer, one in zip(group.ranks, sent.split(rows[1]), strict=True):
+            self._meeting.leave(("rows", group.seen_by, peer), 0, one)
+        for peer, place in zip(group.ranks, received.split(rows[0]), strict=True):
+            (message,) = self._taken(("rows", peer, group.seen_by), 1, takers=1)
+            place.copy_(message)
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
         own = group.seen_by
@@ -210,6 +220,7 @@ class Silent:
     def all_reduce(self, *_: object) -> None: ...
     def all_gather(self, *_: object) -> None: ...
     def reduce_scatter(self, *_: object) -> None: ...
+    def all_to_all(self, *_: object) -> None: ...
     def exchange(self, *_: object) -> None: ...
 
     def aside(self, _group: RecordedGroup, call: Callable[[], None]) -> Later:

@@ -59,6 +59,12 @@ class Recorded:
         self._calls.append((self._name, "reduce_scatter", whole.numel()))
         return self._group.reduce_scatter(whole, into)
 
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
+    ) -> Pending | None:
+        self._calls.append((self._name, "all_to_all"))
+        return self._group.all_to_all(received, sent, from_each, to_each)
+
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     ) -> Pending | None:

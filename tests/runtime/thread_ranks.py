@@ -117,6 +117,30 @@ class ThreadGroup:
 
         return self._gather(whole, receive)
 
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]
+    ) -> "_Gathering":
+        """Leave rows for each rank, and take the rows of each."""
+        self._calls += 1
+        call = (*self._name, self._calls)
+        for peer, rows in enumerate(sent.split(list(to_each))):
+            self._meeting.leave((*call, self.rank, peer), 0, rows)
+
+        def receive(messages: list[list[Tensor]]) -> None:
+            # Unlike sizes raise, as they must.
+            places = received.split(list(from_each))
+            for place, (rows,) in zip(places, messages, strict=True):
+                assert place.shape == rows.shape, "a rank expects other rows than it is sent"
+                place.copy_(rows)
+
+        return _Gathering(
+            meeting=self._meeting,
+            keys=[(*call, peer, self.rank) for peer in range(self.size)],
+            counts=[1] * self.size,
+            takers=1,
+            receive=receive,
+        )
+
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     ) -> "_Gathering":

@@ -133,7 +133,9 @@ def by_plan(
 
     def rank_of(rank: int, meeting: Meeting) -> tuple[list[Report], Executor]:
         connections = connected(
-            plan, rank, thread_groups(meeting, rank), tied=work.model.tied_embeddings
+            *(plan, rank, thread_groups(meeting, rank)),
+            tied=work.model.tied_embeddings,
+            experts=work.model.experts is not None,
         )
         streams = SimulatedStreams(progress=progress, seed=1000 * seed + rank)
         executor = begun(work, plan, connections, streams, training, start)

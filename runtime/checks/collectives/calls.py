@@ -18,13 +18,13 @@ from mistlab.schedule.stage_passes import Lane
 from mistlab.stages.stage_program import Op, iterations
 from mistlab.stages.stage_shape import EMBEDDING, StageShape
 from runtime.checks.recorded_library import Messages as Sent
-from runtime.checks.recorded_library import RecordedGroup, RecordedLibrary
+from runtime.checks.recorded_library import RecordedGroup, RecordedLibrary, RowsOfEach
 from runtime.comm.library import Work
 from runtime.comm.topology import Topology, connected
 from runtime.engine.storage.boundary import link_of_message
 from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "exchange"]
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange"]
 # The first iteration, and a second one, which all later ones are like.
 ITERATIONS = 2
 # How many sums over tensor-parallel ranks a block has, forward and backward each; and how many of
@@ -160,6 +160,13 @@ class _NotingRanks:
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
         """Note a sum of which each rank keeps a part."""
         self._note(group, "reduce_scatter", f"{whole.numel()}")
+
+    def all_to_all(
+        self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
+    ) -> None:
+        """Note an exchange of rows; how many are another rank's matter."""
+        del received, sent, rows
+        self._note(group, "all_to_all", "rows")
 
     def exchange(self, group: RecordedGroup, sends: Sent, receives: Sent) -> None:
         """Note messages."""

@@ -16,7 +16,7 @@ from mistlab.plan.workload import Workload
 from runtime.checks.fake.fake_driver import FakeDriver
 from runtime.checks.fake.hidden_waits import CudaWays, HiddenWaits
 from runtime.checks.fake.watch import WaitFinding, Watch
-from runtime.checks.recorded_library import Messages, RecordedGroup, RecordedLibrary
+from runtime.checks.recorded_library import Messages, RecordedGroup, RecordedLibrary, RowsOfEach
 from runtime.comm.library import Work
 from runtime.comm.topology import connected
 from runtime.devices.cuda import DRIVERS
@@ -111,6 +111,16 @@ class CheckingRanks:
         self._check("reduce_scatter", whole, result)
         self._check_parts("reduce_scatter", group, whole, result)
 
+    def all_to_all(
+        self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
+    ) -> None:
+        """Only check the tensors and their numbers of rows."""
+        self._check("all_to_all", received, sent)
+        for tensor, of_each in zip((received, sent), rows, strict=True):
+            if len(of_each) != group.size() or sum(of_each) != tensor.shape[0]:
+                said = f"rows {of_each} are not {tensor.shape[0]} of {group.size()} ranks"
+                self._watch.note("collective", "all_to_all", said)
+
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
         """Only check the tensors and the ranks."""
         for tensor, peer in (*sends, *receives):
@@ -201,6 +211,7 @@ def device_findings(
                 rank,
                 library.maker(),
                 tied=workload.model.tied_embeddings,
+                experts=workload.model.experts is not None,
                 device=device,
             )
             streams = streams_of(device, serialises=serialises)

@@ -118,6 +118,10 @@ class FakeDriver:
         """Note that the host waits."""
         self.watch.note("wait", "synchronize")
 
+    def read(self, tensor: Tensor, usual: int) -> list[int]:
+        """The usual number, as often as the tensor has one."""
+        return [usual] * tensor.numel()
+
     def generator(self, device: torch.device) -> torch.Generator:
         """A generator; nothing draws from it."""
         return torch.Generator()

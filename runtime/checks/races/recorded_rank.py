@@ -20,7 +20,7 @@ from runtime.checks.races.accesses import (
     Memory,
     Trace,
 )
-from runtime.checks.recorded_library import Messages, RecordedGroup, RecordedLibrary
+from runtime.checks.recorded_library import Messages, RecordedGroup, RecordedLibrary, RowsOfEach
 from runtime.comm.library import Work
 from runtime.comm.topology import Connections, connected
 from runtime.devices.cuda import DRIVERS
@@ -156,6 +156,20 @@ class EqualRanks:
         """Sum equal values into ``result``; read all of ``whole``."""
         result.copy_(whole.view(group.size(), -1).sum(0))
 
+    def all_to_all(
+        self, group: RecordedGroup, received: Tensor, sent: Tensor, rows: RowsOfEach
+    ) -> None:
+        """Fill ``received`` with what this rank would send to itself, as often as it is whole; read
+        all of ``sent``."""
+        from_each, to_each = rows
+        own = sent.split(to_each)[group.rank()]
+        for place, one in zip(received.split(from_each), sent.split(to_each), strict=True):
+            one.sum()
+            if place.shape == own.shape:
+                place.copy_(own)
+            else:
+                place.fill_(0.02)
+
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
         """Read all tensors to send, and fill all tensors to receive with random values."""
         for tensor, _ in sends:
@@ -228,7 +242,8 @@ def trace_of(
     driver = ClockedDriver(trace, memory)
     with standing_in(driver):
         library = RecordedLibrary(rank, plan.num_gpus, EqualRanks(driver))
-        connections = connected(plan, rank, library.maker())
+        experts = workload.model.experts is not None
+        connections = connected(plan, rank, library.maker(), experts=experts)
         streams = CudaStreams(DEVICE, driver, serialises=serialises)
         for lane in LANES:
             stream = streams.stream(lane)
@@ -267,7 +282,8 @@ def _batches(workload: Workload, connections: Connections) -> Batches:
 def _name(executor: Executor, memory: Memory) -> None:
     """Name the parts of a rank's memory."""
     state = executor.state
-    for layer, own in state.layers.items():
+    layers = [pair for section in state.sections for pair in section.layers.items()]
+    for layer, own in layers:
         kinds = zip(("masters", "moment 1", "moment 2"), own.optimizer, strict=True)
         vectors = {"weights": own.weights, "gradients": own.gradients, **dict(kinds)}
         for name, split in vectors.items():
@@ -276,9 +292,9 @@ def _name(executor: Executor, memory: Memory) -> None:
         memory.name(own.exchange, f"what the host exchanges of layer {layer}")
         memory.name(own.step, f"steps of layer {layer}")
     rings = {
-        "weight": state.weight_slots,
-        "gradient": state.gradient_slots,
-        "sum": state.sum_slots,
+        "weight": state.rings.weights,
+        "gradient": state.rings.gradients,
+        "sum": state.rings.sums,
     }
     for name, slots in rings.items():
         for entry, slot in enumerate(slots):

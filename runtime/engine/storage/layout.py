@@ -53,10 +53,14 @@ class Layout:
         )
 
     @property
+    def part_numel(self) -> int:
+        """Number of elements in each rank's part."""
+        return self.numel // self.parts
+
+    @property
     def own(self) -> slice:
         """This rank's part of the flat vector."""
-        size = self.numel // self.parts
-        return slice(self.part * size, (self.part + 1) * size)
+        return slice(self.part * self.part_numel, (self.part + 1) * self.part_numel)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of the parameters in a flat tensor, by name."""

@@ -5,10 +5,12 @@ beginning of a row. There are more if the rank's rows are not neighbours in the 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 from torch import nn
 
+from runtime.models.grouped import ExpertMatrices
 from runtime.models.parallel import ColumnLinear, RowLinear, VocabularyEmbedding
 
 
@@ -16,7 +18,8 @@ from runtime.models.parallel import ColumnLinear, RowLinear, VocabularyEmbedding
 class Piece:
     """A box of the whole tensor ``name``; it lies at ``begin`` in the vector that the rank steps.
 
-    If the tensor is not split, all tensor-parallel ranks have the same piece.
+    If the tensor is not split, all tensor-parallel ranks have the same piece; of experts, all ranks
+    with parts of the same experts.
     """
 
     name: str
@@ -24,12 +27,12 @@ class Piece:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     is_split: bool
+    is_of_experts: bool = False
 
     @property
     def numel(self) -> int:
         """Number of elements."""
-        rows, columns = self.sizes if len(self.sizes) == 2 else (*self.sizes, 1)
-        return rows * columns
+        return prod(self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +46,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The place of a rank's part in the whole tensor."""
+    """The place of a rank's part in the whole tensor, or in each of its experts' parts; ``expert``
+    is the number of the first of them."""
 
     rows: tuple[Rows, ...]
     column: int = 0
     is_split: bool = True
+    expert: int | None = None
 
 
 def part_of(
@@ -55,6 +60,8 @@ def part_of(
 ) -> Part:
     """The rank's part of a module's parameter; rows from ``used`` on are padding."""
     size = shape[0]
+    if isinstance(module, ExpertMatrices):
+        return _part_of_experts(module, leaf, shape)
     if isinstance(module, ColumnLinear):
         return Part(rows=tuple(_blocks(module.blocks, rank, ranks, used)))
     if isinstance(module, VocabularyEmbedding):
@@ -63,6 +70,18 @@ def part_of(
     if isinstance(module, RowLinear) and leaf == "weight":
         return Part(rows=rows, column=rank * shape[1])
     return Part(rows=rows, is_split=False)
+
+
+def _part_of_experts(module: ExpertMatrices, leaf: str, shape: Sequence[int]) -> Part:
+    ranks, (own, outputs, *inputs), splits = module.ranks, shape, module.splits(leaf)
+    expert, rows, column = ranks.rank * own, [Rows(begin=0, end=outputs, first=0)], 0
+    if splits and module.blocks:
+        size = outputs * ranks.tensor
+        blocks = (size // module.blocks,) * module.blocks
+        rows = list(_blocks(blocks, ranks.tensor_rank, ranks.tensor, size))
+    elif splits:
+        column = ranks.tensor_rank * inputs[0]
+    return Part(rows=tuple(rows), column=column, is_split=splits, expert=expert)
 
 
 def _blocks(blocks: Sequence[int], rank: int, ranks: int, used: int) -> Iterator[Rows]:
@@ -81,6 +100,9 @@ def pieces_of(
 
     Element ``low`` lies at ``begin`` in the vector that the rank steps.
     """
+    if part.expert is not None:
+        yield from _pieces_of_experts(name, shape, part, low, high, begin)
+        return
     columns = shape[1] if len(shape) == 2 else 1
     for rows in part.rows:
         at, end = max(low, rows.begin * columns), min(high, rows.end * columns)
@@ -98,3 +120,19 @@ def pieces_of(
                 is_split=part.is_split,
             )
             at += height * width
+
+
+def _pieces_of_experts(
+    name: str, shape: Sequence[int], part: Part, low: int, high: int, begin: int
+) -> Iterator[Piece]:
+    """The boxes of each expert's own tensor, within the tensor of all experts."""
+    assert part.expert is not None
+    own, *inner = shape
+    size, of_one = prod(inner), replace(part, expert=None)
+    for number in range(own):
+        first, last = max(low - number * size, 0), min(high - number * size, size)
+        at = begin + number * size + first - low
+        for piece in pieces_of(name, inner, of_one, first, last, at) if first < last else ():
+            offsets = (part.expert + number, *piece.offsets)
+            sizes = (1, *piece.sizes)
+            yield replace(piece, offsets=offsets, sizes=sizes, is_of_experts=True)

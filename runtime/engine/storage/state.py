@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from mistlab.stages.stage_shape import RING, StageShape
 from runtime.devices.cuda import driver_of
 from runtime.engine.storage.arena import Arena, Rehearsal, Room
-from runtime.engine.storage.layout import Layout, kept_elements
+from runtime.engine.storage.layout import Entry, Layout, kept_elements
 from runtime.engine.streams.lanes import Streams
+from runtime.models.parallel import SmallMatrix
 
 # Room on the device for offloaded optimizer state, while layers take their optimizer steps.
 #
@@ -49,12 +50,16 @@ class Staging:
                 streams.spoil(slot)
         self._slots.clear()
 
-    def of(self, entry: int, numel: int) -> list[Tensor]:
-        """The first ``numel`` elements of each vector of an entry."""
-        return [slot[:numel] for slot in self._slots[entry]]
+    def of(self, entry: int, begin: int, numel: int) -> list[Tensor]:
+        """``numel`` elements, from ``begin`` on, of each vector of an entry."""
+        return [slot[begin : begin + numel] for slot in self._slots[entry]]
 
 
 # A rank's weights, gradients and optimizer state of each layer, and the rings of buffers.
+#
+# A layer has a section for each set of ranks that divide its states. One has all parameters but
+# those of experts, which other ranks have in common. Sections of a layer lie one behind the other
+# in an entry of a ring.
 #
 # A vector that is partly offloaded is ``Split``: its beginning stays on the device, and its tail
 # is on the host. Weights and gradients are whole only in an entry of a ring, which layers use in
@@ -94,9 +99,22 @@ class Split:
         self.tail.copy_(whole[self.kept :], non_blocking=True)
 
 
+class Begin(NamedTuple):
+    """Where a section begins in an entry of the rings: of whole vectors, of ranks' parts, and of
+    offloaded optimizer state."""
+
+    whole: int = 0
+    part: int = 0
+    tail: int = 0
+
+    def after(self, layout: Layout, tail: int) -> "Begin":
+        """Where the next section of the layer begins."""
+        return Begin(self.whole + layout.numel, self.part + layout.part_numel, self.tail + tail)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerState:
-    """One layer's vectors on one rank.
+    """The vectors of one layer's section on one rank.
 
     ``weights`` holds the layer's weights (with ZeRO-3, this rank's part). ``gradients`` holds the
     sums over micro-batches (from ZeRO-2 on, this rank's part). ``optimizer`` holds master weights
@@ -106,6 +124,7 @@ class LayerState:
     """
 
     layout: Layout
+    begin: Begin
     weights: Split
     gradients: Split
     optimizer: tuple[Split, ...]
@@ -115,62 +134,27 @@ class LayerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StageState:
-    """All layers of a rank by number, and its rings, each with two entries."""
+class Rings:
+    """Buffers of two entries each: for whole weights, for whole gradients and for ranks' parts."""
+
+    weights: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
+    sums: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Section:
+    """The layers' parameters that the same ranks divide, by layer's number."""
 
     shape: StageShape
-    dtype: torch.dtype
     layers: Mapping[int, LayerState]
-    weight_slots: tuple[Tensor, ...]
-    gradient_slots: tuple[Tensor, ...]
-    sum_slots: tuple[Tensor, ...]
+    rings: Rings
     staging: Staging
-    device: Arena
-    host: Arena
-
-    @classmethod
-    def build(
-        cls,
-        shape: StageShape,
-        layouts: Mapping[int, Layout],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Self:
-        """Allocate the state: rehearse to know the sizes, allocate, hand out the parts."""
-        rehearsed = Rehearsal(), Rehearsal()
-        _parts(shape, layouts, dtype, *rehearsed)
-        on_device = Arena(rehearsed[0].size_bytes, device)
-        host_device = torch.device("cpu")
-        on_host = Arena(rehearsed[1].size_bytes, host_device, pins_for=driver_of(device))
-        layers, rings = _parts(shape, layouts, dtype, on_device, on_host)
-        weights, gradients, sums = rings
-        return cls(
-            shape=shape,
-            dtype=dtype,
-            layers=layers,
-            weight_slots=weights,
-            gradient_slots=gradients,
-            sum_slots=sums,
-            staging=_staging(shape, layers, device),
-            device=on_device,
-            host=on_host,
-        )
-
-    def held_bytes(self) -> dict[str, int]:
-        """Bytes on the device for each class of memory, under the names that predictions use."""
-        layers = self.layers.values()
-        slots = [*self.weight_slots, *self.gradient_slots, *self.sum_slots]
-        return {
-            "weights": sum(layer.weights.resident.nbytes for layer in layers),
-            "gradients": sum(layer.gradients.resident.nbytes for layer in layers),
-            "optimizer": sum(m.resident.nbytes for layer in layers for m in layer.optimizer),
-            "buffers": sum(slot.nbytes for slot in slots) + self.staging.size_bytes,
-        }
 
     def whole_weights(self, layer: int, entry: int) -> Tensor:
         """The vector in which a layer's weights are whole while they are used."""
         if self.shape.rings_weights(layer):
-            return self.weight_slots[entry][: self.layers[layer].layout.numel]
+            return self._entry(self.rings.weights, layer, entry)
         return self.layers[layer].weights.resident
 
     def own_weights(self, layer: int, entry: int) -> Tensor:
@@ -181,7 +165,7 @@ class StageState:
     def whole_gradients(self, layer: int, entry: int) -> Tensor:
         """The vector to which a backward pass adds a layer's gradients."""
         if self.shape.rings_gradients(layer):
-            return self.gradient_slots[entry][: self.layers[layer].layout.numel]
+            return self._entry(self.rings.gradients, layer, entry)
         return self.layers[layer].gradients.resident
 
     def sums(self, layer: int, entry: int) -> Tensor:
@@ -190,8 +174,8 @@ class StageState:
             return self.layers[layer].gradients.resident
         if self.shape.zero < 2:
             return self.whole_gradients(layer, entry)
-        own = self.layers[layer].layout.own
-        return self.sum_slots[entry][: own.stop - own.start]
+        one = self.layers[layer]
+        return self.rings.sums[entry][one.begin.part :][: one.layout.part_numel]
 
     def stepped_gradients(self, layer: int, entry: int) -> Tensor:
         """The gradients of the weights that the rank steps."""
@@ -207,45 +191,141 @@ class StageState:
         if shape.rings_weights(layer) and not shape.offload_of(layer).weights:
             own.weights.resident[place].copy_(stepped[place])
 
+    def staged(self, layer: int, entry: int) -> list[Tensor]:
+        """The room for a layer's offloaded masters and moments."""
+        one = self.layers[layer]
+        return self.staging.of(entry, one.begin.tail, one.optimizer[0].tail.numel())
 
-Rings = list[tuple[Tensor, ...]]
+    def _entry(self, ring: tuple[Tensor, ...], layer: int, entry: int) -> Tensor:
+        one = self.layers[layer]
+        return ring[entry][one.begin.whole :][: one.layout.numel]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageState:
+    """All layers of a rank in sections, the first of which every layer has; and what sections
+    share."""
+
+    shape: StageShape
+    dtype: torch.dtype
+    sections: tuple[Section, ...]
+    rings: Rings
+    staging: Staging
+    device: Arena
+    host: Arena
+
+    @classmethod
+    def build(
+        cls,
+        shape: StageShape,
+        layouts: Sequence[Mapping[int, Layout]],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Self:
+        """Allocate the state: rehearse to know the sizes, allocate, hand out the parts.
+
+        ``layouts`` are those of each section's layers.
+        """
+        rehearsed = Rehearsal(), Rehearsal()
+        _parts(shape, layouts, dtype, *rehearsed)
+        on_device = Arena(rehearsed[0].size_bytes, device)
+        host_device = torch.device("cpu")
+        on_host = Arena(rehearsed[1].size_bytes, host_device, pins_for=driver_of(device))
+        sections, rings = _parts(shape, layouts, dtype, on_device, on_host)
+        staging = _staging(shape, sections, device)
+        return cls(
+            shape=shape,
+            dtype=dtype,
+            sections=tuple(
+                Section(shape=shape, layers=layers, rings=rings, staging=staging)
+                for layers in sections
+            ),
+            rings=rings,
+            staging=staging,
+            device=on_device,
+            host=on_host,
+        )
+
+    @property
+    def layers(self) -> Mapping[int, LayerState]:
+        """The section that every layer has."""
+        return self.sections[0].layers
+
+    def sections_of(self, layer: int) -> list[Section]:
+        """The sections that a layer has."""
+        return [section for section in self.sections if layer in section.layers]
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes on the device for each class of memory, under the names that predictions use."""
+        layers = [layer for section in self.sections for layer in section.layers.values()]
+        rings = self.rings
+        slots = [*rings.weights, *rings.gradients, *rings.sums]
+        return {
+            "weights": sum(layer.weights.resident.nbytes for layer in layers),
+            "gradients": sum(layer.gradients.resident.nbytes for layer in layers),
+            "optimizer": sum(m.resident.nbytes for layer in layers for m in layer.optimizer),
+            "buffers": sum(slot.nbytes for slot in slots) + self.staging.size_bytes,
+        }
+
+
+Layers = dict[int, LayerState]
 
 
 def _parts(
     shape: StageShape,
-    layouts: Mapping[int, Layout],
+    layouts: Sequence[Mapping[int, Layout]],
     dtype: torch.dtype,
     device: Room,
     host: Room,
-) -> tuple[dict[int, LayerState], Rings]:
-    layers = {
-        layer: _layer(shape, layer, layout, dtype, device, host)
-        for layer, layout in layouts.items()
-    }
-    whole = {layer: layout.numel for layer, layout in layouts.items()}
-    part = {layer: layout.numel // layout.parts for layer, layout in layouts.items()}
-    ringed = [n for layer, n in whole.items() if shape.rings_weights(layer)]
-    reduced = [n for layer, n in whole.items() if shape.rings_gradients(layer)]
+) -> tuple[list[Layers], Rings]:
+    sections: list[Layers] = []
+    ends: dict[int, Begin] = {}
+    for section in layouts:
+        layers: Layers = {}
+        for layer, layout in section.items():
+            begin = ends.get(layer, Begin())
+            own = layers[layer] = _layer(shape, layer, layout, begin, dtype, device, host)
+            ends[layer] = begin.after(layout, own.optimizer[0].tail.numel())
+        sections.append(layers)
+    ringed = [end.whole for layer, end in ends.items() if shape.rings_weights(layer)]
+    reduced = [end.whole for layer, end in ends.items() if shape.rings_gradients(layer)]
     summed = [
-        n for layer, n in part.items() if shape.zero >= 2 and shape.offload_of(layer).gradients > 0
+        end.part
+        for layer, end in ends.items()
+        if shape.zero >= 2 and shape.offload_of(layer).gradients > 0
     ]
-    return layers, [_ring(sizes, dtype, device) for sizes in (ringed, reduced, summed)]
+    return sections, Rings(
+        weights=_ring(ringed, dtype, device),
+        gradients=_ring(reduced, dtype, device),
+        sums=_ring(summed, dtype, device),
+    )
 
 
-def _staging(shape: StageShape, layers: Mapping[int, LayerState], device: torch.device) -> Staging:
-    staged = [layer for layer in layers if shape.stages_tail(layer)]
+def _staging(shape: StageShape, sections: Sequence[Layers], device: torch.device) -> Staging:
+    """Room for the largest of the layers whose offloaded state is stepped on the device."""
+    sizes: dict[int, int] = {}
+    for layers in sections:
+        for layer, one in layers.items():
+            if shape.stages_tail(layer):
+                sizes[layer] = sizes.get(layer, 0) + one.optimizer[0].tail.numel()
     return Staging(
-        entries=[shape.entry_at_step(layer) for layer in staged],
+        entries=[shape.entry_at_step(layer) for layer in sizes],
         kinds=OPTIMIZER_VECTORS,
-        numel=max((layers[layer].optimizer[0].tail.numel() for layer in staged), default=0),
+        numel=max(sizes.values(), default=0),
         device=device,
     )
 
 
 def _layer(
-    shape: StageShape, layer: int, layout: Layout, dtype: torch.dtype, device: Room, host: Room
+    shape: StageShape,
+    layer: int,
+    layout: Layout,
+    begin: Begin,
+    dtype: torch.dtype,
+    device: Room,
+    host: Room,
 ) -> LayerState:
-    whole, part, offload = layout.numel, layout.numel // layout.parts, shape.offload_of(layer)
+    whole, part, offload = layout.numel, layout.part_numel, shape.offload_of(layer)
     weights = part if shape.zero >= 3 else whole
     gradients = part if shape.zero >= 2 else whole
     stepped = part if shape.zero >= 1 else whole
@@ -256,6 +336,7 @@ def _layer(
     exchanged = optimizer[0].tail.numel() if shape.steps_tail(layer) else 0
     return LayerState(
         layout=layout,
+        begin=begin,
         weights=Split.of(weights, offload.weights, dtype, device, host),
         gradients=Split.of(gradients, offload.gradients, dtype, device, host),
         optimizer=optimizer,
@@ -277,7 +358,7 @@ def _ring(sizes: list[int], dtype: torch.dtype, device: Room) -> tuple[Tensor, .
 #
 # Gradients of matrices are added to their sums while a layer runs backward. Gradients of vectors
 # are many and small, and adding each would take a kernel. So autograd leaves them with their
-# parameters, and one kernel adds them all.
+# parameters, and one kernel adds them all. Small matrices, such as routers', count as vectors.
 
 
 # The embedding's name for the table that the head may borrow.
@@ -286,17 +367,20 @@ OWN_TABLE = "tokens.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _FlatVector:
-    """A flat vector and a layer's parameters in it; ``vectors`` have one dimension."""
+    """The flat vectors of a layer's sections, and its parameters in them."""
 
-    whole: Tensor
+    wholes: tuple[Tensor, ...]
     views: tuple[Tensor, ...]
     vectors: list[Tensor]
 
     @classmethod
-    def of(cls, layout: Layout, whole: Tensor) -> Self:
-        """Find a layer's parameters in the flat vector ``whole``."""
-        views = tuple(layout.views(whole).values())
-        return cls(whole=whole, views=views, vectors=[one for one in views if one.dim() == 1])
+    def of(
+        cls, layouts: Sequence[Layout], wholes: Sequence[Tensor], is_vector: Sequence[bool]
+    ) -> Self:
+        """Find a layer's parameters in the flat vectors ``wholes``."""
+        pairs = zip(layouts, wholes, strict=True)
+        views = tuple(view for layout, whole in pairs for view in layout.views(whole).values())
+        return cls(wholes=tuple(wholes), views=views, vectors=list(compress(views, is_vector)))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -304,6 +388,7 @@ class _Layer:
     """A layer's own parameters, their places by entry of the rings, and their places now."""
 
     parameters: tuple[nn.Parameter, ...]
+    is_vector: tuple[bool, ...]
     vectors: list[nn.Parameter]
     weights: list[_FlatVector]
     gradients: list[_FlatVector]
@@ -325,24 +410,27 @@ class ParameterPlaces:
             self.take_gradients(shape.first_layer, 0)
 
     def take_weights(self, layer: int, entry: int) -> Tensor:
-        """Point a layer's parameters to its whole weights of an entry; return the flat vector."""
+        """Point a layer's parameters to its whole weights of an entry; return the flat vector, with
+        which those of other sections move."""
         one = self._layers[layer]
         place = one.weights[entry]
         if place is not one.weights_now:
             for parameter, view in zip(one.parameters, place.views, strict=True):
                 parameter.data = view
             one.weights_now = place
-        return place.whole
+        return place.wholes[0]
 
-    def take_gradients(self, layer: int, entry: int) -> Tensor:
-        """Point a layer's gradients to their sums of an entry; return the flat vector."""
+    def take_gradients(self, layer: int, entry: int) -> tuple[Tensor, ...]:
+        """Point a layer's gradients to their sums of an entry; return its flat vectors."""
         one = self._layers[layer]
         place = one.gradients[entry]
         if place is not one.gradients_now:
-            for parameter, view in zip(one.parameters, place.views, strict=True):
-                parameter.grad = view if view.dim() > 1 else None
+            for parameter, view, is_vector in zip(
+                one.parameters, place.views, one.is_vector, strict=True
+            ):
+                parameter.grad = None if is_vector else view
             one.gradients_now = place
-        return place.whole
+        return place.wholes
 
     def take_vectors(self, layer: int) -> list[Tensor]:
         """Take the gradients that a backward pass has left with a layer's vectors."""
@@ -369,21 +457,38 @@ class ParameterPlaces:
 
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
     """Give a module without storage real parameters."""
-    layout, shape = state.layers[layer].layout, state.shape
-    weights = [_FlatVector.of(layout, state.whole_weights(layer, entry)) for entry in range(RING)]
-    gradients = [
-        _FlatVector.of(layout, state.whole_gradients(layer, entry)) for entry in range(RING)
-    ]
+    sections, shape = state.sections_of(layer), state.shape
+    layouts = [section.layers[layer].layout for section in sections]
+    entries = [entry for layout in layouts for entry in layout.entries]
+    is_vector = [_is_vector(module, entry) for entry in entries]
+    weights, gradients = (
+        [
+            _FlatVector.of(layouts, [whole(section, entry) for section in sections], is_vector)
+            for entry in range(RING)
+        ]
+        for whole in (
+            lambda section, entry: section.whole_weights(layer, entry),
+            lambda section, entry: section.whole_gradients(layer, entry),
+        )
+    )
     parameters = []
-    for entry, view in zip(layout.entries, weights[0].views, strict=True):
+    for entry, view in zip(entries, weights[0].views, strict=True):
         path, _, leaf = entry.name.rpartition(".")
         parameters.append(nn.Parameter(view.data))
         setattr(module.get_submodule(path), leaf, parameters[-1])
     # Weights and gradients that use no ring have one place for every entry.
     return _Layer(
         parameters=tuple(parameters),
-        vectors=[one for one in parameters if one.dim() == 1],
+        is_vector=tuple(is_vector),
+        vectors=list(compress(parameters, is_vector)),
         weights=weights if shape.rings_weights(layer) else weights[:1] * RING,
         gradients=gradients if shape.rings_gradients(layer) else gradients[:1] * RING,
         weights_now=weights[0],
     )
+
+
+def _is_vector(module: nn.Module, entry: Entry) -> bool:
+    """Whether autograd leaves a parameter's gradient with it."""
+    path, _, leaf = entry.name.rpartition(".")
+    is_small = isinstance(module.get_submodule(path), SmallMatrix)
+    return len(entry.shape) == 1 or leaf == "bias" or is_small

@@ -153,6 +153,10 @@ class CudaStreams:
         work()
         compute.wait_event(self._reduced)
 
+    def read(self, tensor: Tensor, usual: int) -> list[int]:
+        """The numbers of a tensor that compute has made."""
+        return self._driver.read(tensor, usual)
+
     def synchronize(self) -> None:
         """Wait, in the calling thread, for all work."""
         for event in self._log:
@@ -282,6 +286,11 @@ class SimulatedStreams:
         pending = collective()
         work()
         self.settle(pending)
+
+    def read(self, tensor: Tensor, usual: int) -> list[int]:
+        """The numbers of a tensor."""
+        del usual
+        return [int(one) for one in tensor.tolist()]
 
     def synchronize(self) -> None:
         """Run all work."""

@@ -36,6 +36,10 @@ class Streams(Protocol):
         Called inside work on compute. Compute's next work waits for both.
         """
 
+    def read(self, tensor: Tensor, usual: int) -> list[int]:
+        """The numbers of a tensor, for which the host waits; ``usual`` is one of them where tensors
+        have no values."""
+
     def synchronize(self) -> None:
         """Wait, in the calling thread, for all work."""
 

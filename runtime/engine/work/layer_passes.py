@@ -25,6 +25,7 @@ from runtime.engine.storage.saved import Saved, storage_of
 from runtime.engine.storage.state import ParameterPlaces, StageState
 from runtime.engine.streams.lanes import LaneWork, StreamedRanks, Streams
 from runtime.engine.work.shared_vectors import SharedVectors
+from runtime.models.experts import Experts
 
 
 class _Boundary(torch.autograd.Function):
@@ -271,7 +272,9 @@ class Passes:
             y = self._run(layer, x, kept.targets)
         kept.edge = get_gradient_edge(y)
         shape = self.state.shape
-        if not shape.rings_weights(layer) and shape.offload_of(layer).activations == 0:
+        moves = shape.rings_weights(layer) or shape.offload_of(layer).activations > 0
+        # What experts keep depends on the tokens that come to them.
+        if not moves and not any(isinstance(one, Experts) for one in self.modules[layer].modules()):
             self._sizes[layer] = saved.size_bytes
         return y
 
@@ -287,7 +290,7 @@ class Passes:
         adds_to_fetched = shape.zero < 2 and shape.offload_of(layer).gradients > 0
         has_begun = shape.shares_table and layer == shape.first_layer
         if shape.zero >= 2 or (op.is_of_first and not adds_to_fetched and not has_begun):
-            gradients.zero_()
+            torch._foreach_zero_(gradients)
         if not shape.adds_table_in_b(layer):
             self._begin_table(op)
 
@@ -295,7 +298,7 @@ class Passes:
         """Begin the sum of gradients of a table that the head borrows: the head's come first."""
         shape = self.state.shape
         if op.is_of_first and shape.borrows_table(op.layer):
-            self._places.take_gradients(shape.first_layer, 0).zero_()
+            torch._foreach_zero_(self._places.take_gradients(shape.first_layer, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

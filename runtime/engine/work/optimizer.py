@@ -1,14 +1,15 @@
 """The optimizer's step of one layer, and the swaps of its state between host and device."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mistlab.stages.stage_program import Op
-from runtime.comm.group import Pending, own_part, then
-from runtime.comm.topology import Connections
-from runtime.engine.storage.state import Split, StageState
+from runtime.comm.group import Pending, own_part, then, together
+from runtime.comm.topology import Sharers
+from runtime.engine.storage.state import Section, Split
 from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.training import Training
 from runtime.engine.work.parameters import Squares
@@ -19,6 +20,9 @@ from runtime.engine.work.parameters import Squares
 # are tensors on the device.
 
 
+# Makes a task's work when the task is issued; by the names of tasks.
+MakeWork = Callable[[Op], LaneWork]
+Works = Mapping[str, MakeWork]
 GROWTH, BACKOFF = 2.0, 0.5
 # So many elements are stepped at once, to limit the 32-bit copy of their gradients.
 CHUNK = 2**24
@@ -57,20 +61,21 @@ class Scaling:
 
 
 class Stepper:
-    """Steps layers with the gradients of the iteration before.
+    """Steps the layers of a section with the gradients of the iteration before.
 
     ``learning_rate`` is that iteration's. It is None before the first gradients; then a step only
     rounds the 32-bit masters to weights.
     """
 
     def __init__(
-        self, state: StageState, training: Training, scaling: Scaling, streams: Streams
+        self, state: Section, training: Training, scaling: Scaling, streams: Streams
     ) -> None:
         self.state = state
         self.training = training
         self.scaling = scaling
         self.streams = streams
         self.learning_rate: float | None = None
+        self.works: Works = {"S": self.step, "host step": self.step_on_host}
 
     def step(self, op: Op) -> LaneWork:
         """The work of one layer's step, as far as the device does it."""
@@ -108,7 +113,7 @@ class Stepper:
         splits = self.state.layers[op.layer].optimizer
         pieces = [[split.resident for split in splits]]
         if self.state.shape.stages_tail(op.layer):
-            pieces.append(self.state.staging.of(op.entry, splits[0].tail.numel()))
+            pieces.append(self.state.staged(op.layer, op.entry))
         return [piece for piece in pieces if piece[0].numel()]
 
     def _update(
@@ -146,16 +151,16 @@ def _chunks(piece: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 
 
 class Swaps:
-    """Makes the work of each copy and collective of a stage's layers."""
+    """Makes the work of each copy and collective of a section, which these ranks divide."""
 
     def __init__(
-        self, state: StageState, connections: Connections, squares: Squares, streams: Streams
+        self, state: Section, sharers: Sharers, squares: Squares, streams: Streams
     ) -> None:
         self.state = state
-        self.gatherers, self.reducers = connections.gather, connections.reduce
+        self.gatherers, self.reducers = sharers.gather, sharers.reduce
         self.squares = squares
         self.streams = streams
-        self.works: dict[str, Callable[[Op], LaneWork]] = {
+        self.works: dict[str, MakeWork] = {
             "P<": lambda op: lambda: self._fetch_weights(op),
             "P>": lambda op: lambda: self._keep_weights(op),
             "G<": lambda op: lambda: self._fetch_gradients(op),
@@ -221,7 +226,7 @@ class Swaps:
 
     def _staged(self, op: Op) -> list[tuple[Split, Tensor]]:
         splits = self.state.layers[op.layer].optimizer
-        staged = self.state.staging.of(op.entry, splits[0].tail.numel())
+        staged = self.state.staged(op.layer, op.entry)
         return list(zip(splits, staged, strict=True))
 
     def _gather(self, op: Op) -> Pending | None:
@@ -250,3 +255,13 @@ class Swaps:
             self.streams.spoil(whole)
         if op.phase == "last_backward":
             self.squares.take(op.layer, self.state.stepped_gradients(op.layer, op.entry))
+
+
+def works_of_sections(of_each: Sequence[tuple[Section, Works]]) -> Works:
+    """By the names of tasks: the work of a task for all sections that its layer has."""
+
+    def work_of(name: str, op: Op) -> LaneWork:
+        works = [makers[name](op) for section, makers in of_each if op.layer in section.layers]
+        return works[0] if len(works) == 1 else lambda: together([work() for work in works])
+
+    return {name: partial(work_of, name) for name in of_each[0][1]}

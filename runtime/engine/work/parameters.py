@@ -8,10 +8,10 @@ from torch import Tensor
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_shape import StageShape
 from runtime.comm.group import Pending, then
-from runtime.comm.topology import Connections
+from runtime.comm.topology import Connections, Sharers
 from runtime.engine.storage.layout import Entry
 from runtime.engine.storage.pieces import Piece, part_of, pieces_of
-from runtime.engine.storage.state import StageState
+from runtime.engine.storage.state import Section, StageState
 from runtime.engine.streams.lanes import LaneWork
 from runtime.engine.work.stage_modules import TABLE, TIED, LayerModule
 
@@ -92,23 +92,32 @@ class Parameters:
 
     def set_masters(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
         """Set a layer's master weights from the layer's unsplit tensors."""
-        layout = self.state.layers[layer].layout
-        flat = torch.zeros(layout.numel, device=next(iter(tensors.values())).device)
-        views = layout.views(flat)
-        for name, part in self.layers[layer].part_of(tensors, self.connections.tensor).items():
-            views[name].copy_(part)
-        own = flat[layout.own] if self.shape.zero >= 1 else flat
-        self.state.layers[layer].optimizer[0].store(own)
+        parts = self.layers[layer].part_of(tensors, self.connections.tensor)
+        for section in self.state.sections_of(layer):
+            layout = section.layers[layer].layout
+            flat = torch.zeros(layout.numel, device=next(iter(tensors.values())).device)
+            for name, view in layout.views(flat).items():
+                view.copy_(parts[name])
+            own = flat[layout.own] if self.shape.zero >= 1 else flat
+            section.layers[layer].optimizer[0].store(own)
 
     def pieces(self, layer: int) -> Iterator[Piece]:
-        """The boxes of the model's tensors that the rank steps in a layer.
+        """The boxes of the model's tensors that the rank steps in a layer, one section's behind the
+        other's.
 
         Each box is either on the device or on the host, like the optimizer state in it.
         """
+        before = 0
+        for section in self.state.sections_of(layer):
+            yield from self._pieces_of(section, layer, before)
+            before += len(_stepped(section, layer))
+
+    def _pieces_of(self, section: Section, layer: int, before: int) -> Iterator[Piece]:
         one, ranks = self.layers[layer], self.connections.tensor
-        begin, end = self._stepped(layer)
-        kept = begin + self.state.layers[layer].optimizer[0].kept
-        for entry in self.state.layers[layer].layout.entries:
+        own = _stepped(section, layer)
+        begin, end = own.start, own.stop
+        kept = begin + section.layers[layer].optimizer[0].kept
+        for entry in section.layers[layer].layout.entries:
             path, _, leaf = entry.name.rpartition(".")
             part = part_of(
                 *(one.module.get_submodule(path), leaf, entry.shape),
@@ -120,22 +129,26 @@ class Parameters:
                 low, high = max(first, entry.offset), min(last, entry.offset + entry.numel)
                 yield from pieces_of(
                     *(one.prefix + entry.name, entry.shape, part),
-                    *(low - entry.offset, high - entry.offset, low - begin),
+                    *(low - entry.offset, high - entry.offset, before + low - begin),
                 )
 
     def values(self, layer: int, kind: int, piece: Piece) -> Tensor:
         """The memory of a piece's masters (0) or moments (1, 2), on the device or on the host."""
-        split = self.state.layers[layer].optimizer[kind]
-        begin, flat = piece.begin, split.resident
-        if begin >= split.kept:
-            begin, flat = begin - split.kept, split.tail
-        return flat[begin : begin + piece.numel].view(piece.sizes)
+        begin = piece.begin
+        for section in self.state.sections_of(layer):
+            split = section.layers[layer].optimizer[kind]
+            for flat in (split.resident, split.tail):
+                if begin < flat.numel():
+                    return flat[begin : begin + piece.numel].view(piece.sizes)
+                begin -= flat.numel()
+        raise AssertionError(piece)
 
-    def counted(self) -> dict[int, list[slice]]:
-        """For each layer, ranges of the stepped vector that only this rank counts in a norm."""
-        if self.shape.zero == 0 and self.connections.replica > 0:
-            return {layer: [] for layer in self.layers}
-        return {layer: self._counted(layer) for layer in self.layers}
+    def counted(self, section: Section, sharers: Sharers) -> dict[int, list[slice]]:
+        """For each layer of a section, ranges of the stepped vector that only this rank counts in a
+        norm."""
+        if self.shape.zero == 0 and sharers.replica > 0:
+            return {layer: [] for layer in section.layers}
+        return {layer: self._counted(section, sharers, layer) for layer in section.layers}
 
     def add_up(self, squares: Squares) -> LaneWork:
         """The work that sums the gradients of a tied table over embedding and head.
@@ -171,13 +184,12 @@ class Parameters:
         """Free the whole table, after compute has waited for its use."""
         self._table = None
 
-    def _counted(self, layer: int) -> list[slice]:
-        module, begin, end = self.layers[layer], *self._stepped(layer)
-        whole = module.whole_shapes
+    def _counted(self, section: Section, sharers: Sharers, layer: int) -> list[slice]:
+        module, own = self.layers[layer], _stepped(section, layer)
+        begin, end = own.start, own.stop
         found = []
-        for entry in self.state.layers[layer].layout.entries:
-            is_split = entry.numel < torch.Size(whole[entry.name]).numel()
-            is_mine = is_split or self.connections.place.tensor == 0
+        for entry in section.layers[layer].layout.entries:
+            is_mine = sharers.splitters.rank == 0 or module.is_split(entry.name)
             if is_mine and not (self.tied and module.prefix + entry.name in (TABLE, TIED)):
                 low, high = max(begin, entry.offset), min(end, entry.offset + entry.numel)
                 if low < high:
@@ -189,10 +201,11 @@ class Parameters:
         for layer, module in self.layers.items():
             for entry in self.state.layers[layer].layout.entries:
                 if module.prefix + entry.name in (TABLE, TIED):
-                    begin, end = self._stepped(layer)
+                    own = _stepped(self.state.sections[0], layer)
+                    begin, end = own.start, own.stop
                     low = max(begin, entry.offset)
                     high = min(end, entry.offset + self._unpadded(entry))
-                    gradients = self.state.stepped_gradients(layer, 0)
+                    gradients = self.state.sections[0].stepped_gradients(layer, 0)
                     first = self.connections.place.tensor * entry.numel - entry.offset
                     if low < high:
                         yield gradients[low - begin : high - begin], first + low
@@ -203,8 +216,8 @@ class Parameters:
 
     def stepped(self, layer: int, kind: int) -> Tensor:
         """A copy on the host of the rank's masters (0) or moments (1, 2) of a layer."""
-        split = self.state.layers[layer].optimizer[kind]
-        return torch.cat([split.resident.cpu(), split.tail])
+        splits = [one.layers[layer].optimizer[kind] for one in self.state.sections_of(layer)]
+        return torch.cat([part for one in splits for part in (one.resident.cpu(), one.tail)])
 
     def writes(self, piece: Piece) -> bool:
         """Whether this rank writes a piece to a checkpoint, where several ranks have the piece.
@@ -213,12 +226,13 @@ class Parameters:
         """
         if self.tied and piece.name == TIED:
             return False
-        place = self.connections.place
-        is_first = self.shape.zero > 0 or self.connections.replica == 0
-        return is_first and (piece.is_split or place.tensor == 0)
+        sharers = self.connections.sharers[1 if piece.is_of_experts else 0]
+        is_first = self.shape.zero > 0 or sharers.replica == 0
+        return is_first and (piece.is_split or sharers.splitters.rank == 0)
 
-    def _stepped(self, layer: int) -> tuple[int, int]:
-        """Begin and end of the range of a layer's flat vector that the rank steps."""
-        layout = self.state.layers[layer].layout
-        own = layout.own if self.shape.zero >= 1 else slice(0, layout.numel)
-        return own.start, own.stop
+
+def _stepped(section: Section, layer: int) -> range:
+    """The range of a layer's flat vector that the rank steps."""
+    layout = section.layers[layer].layout
+    own = layout.own if section.shape.zero >= 1 else slice(0, layout.numel)
+    return range(own.start, own.stop)

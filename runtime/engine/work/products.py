@@ -18,7 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from runtime.engine.streams.lanes import StreamedRanks
-from runtime.models.parallel import ColumnLinear, MultiplyGathered, RowLinear, shared_parameters
+from runtime.models.grouped import ExpertMatrices, grouped_product, grouped_product_of_rows
+from runtime.models.parallel import (
+    ColumnLinear,
+    MultiplyGathered,
+    RowLinear,
+    parameters_of_own_tokens,
+    shared_parameters,
+)
 
 # Takes work, and does it now or later in the same backward pass of the layer.
 RunBeside = Callable[[Callable[[], object]], None]
@@ -99,6 +106,42 @@ def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBesid
     return made
 
 
+class _AddingGroups(torch.autograd.Function):
+    """A grouped product; autograd gets no gradient for the matrices."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, counts: Tensor, schedule: RunBeside
+    ) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.parameter, ctx.counts, ctx.schedule = weight, counts, schedule
+        return grouped_product(rows, weight, counts)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None, None, None]:
+        rows, weight = ctx.saved_tensors
+        parameter, counts, rows = ctx.parameter, ctx.counts, rows.detach()
+
+        def add() -> None:
+            sizes = counts.tolist()
+            for total, of_group, group in zip(
+                parameter.grad, gradient.split(sizes), rows.split(sizes), strict=True
+            ):
+                total.addmm_(of_group.t(), group)
+
+        ctx.schedule(add)
+        return grouped_product_of_rows(gradient, weight, counts), None, None, None
+
+
+def adding_up_groups(rows: Tensor, weight: Tensor, counts: Tensor, schedule: RunBeside) -> Tensor:
+    """A grouped product whose backward pass adds to ``weight.grad``, which must exist; ``counts``
+    are on the host."""
+    made: Tensor = _AddingGroups.apply(rows, weight, counts, schedule)
+    return made
+
+
 def _gathered_by(ranks: StreamedRanks) -> MultiplyGathered:
     """``adding_up_gathered`` by these ranks, whatever ranks the layer has."""
     return lambda x, weight, bias, _: adding_up_gathered(x, weight, bias, ranks)
@@ -116,6 +159,8 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
             one.multiply_gathered = _gathered_by(ranks)
         elif isinstance(one, RowLinear):
             one.multiply = partial(adding_up, schedule=ranks.do)
+        elif isinstance(one, ExpertMatrices):
+            one.multiply = partial(adding_up_groups, schedule=ranks.do)
 
 
 def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:
@@ -128,6 +173,7 @@ def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:
         return whole
 
     if ranks.splits_tokens:
+        small = {id(one) for one in parameters_of_own_tokens(module, splits_tokens=False)}
         for parameter in shared_parameters(module):
-            if parameter.dim() > 1:
+            if id(parameter) not in small and parameter.dim() > 1:
                 parameter.register_hook(summed)

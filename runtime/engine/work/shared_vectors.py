@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from runtime.engine.storage.state import ParameterPlaces, StageState
 from runtime.engine.streams.lanes import StreamedRanks
-from runtime.models.parallel import shared_parameters
+from runtime.models.parallel import parameters_of_own_tokens
 
 
 class SharedVectors:
-    """The sums of a stage's layers; empty unless ranks split tokens."""
+    """The sums of a stage's layers; empty unless ranks split tokens, or send them to experts."""
 
     def __init__(
         self,
@@ -35,18 +35,19 @@ class SharedVectors:
         self._is_shared: dict[int, list[bool]] = {}
         self._sums: dict[int, Tensor] = {}
         self._each: dict[int, list[Tensor]] = {}
-        for layer, module in modules.items() if ranks.splits_tokens else ():
-            shared = {id(one) for one in shared_parameters(module)}
+        for layer, module in modules.items() if ranks.size > 1 else ():
+            of_own = parameters_of_own_tokens(module, splits_tokens=ranks.splits_tokens)
+            shared = {id(one) for one in of_own}
             vectors = places.vectors(layer)
             own = [id(one) in shared for one in vectors]
             if any(own):
-                sizes = [
-                    one.numel() for one, is_shared in zip(vectors, own, strict=True) if is_shared
-                ]
+                shapes = [one.shape for one in compress(vectors, own)]
+                sizes = [shape.numel() for shape in shapes]
                 dtype = state.layers[layer].gradients.resident.dtype
                 self._is_shared[layer] = own
                 self._sums[layer] = torch.zeros(sum(sizes), dtype=dtype, device=device)
-                self._each[layer] = list(self._sums[layer].split(sizes))
+                parts = zip(self._sums[layer].split(sizes), shapes, strict=True)
+                self._each[layer] = [part.view(shape) for part, shape in parts]
 
     @property
     def sizes(self) -> dict[int, int]:

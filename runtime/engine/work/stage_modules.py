@@ -17,9 +17,11 @@ from mistlab.stages.stage_shape import StageShape
 from runtime.comm.group import Group
 from runtime.devices.cuda import generator_of
 from runtime.engine.storage.layout import shapes_of
+from runtime.engine.streams.expert_lanes import StreamedExperts
 from runtime.models.attention import Attention, RotaryTables
-from runtime.models.config import ModelConfig, config_of, structure_of
+from runtime.models.config import ModelConfig, config_of, structure_of, structure_of_block
 from runtime.models.context import ContextRanks, own_positions
+from runtime.models.grouped import ExpertMatrices
 from runtime.models.operators import causal_softmax, causal_softmax_backward
 from runtime.models.parallel import shard_of
 from runtime.models.ranks import OneRank, TensorParallel
@@ -130,6 +132,21 @@ class LayerModule:
         """The unsplit shape of a parameter, by the parameter's full name."""
         return self.whole_shapes[name.removeprefix(self.prefix)]
 
+    def is_of_experts(self, name: str) -> bool:
+        """Whether a parameter is of experts, which other ranks have in common than the others."""
+        return isinstance(self._owner(name), ExpertMatrices)
+
+    def is_split(self, name: str) -> bool:
+        """Whether ranks have parts of a parameter: tensor-parallel ones, or of experts those with
+        parts of the same experts."""
+        owner = self._owner(name)
+        if isinstance(owner, ExpertMatrices):
+            return owner.splits(name.rpartition(".")[2])
+        return self.module.get_parameter(name).shape != self.whole_shapes[name]
+
+    def _owner(self, name: str) -> nn.Module:
+        return self.module.get_submodule(name.rpartition(".")[0])
+
     def part_of(self, tensors: Mapping[str, Tensor], ranks: Group) -> dict[str, Tensor]:
         """The rank's part of the layer's unsplit tensors; padding of the vocabulary is zeros."""
         padded = {
@@ -171,18 +188,19 @@ def layer_modules(
     shape: StageShape,
     ranks: TensorParallel,
     context: ContextRanks,
+    experts: StreamedExperts,
     device: torch.device,
 ) -> dict[int, LayerModule]:
     """A stage's layers, by number in the whole model; ``context`` are the ranks that have parts of
-    the same sequences."""
+    the same sequences, ``experts`` those that have experts."""
     check_model(workload)
-    config = config_of(workload, tensor_parallel=ranks.size)
+    config = config_of(workload, tensor_parallel=ranks.size, expert_ranks=experts.counts)
     places, further = None, None
     if context.size > 1:
         tokens, further = workload.sequence_length, context
         places = own_positions(tokens, context.rank, context.size).to(device)
     rotary = _rotary(config, workload, device, places)
-    build = _Builder(workload, config, ranks, rotary, further, places)
+    build = _Builder(workload, config, ranks, rotary, further, places, experts)
     unsplit = _Builder(workload, config_of(workload), OneRank(), build.rotary)
     return {
         layer: LayerModule(
@@ -210,9 +228,10 @@ class _Builder:
         rotary: RotaryTables | None,
         context: ContextRanks | None = None,
         places: Tensor | None = None,
+        experts: StreamedExperts | None = None,
     ) -> None:
-        self.context, self.places = context, places
-        self.structure = structure_of(workload.model)
+        self.context, self.places, self.experts = context, places, experts
+        self.spec, self.structure = workload.model, structure_of(workload.model)
         self.blocks = workload.model.layers
         self.config, self.ranks, self.rotary = config, ranks, rotary
 
@@ -223,7 +242,10 @@ class _Builder:
                 embedding.places = self.places
                 return embedding
             if layer <= self.blocks:
-                block = Block(self.config, self.structure, self.ranks, self.rotary)
+                structure = structure_of_block(self.spec, layer - 1)
+                block = Block(self.config, structure, self.ranks, self.rotary)
+                if block.experts is not None:
+                    block.experts.trips = self.experts
                 if isinstance(block.attention, Attention):
                     block.attention.context = self.context
                 return block

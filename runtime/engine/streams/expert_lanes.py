@@ -1,0 +1,124 @@
+"""Ranks of a model that the executor runs, which have different experts: copies of tokens go to
+their experts, and what these make of them comes back.
+
+Copies lie in the order of experts, so each rank's are neighbouring rows. Where they arrive they
+come rank by rank, and are put in the order of the rank's experts. Ranks with parts of the same
+experts take one another's rows too, and sum what they make of them.
+
+Axes: R rows, E experts of the model, G experts of a rank, P ranks with different experts, Q ranks
+with parts of the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.comm.group import Group
+from runtime.engine.streams.lanes import Streams
+from runtime.models.config import ExpertRanks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamedTrip:
+    """The way of a micro-batch's copies, by numbers of rows that every rank knows of its own.
+
+    ``sent`` and ``received`` are the rows to and from each of the P ranks, ``parts`` the rows that
+    each of the Q ranks has received. ``order`` puts all of them in the order of experts; None
+    leaves them as they are. ``counts`` (G) are each expert's rows, on the host.
+    """
+
+    ranks: "StreamedExperts"
+    sent: list[int]
+    received: list[int]
+    parts: list[int]
+    order: Tensor | None
+    counts: Tensor
+
+    def there(self, rows: Tensor) -> Tensor:
+        """The rows (R, ..) of this rank's experts, in their order."""
+        ranks = self.ranks
+        if ranks.experts.size > 1:
+            rows = ranks.exchanged(ranks.experts, rows, self.received, self.sent)
+        if ranks.tensor.size > 1:
+            own = sum(self.received)
+            each = rows.repeat(ranks.tensor.size, *[1] * (rows.dim() - 1))
+            rows = ranks.exchanged(ranks.tensor, each, self.parts, [own] * ranks.tensor.size)
+        return rows if self.order is None else rows.index_select(0, self.order)
+
+    def back(self, rows: Tensor) -> Tensor:
+        """This rank's copies (R, ..), in the order of the model's experts."""
+        ranks = self.ranks
+        if self.order is not None:
+            rows = torch.empty_like(rows).index_copy_(0, self.order, rows)
+        if ranks.tensor.size > 1:
+            own = sum(self.received)
+            each = ranks.exchanged(ranks.tensor, rows, [own] * ranks.tensor.size, self.parts)
+            rows = each.unflatten(0, (ranks.tensor.size, own)).sum(0)
+        if ranks.experts.size > 1:
+            rows = ranks.exchanged(ranks.experts, rows, self.sent, self.received)
+        return rows
+
+
+class StreamedExperts:
+    """This rank's groups: ranks with different ``experts``, and ranks with parts of the same."""
+
+    def __init__(self, experts: Group, tensor: Group, streams: Streams) -> None:
+        self.experts, self.tensor, self._streams = experts, tensor, streams
+
+    @property
+    def counts(self) -> ExpertRanks:
+        """The numbers of ranks, and this rank among them."""
+        return ExpertRanks(
+            parallel=self.experts.size,
+            tensor=self.tensor.size,
+            rank=self.experts.rank,
+            tensor_rank=self.tensor.rank,
+        )
+
+    def trip(self, chosen: Tensor, own: int) -> StreamedTrip:
+        """The way of copies to the ``chosen`` experts, of which each rank has ``own``.
+
+        The host waits here until it knows how many rows come: their memory is allocated next.
+        """
+        ranks, parts = self.experts.size, self.tensor.size
+        to_each = chosen.flatten().bincount(minlength=ranks * own)
+        from_each = to_each
+        if ranks > 1:
+            from_each = self.exchanged(self.experts, to_each, [own] * ranks, [own] * ranks)
+        if parts > 1:
+            size = from_each.numel()
+            each = from_each.repeat(parts)
+            from_each = self.exchanged(self.tensor, each, [size] * parts, [size] * parts)
+        usual = chosen.numel() // (ranks * own)
+        numbers = self._streams.read(torch.cat([to_each, from_each]), usual)
+        sent = torch.tensor(numbers[: ranks * own]).view(ranks, own).sum(1)
+        taken = torch.tensor(numbers[ranks * own :]).view(parts, ranks, own)
+        of_own = taken[self.tensor.rank].sum(1)
+        return StreamedTrip(
+            ranks=self,
+            sent=sent.tolist(),
+            received=of_own.tolist(),
+            parts=taken.sum((1, 2)).tolist(),
+            order=_order(from_each.view(-1, own), sum(numbers[ranks * own :]))
+            if ranks * parts > 1
+            else None,
+            counts=taken.sum((0, 1)),
+        )
+
+    def exchanged(
+        self, group: Group, rows: Tensor, from_each: Sequence[int], to_each: Sequence[int]
+    ) -> Tensor:
+        """What the ranks of a group send one another."""
+        received = rows.new_empty((sum(from_each), *rows.shape[1:]))
+        self._streams.settle(group.all_to_all(received, rows.contiguous(), from_each, to_each))
+        return received
+
+
+def _order(taken: Tensor, rows: int) -> Tensor:
+    """The order that sorts so many rows by experts (G); ``taken`` (sources, G) are their numbers as
+    they came, source by source."""
+    sources, own = taken.shape
+    experts = torch.arange(own, device=taken.device).repeat(sources)
+    return experts.repeat_interleave(taken.flatten(), output_size=rows).argsort(stable=True)

@@ -1,0 +1,209 @@
+"""Products of experts: each group of rows has a matrix of its own; and the matrices of a rank.
+
+Copies of tokens lie in the order of experts, so each expert's copies are neighbouring rows of one
+matrix. A trace sees each product, and the activation between two of them, as one operator.
+
+Axes: R rows, E experts, G experts on this rank.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.models.config import ExpertRanks
+from runtime.models.ranks import Size
+
+# Multiplies each group's rows with its own matrix (rows, matrices, numbers of rows). The executor
+# of a plan puts its own function in the place of the default.
+MultiplyGroups = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@torch.library.custom_op("mistlab::grouped_product", mutates_args=())
+def grouped_product(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Each group's rows (R, inputs) times the group's own matrix (G, outputs, inputs)."""
+    groups = rows.split(counts.tolist())
+    return torch.cat([group @ own.t() for group, own in zip(groups, weight, strict=True)])
+
+
+@grouped_product.register_fake
+def _(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    return rows.new_empty((rows.shape[0], weight.shape[1]))
+
+
+@torch.library.custom_op("mistlab::grouped_product_of_rows", mutates_args=())
+def grouped_product_of_rows(gradient: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Gradient of a grouped product's rows."""
+    groups = gradient.split(counts.tolist())
+    return torch.cat([group @ own for group, own in zip(groups, weight, strict=True)])
+
+
+@grouped_product_of_rows.register_fake
+def _(gradient: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    return gradient.new_empty((gradient.shape[0], weight.shape[2]))
+
+
+@torch.library.custom_op("mistlab::grouped_product_of_weight", mutates_args=())
+def grouped_product_of_weight(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+    """Gradient of a grouped product's matrices."""
+    sizes = counts.tolist()
+    pairs = zip(gradient.split(sizes), rows.split(sizes), strict=True)
+    return torch.stack([of_group.t() @ group for of_group, group in pairs])
+
+
+@grouped_product_of_weight.register_fake
+def _(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+    return gradient.new_empty((counts.shape[0], gradient.shape[1], rows.shape[1]))
+
+
+class GroupedProduct(torch.autograd.Function):
+    """A grouped product; keeps its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+        """The products (R, outputs)."""
+        ctx.save_for_backward(rows, weight, counts)
+        return grouped_product(rows, weight, counts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        """Gradients of rows and matrices."""
+        rows, weight, counts = ctx.saved_tensors
+        of_rows = grouped_product_of_rows(gradient, weight, counts)
+        return of_rows, grouped_product_of_weight(gradient, rows, counts), None
+
+
+@torch.library.custom_op("mistlab::add_by_group", mutates_args=("rows",))
+def add_by_group(rows: Tensor, bias: Tensor, counts: Tensor) -> None:
+    """Add to each group's rows the group's own bias (G, channels), in place."""
+    for group, own in zip(rows.split(counts.tolist()), bias, strict=True):
+        group.add_(own)
+
+
+@add_by_group.register_fake
+def _(rows: Tensor, bias: Tensor, counts: Tensor) -> None:
+    return None
+
+
+@torch.library.custom_op("mistlab::sum_by_group", mutates_args=())
+def sum_by_group(rows: Tensor, counts: Tensor) -> Tensor:
+    """The sum (G, channels) of each group's rows."""
+    return torch.stack([group.sum(0) for group in rows.split(counts.tolist())])
+
+
+@sum_by_group.register_fake
+def _(rows: Tensor, counts: Tensor) -> Tensor:
+    return rows.new_empty((counts.shape[0], rows.shape[1]))
+
+
+class AddByGroup(torch.autograd.Function):
+    """Adds a bias of each group to a fresh product, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, bias: Tensor, counts: Tensor) -> Tensor:
+        """The rows with their group's bias."""
+        ctx.mark_dirty(rows)
+        ctx.save_for_backward(counts)
+        add_by_group(rows, bias, counts)
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        """The gradient itself, and its sum over each group."""
+        return gradient, sum_by_group(gradient, *ctx.saved_tensors), None
+
+
+@torch.library.custom_op("mistlab::weighted_swiglu", mutates_args=())
+def weighted_swiglu(gate_and_up: Tensor, weights: Tensor) -> Tensor:
+    """``silu(gate) * up`` of the two halves of each row, times the row's weight."""
+    gate, up = gate_and_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate).mul_(up).mul_(weights[:, None])
+
+
+@weighted_swiglu.register_fake
+def _(gate_and_up: Tensor, weights: Tensor) -> Tensor:
+    rows, columns = gate_and_up.shape
+    return gate_and_up.new_empty((rows, columns // 2))
+
+
+@torch.library.custom_op("mistlab::weighted_swiglu_backward", mutates_args=())
+def weighted_swiglu_backward(
+    gradient: Tensor, gate_and_up: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``weighted_swiglu``."""
+    gate, up = gate_and_up.float().chunk(2, dim=-1)
+    share = torch.sigmoid(gate)
+    of_weights = (gradient.float() * gate * share * up).sum(-1)
+    scaled = gradient.float() * weights[:, None]
+    of_gate = scaled * up * share * (1 + gate * (1 - share))
+    both = torch.cat([of_gate, scaled * gate * share], dim=-1)
+    return both.to(gate_and_up.dtype), of_weights.to(weights.dtype)
+
+
+@weighted_swiglu_backward.register_fake
+def _(gradient: Tensor, gate_and_up: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(gate_and_up), torch.empty_like(weights)
+
+
+class WeightedSwiglu(torch.autograd.Function):
+    """SwiGLU of each row times the row's weight; keeps its input."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_and_up: Tensor, weights: Tensor) -> Tensor:
+        """The weighted inner vectors."""
+        ctx.save_for_backward(gate_and_up, weights)
+        return weighted_swiglu(gate_and_up, weights)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Gradients of the rows and of their weights."""
+        return weighted_swiglu_backward(gradient, *ctx.saved_tensors)
+
+
+# The matrices of a rank's experts.
+
+
+class ExpertMatrices(nn.Module):
+    """A grouped product with a matrix (``outputs``, ``inputs``) for each of this rank's experts.
+
+    Ranks with parts of the same experts divide the inputs, or each of the ``blocks`` of outputs.
+    Sizes are this rank's.
+    """
+
+    def __init__(
+        self,
+        ranks: ExpertRanks,
+        groups: Size,
+        outputs: Size,
+        inputs: Size,
+        *,
+        biases: bool,
+        dtype: torch.dtype,
+        blocks: int = 0,
+    ) -> None:
+        super().__init__()
+        self.ranks, self.blocks = ranks, blocks
+        self.multiply: MultiplyGroups = GroupedProduct.apply
+        self.weight = nn.Parameter(torch.empty(groups, outputs, inputs, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(groups, outputs, dtype=dtype)) if biases else None
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """The products (R, outputs)."""
+        made = self.multiply(rows, self.weight, counts)
+        return made if self.bias is None else AddByGroup.apply(made, self.bias, counts)
+
+    def splits(self, leaf: str) -> bool:
+        """Whether ranks with parts of the same experts have unlike parts of a parameter."""
+        return self.ranks.tensor > 1 and (leaf == "weight" or self.blocks > 0)
+
+    def part_of(self, leaf: str, whole: Tensor) -> Tensor:
+        """This rank's part of a parameter of all experts."""
+        ranks = self.ranks
+        own = whole.chunk(ranks.parallel)[ranks.rank]
+        if not self.splits(leaf):
+            return own
+        if not self.blocks:
+            return own.chunk(ranks.tensor, 2)[ranks.tensor_rank]
+        parts = [one.chunk(ranks.tensor, 1)[ranks.tensor_rank] for one in own.chunk(self.blocks, 1)]
+        return torch.cat(parts, 1)

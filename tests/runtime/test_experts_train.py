@@ -1,0 +1,197 @@
+"""Plans of models with experts train as a plain model does, whose experts see token by token."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from mistlab import catalog  # noqa: E402
+from mistlab.core.values import InputError  # noqa: E402
+from mistlab.job.job import Job  # noqa: E402
+from mistlab.machine.cluster import Cluster  # noqa: E402
+from mistlab.plan.plan import Plan, StagePlan  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
+from runtime.comm import topology  # noqa: E402
+from runtime.comm.group import Group  # noqa: E402
+from runtime.comm.topology import Sharers  # noqa: E402
+from runtime.engine.streams.expert_lanes import StreamedTrip  # noqa: E402
+from runtime.engine.training import Training  # noqa: E402
+from runtime.engine.work import shared_vectors  # noqa: E402
+from runtime.runnable import check_runnable  # noqa: E402
+from tests.runtime.worlds import (  # noqa: E402
+    LEARNING_RATE,
+    MIXED,
+    TRAINING,
+    assert_alike,
+    by_plan,
+    plainly,
+    ratios,
+    stage,
+    starting_tensor,
+    workload,
+)
+from tests.sweep import sweep  # noqa: E402
+
+CLIPPING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, clip_norm=0.3)
+# Routers and experts of weights so large that tokens go to experts in unlike numbers.
+SPREAD = 8.0
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def spread(name: str, shape: tuple[int, ...], *, tied: bool) -> Tensor:
+    tensor = starting_tensor(name, shape, tied=tied)
+    return tensor * SPREAD if ".experts." in name else tensor
+
+
+def of_experts(*, count: int = 4, active: int = 2, **fields: Any) -> Workload:
+    own = {name: fields.pop(name) for name in ("shared_ffn", "dense_blocks") if name in fields}
+    experts = {"count": count, "active": active, "ffn": 24, **own}
+    return workload("llama", experts=experts, **{"layers": 3, "kv_heads": 2, **fields})
+
+
+WHOLE = of_experts(shared_ffn=20, dense_blocks=1)
+
+
+def check(
+    work: Workload,
+    *stages: StagePlan,
+    training: Training = TRAINING,
+    micro_batches: int = 2,
+    order: str = "1f1b",
+    **how: Any,
+) -> None:
+    plan = Plan(micro_batches=micro_batches, stages=stages, order=order)
+    found, expected = (
+        by_plan(work, plan, training, start=spread, **how),
+        plainly(work, training, start=spread),
+    )
+    assert_alike(found, expected)
+    if training.clip_norm is not None:
+        norms = [report.gradient_norm for report in found.reports]
+        np.testing.assert_allclose(
+            norms, [report.gradient_norm for report in expected.reports], rtol=1e-5
+        )
+        assert min(norms) > training.clip_norm
+
+
+def test_one_rank_trains_as_a_plain_model() -> None:
+    check(WHOLE, stage(3, micro_batch=4), training=CLIPPING)
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_ranks_with_different_experts_train_as_a_plain_model(zero: int) -> None:
+    one = stage(3, data_parallel=2, expert_parallel=2, zero=zero)
+    check(WHOLE, one, training=CLIPPING)
+
+
+TOGETHER = {
+    "experts over tensor ranks": {"expert_parallel": 2, "micro_batch": 4},
+    "widths over tensor ranks": {"expert_tensor_parallel": 2, "micro_batch": 4},
+    "both, over four": {"data_parallel": 2, "expert_tensor_parallel": 2, "expert_parallel": 2},
+    "copies over data ranks": {"data_parallel": 2, "expert_parallel": 2, "zero": 3},
+    "copies over all ranks": {"data_parallel": 2, "zero": 1},
+}
+
+
+@pytest.mark.parametrize("splits_tokens", [0, 1])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_tensor_ranks_with_experts_train_as_a_plain_model(name: str, splits_tokens: int) -> None:
+    one = stage(3, tensor_parallel=2, sequence_parallel=splits_tokens, **TOGETHER[name])
+    check(WHOLE, replace(one, checkpointed_layers=1, offload=MIXED), training=CLIPPING)
+
+
+@pytest.mark.parametrize("kind", sweep(range(4), first=2))
+def test_offloaded_experts_train_as_in_a_plain_model(kind: int) -> None:
+    offload = ratios(*(0.5 if one == kind else 0.0 for one in range(4)))
+    one = stage(3, data_parallel=2, expert_parallel=2, zero=kind, offload=offload)
+    check(WHOLE, one, progress="lazy")
+
+
+@pytest.mark.parametrize("order", ["interleaved-2", "zb-v"])
+def test_pipelines_of_chunks_with_experts_train_as_a_plain_model(order: str) -> None:
+    work = of_experts(layers=4, dense_blocks=1)
+    stages = (
+        stage(2, data_parallel=2, micro_batch=1, expert_parallel=2, zero=2, offload=MIXED),
+        stage(2, data_parallel=2, micro_batch=1, zero=1, checkpointed_layers=int(order != "zb-v")),
+    )
+    check(work, *stages, micro_batches=4, order=order, training=CLIPPING)
+
+
+THERE = StreamedTrip.there
+
+
+def _dropping(trip: StreamedTrip, rows: Tensor) -> Tensor:
+    made = THERE(trip, rows).clone()
+    made[:1] = 0
+    return made
+
+
+def _to_wrong_experts(trip: StreamedTrip, rows: Tensor) -> Tensor:
+    return THERE(trip, rows).flip(0)
+
+
+def _by_swapped_splits(trip: StreamedTrip, rows: Tensor) -> Tensor:
+    return THERE(replace(trip, sent=trip.received, received=trip.sent), rows)
+
+
+def _of_all_ranks(own: Mapping[str, Group], *names: str) -> Sharers:
+    return SHARERS(own, *(name.removesuffix(" experts") for name in names))
+
+
+SHARERS = topology._sharers
+# What is planted: a part of the runtime, and what stands there in its place.
+FAULTS: dict[str, tuple[object, str, object]] = {
+    "a dropped token": (StreamedTrip, "there", _dropping),
+    "other experts' rows": (StreamedTrip, "there", _to_wrong_experts),
+    "swapped splits": (StreamedTrip, "there", _by_swapped_splits),
+    "gradients over the group of other weights": (topology, "_sharers", _of_all_ranks),
+    "a router whose ranks are not summed": (
+        *(shared_vectors, "parameters_of_own_tokens"),
+        lambda *_, **__: (),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_shows(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*FAULTS[fault])
+    # Ranks with the same experts are tensor-parallel ones, too, or not all data-parallel ones.
+    degrees = {"data_parallel": 4, "micro_batch": 1}
+    if "router" in fault:
+        degrees = {"data_parallel": 2, "tensor_parallel": 2}
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(WHOLE, stage(3, expert_parallel=2, **degrees))
+
+
+def test_a_router_that_sends_every_token_to_one_expert_trains_as_a_plain_model() -> None:
+    """Other ranks' experts have no rows at all."""
+    work = of_experts(count=4, active=1)
+
+    def start(name: str, shape: tuple[int, ...], *, tied: bool) -> Tensor:
+        tensor = spread(name, shape, tied=tied)
+        if name.endswith(("tokens.weight", "router.weight")):
+            # All tokens have much in common, by which the first expert is taken.
+            tensor[:, 0] = torch.arange(10.0, 10 - shape[0], -1)[: shape[0]].clamp(min=7)
+        return tensor
+
+    one = stage(3, data_parallel=2, expert_parallel=2, zero=2, offload=MIXED)
+    plan = Plan(micro_batches=2, stages=(one,))
+    assert_alike(by_plan(work, plan, start=start), plainly(work, start=start))
+
+
+def test_experts_on_tensor_ranks_alone_are_refused_where_their_copies_would_be_reduced() -> None:
+    cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=2)
+    plan = Plan(micro_batches=2, stages=(stage(3, tensor_parallel=2, micro_batch=4),))
+    work = replace(WHOLE, precision="fp16")
+    with pytest.raises(InputError, match=r"expert_parallel: 1 leaves .* give expert_parallel: 2"):
+        check_runnable(Job(workload=work, cluster=cluster, plan=plan))
