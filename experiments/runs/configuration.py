@@ -236,8 +236,7 @@ def _check_offload(row: RunRow, notes: list[str]) -> None:
     if row.offload:
         notes.append(f"predicted without offload ({row.offload_text})")
     elif row.offload_text and row.offload is None:
-        problem = f"{shown(row.offload_text)} cannot be read: give none, or activations"
-        refuse("offload", problem)
+        refuse("offload", f"{shown(row.offload_text)} cannot be read: give none, or activations")
 
 
 def _sequences(row: RunRow, notes: list[str]) -> tuple[int, int]:

@@ -59,8 +59,7 @@ def count_of(row: Mapping[str, str], column: str) -> int | None:
     if number > MOST:
         refuse(column, f"{number:g} is too large: give at most {MOST:g}, or nothing")
     if number != int(number):
-        problem = f"{number:g} is not a whole number: give one, or nothing"
-        refuse(column, problem)
+        refuse(column, f"{number:g} is not a whole number: give one, or nothing")
     return int(number)
 
 

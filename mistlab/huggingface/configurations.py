@@ -237,12 +237,10 @@ def _of_mamba(keys: TypeKeys) -> str:
 def _letters(keys: TypeKeys, key: str, kinds: list[Any], letters: Mapping[str, str]) -> str:
     for kind in kinds:
         if not isinstance(kind, str) or kind not in letters:
-            problem = f"{shown(kind)} is no kind of block: give {', '.join(letters)}"
-            refuse(keys.name(key), problem)
+            refuse(keys.name(key), f"{shown(kind)} is no kind of block: give {', '.join(letters)}")
     layers = keys.whole("num_hidden_layers")
     if not kinds or (layers is not None and layers != len(kinds) and key in keys.config):
-        problem = f"{len(kinds)} entries for {layers} blocks: give one for each block"
-        refuse(keys.name(key), problem)
+        refuse(keys.name(key), f"{len(kinds)} entries for {layers} blocks: give one for each block")
     return "".join(letters[kind] for kind in kinds)
 
 

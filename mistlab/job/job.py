@@ -61,8 +61,7 @@ def model_from(plain: object, folder: Path) -> ModelSpec:
             return spec
         return replace(spec, graph_file=_joined(folder, spec.graph_file))
     if not isinstance(plain, str):
-        problem = f"{shown(plain)} is not a model: give a catalogue name, a path or a mapping"
-        refuse(MODEL, problem)
+        refuse(MODEL, f"{shown(plain)} is not a model: give a catalogue name, a path or a mapping")
     if plain.endswith((".yaml", ".yml")):
         return _model_file(_joined(folder, plain))
     path, part = _path_and_part(plain)
@@ -143,8 +142,7 @@ def space_from(plain: object, folder: Path) -> SearchSpace:
     if isinstance(plain, str):
         return space_of(plain)
     if not isinstance(plain, Mapping) or not isinstance(plain.get(LIKE), str):
-        problem = f"{shown(plain)} is not a space: give a name, or a mapping with {LIKE}: NAME"
-        refuse("", problem)
+        refuse("", f"{shown(plain)} is not a space: give a name, or a mapping with {LIKE}: NAME")
     own = {key: value for key, value in plain.items() if key != LIKE}
     if "name" not in own:
         refuse("name", "missing: give the space a name for tables")

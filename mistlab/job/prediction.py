@@ -292,5 +292,4 @@ class Measurement:
         for name in ("iteration_s", "iteration_s_low", "iteration_s_high", "tokens_per_s", "mfu"):
             if (getattr(self, name) is None) == self.fits:
                 remedy = "give its value" if self.fits else "leave it null"
-                problem = f"{getattr(self, name)} with fits {self.fits}: {remedy}"
-                refuse(name, problem)
+                refuse(name, f"{getattr(self, name)} with fits {self.fits}: {remedy}")

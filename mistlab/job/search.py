@@ -50,8 +50,7 @@ class Budget:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.evaluations is None and self.seconds is None:
-            problem = "missing, and seconds too: give at least one of them"
-            refuse("evaluations", problem)
+            refuse("evaluations", "missing, and seconds too: give at least one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +104,7 @@ class SearchResult:
             refuse("prediction" if self.plan is None else "plan", problem)
         has_answer = self.prediction is not None and self.prediction.fits
         if self.status in {"OPTIMAL", "FEASIBLE"} and not has_answer:
-            problem = f"{self.status} needs a plan that fits: give it, or another status"
-            refuse("status", problem)
+            refuse("status", f"{self.status} needs a plan that fits: give it, or another status")
         if self.status in {"INFEASIBLE", "REFUSED"} and has_answer:
             problem = f"{self.status} has a plan that fits: give FEASIBLE, or leave the plan out"
             refuse("status", problem)

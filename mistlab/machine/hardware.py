@@ -110,8 +110,7 @@ class Compute:
         needed = sorted({*given, *OPERATOR_CLASSES})
         if given != needed:
             classes = ", ".join(OPERATOR_CLASSES)
-            problem = f"of {', '.join(given) or 'nothing'}: give each of {classes} once"
-            refuse("rates", problem)
+            refuse("rates", f"of {', '.join(given) or 'nothing'}: give each of {classes} once")
 
     def rate(self, operators: OperatorClass) -> Rate:
         """The rate of one class."""
@@ -196,8 +195,7 @@ class Transfers:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.groups:
-            problem = "is empty: give at least one shape of group"
-            refuse("groups", problem)
+            refuse("groups", "is empty: give at least one shape of group")
 
 
 # Numbers fitted to whole training runs: memory beyond tensors, and bounds of predicted times.
@@ -492,11 +490,9 @@ class Hardware:
         check_fields(self)
         for group in CALIBRATED:
             if (getattr(self, group) is None) != (getattr(self.provenance, group) is None):
-                problem = f"goes with {group}: give both, or neither"
-                refuse(f"provenance.{group}", problem)
+                refuse(f"provenance.{group}", f"goes with {group}: give both, or neither")
         if not self.name.strip():
-            problem = "is empty: give the hardware a name"
-            refuse("name", problem)
+            refuse("name", "is empty: give the hardware a name")
         if self.gpu.cores is None:
             _check_units(self)
         _check_curves(self)

@@ -72,8 +72,7 @@ class Interference:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.groups:
-            problem = "is empty: give at least one shape of group"
-            refuse("groups", problem)
+            refuse("groups", "is empty: give at least one shape of group")
 
 
 # Streams that do not slow one another down, whatever runs beside.

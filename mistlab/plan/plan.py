@@ -186,8 +186,7 @@ class Plan:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.stages:
-            problem = "is empty: give at least one stage"
-            refuse("stages", problem)
+            refuse("stages", "is empty: give at least one stage")
         problem = ENGINES[self.engine].overlap_problem(
             overlap_communication=self.overlap_communication, others=names_that_wait
         )

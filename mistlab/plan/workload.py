@@ -75,8 +75,7 @@ class Experts:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.active > self.count:
-            problem = f"{self.active} is more than the experts: give at most {self.count}"
-            refuse("active", problem)
+            refuse("active", f"{self.active} is more than the experts: give at most {self.count}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,8 +69,7 @@ class Action:
 def _parts(text: str) -> dict[str, Any]:
     match = _TEXT.fullmatch(text)
     if match is None:
-        problem = "is not stage, kind, layer and micro-batch: write it like 2F.7m0 or 2O<.8m0"
-        refuse("", problem)
+        refuse("", "is not stage, kind, layer and micro-batch: write it like 2F.7m0 or 2O<.8m0")
     layer = match["layer"]
     return {
         "stage": int(match["stage"]),

@@ -101,8 +101,7 @@ def check_layout(layout: RankLayout) -> None:
     if layout.ep > ranks or ranks % layout.ep:
         refuse("ep", f"{layout.ep} does not divide tp x dp = {ranks}: give a divisor")
     if model.experts is not None and model.experts.count % layout.ep:
-        problem = f"{layout.ep} does not divide experts {model.experts.count}: give a divisor"
-        refuse("ep", problem)
+        refuse("ep", f"{layout.ep} does not divide experts {model.experts.count}: give a divisor")
     if layout.pp > model.layers:
         refuse("pp", f"{layout.pp} is more than the layers {model.layers}: give at most these")
 
