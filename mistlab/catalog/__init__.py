@@ -1,10 +1,10 @@
 """The catalogue: models, hardware and profiles of clusters that come with the package, by name."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, NoReturn
+from typing import Any
 
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import from_mapping, near_matches, refuse, shown
@@ -15,16 +15,16 @@ from mistlab.plan.workload import ModelSpec
 ENDING = ".yaml"
 
 
+@cache
 def model(name: str) -> ModelSpec:
     """The model of this name."""
-    if name not in _model_files():
-        _refuse_name("model", name, "models", model_names())
-    return _model(name)
+    content, file = _read("model", "models", name)
+    return ModelSpec.from_mapping({"name": name, **content}, file)
 
 
 def model_names() -> tuple[str, ...]:
     """The names of all models, in alphabetical order."""
-    return tuple(_model_files())
+    return tuple(_files("models"))
 
 
 def hardware(name: str) -> Hardware:
@@ -32,16 +32,15 @@ def hardware(name: str) -> Hardware:
     return _completed(stated_hardware(name))
 
 
+@cache
 def stated_hardware(name: str) -> Hardware:
     """The hardware of this name, with no more than what its file says."""
-    if name not in _hardware_files():
-        _refuse_name("hardware", name, "hardware", hardware_names())
-    return _hardware(name)
+    return from_mapping(Hardware, *_read("hardware", "hardware", name))
 
 
 def hardware_names() -> tuple[str, ...]:
     """The names of all hardware, in alphabetical order."""
-    return tuple(_hardware_files())
+    return tuple(_files("hardware"))
 
 
 def calibrated_names() -> tuple[str, ...]:
@@ -56,29 +55,21 @@ def with_all_groups(hardware: Hardware) -> Hardware:
     return _completed(hardware)
 
 
+@cache
 def profile(name: str) -> Profile:
     """The profile of this name."""
-    if name not in _profile_files():
-        _refuse_name("profile", name, "profiles", profile_names())
-    return _profile(name)
+    return from_mapping(Profile, *_read("profile", "profiles", name))
 
 
 def profile_names() -> tuple[str, ...]:
     """The names of all profiles, in alphabetical order."""
-    return tuple(_profile_files())
+    return tuple(_files("profiles"))
 
 
 def sureness() -> dict[str, Any]:
     """How far measured runs of each kind lie from their predictions, as plain data."""
     file = files(__name__) / f"sureness{ENDING}"
     return parse_yaml(file.read_text(encoding="utf-8"), file.name)
-
-
-@cache
-def _model(name: str) -> ModelSpec:
-    file = _model_files()[name]
-    content = parse_yaml(file.read_text(encoding="utf-8"), file.name)
-    return ModelSpec.from_mapping({"name": name, **content}, file.name)
 
 
 @cache
@@ -94,42 +85,17 @@ def _completed(hardware: Hardware) -> Hardware:
     return completed(hardware, [one for one in calibrated if can_lend(one)])
 
 
-@cache
-def _hardware(name: str) -> Hardware:
-    file = _hardware_files()[name]
-    content = parse_yaml(file.read_text(encoding="utf-8"), file.name)
-    return from_mapping(Hardware, content, file.name)
+def _read(kind: str, folder: str, name: str) -> tuple[dict[str, Any], str]:
+    """The content of an entry's file, and the file's name; refuses an unknown entry."""
+    if name not in _files(folder):
+        near = near_matches(name, _files(folder), str(files(__name__) / folder))
+        refuse(kind, f"{shown(name)} is unknown{near}")
+    file = _files(folder)[name]
+    return parse_yaml(file.read_text(encoding="utf-8"), file.name), file.name
 
 
 @cache
-def _profile(name: str) -> Profile:
-    file = _profile_files()[name]
-    content = parse_yaml(file.read_text(encoding="utf-8"), file.name)
-    return from_mapping(Profile, content, file.name)
-
-
-@cache
-def _profile_files() -> dict[str, Traversable]:
-    return dict(_files("profiles"))
-
-
-@cache
-def _model_files() -> dict[str, Traversable]:
-    return dict(_files("models"))
-
-
-@cache
-def _hardware_files() -> dict[str, Traversable]:
-    return dict(_files("hardware"))
-
-
-def _refuse_name(kind: str, name: str, folder: str, names: Iterable[str]) -> NoReturn:
-    near = near_matches(name, names, str(files(__name__) / folder))
-    refuse(kind, f"{shown(name)} is unknown{near}")
-
-
-def _files(folder: str) -> Iterator[tuple[str, Traversable]]:
-    entries = (files(__name__) / folder).iterdir()
-    for entry in sorted(entries, key=lambda entry: entry.name):
-        if entry.name.endswith(ENDING):
-            yield entry.name.removesuffix(ENDING), entry
+def _files(folder: str) -> Mapping[str, Traversable]:
+    """The files of a folder by the name of their entry, in alphabetical order."""
+    entries = sorted((files(__name__) / folder).iterdir(), key=lambda entry: entry.name)
+    return {one.name.removesuffix(ENDING): one for one in entries if one.name.endswith(ENDING)}

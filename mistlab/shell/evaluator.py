@@ -82,11 +82,7 @@ def _called(
         environment=texts,
     )
     run_call(call)
-    for name, variable in before.items():
-        if variable is None:
-            state.variables.pop(name, None)
-        else:
-            state.variables[name] = variable
+    state.restore(before)
     runner.session.assumed |= words.assumed
 
 
@@ -144,11 +140,7 @@ def _function(call: Call) -> None:
         state.flow = NORMAL
     *outer, hidden = state.frames
     state.frames = tuple(outer)
-    for name, variable in hidden.items():
-        if variable is None:
-            state.variables.pop(name, None)
-        else:
-            state.variables[name] = variable
+    state.restore(hidden)
     state.arguments = before
     session.callers.pop()
 

@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from mistlab.shell.shell_text import LineError, Text
 from mistlab.shell.syntax import (
@@ -29,36 +29,7 @@ _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", 
 _LETTERS |= {"f": "\f", "v": "\v", "\\": "\\", "'": "'", '"': '"', "?": "?"}
 
 
-class WordReader(Protocol):
-    """What is asked of a lexer."""
-
-    text: str
-    at: int
-    end: int
-
-    @property
-    def line(self) -> int:
-        """The line of the position."""
-
-    def peek(self, ahead: int = 0) -> str:
-        """The character at the position."""
-
-    def word(self, ends: str = ..., *, double: bool = ...) -> RawWord:
-        """A word up to an unquoted character of ``ends``."""
-
-    def unclosed(self, opening: str, line: int) -> object:
-        """Refuse a script whose bracket is never closed."""
-
-    def fail(self, problem: str, line: int | None = None) -> object:
-        """Refuse the script at a line."""
-
-    def deeper(self) -> None:
-        """Count a level of nesting."""
-
-    depth: int
-
-
-def read_braces(lexer: WordReader, quoted: bool) -> Dollar:
+def read_braces(lexer: "Lexer", quoted: bool) -> Dollar:
     """The expansion at ``${``."""
     start, line = lexer.at, lexer.line
     lexer.deeper()
@@ -67,7 +38,6 @@ def read_braces(lexer: WordReader, quoted: bool) -> Dollar:
     head = _HEAD.match(lexer.text, lexer.at, lexer.end)
     if head is None:
         lexer.fail("${ is followed by no variable's name: write ${NAME}", line)
-    assert head is not None
     lexer.at = head.end()
     subscript = _subscript(lexer, line)
     operator, argument, second = _operator(lexer, prefix, quoted)
@@ -88,7 +58,7 @@ def read_braces(lexer: WordReader, quoted: bool) -> Dollar:
     )
 
 
-def _prefix(lexer: WordReader) -> str:
+def _prefix(lexer: "Lexer") -> str:
     """``#`` or ``!`` before a name; both are names, too."""
     letter, after = lexer.peek(), lexer.peek(1)
     if letter and letter in "#!" and after and after not in "}:-=+?%/":
@@ -97,7 +67,7 @@ def _prefix(lexer: WordReader) -> str:
     return ""
 
 
-def _subscript(lexer: WordReader, line: int) -> RawWord | None:
+def _subscript(lexer: "Lexer", line: int) -> RawWord | None:
     if lexer.peek() != "[":
         return None
     lexer.at += 1
@@ -110,7 +80,7 @@ def _subscript(lexer: WordReader, line: int) -> RawWord | None:
 
 
 def _operator(
-    lexer: WordReader, prefix: str, quoted: bool
+    lexer: "Lexer", prefix: str, quoted: bool
 ) -> tuple[str, RawWord | None, RawWord | None]:
     match = _OPERATORS.match(lexer.text, lexer.at, lexer.end)
     if match is None:
@@ -129,14 +99,14 @@ def _operator(
     return operator, lexer.word("}", double=quoted and not is_pattern), None
 
 
-def _names(lexer: WordReader, prefix: str) -> str:
+def _names(lexer: "Lexer", prefix: str) -> str:
     if prefix == "!" and lexer.peek() and lexer.peek() in "*@" and lexer.peek(1) == "}":
         lexer.at += 1
         return "names"
     return ""
 
 
-def _after(lexer: WordReader, separator: str, end: str, quoted: bool) -> RawWord | None:
+def _after(lexer: "Lexer", separator: str, end: str, quoted: bool) -> RawWord | None:
     if lexer.peek() != separator:
         return None
     lexer.at += 1

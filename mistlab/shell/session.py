@@ -161,6 +161,14 @@ class State:
         if self.frames and name not in self.frames[-1]:
             self.frames[-1][name] = self.variables.get(name)
 
+    def restore(self, before: Mapping[str, Variable | None]) -> None:
+        """Give variables the values that they had before, None for none."""
+        for name, variable in before.items():
+            if variable is None:
+                self.variables.pop(name, None)
+            else:
+                self.variables[name] = variable
+
 
 # What an evaluation knows besides its state: what is given, unknown, and left to do.
 
