@@ -13,7 +13,7 @@ from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.evaluation.speedup_breakdown import Summary, difference_in_parts
 from experiments.pages.charts import Bars
-from experiments.pages.study import Report, Study, beside
+from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table
 from mistlab.engines.mistlab import MIST, MISTLAB
 from mistlab.job.search import Budget
@@ -177,7 +177,6 @@ def report(rows: Sequence[Row]) -> Report:
         ],
         summary={"averages": summaries},
         pictures=[*_pictures(rows)],
-        beside=beside("experiments.evaluation", "end_to_end"),
     )
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from experiments.bench.bench import TERM_WORDS, Bench
 from experiments.cli.commandline import DONE, as_options
 from experiments.pages.charts import Drawn
-from experiments.pages.study import Report, Study, beside
+from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table
 from experiments.prediction.lanes import lanes, legend, name_lanes
 from mistlab import catalog
@@ -155,7 +155,6 @@ def _report(rows: Sequence[Row], picture: Drawn) -> Report:
         ],
         summary={"speedup": ratios, "finds_the_second": finds},
         pictures=[picture],
-        beside=beside("experiments.evaluation", "motivation"),
     )
 
 

@@ -14,7 +14,7 @@ from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.evaluation.speedup_breakdown import Summary
 from experiments.pages.charts import Bars
-from experiments.pages.study import Report, Study, beside
+from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, table
 from mistlab.core.values import reject
 from mistlab.cost.views import FULL, VIEWS
@@ -231,7 +231,6 @@ def report(rows: Sequence[Row]) -> Report:
                 y="slower than with the whole predictor (%)",
             )
         ],
-        beside=beside("experiments.evaluation", "overlap"),
     )
 
 

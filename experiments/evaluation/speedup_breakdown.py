@@ -12,7 +12,7 @@ from experiments.bench.cases import Case, case_of, clusters
 from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options
 from experiments.pages.charts import Bars
-from experiments.pages.study import Report, Study, beside
+from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table, table_of
 from mistlab.core.units import GIB_BYTES
 from mistlab.cost.views import FULL, view_of
@@ -351,7 +351,6 @@ def report(rows: Sequence[Row], view: str) -> Report:
                 marks={"Megatron-LM as published": 1.0},
             )
         ],
-        beside=beside("experiments.evaluation", "speedup_breakdown"),
     )
 
 

@@ -11,7 +11,7 @@ from experiments.bench.cases import Case, case_of, clusters
 from experiments.bench.remembered import answers
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.pages.charts import Lines
-from experiments.pages.study import Report, Study, beside
+from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table_of
 from mistlab.core.values import reject
 from mistlab.cost.views import FULL
@@ -194,7 +194,6 @@ def report(rows: Sequence[Row], case: Case) -> Report:
             _picture(rows, "tuning_time", "search_s", "to their end"),
             _picture(rows, "tuning_time-nearly", "nearly_s", "to within 1 % of their last plan"),
         ],
-        beside=beside("experiments.evaluation", "tuning_time"),
     )
 
 

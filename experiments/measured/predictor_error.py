@@ -110,16 +110,8 @@ def _report(
         words=words_of(summary, times, memory),
         summary=summary,
         pictures=pictures,
-        beside=beside("experiments.measured", "predictor_error") if whole else [BESIDE],
+        beside=() if whole else beside("predictor_error-in-part"),
     )
-
-
-BESIDE = """## Published, and why this differs
-
-What was measured was published by others, each run with its source: `experiments/calibration` has
-the figures that the project carries. Where predictions of these and many more runs differ most, and
-why as far as it is known, is in docs/results/predictor-error.md, made from tables of runs that
-`--tables` names."""
 
 
 def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRun], list[Table]]:

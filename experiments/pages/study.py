@@ -4,7 +4,6 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -14,12 +13,13 @@ from experiments.pages.charts import Picture
 from experiments.pages.tables import TIMING, Row, csv_of
 
 # Paragraphs that a page of results has beside its own results: published ones, and comments.
+ROOMS = Path(__file__).parents[1]
 
 
-def beside(package: str, name: str) -> Sequence[str]:
-    """The paragraphs that a package has for the page of a command."""
-    text = files(package).joinpath("beside", f"{name}.md").read_text(encoding="utf-8")
-    return text.strip().split("\n\n")
+def beside(name: str) -> Sequence[str]:
+    """The paragraphs in the file of this name in a room's folder ``beside``; none without one."""
+    texts = (path.read_text(encoding="utf-8") for path in ROOMS.glob(f"*/beside/{name}.md"))
+    return next((text.strip().split("\n\n") for text in texts), ())
 
 
 # One run of an experiment: its rows as they come, and at the end a summary, pictures and a page.
@@ -39,8 +39,9 @@ class Report:
     """The report of an experiment.
 
     ``words`` are paragraphs and tables in Markdown: they are printed, and stand on the page.
-    ``beside`` stands on the page alone: what was published, and why this differs. ``summary`` is
-    what --json prints beside the rows; in it, too, what a clock says goes under ``timing``.
+    ``beside`` stands on the page alone: what was published, and why this differs; left out, it is
+    the text of the command's name. ``summary`` is what --json prints beside the rows; in it, too,
+    what a clock says goes under ``timing``.
     """
 
     title: str
@@ -184,7 +185,7 @@ def _page(report: Report, config: Mapping[str, Any], pictures: Mapping[str, str]
     made = command_line({**config, "options": options})
     blocks = [f"# {report.title}", "Made by", f"```\n{made}\n```", *report.words]
     blocks += [f"![{caption}]({name})\n\n{caption}" for name, caption in pictures.items()]
-    return "\n\n".join([*blocks, *report.beside]) + "\n"
+    return "\n\n".join([*blocks, *(report.beside or beside(config["command"]))]) + "\n"
 
 
 def _elsewhere(value: Any) -> Any:

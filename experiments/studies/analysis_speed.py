@@ -202,20 +202,4 @@ def _report(rows: Sequence[Row], where: str) -> Report:
                 marks={"published: more than": PUBLISHED_RATE},
             )
         ],
-        beside=[BESIDE],
     )
-
-
-BESIDE = """## Published, and why this differs
-
-Mist (EuroSys 2025) analyses more than 1e5 configurations a second, and says this to be over 1e5
-times faster than one by one. Here a configuration is a candidate for a stage: degrees,
-micro-batch, ZeRO level, recomputed blocks and four ratios, with its peak of memory and the times
-of its passes, overlap and interference included. Whole plans are slower to predict: their stages
-are Python values that are turned into rows, and a plan has several stages.
-
-One by one means to run the model with plain numbers as sizes. No tensor has contents here, so
-this is as quick as it can be. All blocks run once forward and once backward: nothing is recorded
-or summed up, so that any analysis of a whole model takes longer. A tracer that knows that the
-blocks are alike traces one of them; then its operators are summed up, too. Both are timed without
-the first round, in which torch makes its own preparations."""

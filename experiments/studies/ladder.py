@@ -325,7 +325,6 @@ def _report(rungs: Sequence[Rung], rows: Sequence[Row], where: str) -> Report:
             "sum_of_terms_s": sum(row[name] for row in rows for name in TERMS),
         },
         pictures=[_picture(rungs, rows)],
-        beside=[BESIDE],
     )
 
 
@@ -359,19 +358,3 @@ def _picture(rungs: Sequence[Rung], rows: Sequence[Row]) -> Bars:
         y="iteration (s)",
         stacked=True,
     )
-
-
-BESIDE = """## Published, and why this differs
-
-Mist (EuroSys 2025) explains tuning as a trade: raising ZeRO, recomputation and offloading costs
-time and frees memory; less tensor and pipeline parallelism and larger micro-batches spend the
-memory and gain more than was paid. No published figures of single steps are at hand, so there is
-none to compare with. Two things can be seen here that a sketch does not show: a saving is worth
-nothing by itself (some rungs free nothing where they stand, as ZeRO without data-parallel ranks,
-and pay only after the next change), and what a saving costs depends on what else the plan does,
-so the rungs are in one possible order of several.
-
-"Bought" names the changes that did not fit before a rung and fit after it. The terms of a rung
-are the slowest stage's computation and exposed communication over all micro-batches, the other
-stages that a micro-batch passes through, and the rest: first and last micro-batches, sends, and
-the optimizer's step. They add up to the difference of the two predictions."""

@@ -120,7 +120,6 @@ def _report(rows: Sequence[Row], where: str) -> Report:
         words=[KEY, where, *words],
         summary={"best": _best(rows), "published_forward": [row["forward"] for row in published]},
         pictures=[_picture(rows, name) for name in ("three products", "block")],
-        beside=[BESIDE],
     )
 
 
@@ -163,26 +162,3 @@ KEY = (
     "(its inputs). Costs are in M / B: an all-gather or a reduce-scatter of an activation of M "
     "bytes counts 1, an all-reduce 2."
 )
-BESIDE = """## Published, and why this differs
-
-Mist (EuroSys 2025) compares two partitions of y = W3 W2 W1 x of equal widths M: W1 by rows, W2
-and W3 by columns against W1 and W2 by rows, W3 by columns. With all-reduce 2 M / B and all-gather
-M / B these cost 4 M / B and 3 M / B, and so they do here (`rcc` and `rrc` of the first table).
-
-Two things are added. A library that has a reduce-scatter makes both cost 3: the sum before W3
-need not reach every rank. And training runs the chain backward too, where rows are columns:
-without a reduce-scatter the partition that saves a message forward pays for it backward, and both
-cost 7.
-
-For a transformer block the published partition (QKV and the first feed-forward product by rows,
-the products after them by columns: Megatron-LM) is the best: no other costs less, and the one
-that costs as much, with the projection by rows, needs a message more. With sequence parallelism,
-where norms and residual sums are split by tokens, it is the same path: each all-reduce becomes a
-reduce-scatter where it was and an all-gather before the next product, with equal bytes.
-
-A ring's share of (n - 1) / n is taken as 1 in M / B, not in the times. Times add what a message
-costs however small it is, so a partition with fewer messages wins among equals. On A100
-all-gathers and reduce-scatters were measured from 64 and from 2 MiB on, by another benchmark than
-all-reduces, and the time of smaller messages is a line drawn on: it is too long, and sequence
-parallelism looks slower in microseconds than it can be (an all-reduce does all that an all-gather
-does). Work that ranks repeat (norms of whole activations) is not counted."""

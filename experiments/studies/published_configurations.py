@@ -307,7 +307,6 @@ def _report(rows: Sequence[Row]) -> Report:
             "gains": [row["gain"] for row in rows],
         },
         pictures=[_picture(rows)],
-        beside=[BESIDE],
     )
 
 
@@ -362,21 +361,3 @@ def _picture(rows: Sequence[Row]) -> Bars:
 ROOM = """`full` is the share of its memory that ours takes on the fullest GPU by prediction.
 `roomy` is the fastest configuration that leaves a tenth of it, as much as peaks are predicted
 wrongly by: take it where nobody can try whether ours runs. A loss says what that room costs."""
-
-BESIDE = """## Published, and why this differs
-
-Megatron-Bridge publishes, for each release, a configuration for a model and a GPU and the seconds
-of a step measured with it (docs/performance-summary of NVIDIA-NeMo/Megatron-Bridge, Apache-2.0;
-recipes of the same tags). Here are the newest pre-training runs of Llama 3 8B and 70B and of
-DeepSeek V3 on each GPU for which there are hardware files.
-
-Ours has the same engine, GPUs, batch, sequences and arithmetic. It has other degrees of tensor,
-pipeline and expert parallelism, micro-batches, orders of chunks, recomputed blocks, and, where
-there is no pipeline, weights sharded over all ranks or inside nodes. What fits by prediction and is
-predicted fastest is played, and the fastest as played is ours; where that is no gain, ours is the
-published one.
-
-The published configurations were tuned on the machine; ours only here. A gain smaller than the
-error of the published one's time may be none. A published one that does not fit by prediction ran,
-so memory is predicted too high there: recipes recompute parts of latent attention, and Megatron
-recomputes norms, which no plan says. Its time then counts as if it fitted, and ours has to fit."""

@@ -200,7 +200,6 @@ def _report(rows: Sequence[Row], options: argparse.Namespace) -> Report:
             TIMING: {f"largest_{key}": value for key, value in largest[TIMING].items()},
         },
         pictures=[*_pictures(published, weak, strong, chapters["latency"])],
-        beside=[words.BESIDE],
     )
 
 

@@ -176,32 +176,3 @@ def _latency(rows: Sequence[Row], hardware: str) -> Iterator[str]:
 
 def _microseconds(seconds: float | None) -> str:
     return number(None if seconds is None else seconds * MICROSECONDS_A_SECOND, ",.0f")
-
-
-BESIDE = """## Published, and why this differs
-
-Megatron-LM's weak scaling (Narayanan et al., SC 2021) is the first table. Its plans recompute
-every block, and its largest models run an interleaved schedule that the table does not say; the
-predictions are for plain 1F1B. No constant was fitted to these runs; the smallest models come out
-slow by a few per cent, with micro-batch 8, where four GPUs or fewer share a layer.
-
-The largest search has no proof when its minute is over. Among pipelines of ten stages alone its
-plan is proven in 2 s.
-
-Strong scaling is bounded by the batch: 1,536 sequences on 12,288 GPUs leave every GPU an eighth
-of a sequence, so layers must be divided within nodes and over stages, and bubbles and small
-messages grow. A slower network has a larger ratio of communication to computation, and efficiency
-falls faster everywhere beyond one node.
-
-Weak scaling holds to 4,096 GPUs. Beyond, the latency of rings shows, on which every block's
-gradients are reduced and weights gathered once an iteration: thousands of hops each.
-
-Llama 3 405B's published degrees give each pipeline 16 micro-batches for 16 stages. Under plain
-1F1B half of the time is a bubble, so everything else would have to sustain four fifths of the
-peak; with four chunks a stage, interleaved, waiting falls to a quarter of the time, and the
-prediction comes within a tenth of the published rate. How the trained schedule was cut is not known
-here, and nothing was fitted to it. Stages of eight blocks wait for nothing while those of seven do
-(126 blocks on 16 stages), and nothing hides the collectives of tensor parallelism.
-
-A ring's latency is that of its hops: measured inside a node, and NCCL's own figure for a hop over
-the network. Nobody reduces a kilobyte over 16,384 GPUs on a ring, which is why trees were built."""

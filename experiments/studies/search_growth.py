@@ -242,7 +242,6 @@ def _report(rows: Sequence[Row], where: Sequence[str], seconds: float) -> Report
             "timing": {"proven": sum(row["timing"]["is_proven"] for row in rows)},
         },
         pictures=[_picture(grown)],
-        beside=[BESIDE],
     )
 
 
@@ -296,22 +295,3 @@ def _picture(rows: Sequence[Row]) -> Lines:
         y="seconds of one core",
         log_y=True,
     )
-
-
-BESIDE = """## How to read this
-
-- *Seconds* are of one processor core, for the search alone: expressions are compiled before.
-  They differ by a tenth or two from run to run. A search that has not proven its plan says the
-  share by which another plan may be faster.
-- *Stage candidates* are all rows that the predictor was asked for, boxes among them.
-- *Without plans found before and on the way* the search begins without a plan to beat, and finds
-  one where its boxes have become points.
-- *Without what is left of a pipeline* a partial pipeline is bounded by arithmetic alone, not by
-  the menus of the stages that are still to come.
-- *Without rounding* partial pipelines that differ by nanoseconds stay apart.
-- *Without dominance* a candidate, or a partial pipeline, goes on although another one is at
-  least as good in all that matters.
-- *Without boxes* every way to save memory on every stage is tried (searcher `exact`).
-- Factors of interference are lowered for bounds, so that greater work never takes less time.
-  Without that no bound holds, so it cannot be removed alone; [what it
-  loses](../decisions/0035-searches-that-prove.md) is 0.01 to 0.3 % of a stage's time."""

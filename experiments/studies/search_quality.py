@@ -270,7 +270,6 @@ def report(rows: Sequence[Row], names: Sequence[str]) -> Report:
         ],
         summary={"searchers": told},
         pictures=[_picture(found, best_s, names, by_clock=by_clock) for by_clock in (False, True)],
-        beside=BESIDE.strip().split("\n\n"),
     )
 
 
@@ -377,17 +376,3 @@ def _gap_at(history: Sequence[Sequence[float]], place: float, best_s: float | No
     """The gap of the best plan that a search had when so much was spent."""
     reached = [seconds for at, seconds in history if at <= place]
     return _gap(min(reached), best_s) if reached else inf
-
-
-BESIDE = """## How to read this
-
-- *Budget*: every searcher has the same evaluations, of which a predicted plan is one and 1,000
-  stage candidates are one. What an evaluation costs differs: a sampler learns between two of
-  them, a column of candidates is one call. So seconds of the processor, of one core, stand beside.
-- *The optimum* is proven by `mist` without that budget. Where it is not, the best plan known stands
-  in its place, and the table says how far from it another plan may be.
-- *A plan of a searcher that draws* depends on its seed: a difference within the ranges of two
-  searchers is none.
-- `mist:published` minimises the published objective, not the time that is compared here: its gap
-  may stay above zero however long it runs ([why](../decisions/0060-the-published-search.md)). It
-  gives its answer at its end alone, and keeps a part of its budget for that."""

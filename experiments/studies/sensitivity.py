@@ -202,7 +202,6 @@ def _report(rows: Sequence[Row], where: str) -> Report:
         words=[*words, sentence],
         summary={"slower_on_a_better_machine": slower},
         pictures=[*_pictures(rows)],
-        beside=[BESIDE],
     )
 
 
@@ -265,18 +264,3 @@ def _pictures(rows: Sequence[Row]) -> Iterator[Picture]:
         y="speedup",
         marks={"equal": 1.0},
     )
-
-
-BESIDE = """## Published, and why this differs
-
-Mist (EuroSys 2025) varies the global batch from 64 to 2,048 and the depth from 48 to 96 layers.
-Its curves are not at hand as figures. What is expected of them can be checked: a larger batch
-hides what comes once an iteration and shortens the bubble; deeper models leave less memory, and
-so need more of what saves it; and the speedup over plans without such savings grows where memory
-is short.
-
-A dash is where nothing of a grid fits. Speedups that were published belong to the baseline that
-recomputes every block. Over the tuned grid, which also tries to recompute nothing, they are
-smaller wherever memory is plenty, since its best plan then has little to save; and so they are
-with faster links in a node, which make the grids' tensor parallelism cheap. Links between nodes
-hardly matter here, since plans put pipelines across nodes."""

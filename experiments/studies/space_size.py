@@ -196,7 +196,6 @@ def _report(rows: Sequence[Row], where: str) -> Report:
                 y="plans (power of ten)",
             )
         ],
-        beside=[BESIDE],
     )
 
 
@@ -218,18 +217,3 @@ def _grows(power: Mapping[tuple[str, int], float | None], depths: Sequence[int])
         for name in FEATURES
         for less, more in pairwise(depths)
     )
-
-
-BESIDE = """## Published, and why this differs
-
-Mist (EuroSys 2025) draws this figure for 4 x 8 GPUs and 16 to 80 layers, with the features in
-this order; the last curve ends between 1e140 and 1e165. What one plan is was not printed, so
-powers of ten are compared, not numbers. Here a plan says the number of micro-batches, the stages
-in order (each inside a node or of whole nodes), and for each stage its blocks, data and tensor
-parallel degrees, ZeRO level, recomputed blocks (any number from +CKPT on, all before) and ratios
-in eighths. Sums are exact: pipelines are counted by a walk over GPUs and blocks, which equals
-listing them one by one where there are few.
-
-Most of the plans have many stages: 32 stages of one GPU choose 32 times. So equal meshes and
-nearly even blocks hardly make a space smaller (`mist` against `wide`); only where all stages
-choose alike (`3d`) are plans few enough to list."""

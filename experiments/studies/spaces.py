@@ -144,7 +144,6 @@ def _report(rows: Sequence[Row]) -> Report:
         words=[*words, "## What the largest space chooses", _plans(rows, last)],
         summary={"worse": found, "problems": len(asked)},
         pictures=[*_pictures(asked, last)],
-        beside=[BESIDE],
     )
 
 
@@ -188,17 +187,3 @@ def _pictures(
 def _speedup(own: Mapping[str, float | None], name: str) -> float | None:
     first_s, seconds = own[SPACES[0]], own[name]
     return None if first_s is None or seconds is None else first_s / seconds
-
-
-BESIDE = """## Published, and why this differs
-
-Nobody publishes how a search fares as its space grows under one budget. Mist (EuroSys 2025) gives
-the speedups that features bring one after another, which the page of the
-[breakdown](speedup-breakdown.md) has beside ours. The problems are those of its evaluation, with
-fused attention: three families of models on 2 to 32 GPUs.
-
-Budgets are in evaluations: a plan is one, and a thousand stage candidates are one. So equal runs
-end alike on a quiet machine; on a very busy one, proofs may end by the clock, after 60 s. A budget
-that ends the search of a small space too may end it earlier in a large one, which spends a few
-evaluations on other plans: with 100 or 250 of them (`--evaluations 100`) larger spaces end worse in
-some problems of 7B and more, by 16 % at most. A dash is where nothing of a space fits."""

@@ -175,7 +175,6 @@ def _report(rows: Sequence[Row], averages: Sequence[Row]) -> Report:
         words=[table(HEAD, map(_cells, rows)), *map(_sentence, averages)],
         summary={"averages": averages},
         pictures=[*_pictures(rows)],
-        beside=[BESIDE],
     )
 
 
@@ -216,10 +215,3 @@ def _workload(row: Row) -> str:
 def _cells(row: Row) -> list[str]:
     ratios = (number(row[name], ".2f", "x") for _, name in RATIOS)
     return [_workload(row), str(row["gpus"]), number(row["mist_s"], ".2f"), *ratios]
-
-
-BESIDE = """## Published, and why this differs
-
-The published ratios (Mist, EuroSys 2025) belong to baselines that recompute every block, shard the
-optimizer's state, and use equal stages and one micro-batch size. The grids here are those of a
-user who tunes: they also try to recompute nothing, so the ratios over them are lower."""
