@@ -17,8 +17,8 @@ from mistlab.serving.resharding import Layout, layouts_of, moved_bytes, moved_sh
 from mistlab.serving.step_cost import RankLayout
 from simulators.serving.changing_layouts import Phases, play_phases
 from simulators.serving.continuous import Batching, PlayedRequest, play_continuous
-from simulators.serving.steady_check import random_case
 from simulators.serving.step_clock import StepClock
+from tests.serving.steady_cases import random_case
 
 LAYOUT = RankLayout(
     model=catalog.model("llama3-8b"), gpu="H100", engine="vllm", weights="bf16", cache="bf16"
