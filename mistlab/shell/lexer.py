@@ -41,9 +41,7 @@ def read_braces(lexer: "Lexer", quoted: bool) -> Dollar:
     lexer.at = head.end()
     subscript = _subscript(lexer, line)
     operator, argument, second = _operator(lexer, prefix, quoted)
-    if lexer.peek() != "}":
-        lexer.unclosed("${", line)
-    lexer.at += 1
+    lexer.close("}", "${", line)
     lexer.depth -= 1
     return Dollar(
         name=head[0],
@@ -73,9 +71,7 @@ def _subscript(lexer: "Lexer", line: int) -> RawWord | None:
     lexer.at += 1
     # A key's own brackets, as in ${a[${b[0]}]}, are inside its parts.
     key = lexer.word("]")
-    if lexer.peek() != "]":
-        lexer.unclosed("[", line)
-    lexer.at += 1
+    lexer.close("]", "[", line)
     return key
 
 
@@ -178,6 +174,12 @@ class Lexer:
     def unclosed(self, opening: str, line: int) -> NoReturn:
         """Refuse a script whose quote or bracket is never closed."""
         self.fail(f"{opening} is never closed: close it", line)
+
+    def close(self, letter: str, opening: str, line: int) -> None:
+        """Take the character that closes a bracket, or refuse the script."""
+        if self.peek() != letter:
+            self.unclosed(opening, line)
+        self.at += 1
 
     def inside(self, start: int, stop: int) -> "Lexer":
         """A lexer of a part of the text."""
@@ -333,9 +335,7 @@ class Lexer:
         self.deeper()
         self.at += 2
         script = self.script(self, ")")
-        if self.peek() != ")":
-            self.unclosed("$(", line)
-        self.at += 1
+        self.close(")", "$(", line)
         self.depth -= 1
         source = self.text[start : self.at]
         return Substitution(script=script, line=line, source=source, quoted=quoted)
@@ -371,9 +371,7 @@ class Lexer:
         self.deeper()
         self.at += 2
         self.script(self, ")")
-        if self.peek() != ")":
-            self.unclosed(self.text[start : start + 2], line)
-        self.at += 1
+        self.close(")", self.text[start : start + 2], line)
         self.depth -= 1
         return Pipe(line=line, source=self.text[start : self.at])
 

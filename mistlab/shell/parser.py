@@ -121,9 +121,7 @@ def read_pattern(lexer: Lexer) -> RawWord:
         line = lexer.line
         lexer.at += 1
         inner = lexer.word(")")
-        if lexer.peek() != ")":
-            lexer.unclosed("(", line)
-        lexer.at += 1
+        lexer.close(")", "(", line)
         parts += [_literal("(", line), inner, _literal(")", line)]
     if len(parts) == 1:
         return parts[0]
