@@ -517,7 +517,8 @@ def sum_name(layer: str, name: str) -> str:
 #
 # Where all blocks are of one kind, these are the sums of one block. Where kinds take turns, they
 # are the sums of an imaginary block that stands for all blocks with one treatment. Its amounts
-# that add up over blocks are averages; its amounts at one moment are the largest of any block.
+# that add up over blocks are averages; its amounts at one moment are the largest of any block that
+# the stage has.
 #
 # Axes: C rows of sizes and stages.
 
@@ -545,19 +546,20 @@ def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
             for way in ways
             for name in names
         }
-        return {**found, **_largest(types, sums)}
+        return {**found, **_largest(types, sums, np.ones((1, 1)))}
     counts = _counts(types, stages)
+    every = np.stack([_counted(counts, kind, ways) for kind in types.kinds])
     found = {
         sum_name(type_of(BLOCKS, way), name): _of_kinds(types, sums, counts, way, name)
         for way in ways
         for name in names
     }
-    return {**found, **_largest(types, sums)}
+    return {**found, **_largest(types, sums, every)}
 
 
-def _largest(types: LayerTypes, sums: Table) -> Table:
-    """Parameters of the largest block, and of its experts."""
-    sizes = np.stack([sums[sum_name(kind, "parameters")] for kind in types.kinds])
+def _largest(types: LayerTypes, sums: Table, counts: Floats) -> Table:
+    """Parameters of the largest block, and of its experts, of kinds with some ``counts``."""
+    sizes = np.stack([sums[sum_name(kind, "parameters")] for kind in types.kinds]) * (counts > 0)
     experts = np.stack([sums[sum_name(kind, "expert_parameters")] for kind in types.kinds])
     largest, every = sizes.argmax(axis=0), np.arange(sizes.shape[1])
     return {LARGEST_BLOCK: sizes[largest, every], LARGEST_EXPERTS: experts[largest, every]}
@@ -572,8 +574,9 @@ def _of_kinds(types: LayerTypes, sums: Table, counts: Table, way: str, name: str
     if name in _AT_ONE_MOMENT:
         return np.asarray(of_each(name).max(axis=0))
     if name in _PEAKS:
-        saved = of_each("saved_bytes")
-        return np.asarray((of_each(name) - saved).max(axis=0) + saved.max(axis=0))
+        of_way = np.stack([_counted(counts, kind, (way,)) for kind in types.kinds]) > 0
+        saved = of_each("saved_bytes") * of_way
+        return np.asarray(((of_each(name) - saved) * of_way).max(axis=0) + saved.max(axis=0))
     # The parameters of a stage are those of all its blocks, however it treats them.
     is_state = name in ("parameters", "expert_parameters")
     every = (PLAIN, *types.treatments) if is_state else (way,)

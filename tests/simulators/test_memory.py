@@ -80,6 +80,26 @@ def test_the_peak_is_the_closed_forms(plan: Plan) -> None:
         assert found.peak_bytes == pytest.approx(stage.peak_allocated_bytes, rel=1e-9)
 
 
+@pytest.mark.parametrize("offload", [EVERYTHING, Offload(optimizer=0.375, activations=1.0)])
+def test_stages_have_room_for_the_blocks_that_they_have(offload: Offload) -> None:
+    """A hybrid's blocks of experts are 20 times as large as its others, which some stages have
+    alone."""
+    work = replace(workload_of("nemotron-3-nano", 1024, 16), precision="bf16", attention="flash")
+    cluster = Cluster(hardware=catalog.hardware("b200-180gb"), nodes=1, gpus_per_node=8)
+    stage = StagePlan(layers=1, data_parallel=2, tensor_parallel=1, micro_batch=2, zero=1)
+    layers = (*(1,) * 6, 5, 41)
+    plan = Plan(
+        micro_batches=4,
+        stages=tuple(replace(stage, layers=own, offload=offload) for own in layers),
+    )
+    stages = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).stages
+    simulation = EventSimulator(workload=work, cluster=cluster).simulate(plan)
+    model = StageModel.of(work, plan.engine)
+    played = memory_of(simulation, plan, model, np.full(plan.num_stages, 1e15))
+    for found, own in zip(played[:6], stages, strict=False):
+        assert found.peak_bytes == pytest.approx(own.peak_allocated_bytes, rel=1e-9)
+
+
 @pytest.mark.parametrize("engine", ["fsdp", "nanotron", "nanotron-whole-inputs"])
 @pytest.mark.parametrize("checkpointed", [0, 5])
 def test_engines_hold_what_they_keep_beyond_layers_graphs(engine: str, checkpointed: int) -> None:
