@@ -92,11 +92,13 @@ class EndTimes:
 
     ``reductions_s`` are the seconds to reduce all gradients, as far as this begins in a part's last
     backward pass: a stage reduces one part after another, beside passes of other parts.
-    ``steps_s`` are those of what a stage does for a part when all of its passes and reductions are
+    ``tied_s`` are those of a tied table's exchange, which comes after all reductions of its stage,
+    ``steps_s`` those of what a stage does for a part when all of its passes and reductions are
     over, one part after another.
     """
 
     reductions_s: Floats
+    tied_s: Floats
     steps_s: Floats
     layers: Ints
 
@@ -105,6 +107,7 @@ class EndTimes:
         """No ends of as many parts."""
         return cls(
             reductions_s=np.zeros_like(like),
+            tied_s=np.zeros_like(like),
             steps_s=np.zeros_like(like),
             layers=np.ones_like(like, dtype=np.int64),
         )
@@ -257,7 +260,7 @@ class _StageEnds:
         maximum: Callable[[Any, Any], Any],
     ) -> None:
         self.reductions_s, self.steps_s = _columns(at_end.reductions_s), _columns(at_end.steps_s)
-        self.rests_s = _columns(rests_s)
+        self.rests_s, self.tied_s = _columns(rests_s), _columns(at_end.tied_s)
         self.blocks = None if hosts is None else hosts.blocks
         self.maximum = maximum
         self.reduced: dict[int, Any] = {}
@@ -267,7 +270,7 @@ class _StageEnds:
         """A part's last backward pass has computed, if all of its blocks were issued at once. Under
         a host, its ``last_block`` has computed then, and others were reduced while the pass waited
         for its host."""
-        queued = self.reduced.get(stage, 0.0) + self.reductions_s[part]
+        queued = self.reduced.get(stage, 0.0) + self.reductions_s[part] + self.tied_s[part]
         self.reduced[stage] = self.maximum(computed + self.rests_s[part], queued)
         self.stepping_s[stage] = self.stepping_s.get(stage, 0.0) + self.steps_s[part]
         if self.blocks is not None:

@@ -284,17 +284,19 @@ def _networks(
 def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> EndTimes:
     """How long parts take to reduce gradients from their last backward pass on, and to do what
     comes after all passes."""
-    reductions_s, steps_s = model.by_group(_reductions_and_steps_s, batch)
+    reductions_s, tied_s, steps_s = model.by_group(_reductions_and_steps_s, batch)
     layers = batch.layers + batch.has_embedding + batch.has_head
     return EndTimes(
         reductions_s=reductions_s.reshape(shape),
+        tied_s=tied_s.reshape(shape),
         steps_s=steps_s.reshape(shape),
         layers=layers.reshape(shape),
     )
 
 
 def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
-    """Seconds of the last reduction of gradients, and of what comes after all passes (2, parts)."""
+    """Seconds of the last reduction of gradients, of a tied table's exchange, and of what comes
+    after all passes (3, parts)."""
     phases = model.tasks.template.phases
     seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
 
@@ -306,7 +308,9 @@ def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
         return found
 
     reductions = [row for row in phases["last_backward"] if row.kind == "R"][-1:]
-    return np.stack([summed(reductions), summed(phases["step"])])
+    ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
+    tied_s = np.where(ties, seconds.tied_s, 0.0)
+    return np.stack([summed(reductions), tied_s, summed(phases["step"])])
 
 
 def _turn_times(

@@ -540,7 +540,7 @@ def are_shared(seconds: TaskSeconds) -> Bools:
 # the next one to compute, the reduction goes on beside further blocks, and slows them. Where blocks
 # are alike, slots are as long: all of them are slowed, or each reduction ends in its slot.
 #
-# Axes: C candidates, J sets of layers, R layers of the longest set.
+# Axes: C candidates, J sets of layers, R runs of layers.
 
 
 def queued_reductions(
@@ -552,7 +552,7 @@ def queued_reductions(
 ) -> Floats:
     """Seconds (2, C) of last backward passes of strategies and sets of layers by number (C): until
     all layers have computed, and until all but the last one are reduced. Zero for strategies that
-    copy, or whose layers wait for reductions; ``runs`` are one layer each (R, J)."""
+    copy, or whose layers wait for reductions; ``runs`` are sizes and types (R, J)."""
     columns = seconds.columns
     copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])
     queues = (seconds.zero < SHARDED_GRADIENTS) & ~copies
@@ -566,8 +566,10 @@ def queued_reductions(
 
     def of_layers_s() -> Iterator[tuple[Floats, Floats]]:
         for size, of_type in zip(sizes[::-1], types[::-1], strict=True):
-            kinds, has = (of_type[stage], strategy), size[stage]
-            yield computed_s[kinds] * has, reduced_s[kinds] * has
+            kinds, layers = (of_type[stage], strategy), size[stage]
+            for layer in range(int(layers.max())):
+                has = layers > layer
+                yield computed_s[kinds] * has, reduced_s[kinds] * has
 
     slowed = seconds.slowed_by(kept).chosen(strategy)
     both = np.full(len(rows), (1 << COMPUTE) + LINK_BIT, dtype=np.uint8)

@@ -98,6 +98,7 @@ def shares_of_paths(
             host=host if issued else None,
             at_end=EndTimes(
                 reductions_s=nothing,
+                tied_s=nothing,
                 steps_s=times.end_s * draw.uniform(0, 1),
                 layers=np.ones_like(nothing, dtype=np.int64),
             ),

@@ -168,9 +168,16 @@ def test_parts_are_reduced_one_after_another_beside_passes_and_stepped_last() ->
     reduced, stepped, layers = 5.0, 0.5, np.ones((1, 2), dtype=np.int64)
     # Of each part 3 seconds of reductions are left when it has gone back.
     times = replace(equal(2, 1.0, 2.0), delta_backward_s=(3.0 + stepped) * one)
-    at_end = EndTimes(reductions_s=reduced * one, steps_s=stepped * one, layers=layers)
+    at_end = EndTimes(
+        reductions_s=reduced * one, tied_s=0 * one, steps_s=stepped * one, layers=layers
+    )
     path_s = order_iteration_s(times, passes, at_end=at_end)
     # All passes take 12 seconds. The second chunk is done at 10, its reductions are at 13.
     assert path_s == pytest.approx(13.0 + reduced + 2 * stepped)
-    hidden = EndTimes(reductions_s=0 * one, steps_s=stepped * one, layers=layers)
+    hidden = replace(at_end, reductions_s=0 * one)
     assert order_iteration_s(times, passes, at_end=hidden) == pytest.approx(12 + 3 + 2 * stepped)
+    # A tied table is exchanged when all parts are reduced.
+    first = np.array([[1.0, 0.0]])
+    late = replace(times, delta_backward_s=times.delta_backward_s + 2.0 * first)
+    tied_s = order_iteration_s(late, passes, at_end=replace(at_end, tied_s=2.0 * first))
+    assert tied_s == pytest.approx(13.0 + reduced + 2.0 + 2 * stepped)

@@ -91,6 +91,27 @@ def test_reductions_of_unlike_blocks_go_on_beside_the_next_blocks(micro_batches:
     assert abs(difference(workload, cluster, plan)) < 0.015
 
 
+def test_reductions_queue_behind_several_equal_blocks_among_unlike_ones() -> None:
+    """Three of four blocks are alike."""
+    cluster = replace(H100, nodes=4)
+    model = catalog.model("qwen3-next-80b-a3b")
+    workload = replace(SMALL, model=model, sequence_length=2048, global_batch=32)
+    stage = StagePlan(
+        layers=6, data_parallel=2, tensor_parallel=2, micro_batch=4, expert_parallel=2, zero=1
+    )
+    plan = Plan(engine="megatron-core", micro_batches=4, stages=(stage,) * 8)
+    assert abs(difference(workload, cluster, plan)) < 0.002
+
+
+def test_a_tied_table_is_exchanged_when_all_chunks_are_reduced() -> None:
+    """Reductions of eight chunks are longer than all passes."""
+    workload = replace(SMALL, model=catalog.model("llama3.2-1b"))
+    cluster = replace(H100, nodes=2, intra_node_gbytes_per_s=32.0)
+    stage = StagePlan(layers=8, data_parallel=8, tensor_parallel=1, micro_batch=4, zero=1)
+    plan = Plan(engine="megatron-core", micro_batches=2, order="interleaved-8", stages=(stage,) * 2)
+    assert abs(difference(workload, cluster, plan)) < 0.015
+
+
 @pytest.mark.parametrize("zero", [2, 3])
 def test_each_pass_waits_for_its_host_beside_long_reductions(zero: int) -> None:
     """A backward pass that lasts for its reductions lets no host get ahead of the next forward."""
