@@ -98,6 +98,22 @@ def test_nothing_keeps_the_host_waiting(name: str) -> None:
     assert CASES[name].findings == ()
 
 
+@pytest.mark.parametrize("name", sweep(list(CASES)[2:], first=2))
+def test_an_iteration_has_no_call_that_the_capture_of_a_graph_forbids(name: str) -> None:
+    """But where the host steps: its lane waits for gradients, which no graph can hold."""
+    case = CASES[name]
+    found = device_findings(
+        case.work,
+        case.plan,
+        case.rank,
+        case.training,
+        serialises=case.serialises,
+        captures=True,
+    )
+    assert {one.lane for one in found} == ({"host"} if case.training.steps_on_host else set())
+    assert {one.kind for one in found} <= {"wait", "blocking copy"}
+
+
 OFFLOADS = (
     ratios(0, 0, 0, 0),
     *(ratios(*(float(k == i) for i in range(4))) for k in range(4)),

@@ -10,7 +10,7 @@ from torch import Tensor  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from mistlab.plan.plan import Offload, Plan  # noqa: E402
-from runtime.engine.storage.saved import Saved, storage_of  # noqa: E402
+from runtime.engine.storage.saved import LEAST_SHARE, Saved, storage_of  # noqa: E402
 from tests.runtime.worlds import alone, ratios, run_step, stage, workload  # noqa: E402
 
 BLOCKS = 3
@@ -65,6 +65,17 @@ def test_empty_tensors_have_no_storage_to_keep(mode) -> None:
         kept = [saved.keep(torch.empty(0, width)) for width in (WIDTH, 1)]
         assert [found().shape for found in kept] == [(0, WIDTH), (0, 1)]
         assert saved.largest(1.0) == []
+
+
+def test_a_storage_that_is_too_small_to_be_worth_a_copy_stays() -> None:
+    """As attention's random state does: a few bytes of what a layer keeps."""
+    saved = Saved(weights=torch.ones(WIDTH))
+    for numel in (2 * LEAST_SHARE, LEAST_SHARE, 1, 4):
+        saved.keep(torch.zeros(numel))
+    assert saved.largest(1e9) == [0, 1, 3]
+    whole = Saved(weights=torch.ones(WIDTH))
+    whole.keep(torch.zeros(1))
+    assert whole.largest(1e9) == [0]
 
 
 def test_gradients_are_the_same_after_storages_were_away() -> None:

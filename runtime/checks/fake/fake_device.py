@@ -170,7 +170,7 @@ ITERATIONS = 2
 
 
 @contextmanager
-def fake_device() -> Iterator[Watch]:
+def fake_device(*, captures: bool = False) -> Iterator[Watch]:
     """Within the ``with`` block there is a device called "sham"; the ``Watch`` gathers findings.
 
     All tensors made in the block are fake, those on the CPU too. Afterwards the process should end
@@ -178,7 +178,7 @@ def fake_device() -> Iterator[Watch]:
     thread for the device aborts some processes.
     """
     register()
-    watch = Watch()
+    watch = Watch(captures=captures)
     driver = FakeDriver(watch)
     threads = torch.get_num_threads()
     with ExitStack() as stack:
@@ -196,13 +196,20 @@ def fake_device() -> Iterator[Watch]:
 
 
 def device_findings(
-    workload: Workload, plan: Plan, rank: int, training: Training, *, serialises: bool = False
+    workload: Workload,
+    plan: Plan,
+    rank: int,
+    training: Training,
+    *,
+    serialises: bool = False,
+    captures: bool = False,
 ) -> tuple[WaitFinding, ...]:
-    """Places where one rank's host would wait for its GPU, or would fail; the rank runs alone.
+    """Places where one rank's host would wait for its GPU, or would fail; the rank runs alone. If
+    it ``captures``, also what would end the capture of a later iteration as a CUDA graph.
 
     Nothing is computed and nothing takes memory, so a plan of any size can be checked.
     """
-    with fake_device() as watch:
+    with fake_device(captures=captures) as watch:
         device = torch.device(SHAM, 0)
         try:
             library = RecordedLibrary(rank, plan.num_gpus, CheckingRanks(watch))

@@ -44,7 +44,9 @@ class FakeEvent:
         self._driver.watch.note("wait", "Event.synchronize")
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds between two recordings."""
+        """Milliseconds between two recordings; no time can be read within a capture."""
+        if self._driver.watch.captures:
+            self._driver.watch.note("wait", "Event.elapsed_time")
         return float(end_event.recorded_ms - self.recorded_ms)
 
 

@@ -48,6 +48,11 @@ REMEDIES: Mapping[Kind, str] = {
     "failure": "it cannot run, or cannot be judged",
 }
 
+# These end the capture of a CUDA graph, whatever lane they are on.
+FORBIDDEN: tuple[Kind, ...] = (
+    *("value read", "size from values", "blocking copy", "unpinned copy", "scalar copied"),
+    *("memory pinned", "wait"),
+)
 # These are no findings in the first iteration, which makes the memory that lasts.
 _ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned")
 # These end a run on any lane, the host's too.
@@ -84,9 +89,15 @@ class WaitFinding:
 
 
 class Watch:
-    """Gathers findings of the thread that makes it, and of threads that work for this thread."""
+    """Gathers findings of the thread that makes it, and of threads that work for this thread.
 
-    def __init__(self) -> None:
+    If it ``captures``, an iteration is to be captured as a CUDA graph: then the host's lane may not
+    wait either, nor may times be read. What makes the host wait, and memory that is pinned, is what
+    a capture forbids.
+    """
+
+    def __init__(self, *, captures: bool = False) -> None:
+        self.captures = captures
         self._thread = threading.get_ident()
         self._times: Counter[WaitFinding] = Counter()
         self.stopped_by: BaseException | None = None
@@ -106,7 +117,7 @@ class Watch:
         if executor is None or (kind in _ONCE and executor.steps == 0):
             return False
         lane = next((op.lane for frame in frames if (op := _op(frame))), "compute")
-        if lane == "host" and kind not in _ENDINGS:
+        if lane == "host" and kind not in _ENDINGS and not (self.captures and kind in FORBIDDEN):
             return False
         place = next((at for frame in frames if (at := _place(frame))), "runtime")
         finding = WaitFinding(

@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+# A storage of less than this part of what a layer keeps stays on the device, such as attention's
+# random state: each copy takes a call, and each buffer on the host a registration.
+LEAST_SHARE = 1024
+
 
 @dataclass(slots=True, eq=False)
 class _View:
@@ -86,9 +90,15 @@ class Saved:
         self._moved = int(weights.storage_offset() - self.weights.storage_offset())
 
     def largest(self, most_bytes: float) -> list[int]:
-        """Numbers of storages with at most ``most_bytes`` together; large storages go first."""
+        """Numbers of storages with at most ``most_bytes`` together; large storages go first, and
+        those that are too small to be worth a copy stay."""
         chosen, left = [], most_bytes
-        sizes = [(s.size_bytes, n) for n, s in enumerate(self._storages.values()) if s.is_here]
+        least = self.size_bytes / LEAST_SHARE
+        sizes = [
+            (s.size_bytes, n)
+            for n, s in enumerate(self._storages.values())
+            if s.is_here and s.size_bytes >= least
+        ]
         for size, place in sorted(sizes, key=lambda found: (-found[0], found[1])):
             if size <= left:
                 chosen.append(place)
