@@ -13,7 +13,7 @@ from torch import Tensor
 
 # A storage of less than this part of what a layer keeps stays on the device, such as attention's
 # random state: each copy takes a call, and each buffer on the host a registration.
-LEAST_SHARE = 1024
+LEAST_SHARE = 8192
 
 
 @dataclass(slots=True, eq=False)
