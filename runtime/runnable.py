@@ -5,7 +5,7 @@ from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import DIMENSIONS, ranks_of
 from mistlab.plan.plan import Plan
-from mistlab.plan.workload import Workload
+from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import HEADS
 from mistlab.stages.stage_shape import replicas_of
 
@@ -60,6 +60,12 @@ def check_runnable(job: Job) -> None:
     _check_tokens(job.plan)
     check_model(job.workload)
     _check_context(job.plan, job.workload)
+    for number, stage in enumerate(job.plan.stages):
+        if job.workload.model.latent and stage.splits_tokens:
+            reject(
+                f"plan.stages[{number}].sequence_parallel: 1 with latent attention can be "
+                "predicted and not yet trained: give 0"
+            )
     _check_experts(job.plan, job.workload)
 
 
@@ -97,6 +103,8 @@ def _check_context(plan: Plan, workload: Workload) -> None:
                 " with windows or sinks is trained where ranks exchange heads: give "
                 f"context_exchange: {HEADS}"
             )
+        elif ranks > 1 and model.latent:
+            problem = " with latent attention can be predicted and not yet trained: give 1"
         if problem:
             reject(f"plan.stages[{number}].context_parallel: {ranks}{problem}")
 
@@ -114,35 +122,28 @@ def _check_experts(plan: Plan, workload: Workload) -> None:
             )
 
 
+def trains_here(model: ModelSpec) -> str:
+    """Why the runtime does not train a model, in words; empty if it does."""
+    if model.family == "custom":
+        return "it is traced: give a family of the catalogue"
+    if model.pattern:
+        return "blocks of a pattern, which scan or lack a half: give a model without a pattern"
+    if model.experts and model.biases:
+        return "experts with biases: give biases: false"
+    if model.further_tokens:
+        return "blocks for tokens after the next: leave further_tokens out"
+    return f"dropout {model.dropout:g}: give dropout: 0" if model.dropout else ""
+
+
 def check_model(workload: Workload) -> None:
     """Refuse a model whose layers the runtime does not have."""
-    model = workload.model
-    if model.family == "custom":
-        reject("workload.model: a traced model cannot be run: give a family of the catalogue")
-    if model.latent or model.window or model.pattern:
-        reject(
-            f"workload.model: blocks of {model.name or 'this model'} can be predicted and not yet "
-            "trained: give a model without latent attention, windows and a pattern"
-        )
-    if model.experts and model.biases:
-        reject(
-            "workload.model.biases: true with experts can be predicted and not yet trained: give "
-            "false"
-        )
+    if why := trains_here(workload.model):
+        name = workload.model.name or "this model"
+        reject(f"workload.model: {name} can be predicted and not yet trained: {why}")
     if workload.expert_capacity is not None:
         reject(
             f"workload.expert_capacity: {workload.expert_capacity:g} can be predicted and not yet "
             "trained: leave it out; experts then take all tokens that come"
-        )
-    if model.qk_norm or model.sinks or model.post_norms:
-        reject(
-            "workload.model: qk_norm, sinks and post_norms can be predicted and not yet trained: "
-            "give a model without them"
-        )
-    if model.further_tokens:
-        reject(
-            "workload.model.further_tokens: can be predicted and not yet trained: leave it out; "
-            "the head then predicts the next token alone"
         )
     if workload.optimizer != "adamw":
         reject(
@@ -154,5 +155,3 @@ def check_model(workload: Workload) -> None:
             f"workload.precision: {workload.precision} can be predicted and not yet trained: "
             "give bf16"
         )
-    if model.dropout:
-        reject(f"workload.model: dropout {model.dropout:g} cannot be run: give dropout: 0")

@@ -19,6 +19,12 @@ from mistlab.stages.plan_orders import ends_of_plan
 from runtime.batches_ahead import BatchesAhead
 from runtime.checkpoints.checkpoint import latest
 from runtime.checkpoints.exported_weights import export
+from runtime.checkpoints.huggingface_weights import (
+    TensorFolder,
+    check_checkpoint,
+    load_weights,
+    rewrite,
+)
 from runtime.comm.group import Shortage, ShortageError, refusals
 from runtime.comm.processes import World, device_of, gathered, join, leave, maker, world_of_launcher
 from runtime.comm.topology import Connections, Topology, connected, isolated
@@ -45,7 +51,7 @@ class Settings:
     With ``serialises`` no two tasks of a CUDA device overlap, for comparison. With ``stage`` only
     this stage of the plan runs, alone. ``kernel`` is the implementation of fused attention. With
     ``draws_on_device`` first weights are drawn on the device, which is faster; a GPU draws other
-    values than a CPU.
+    values than a CPU. With ``weights`` they are those of a folder of Hugging Face.
     """
 
     device: str
@@ -57,6 +63,7 @@ class Settings:
     stage: int | None = None
     kernel: AttentionKernel = "flash"
     draws_on_device: bool = False
+    weights: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +110,11 @@ class Session:
             self._streams,
             settings.training,
             device=device,
-            seed=None if settings.draws_on_device else settings.seed,
+            seed=None if settings.draws_on_device or settings.weights else settings.seed,
         )
-        if settings.draws_on_device:
+        if settings.weights is not None:
+            load_weights(self._executor, TensorFolder(settings.weights))
+        elif settings.draws_on_device:
             self._executor.draw_on_device(settings.seed)
             if (driver := driver_of(device)) is not None:
                 # Peaks count from here on: drawing took memory that iterations do not take.
@@ -120,6 +129,8 @@ class Session:
         """Join the other processes, and part from them at the end, also after an error."""
         world = world_of_launcher()
         check_started(job, settings.stage, world.size)
+        if settings.weights is not None:
+            check_checkpoint(job.workload, TensorFolder(settings.weights))
         check_kernel(
             settings.kernel,
             device=settings.device,
@@ -214,6 +225,16 @@ class Session:
         """Write the weights as one safetensors file."""
         with self._watched("the export"):
             export(self._executor, self.job.workload, path)
+
+    def export_checkpoint(self, folder: Path) -> None:
+        """Write the weights as a checkpoint like the one that they came from."""
+        assert self.settings.weights is not None
+        folder.mkdir(parents=True, exist_ok=True)
+        whole = folder / "exported.safetensors"
+        self.export(whole)
+        if self.is_first:
+            rewrite(whole, self.job.workload.model, TensorFolder(self.settings.weights), folder)
+            whole.unlink()
 
     def memory(self) -> list[RankMemory]:
         """The memory peaks of all ranks."""

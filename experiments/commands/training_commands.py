@@ -177,6 +177,16 @@ TRAINING_COMMANDS: dict[str, Group] = {
             option("--save-every", "checkpoint so often, in --out", 0),
             option("--export", "weights at the end", **path("FILE.safetensors")),
             option(
+                "--weights",
+                "first weights: a folder of Hugging Face, its config.json the model's",
+                **path("DIR"),
+            ),
+            option(
+                "--export-weights",
+                "weights at the end, with the names of those of --weights",
+                **path("DIR"),
+            ),
+            option(
                 "--stage", "run stage N by itself, from 0, on one device", type=int, metavar="N"
             ),
             flag("--serialise", "one task after another, to compare (cuda)"),

@@ -27,6 +27,8 @@ def check_options(options: argparse.Namespace) -> None:
         if not least <= given <= most:
             allowed = f"of at least {least}" if most == math.inf else f"from {least} to {most:.0f}"
             reject(f"--{name} {given}: give a number {allowed}")
+    if options.export_weights is not None and options.weights is None:
+        reject("--export-weights needs names of tensors: give --weights DIR too, or --export FILE")
     needing = [("--save-every", options.save_every), (f"--resume {LATEST}", goes_on(options))]
     for option, is_given in needing:
         if is_given and options.out is None:
@@ -39,11 +41,13 @@ def check_places(options: argparse.Namespace) -> None:
         writable(options.out / "measurement.yaml", "folder")
     if options.export is not None:
         writable(options.export, "file", "--export")
+    if options.export_weights is not None:
+        writable(options.export_weights / "config.json", "folder", "--export-weights")
 
 
 def check_stage(options: argparse.Namespace) -> None:
     """Refuse what needs the whole model beside a stage by itself."""
-    for name in ("--save-every", "--resume", "--export"):
+    for name in ("--save-every", "--resume", "--export", "--export-weights"):
         given = getattr(options, name[2:].replace("-", "_"))
         if options.stage is not None and given:
             reject(f"{name} needs the whole model: leave it out, or --stage {options.stage}")

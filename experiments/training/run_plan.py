@@ -118,6 +118,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
         stage=options.stage,
         kernel=options.attention_kernel,
         draws_on_device=options.draw_on_device,
+        weights=options.weights,
         training=training,
     )
 
@@ -222,6 +223,8 @@ def _finish(
             print(summary_of(result), flush=True)
     if options.export is not None:
         session.export(options.export)
+    if options.export_weights is not None:
+        session.export_checkpoint(options.export_weights)
     if directory is not None and tasks:
         job, stage = session.job, options.stage
         measured = measurement_of(job, stage, history, memory, tasks, environment)

@@ -350,7 +350,19 @@ def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
     if row.window:
         fields["window"], remark = window_of(keys)
         remarks.append(remark)
-    return {**fields, **_rotation(keys, fields)}, [remark for remark in remarks if remark]
+    fields |= _epsilon(keys) | _rotation(keys, fields)
+    return fields, [remark for remark in remarks if remark]
+
+
+# What norms add before a root, as types call it.
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
+
+
+def _epsilon(keys: TypeKeys) -> Fields:
+    """What norms add, where a file says it."""
+    given = (keys.given(name) for name in _EPSILONS)
+    found = next((value for value in given if value is not None), None)
+    return {} if found is None else {"norm_epsilon": found}
 
 
 def _family(keys: TypeKeys) -> Fields:

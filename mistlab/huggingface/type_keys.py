@@ -178,6 +178,11 @@ class TypeKeys:
         value = self.row.defaults.get(key)
         return None if value is None else float(value)
 
+    def given(self, key: str) -> float | None:
+        """A number that a file gives, whatever its type's default."""
+        value = self.config.get(key)
+        return None if value is None else self._number(key, value)
+
     def _mapping(self, holder: str) -> Mapping[str, Any]:
         mapping = self.config.get(holder)
         if mapping is None:

@@ -151,6 +151,7 @@ VOCAB_MULTIPLE = 128
 LLAMA_FFN_MULTIPLE = 256
 # The base of rotary position embedding as published (Su et al. 2021, arXiv 2104.09864).
 ROTARY_BASE = 10_000.0
+NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +160,8 @@ class ModelSpec:
 
     ``ffn`` is the inner width of the feed-forward network, and of its gate if it has one. Rotary
     embedding turns the share ``rotary_fraction`` of a head's channels, the slowest channel by one
-    radian in about ``rotary_base`` positions. ``graph_file`` is the JSON file with the traced
+    radian in about ``rotary_base`` positions. Norms add ``norm_epsilon`` to what they divide by the
+    root of. ``graph_file`` is the JSON file with the traced
     layers of a custom model. ``tensor_parallel_degrees`` are the degrees that its code supports;
     None stands for all degrees that divide heads and widths. ``trained`` is how the model was
     trained by those who published it.
@@ -212,6 +214,10 @@ class ModelSpec:
     graph_file: str | None = None
     tensor_parallel_degrees: tuple[int, ...] | None = field(
         default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN)
+    )
+    # No cost depends on it: models that differ in it alone are equal.
+    norm_epsilon: float = field(
+        default=NORM_EPSILON, compare=False, metadata=bounded(above=0, most=1.0)
     )
     # It describes a run, not the model: models that differ in it alone are equal.
     trained: Trained | None = field(default=None, compare=False)

@@ -47,10 +47,10 @@ class FirstWeights:
 
     def __init__(self, workload: Workload, seed: int) -> None:
         check_model(workload)
-        if workload.model.experts is not None:
+        if not workload.model.has_plain_blocks:
             reject(
                 f"workload.model: blocks of {workload.model.name or 'this model'} can be predicted "
-                "and not yet trained by other systems here: give a model without experts"
+                "and not yet trained by other systems here: give a model of plain blocks"
             )
         with torch.device("meta"):
             named = model_of(workload).named_parameters()

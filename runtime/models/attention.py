@@ -21,7 +21,7 @@ from runtime.models.context import (
     heads_of_all,
     tokens_of_own,
 )
-from runtime.models.operators import CausalSoftmax, RMSNorm, Rotary
+from runtime.models.operators import CausalSoftmax, HeadNorm, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import Size, TensorParallel, value_of
 from runtime.models.wide_attention import WideAttention
@@ -192,8 +192,8 @@ class PartedAttention(Attention):
         self.sees_window = structure.window
         self.query_norm = self.key_norm = self.sinks = None
         if structure.qk_norm:
-            self.query_norm = RMSNorm(config.head_dim, config.dtype)
-            self.key_norm = RMSNorm(config.head_dim, config.dtype)
+            self.query_norm = HeadNorm(config.head_dim, config.dtype)
+            self.key_norm = HeadNorm(config.head_dim, config.dtype)
         if structure.sinks:
             self.sinks = nn.Parameter(torch.empty(self.heads, dtype=config.dtype))
 

@@ -14,6 +14,7 @@ from runtime.models.config import (
     structure_of,
     structure_of_block,
 )
+from runtime.models.operators import add_in_norms
 from runtime.models.ranks import TensorParallel
 from runtime.models.transformer import Transformer
 
@@ -86,7 +87,9 @@ def model_of(
     """The torch model of a workload, as one tensor-parallel rank holds it."""
     config, spec = config_of(workload, tensor_parallel=tensor_parallel), workload.model
     blocks = [structure_of_block(spec, block) for block in range(spec.layers)]
-    return Transformer(config, structure_of(spec), ranks, blocks=blocks)
+    model = Transformer(config, structure_of(spec), ranks, blocks=blocks)
+    add_in_norms(model, spec.norm_epsilon)
+    return model
 
 
 # A block whose activations are computed again for the backward pass, by torch's checkpointing.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from runtime.models.attention import RotaryTables
 from runtime.models.config import ModelConfig, Structure, shard
 from runtime.models.operators import RMSNorm, Rotary, rotate_
-from runtime.models.parallel import ColumnLinear, RowLinear, enter, product
+from runtime.models.parallel import ColumnLinear, Multiply, RowLinear, enter, product
 from runtime.models.ranks import Size, TensorParallel
 from runtime.models.wide_attention import WideAttention
 
@@ -170,15 +170,16 @@ class LatentAttention(nn.Module):
 
 
 class Down(nn.Module):
-    """A product with a weight that every rank has whole."""
+    """A product with a weight that every rank has whole, of all tokens; so is its gradient."""
 
     def __init__(self, inputs: Size, outputs: Size, dtype: torch.dtype) -> None:
         super().__init__()
+        self.multiply: Multiply = nn.functional.linear
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """The product (B, S, outputs)."""
-        return product(x, self.weight, None)
+        return product(x, self.weight, None, self.multiply)
 
 
 class _Gathered(torch.autograd.Function):

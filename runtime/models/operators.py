@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mistlab.plan.workload import NORM_EPSILON
 from runtime.models.ranks import Size
 
 # Fused operators that eager PyTorch lacks; a trace sees each as one operator.
@@ -275,13 +276,13 @@ class LayerNorm(nn.Module):
 
     def __init__(self, width: Size, dtype: torch.dtype) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.epsilon = width, NORM_EPSILON
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(width, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        return nn.functional.layer_norm(x, (self.width,), self.weight, self.bias, 1e-5)
+        return nn.functional.layer_norm(x, (self.width,), self.weight, self.bias, self.epsilon)
 
 
 class RMSNorm(nn.Module):
@@ -289,8 +290,21 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: Size, dtype: torch.dtype) -> None:
         super().__init__()
+        self.epsilon = NORM_EPSILON
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        return rms_norm(x, self.weight, 1e-5)[0]
+        return rms_norm(x, self.weight, self.epsilon)[0]
+
+
+class HeadNorm(RMSNorm):
+    """RMSNorm of each head's channels; every tensor-parallel rank has the weight, and a summand of
+    its gradient, that of its own heads."""
+
+
+def add_in_norms(module: nn.Module, epsilon: float) -> None:
+    """Let all norms inside a module add ``epsilon``."""
+    for one in module.modules():
+        if isinstance(one, LayerNorm | RMSNorm):
+            one.epsilon = epsilon

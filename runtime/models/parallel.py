@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from runtime.models.config import shard
 from runtime.models.grouped import ExpertMatrices
+from runtime.models.operators import HeadNorm
 from runtime.models.ranks import Size, TensorParallel
 
+# Parameters with a number for each head, which ranks split as they split heads.
+OF_HEADS = ("sinks",)
 # Computes ``x @ weight.T + bias`` of matrices. The default is torch's function; the executor of a
 # plan puts its own there.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -229,17 +232,19 @@ def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
             if one.bias is not None:
                 yield one.bias
         elif not isinstance(one, ColumnLinear | VocabularyEmbedding | ExpertMatrices):
-            yield from one.parameters(recurse=False)
+            own = one.named_parameters(recurse=False)
+            yield from (parameter for name, parameter in own if name not in OF_HEADS)
 
 
 def parameters_of_own_tokens(module: nn.Module, *, splits_tokens: bool) -> Iterator[nn.Parameter]:
     """The parameters that all ranks hold whole, of whose gradients each rank has a summand: where
-    ranks split tokens, and what comes before experts, to which each rank sends its own tokens."""
+    ranks split tokens, what comes before experts, to which each rank sends its own tokens, and
+    norms of heads, of which each rank has its own."""
     if splits_tokens:
         yield from shared_parameters(module)
         return
     for one in module.modules():
-        if isinstance(one, SmallMatrix):
+        if isinstance(one, SmallMatrix | HeadNorm):
             yield from one.parameters(recurse=False)
 
 
@@ -309,4 +314,6 @@ def _part(module: nn.Module, leaf: str, tensor: Tensor, rank: int, ranks: int) -
         return module.part_of(leaf, tensor)
     if isinstance(module, RowLinear) and leaf == "weight":
         return tensor.chunk(ranks, dim=1)[rank]
+    if leaf in OF_HEADS:
+        return tensor.chunk(ranks)[rank]
     return tensor

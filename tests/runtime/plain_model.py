@@ -16,7 +16,6 @@ from torch.nn import functional
 from mistlab.plan.workload import ModelSpec
 
 Weights = Mapping[str, Tensor]
-EPSILON = 1e-5
 
 
 class Part:
@@ -74,12 +73,12 @@ def block_of(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tensor:
 
 def norm(spec: ModelSpec, own: Part, x: Tensor) -> Tensor:
     if spec.norm == "layernorm":
-        return functional.layer_norm(x, x.shape[-1:], own["weight"], own["bias"], EPSILON)
-    return rms(x, own["weight"])
+        return functional.layer_norm(x, x.shape[-1:], own["weight"], own["bias"], spec.norm_epsilon)
+    return rms(spec, x, own["weight"])
 
 
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight
+def rms(spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + spec.norm_epsilon).sqrt() * weight
 
 
 # Networks: one for all tokens, or experts of which each token takes a few.
@@ -138,8 +137,8 @@ def attention(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tensor:
     counts = [spec.heads, spec.kv_heads, spec.kv_heads, *[spec.heads] * spec.attention_gate]
     query, key, value, *gate = made.split(counts, 2)
     if spec.qk_norm:
-        query = rms(query, own["query_norm.weight"])
-        key = rms(key, own["key_norm.weight"])
+        query = rms(spec, query, own["query_norm.weight"])
+        key = rms(spec, key, own["key_norm.weight"])
     if spec.position_embedding == "rotary":
         channels = round(spec.head_dim * spec.rotary_fraction)
         query, key = (rotated(spec, one, channels) for one in (query, key))
@@ -165,11 +164,11 @@ def latent_attention(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tenso
     channels = round(spec.head_dim * spec.rotary_fraction)
     short = x
     if latent.query_rank is not None:
-        short = rms(own.inside("query_down").linear(x), own["query_norm.weight"])
+        short = rms(spec, own.inside("query_down").linear(x), own["query_norm.weight"])
     query = own.inside("query_up").linear(short).view(batch, tokens, spec.heads, spec.head_dim)
     query = rotated(spec, query, channels)
     short, shared = own.inside("key_down").linear(x).split([latent.key_rank, channels], -1)
-    made = own.inside("key_up").linear(rms(short, own["key_norm.weight"]))
+    made = own.inside("key_up").linear(rms(spec, short, own["key_norm.weight"]))
     key, value = made.view(batch, tokens, spec.heads, -1).split(
         [spec.head_dim - channels, latent.value_dim], -1
     )

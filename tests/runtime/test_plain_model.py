@@ -24,6 +24,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"head_dim": 12, "rotary_fraction": 1 / 3, "latent": {"query_rank": 16, **LATENT}},
     ),
+    "windows in turn and sinks": (
+        "llama",
+        {"window": {"size": 5, "full_every": 2}, "sinks": True, "kv_heads": 2},
+    ),
+    "experts, one for all tokens, a dense block": (
+        "llama",
+        {"experts": {"count": 4, "active": 2, "ffn": 24, "shared_ffn": 16, "dense_blocks": 1}},
+    ),
 }
 
 

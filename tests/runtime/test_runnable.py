@@ -6,13 +6,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from benchmarks.trained_models import PAGE, page
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.plan.plan import StagePlan
 from mistlab.plan.workload import ModelSpec, Workload
 from runtime.baselines.baseline import FirstWeights
 from runtime.engine.work.layer_passes import layer_treatments
-from runtime.runnable import check_model
+from runtime.runnable import check_model, trains_here
 
 
 def workload(model: ModelSpec) -> Workload:
@@ -22,22 +23,22 @@ def workload(model: ModelSpec) -> Workload:
 
 
 @pytest.mark.parametrize("name", catalog.model_names())
-def test_models_of_plain_blocks_and_experts_are_trained_and_all_others_refused(name: str) -> None:
+def test_models_are_trained_or_refused_by_what_they_have(name: str) -> None:
     work = workload(catalog.model(name))
     model = work.model
-    experts_alone = not model.pattern and replace(model, experts=None).has_plain_blocks
-    if model.has_plain_blocks or (experts_alone and not model.biases):
+    lacks = model.pattern or model.further_tokens or (model.experts and model.biases)
+    if not lacks:
         check_model(work)
+        assert trains_here(model) == ""
         return
     with pytest.raises(InputError, match="can be predicted and not yet trained: "):
         check_model(work)
+    assert trains_here(model)
 
 
-def test_norms_after_the_halves_of_blocks_are_not_trained() -> None:
-    model = replace(catalog.model("llama-7b"), post_norms=True)
-    assert not model.has_plain_blocks
-    with pytest.raises(InputError, match="post_norms can be predicted and not yet trained: "):
-        check_model(workload(model))
+def test_the_page_of_trained_models_is_made_of_the_catalogue() -> None:
+    """Who has mended one: ``python -m benchmarks.trained_models``."""
+    assert PAGE.read_text(encoding="utf-8") == page()
 
 
 def test_a_precision_that_cannot_be_trained_is_named() -> None:

@@ -100,7 +100,13 @@ def calls_of(
     ]
     learns_positions = workload.model.position_embedding == "absolute"
     steps = [
-        _Stage(topology=topology, shape=shape, sums=sums, learns_positions=learns_positions).steps()
+        _Stage(
+            topology=topology,
+            shape=shape,
+            sums=sums,
+            learns_positions=learns_positions,
+            has_head_norms=workload.model.qk_norm,
+        ).steps()
         for shape in shapes
     ]
     ranks = range(plan.num_gpus)
@@ -198,6 +204,7 @@ class _Stage:
     shape: StageShape
     sums: int
     learns_positions: bool = False
+    has_head_norms: bool = False
     known: dict[tuple[object, ...], tuple[Call, ...]] = field(default_factory=dict)
 
     def steps(self) -> tuple[Step, ...]:
@@ -258,14 +265,15 @@ class _Stage:
         # Attention's region is the first of a block, so the sum of its gradients is the last.
         *sums, last = self._sums(*(THEIR_GRADIENTS,) * self.sums) or (None,)
         of_tensor = () if last is None else (last,)
-        return (*again, *sums, *self._keys("backward"), *of_tensor)
+        of_heads = () if splits else self._of_heads(op)
+        return (*again, *sums, *self._keys("backward"), *of_tensor, *of_heads)
 
     def of_weights(self, op: Op) -> tuple[Call, ...]:
         """W: if ranks split tokens, products gather their inputs again, and vectors are summed."""
         if op.layer == EMBEDDING:
             return self._of_embedding(op)
         if not self._splits_tokens:
-            return ()
+            return self._of_heads(op)
         in_b = self.shape.adds_table_in_b(op.layer)
         count = 0 if in_b else self._products(op)
         return (*self._gathers(ACTIVATIONS) * count, *self._of_vectors(op))
@@ -324,6 +332,11 @@ class _Stage:
         """The sum of a layer's shared vectors, once an iteration."""
         is_last = op.phase == "last_backward"
         return self._sums(f"{OF_VECTORS} {op.layer}") if is_last else ()
+
+    def _of_heads(self, op: Op) -> tuple[Call, ...]:
+        """The same of norms of heads, of which each rank has its own, whatever it splits."""
+        has_any = self.has_head_norms and self.shape.has_block(op.layer)
+        return self._of_vectors(op) if has_any else ()
 
     def _gathers(self, what: str) -> tuple[Call, ...]:
         """A call for each sequence of a micro-batch."""

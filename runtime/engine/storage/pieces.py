@@ -11,7 +11,7 @@ from math import prod
 from torch import nn
 
 from runtime.models.grouped import ExpertMatrices
-from runtime.models.parallel import ColumnLinear, RowLinear, VocabularyEmbedding
+from runtime.models.parallel import OF_HEADS, ColumnLinear, RowLinear, VocabularyEmbedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def part_of(
         return _part_of_experts(module, leaf, shape)
     if isinstance(module, ColumnLinear):
         return Part(rows=tuple(_blocks(module.blocks, rank, ranks, used)))
-    if isinstance(module, VocabularyEmbedding):
+    if isinstance(module, VocabularyEmbedding) or leaf in OF_HEADS:
         return Part(rows=tuple(_blocks((size * ranks,), rank, ranks, used)))
     rows = (Rows(begin=0, end=size, first=0),)
     if isinstance(module, RowLinear) and leaf == "weight":

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from runtime.engine.streams.lanes import StreamedRanks
 from runtime.models.grouped import ExpertMatrices, grouped_product, grouped_product_of_rows
+from runtime.models.latent_attention import Down
 from runtime.models.parallel import (
     ColumnLinear,
     MultiplyGathered,
@@ -157,7 +158,7 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
         if isinstance(one, ColumnLinear):
             one.multiply = partial(adding_up, schedule=ranks.put_off)
             one.multiply_gathered = _gathered_by(ranks)
-        elif isinstance(one, RowLinear):
+        elif isinstance(one, RowLinear | Down):
             one.multiply = partial(adding_up, schedule=ranks.do)
         elif isinstance(one, ExpertMatrices):
             one.multiply = partial(adding_up_groups, schedule=ranks.do)

@@ -20,7 +20,8 @@ from runtime.models.parallel import parameters_of_own_tokens
 
 
 class SharedVectors:
-    """The sums of a stage's layers; empty unless ranks split tokens, or send them to experts."""
+    """The sums of a stage's layers; empty unless ranks split tokens or send them to experts, or
+    heads have norms."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from runtime.models.attention import Attention, RotaryTables
 from runtime.models.config import ModelConfig, config_of, structure_of, structure_of_block
 from runtime.models.context import ContextRanks, own_positions
 from runtime.models.grouped import ExpertMatrices
-from runtime.models.operators import causal_softmax, causal_softmax_backward
+from runtime.models.operators import add_in_norms, causal_softmax, causal_softmax_backward
 from runtime.models.parallel import shard_of
 from runtime.models.ranks import OneRank, TensorParallel
 from runtime.models.transformer import Block, Embedding, Head
@@ -205,7 +205,7 @@ def layer_modules(
     return {
         layer: LayerModule(
             prefix=_prefix(layer, workload.model.layers),
-            module=build.layer(layer),
+            module=build.with_norms(layer),
             whole_shapes=_own_shapes(unsplit.layer(layer), borrows=shape.borrows_table(layer)),
         )
         for layer in shape.layers
@@ -234,6 +234,11 @@ class _Builder:
         self.spec, self.structure = workload.model, structure_of(workload.model)
         self.blocks = workload.model.layers
         self.config, self.ranks, self.rotary = config, ranks, rotary
+
+    def with_norms(self, layer: int) -> nn.Module:
+        module = self.layer(layer)
+        add_in_norms(module, self.spec.norm_epsilon)
+        return module
 
     def layer(self, layer: int) -> nn.Module:
         with torch.device("meta"):

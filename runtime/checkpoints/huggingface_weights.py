@@ -1,0 +1,363 @@
+"""Weights of Hugging Face checkpoints: read for a plan's ranks, and written from a run's export.
+
+A checkpoint is a folder with ``config.json`` and one or several safetensors files. Its tensors are
+the model's matrices one by one; the runtime has queries, keys and values as one matrix, gates with
+the matrices beside them, and all experts of a block as one tensor.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mistlab.core.values import InputError, reject
+from mistlab.job.job import model_from
+from mistlab.plan.workload import ModelSpec, Workload
+from runtime.engine.executor import Executor
+from runtime.models.families import model_of
+
+INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
+TYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+}
+TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
+_ALIGNMENT = 8
+
+
+# Files of tensors: eight bytes for the length of the header, a JSON header, and the bytes.
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    file: Path
+    begin: int
+    kind: torch.dtype
+    shape: tuple[int, ...]
+
+
+class TensorFolder:
+    """The tensors of a folder's safetensors files, by name; read when they are asked for."""
+
+    def __init__(
+        self, folder: Path, option: str = "--weights", *, files: Sequence[Path] = ()
+    ) -> None:
+        self.folder, self.option, self._given = folder, option, files
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The content of ``config.json``."""
+        try:
+            content = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            reject(f"{self.option} {self.folder}: {CONFIG} cannot be read ({error}): give a folder")
+        if not isinstance(content, dict):
+            reject(f"{self.option} {self.folder}: {CONFIG} is no mapping: give a model's own")
+        return content
+
+    @cached_property
+    def _places(self) -> dict[str, _Place]:
+        return {name: place for file in self._files() for name, place in _header(file)}
+
+    def _files(self) -> list[Path]:
+        if self._given:
+            return list(self._given)
+        index = self.folder / INDEX
+        try:
+            if index.exists():
+                names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+                return [self.folder / name for name in dict.fromkeys(names)]
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            reject(f"{self.option} {self.folder}: {INDEX} cannot be read ({error})")
+        files = sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            reject(
+                f"{self.option} {self.folder}: has no *.safetensors: give the folder of a "
+                "checkpoint of Hugging Face"
+            )
+        return files
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor; refuses a name that the folder lacks."""
+        return self._place(name).shape
+
+    def kind(self, name: str) -> torch.dtype:
+        """The type of a tensor's numbers."""
+        return self._place(name).kind
+
+    def read(self, name: str) -> Tensor:
+        """A tensor in 32 bits."""
+        place = self._place(name)
+        size = prod(place.shape) * place.kind.itemsize
+        raw = np.memmap(place.file, np.uint8, "r", offset=place.begin, shape=(size,))
+        whole = torch.from_numpy(np.array(raw)).view(place.kind).view(place.shape)
+        return whole.float()
+
+    def _place(self, name: str) -> _Place:
+        if name not in self._places:
+            reject(
+                f"{self.option} {self.folder}: has no tensor {name}: give a checkpoint of the "
+                "model that the plan names"
+            )
+        return self._places[name]
+
+
+def _header(file: Path) -> Iterator[tuple[str, _Place]]:
+    """The tensors of a file; refuses a file that is cut off or damaged."""
+    try:
+        whole = file.stat().st_size
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(_ALIGNMENT), "little")
+            entries = json.loads(opened.read(min(length, whole)))
+        entries.pop("__metadata__", None)
+        first = length + _ALIGNMENT
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            shape, kind = tuple(entry["shape"]), TYPES[entry["dtype"]]
+            if first + end > whole or end - begin != prod(shape) * kind.itemsize:
+                reject(f"{file}: {name} reaches beyond its end: the file is cut off, copy it again")
+            yield name, _Place(file, first + begin, kind, shape)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        reject(f"{file} is no safetensors file, or damaged ({error}): copy it again")
+
+
+def write_tensors(path: Path, tensors: Iterator[tuple[str, Tensor]], kinds: "Shapes") -> None:
+    """Write tensors, which come in the order of ``kinds``, as one safetensors file."""
+    entries, begin = {}, 0
+    for name, (shape, kind) in kinds.items():
+        size = prod(shape) * kind.itemsize
+        ends = [begin, begin + size]
+        entries[name] = {"dtype": TYPE_NAMES[kind], "shape": list(shape), "data_offsets": ends}
+        begin += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(_ALIGNMENT, "little") + text)
+        for _, tensor in tensors:
+            file.write(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+# Which tensors of a checkpoint a parameter of the runtime is made of.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSource:
+    """The tensors that are a parameter's rows one after another, or with ``stacked`` its experts,
+    each of ``parts`` tensors; row i of the parameter is row ``order[i]`` of theirs."""
+
+    tensors: tuple[str, ...]
+    stacked: int = 0
+    order: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, *tensors: str) -> Self:
+        """Rows of tensors one after another."""
+        return cls(tensors=tensors)
+
+    def made(self, folder: TensorFolder) -> Tensor:
+        """The parameter."""
+        parts = [folder.read(name) for name in self.tensors]
+        if self.stacked:
+            groups = [parts[at : at + self.stacked] for at in range(0, len(parts), self.stacked)]
+            return torch.stack([torch.cat(group) for group in groups])
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return whole if self.order is None else whole[list(self.order)]
+
+    def shape(self, folder: TensorFolder) -> tuple[int, ...]:
+        """The parameter's shape."""
+        shapes = [folder.shape(name) for name in self.tensors]
+        count = len(shapes) // self.stacked if self.stacked else 1
+        rows = sum(shape[0] for shape in shapes) // count
+        own = (rows, *shapes[0][1:])
+        return (count, *own) if self.stacked else own
+
+    def taken_apart(self, whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """The checkpoint's tensors, whose numbers of rows are ``sizes``."""
+        if self.stacked:
+            own = sizes[: self.stacked]
+            return [part for expert in whole for part in expert.split(list(own))]
+        if self.order is not None:
+            back = torch.empty_like(whole)
+            back[list(self.order)] = whole
+            whole = back
+        return list(whole.split(list(sizes)))
+
+
+def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]:
+    """For each parameter of a model, the tensors of a checkpoint; refuses types of models whose
+    names are not known."""
+    model_type = str(folder.config.get("model_type", ""))
+    if model_type not in NAMED_LIKE_LLAMA:
+        known = ", ".join(sorted(NAMED_LIKE_LLAMA))
+        reject(
+            f"{folder.option} {folder.folder}: tensors' names of {model_type or 'no type'} are not "
+            f"known here: give a checkpoint of "
+            f"{known}, or start from drawn weights"
+        )
+    sources = {
+        "embedding.tokens.weight": TensorSource.of("model.embed_tokens.weight"),
+        "head.norm.weight": TensorSource.of("model.norm.weight"),
+        "head.projection.weight": TensorSource.of(
+            "model.embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"
+        ),
+    }
+    for block in range(spec.layers):
+        for name, source in _of_block(spec, block, model_type):
+            sources[f"blocks.{block}.{name}"] = source
+    return sources
+
+
+NAMED_LIKE_LLAMA = ("llama", "mistral", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
+
+
+def _of_block(spec: ModelSpec, block: int, model_type: str) -> Iterator[tuple[str, TensorSource]]:
+    path = f"model.layers.{block}"
+    yield "attention_norm.weight", TensorSource.of(f"{path}.input_layernorm.weight")
+    yield "mlp_norm.weight", TensorSource.of(f"{path}.post_attention_layernorm.weight")
+    own = f"{path}.self_attn"
+    yield "attention.output.weight", TensorSource.of(f"{own}.o_proj.weight")
+    if spec.latent is not None:
+        yield from _of_latent(spec, own)
+    else:
+        parts = [f"{own}.{name}_proj.weight" for name in "qkv"]
+        yield "attention.qkv.weight", TensorSource.of(*parts)
+    if spec.qk_norm:
+        yield "attention.query_norm.weight", TensorSource.of(f"{own}.q_norm.weight")
+        yield "attention.key_norm.weight", TensorSource.of(f"{own}.k_norm.weight")
+    experts = spec.experts
+    if experts is None or block < experts.dense_blocks:
+        yield from _of_network("mlp", f"{path}.mlp")
+        return
+    is_mixtral = model_type == "mixtral"
+    mlp = f"{path}.block_sparse_moe" if is_mixtral else f"{path}.mlp"
+    gate, up, down = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    each = [f"{mlp}.experts.{expert}" for expert in range(experts.count)]
+    ups = tuple(f"{one}.{name}.weight" for one in each for name in (gate, up))
+    yield "experts.router.weight", TensorSource.of(f"{mlp}.gate.weight")
+    yield "experts.up.weight", TensorSource(tensors=ups, stacked=2)
+    downs = tuple(f"{one}.{down}.weight" for one in each)
+    yield "experts.down.weight", TensorSource(tensors=downs, stacked=1)
+    if experts.shared_ffn:
+        yield from _of_network("shared", f"{mlp}.shared_experts")
+
+
+def _of_network(name: str, path: str) -> Iterator[tuple[str, TensorSource]]:
+    parts = [f"{path}.{part}_proj.weight" for part in ("gate", "up")]
+    yield f"{name}.up.weight", TensorSource.of(*parts)
+    yield f"{name}.down.weight", TensorSource.of(f"{path}.down_proj.weight")
+
+
+def _of_latent(spec: ModelSpec, path: str) -> Iterator[tuple[str, TensorSource]]:
+    """Latent attention's matrices. A checkpoint has a head's rotated channels last, and pairs of
+    them side by side; the runtime has them first, and the first of all pairs before the second."""
+    latent = spec.latent
+    assert latent is not None
+    rotated = round(spec.head_dim * spec.rotary_fraction)
+    pairs = [*range(0, rotated, 2), *range(1, rotated, 2)]
+    plain = spec.head_dim - rotated
+    head = [*(plain + at for at in pairs), *range(plain)]
+    heads = tuple(own * spec.head_dim + at for own in range(spec.heads) for at in head)
+    key = (*range(latent.key_rank), *(latent.key_rank + at for at in pairs))
+    if latent.query_rank is None:
+        yield (
+            "attention.query_up.weight",
+            TensorSource(tensors=(f"{path}.q_proj.weight",), order=heads),
+        )
+    else:
+        yield "attention.query_down.weight", TensorSource.of(f"{path}.q_a_proj.weight")
+        yield "attention.query_norm.weight", TensorSource.of(f"{path}.q_a_layernorm.weight")
+        up = (f"{path}.q_b_proj.weight",)
+        yield "attention.query_up.weight", TensorSource(tensors=up, order=heads)
+    down = (f"{path}.kv_a_proj_with_mqa.weight",)
+    yield "attention.key_down.weight", TensorSource(tensors=down, order=key)
+    yield "attention.key_norm.weight", TensorSource.of(f"{path}.kv_a_layernorm.weight")
+    yield "attention.key_up.weight", TensorSource.of(f"{path}.kv_b_proj.weight")
+
+
+# Into a run, and out of one.
+
+
+def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
+    """Refuse a checkpoint of another model than the workload's, before anything is allocated."""
+    spec, where = workload.model, f"{folder.option} {folder.folder}"
+    assert folder.config
+    own = model_from(str(folder.folder / CONFIG), Path())
+    for name in _COMPARED:
+        mine, its = getattr(spec, name), getattr(own, name)
+        if mine != its:
+            reject(
+                f"{where}: {CONFIG} has {name} {its}, the plan's model {mine}: give "
+                f"workload.model: {folder.folder / CONFIG}"
+            )
+    sources = sources_of(spec, folder)
+    for path, shape in shapes_of_model(workload).items():
+        if path not in sources:
+            reject(f"{where}: nothing in it is {path}: start from drawn weights")
+        if (found := sources[path].shape(folder)) != shape:
+            names = sources[path].tensors
+            reject(
+                f"{where}: {names[0]} makes {path} of shape {found}, the plan's model has {shape}: "
+                f"give workload.model: {folder.folder / CONFIG}"
+            )
+
+
+def shapes_of_model(workload: Workload) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's parameters, unsplit."""
+    with torch.device("meta"):
+        return {name: tuple(one.shape) for name, one in model_of(workload).named_parameters()}
+
+
+_COMPARED = (
+    *("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "norm", "activation"),
+    *("tied_embeddings", "biases", "rotary_fraction", "rotary_base", "norm_epsilon", "qk_norm"),
+    *("latent", "experts", "window"),
+)
+
+
+def load_weights(executor: Executor, folder: TensorFolder) -> None:
+    """Set a rank's master weights from a checkpoint that was checked."""
+    sources = sources_of(executor.model, folder)
+    for layer, one in executor.layers.items():
+        made = {name: sources[one.prefix + name].made(folder) for name in one.whole_shapes}
+        executor.parameters.set_masters(layer, made)
+
+
+def rewrite(exported: Path, spec: ModelSpec, folder: TensorFolder, out: Path) -> None:
+    """Write a run's exported weights, whole and under the runtime's names, as a checkpoint with the
+    names and shapes of ``folder``'s."""
+    own = TensorFolder(exported.parent, "--export", files=(exported,))
+    sources = sources_of(spec, folder)
+    if spec.tied_embeddings:
+        del sources["head.projection.weight"]
+    kind = own.kind("head.norm.weight")
+    kinds = {
+        name: (folder.shape(name), kind) for source in sources.values() for name in source.tensors
+    }
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for path, source in sources.items():
+            sizes = [folder.shape(name)[0] for name in source.tensors]
+            parts = source.taken_apart(own.read(path), sizes)
+            for name, part in zip(source.tensors, parts, strict=True):
+                yield name, part.to(kind)
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_tensors(out / SINGLE, tensors(), kinds)
+    (out / CONFIG).write_text((folder.folder / CONFIG).read_text("utf-8"), "utf-8")

@@ -1,0 +1,179 @@
+"""Checkpoints of Hugging Face: the same logits as transformers' models, in and out of any plan."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from mistlab.core.values import InputError  # noqa: E402
+from mistlab.job.job import model_from  # noqa: E402
+from mistlab.plan.plan import Plan  # noqa: E402
+from mistlab.plan.workload import Workload  # noqa: E402
+from runtime.checkpoints.huggingface_weights import (  # noqa: E402
+    TensorFolder,
+    check_checkpoint,
+    load_weights,
+    rewrite,
+    sources_of,
+    write_tensors,
+)
+from runtime.comm.topology import connected  # noqa: E402
+from runtime.engine.executor import Executor  # noqa: E402
+from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
+from runtime.models.families import model_of  # noqa: E402
+from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
+from tests.runtime.worlds import (  # noqa: E402
+    CPU,
+    TRAINING,
+    sequences,
+    stage,
+    thread_groups,
+    whole_weights,
+)
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
+GROUPED = {"num_key_value_heads": 2}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("LlamaConfig", {**GROUPED, "rms_norm_eps": 1e-5}),
+    "Llama with one table": (
+        "LlamaConfig",
+        {**GROUPED, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+    ),
+    "Qwen3": ("Qwen3Config", {**GROUPED, "rms_norm_eps": 1e-6, "head_dim": 16}),
+    "Mixtral": (
+        "MixtralConfig",
+        {
+            **GROUPED,
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+        },
+    ),
+    "DeepSeek with plain networks": (
+        "DeepseekV3Config",
+        {
+            **LATENT,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6,
+            "first_k_dense_replace": 4,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+}
+
+
+@pytest.fixture(params=MODELS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
+    """A model of transformers with random weights, and the folder that it was saved in."""
+    kind, fields = MODELS[request.param]
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**SIZES, **fields)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    folder = tmp_path / "given"
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def workload_in(folder: Path) -> Workload:
+    spec = model_from(str(folder / "config.json"), Path())
+    return Workload(
+        model=spec, sequence_length=16, global_batch=8, attention="flash", precision="fp32"
+    )
+
+
+def logits_here(work: Workload, folder: TensorFolder, tokens: Any) -> Any:
+    model, sources = model_of(work), sources_of(work.model, folder)
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(sources[name].made(folder))
+    with torch.no_grad():
+        return model(tokens)
+
+
+def test_logits_are_those_of_transformers_before_and_after_a_plan(
+    checkpoint: tuple[Any, Path], tmp_path: Path
+) -> None:
+    model, given = checkpoint
+    work, folder = workload_in(given), TensorFolder(given)
+    check_checkpoint(work, folder)
+    tokens = sequences(work, 0)[:, :-1]
+    with torch.no_grad():
+        expected = model(tokens).logits
+    torch.testing.assert_close(logits_here(work, folder, tokens), expected, rtol=1e-5, atol=1e-5)
+
+    experts = {"expert_parallel": 2} if work.model.experts else {}
+    sharded = {"tensor_parallel": 2, "data_parallel": 2, "micro_batch": 2, "zero": 3, **experts}
+    plan = Plan(micro_batches=2, stages=(stage(2, **sharded), stage(2, **sharded)))
+    weights = through(work, plan, folder)
+
+    exported = tmp_path / "exported.safetensors"
+    kinds = {name: (tuple(one.shape), torch.float32) for name, one in weights.items()}
+    write_tensors(exported, iter(weights.items()), kinds)
+    out = tmp_path / "again"
+    rewrite(exported, work.model, folder, out)
+    again = transformers.AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(again(tokens).logits, expected, rtol=0, atol=0)
+
+
+def through(work: Workload, plan: Plan, folder: TensorFolder) -> dict[str, Any]:
+    """The weights that a plan's ranks hold after they have read a checkpoint, put together."""
+
+    def rank_of(rank: int, meeting: Meeting) -> Executor:
+        tied = work.model.tied_embeddings
+        connections = connected(plan, rank, thread_groups(meeting, rank), tied=tied)
+        executor = Executor(
+            work, plan, connections, SimulatedStreams(), TRAINING, device=CPU, seed=None
+        )
+        load_weights(executor, folder)
+        return executor
+
+    return whole_weights(work, run_threads(plan.num_gpus, rank_of))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**SIZES, **GROUPED, rms_norm_eps=1e-5)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    work, folder = workload_in(tmp_path), TensorFolder(tmp_path)
+    larger = Workload(
+        model=model_from({"family": "llama", "hidden": 64, "layers": 4, "heads": 4}, Path()),
+        sequence_length=16,
+        global_batch=8,
+        attention="flash",
+        precision="fp32",
+    )
+    with pytest.raises(
+        InputError, match=r"has hidden 32, the plan's model 64: give workload.model"
+    ):
+        check_checkpoint(larger, folder)
+    with pytest.raises(InputError, match=r"config.json cannot be read"):
+        check_checkpoint(work, TensorFolder(tmp_path / "nowhere"))
+    file = next(tmp_path.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-400])
+    with pytest.raises(InputError, match=r"reaches beyond its end: the file is cut off"):
+        check_checkpoint(work, TensorFolder(tmp_path))
+
+
+def test_types_without_known_names_are_refused(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=96)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"tensors' names of gpt2 are not known"):
+        sources_of(workload_in(tmp_path).model, TensorFolder(tmp_path))
