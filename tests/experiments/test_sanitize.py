@@ -112,11 +112,7 @@ def test_a_plan_for_many_gpus_says_how_long_it_takes(
     [
         ({"plan": {"engine": "megatron"}}, "plan.engine: megatron runs in its own framework"),
         ({"plan": {"engine": "mist"}}, "plan.engine: mist runs in its own framework"),
-        (
-            {"model": {"dropout": 0.1}},
-            "workload.model: this model can be predicted and not yet trained: dropout 0.1: give "
-            "dropout: 0",
-        ),
+        ({"model": {"dropout": 0.1}}, "workload.model: this model can be predicted and not yet"),
     ],
 )
 def test_what_cannot_run_is_said_before_anything_runs(
