@@ -1,4 +1,4 @@
-"""Writes the stub of classes that are made from tables, for type checkers: ``make stubs``."""
+"""Writes the stubs of what is made from tables, for type checkers: ``make stubs``."""
 
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
@@ -6,9 +6,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+import mistlab
 from mistlab.plan import dimension_fields
 
 STUB = Path(dimension_fields.__file__).with_suffix(".pyi")
+PACKAGE_STUB = Path(mistlab.__file__).with_suffix(".pyi")
 
 
 def stub() -> str:
@@ -20,6 +22,18 @@ def stub() -> str:
         dimension_fields.SpaceFields,
     )
     return stub_of("Written by ``make stubs`` from the table of dimensions.", kinds)
+
+
+def package_stub() -> str:
+    """The text of the stub of the package, whose names are imported when they are used."""
+    imports = (
+        f"from {module} import {name} as {name}"
+        for module, names in sorted(mistlab.NAMES.items())
+        for name in names
+    )
+    doc = '"""Written by ``make stubs`` from the names of the package."""'
+    types = ("", "__version__: str", "NAMES: dict[str, tuple[str, ...]]", "")
+    return "\n".join([doc, "", *imports, *types])
 
 
 def stub_of(doc: str, kinds: Iterable[type]) -> str:
@@ -49,3 +63,4 @@ def _type_words(kind: Any) -> str:
 
 if __name__ == "__main__":
     STUB.write_text(stub(), encoding="utf-8")
+    PACKAGE_STUB.write_text(package_stub(), encoding="utf-8")

@@ -3,7 +3,7 @@
 import pickle
 from dataclasses import fields, replace
 
-from benchmarks.stubs import STUB, stub
+from benchmarks.stubs import PACKAGE_STUB, STUB, package_stub, stub
 from mistlab.plan.dimension_fields import Offload, OffloadRatios
 from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.named_spaces import space_of
@@ -17,6 +17,7 @@ STAGE = StagePlan(
 
 def test_the_stub_is_what_the_command_writes() -> None:
     assert STUB.read_text("utf-8") == stub(), "write it again: make stubs"
+    assert PACKAGE_STUB.read_text("utf-8") == package_stub(), "write it again: make stubs"
 
 
 def test_every_row_is_a_field_of_stages_and_of_spaces() -> None:
