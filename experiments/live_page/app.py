@@ -22,34 +22,16 @@ from mistlab.core.values import InputError
 
 Answer = TypeVar("Answer")
 # The files of the page, and what they are.
-FILES: Mapping[str, str] = {
-    "page.html": "text/html; charset=utf-8",
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "figures.js": "text/javascript; charset=utf-8",
-    "parts.js": "text/javascript; charset=utf-8",
-    "asking.js": "text/javascript; charset=utf-8",
-    "fields.js": "text/javascript; charset=utf-8",
-    "results.js": "text/javascript; charset=utf-8",
-    "serving.js": "text/javascript; charset=utf-8",
-}
+FILES = files("experiments.live_page") / "files"
+KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 # Which lane answers which question: sliders must not wait for searches or traces.
+STREAMED = ("search", "pareto")
 LANE_OF: Mapping[str, str] = {
-    "names": "quick",
-    "predict": "quick",
-    "compare": "quick",
-    "choices": "slow",
-    "timeline": "slow",
-    "trace": "slow",
-    "gains": "slow",
-    "paste": "slow",
-    "plan_file": "slow",
-    "export": "slow",
-    "serving": "slow",
-    "search": "search",
-    "pareto": "search",
+    **dict.fromkeys(("names", "predict", "compare"), "quick"),
+    **dict.fromkeys(("choices", "timeline", "trace", "gains"), "slow"),
+    **dict.fromkeys(("paste", "plan_file", "export", "serving"), "slow"),
+    **dict.fromkeys(STREAMED, "search"),
 }
-STREAMED = frozenset(("search", "pareto"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +142,10 @@ def _refused(status: int, why: str) -> Response:
 async def _file(request: Request) -> Response:
     """A file of the page."""
     name = request.path_params.get("name", "page.html")
-    if name not in FILES:
+    if name not in {file.name for file in FILES.iterdir()}:
         return _refused(404, f"there is no {name[:40]!r} here: open /")
-    text = files("experiments.live_page").joinpath("files", name).read_text(encoding="utf-8")
-    return Response(text, media_type=FILES[name])
+    kind = KINDS[name.rpartition(".")[2]]
+    return Response((FILES / name).read_text(encoding="utf-8"), media_type=kind)
 
 
 async def _icon(request: Request) -> Response:
