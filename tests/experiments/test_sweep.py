@@ -22,8 +22,7 @@ from experiments.commands import COMMANDS
 from experiments.commands.search_commands import SWEEP_EXAMPLE
 from experiments.pages.study import Study
 from experiments.sweeps.cell import Cell, CellAnswer, solved
-from experiments.sweeps.sweep import Answers, report
-from experiments.sweeps.sweep_file import cells_of, load_cells, sweep_from_mapping
+from experiments.sweeps.sweep import Answers, cells_of, load_cells, report, sweep_from_mapping
 from experiments.sweeps.workers import (
     AT_ONCE,
     OtherVersionError,

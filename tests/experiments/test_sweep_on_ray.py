@@ -11,8 +11,7 @@ from experiments.commands import COMMANDS
 from experiments.pages.study import Study
 from experiments.pages.tables import csv_of, untimed
 from experiments.sweeps.cell import Cell, solved
-from experiments.sweeps.sweep import Answers
-from experiments.sweeps.sweep_file import load_cells
+from experiments.sweeps.sweep import Answers, load_cells
 from experiments.sweeps.workers import OtherVersionError, here, workers
 from tests.experiments import killed_once
 

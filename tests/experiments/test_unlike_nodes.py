@@ -9,7 +9,7 @@ import pytest
 from experiments import analyse, predict, tune
 from experiments.bench.problem import problem_of
 from experiments.cli.commandline import PROBLEM, run
-from experiments.sweeps.sweep_file import cells_of, sweep_from_mapping
+from experiments.sweeps.sweep import cells_of, sweep_from_mapping
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.job.job import load_job

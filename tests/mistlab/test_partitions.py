@@ -5,16 +5,16 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments.studies.chain_partitions import (
+from experiments.studies.partitions import (
     BY_COLUMNS,
     BY_ROWS,
     COLLECTIVES,
     Partition,
+    all_partitions,
     block,
     chain,
     forced_to,
     mirrored,
-    partitions,
     shortest,
     weight,
     weight_ways,
@@ -65,7 +65,7 @@ def test_widths_weigh_messages() -> None:
 
 
 def test_all_partitions_of_a_chain_are_listed_cheapest_first() -> None:
-    found = list(partitions(THREE))
+    found = list(all_partitions(THREE))
     assert len({weight_ways(THREE, one) for one in found}) == len(found) == 8
     assert [one.cost for one in found] == sorted(one.cost for one in found)
     assert found[0].cost == shortest(THREE).cost
@@ -73,7 +73,7 @@ def test_all_partitions_of_a_chain_are_listed_cheapest_first() -> None:
 
 def test_the_published_partition_of_a_block_is_among_the_best() -> None:
     # A projection by rows gathers the heads' outputs and its own: as many bytes in more messages.
-    found = list(partitions(block(["whole"])))
+    found = list(all_partitions(block(["whole"])))
     assert weight_ways(block(), found[0]) == PUBLISHED
     assert [one.collective for one in found[0].messages] == ["all_reduce", "all_reduce"]
     assert [one.cost for one in found[:3]] == [4, 4, 7]
@@ -82,7 +82,7 @@ def test_the_published_partition_of_a_block_is_among_the_best() -> None:
 
 
 def test_sequence_parallelism_is_the_same_path_with_reduce_scatters() -> None:
-    found, second, *_ = partitions(block(["tokens"]), start="tokens", end="tokens")
+    found, second, *_ = all_partitions(block(["tokens"]), start="tokens", end="tokens")
     assert weight_ways(block(), found) == PUBLISHED
     assert (found.cost, second.cost) == (4, 5)
     assert [(one.before, one.collective) for one in found.messages] == [

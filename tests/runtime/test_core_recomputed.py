@@ -17,7 +17,7 @@ from mistlab.graph.layer_types import expressions_of  # noqa: E402
 from mistlab.graph.library import Variant, shipped  # noqa: E402
 from mistlab.graph.treatments import core_recomputed  # noqa: E402
 from runtime.models import attention  # noqa: E402
-from runtime.tracing.recorder import OperatorRecorder  # noqa: E402
+from runtime.tracing.trace import OperatorRecorder  # noqa: E402
 from runtime.tracing.traced_families import trace_variant  # noqa: E402
 
 VARIANTS = [

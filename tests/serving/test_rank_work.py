@@ -3,7 +3,7 @@
 import pytest
 
 from mistlab import catalog
-from mistlab.serving.rank_work import parameters_of, rank_work
+from mistlab.serving.step_cost import parameters_of, rank_work
 
 # Billions of parameters, as published.
 PUBLISHED = {
