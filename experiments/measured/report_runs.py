@@ -10,6 +10,7 @@ from statistics import mean, median
 from experiments.cli.commandline import DONE, as_options, progress, writable
 from experiments.measured.errors import ERROR_FORMS, error_cells
 from experiments.measured.predict_runs import RowPredictor
+from experiments.pages.study import beside
 from experiments.pages.tables import narrow
 from experiments.runs.dialects.dialect import row_of
 from experiments.runs.judged import (
@@ -97,18 +98,6 @@ BAD = 1.3
 # Profiles are of clusters that ran this engine.
 ENGINE_OF_PROFILES = "nanotron"
 HEAD = ("", "runs", "answered", *ERROR_FORMS)
-INTRODUCTION = """\
-# Predicted beside measured runs
-
-Made by `python -m experiments.report_runs TABLE.csv... --out docs/results`. Each row of each table
-is predicted as a plan of its own ([columns](../reference/measured-runs.md)), and held against the
-seconds and the memory that its row names. Errors are raw: a prediction that is 10 % too long and
-one that is 10 % too short both count 10 %. The *bias* is the median error with its sign; *in
-bounds* is the share of measurements between the predicted bounds; *memory* is the mean error of
-the peak. Rows that are refused have no error; they are counted and listed.
-
-![Predicted over measured seconds of all tables](runs.svg)
-"""
 
 
 def report(options: argparse.Namespace) -> int:
@@ -122,7 +111,8 @@ def report(options: argparse.Namespace) -> int:
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
     plain = _tables(options.tables, RowPredictor())
-    page = [INTRODUCTION, *_summary("All tables", plain), *left_out_lines(plain)]
+    words = "\n\n".join(beside("report_runs"))
+    page = [f"{words}\n", *_summary("All tables", plain), *left_out_lines(plain)]
     if options.sureness is not None:
         write_sureness(plain, options.sureness)
     if profile is not None:
@@ -288,31 +278,6 @@ SURENESS_HEAD = (
     "runs",
     *(cell for way in WAYS for cell in (f"without its {way}", "width", "score")),
 )
-WORDS = """\
-## Bounds of runs that were left out
-
-Bounds lie shares of the way below and above what is predicted. The way leads, in logarithms, from
-the predicted time to the time of the model's arithmetic at the peak rate: it is short for a run
-that uses half of its GPUs' peak, long for a tiny model that waits for its host. Shares belong to
-the kind of run, by what is known before it runs: the software, the engine that it is predicted as,
-the GPUs, the blocks (without experts, with experts, hybrid, with adapters), the bits of products,
-benchmark or training as users do it. A run is expected to be like the runs of its narrowest kind,
-or of the next wider one, and so on to all runs. A kind counts as its groups (models of one
-software, tables of a kind of any software), all wider ones together as 8 groups. In a kind, a group
-of runs counts as the root of their number. 5 % of what is expected lie below the lower bound, 5 %
-above the upper one. Shares are stretched by 1.3, and by 0.1 for each doubling of GPUs beyond the
-most that were measured of the narrowest kind. No bound lies below the model's arithmetic at peak
-rate, and none above 30 times the longest time predicted
-([why](../decisions/0041-bounds-by-kind.md)).
-
-Here shares are made without all runs of the same software that have the same model, then the same
-number of GPUs, then without the whole table. The first number says how many measurements lie within
-such bounds, the second is the upper bound over the lower one (the median). Constants of engines and
-hardware are not fitted again without these runs. Bounds that hold for 97 % hold for all of 98 runs
-in one of twenty cases: of fewer runs, 100 % does not show that bounds are too wide. The *score* is
-the interval score of the logarithms of times: the width, and 20 times what a measurement lies
-outside. Of two ways to make bounds of 90 %, the one with the lower mean score is the better one.
-"""
 
 
 def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[str]:
@@ -324,7 +289,7 @@ def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[s
         way: [*left_out(misses, [group(row.row, miss.kind.software) for _, row, miss in known])]
         for way, group in WAYS.items()
     }
-    yield WORDS
+    yield "\n\n".join(beside("report_runs-bounds")) + "\n"
     lines: list[list[object]] = []
     for name in dict.fromkeys(name for name, *_ in known):
         places = [place for place, (own, *_) in enumerate(known) if own == name]

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.cli.commandline import DONE, NO_ANSWER, writable
 from experiments.pages.charts import Lines
-from experiments.pages.study import Report, Study
+from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import Row, table, table_of
 from mistlab.core.values import InputError
 from mistlab.economy.bill import model_parameters
@@ -181,24 +181,8 @@ def types_page() -> str:
             for reason in counted
         ),
     )
-    return "\n\n".join([_HEAD, read, _REFUSED_HEAD, refused]) + "\n"
-
-
-_HEAD = """# Model types of Hugging Face
-
-A `config.json` of these types is read without torch and without a download
-([how](plan-file.md#workload)). Keys that a file leaves out have the type's own defaults, those of
-transformers 5.23.0. `python -m experiments.check_models` counts parameters beside the library's
-([results](../results/model-configs.md)); its option `--types` writes this page from the rows in
-`mistlab/huggingface/types/`.
-
-"Built as" is the family and the fields that all models of the type have; parts follow the file's
-keys. Remarks tell what the description has otherwise than the model. What a file turns on besides
-(biases of some products, another activation) is a remark too. Every prediction repeats them."""
-_REFUSED_HEAD = """## Refused by name
-
-Trace these (`python -m experiments.trace`), or write a mapping. An unknown type is refused with
-names that are near."""
+    head, of_refused = beside("model_types"), beside("model_types-refused")
+    return "\n\n".join([*head, read, *of_refused, refused]) + "\n"
 
 
 def _type_line(entry: tuple[str, TypeRow]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from experiments.bench.problem import workload_of
 from experiments.cli.commandline import DONE, as_options, progress
 from experiments.pages.charts import Bars
 from experiments.pages.groups import grouped
-from experiments.pages.study import Report, Study
+from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import TIMING, Row, table
 from experiments.speedup.contenders import OURS, Contender, contenders
 from experiments.speedup.measure_speedup import chosen_systems
@@ -188,20 +188,10 @@ HEAD = (
     *("plan", "ranks", "dp x tp x pp", "micro-batch", "ZeRO", "recomputed", "offloaded"),
     *("measured s", "spread", "predicted s", "error"),
 )
-BESIDE = (
-    "Each run has processes of its own, and runs take turns, so that a machine that slows down "
-    "slows every plan down. Of a run the first two steps are left out; *measured* is the median of "
-    "the runs' medians, *spread* their range as a share of it."
-)
 
 PRIORITY = (
     "Runs had real-time priority, because the machine had other work. Linux leaves a twentieth of "
     "each second to other work all the same, and predictions do not know of that."
-)
-ON_ONE_CORE = (
-    "On a CPU one core does all that a GPU's streams do side by side: arithmetic, collectives, "
-    "copies, and the host's own work. Predictions add these up. Rates are those of data that come "
-    "from memory, as in steps of many blocks."
 )
 
 
@@ -313,12 +303,13 @@ def report(rows: Sequence[Row], hardware: Hardware, *, has_priority: bool) -> Re
         },
         y="s",
     )
+    both = [*beside("whole_loop"), *beside("whole_loop-one-core")]
     return Report(
         title="The whole loop on one machine",
         words=words,
         summary=summary,
         pictures=[picture] if ran else [],
-        beside=[BESIDE, ON_ONE_CORE] if hardware.gpu.cores else [BESIDE],
+        beside=both if hardware.gpu.cores else (),
     )
 
 

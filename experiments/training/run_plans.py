@@ -17,7 +17,7 @@ from typing import Any, Self
 from experiments.cli.commandline import DONE, NO_ANSWER, missing, progress
 from experiments.cli.rundir import read_rows
 from experiments.pages.charts import Bars
-from experiments.pages.study import Report, Study
+from experiments.pages.study import Report, Study, beside
 from experiments.pages.tables import TIMING, Row, gib, table_of
 from experiments.training.plan_runs import ERROR, PlanRun, WorkerRunner, ended_within, last_words
 from experiments.training.run_results import WARM_UP
@@ -90,10 +90,6 @@ def silent(status: int) -> str:
 
 # Of each folder of plan files, the first few are run in haste.
 QUICK_STEPS, QUICK_PLANS = 3, 2
-ON_CPU = (
-    "These plans ran on CPUs, beside whatever else the machine did. Their times say that the "
-    "command works; predictions are for the GPUs that the plans name."
-)
 Key = tuple[str, str]
 
 
@@ -235,7 +231,7 @@ def _report(study: Study) -> Report:
         words=words,
         summary={"ran": len(rows), "failed": len(failed), TIMING: {"speedups": speedups}},
         pictures=pictures,
-        beside=[ON_CPU] if study.options.device == "cpu" else [],
+        beside=beside("run_plans-cpu") if study.options.device == "cpu" else (),
     )
 
 
