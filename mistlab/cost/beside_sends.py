@@ -164,6 +164,14 @@ def sends_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats, are_single:
     return np.where(are_single, np.minimum(alone_s, later_s), later_s)
 
 
+def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats:
+    """Seconds (C) by which sends of ``send_s`` there and back take longer that go on when the pass
+    beside them is over: then they are beside the next pass, of the other way."""
+    forward, backward = (beside[phase] for phase in STEADY)
+    there_s = forward.later_s(backward.left_s(send_s))
+    return np.asarray(there_s + backward.later_s(forward.left_s(send_s)))
+
+
 def _share(send_s: Floats, sent_s: Floats) -> Floats:
     """How much of a pass (C) a send goes on for, at most all of it."""
     return np.asarray(np.minimum(send_s / np.where(sent_s > 0, sent_s, np.inf), 1.0))

@@ -349,7 +349,7 @@ def chained(
         around=forward
         + _either(counts.is_last, own.turn, after.around)
         + backward
-        + stage.within_round_s,
+        + (stage.within_round_s + stage.round_late_s),
         around_first=there + backward,
         around_last=forward + back,
         around_begun=there_begun + backward,
@@ -526,10 +526,10 @@ def _rounds(
     both = stage.forward_s + stage.backward_s
     # The gradient that the stage waits for finds it idle.
     turn = stage.backward_s - stage.through_backward_s
-    near = after.nearest - both - turn
+    near = after.nearest + stage.round_late_s - both - turn
     ahead = after.around - both * (counts.in_flight - 1)
     passed = stage.through_forward_s + stage.through_backward_s
-    far = ahead - both + passed + stage.within_round_s
+    far = ahead - both + passed + stage.within_round_s + stage.round_late_s
     nested = ahead - stage.point_to_point_s
     return near * counts.near, far * counts.far + nested * counts.nested
 

@@ -17,6 +17,7 @@ from mistlab.cost.beside_sends import (
     STEADY,
     TURNS,
     Pass,
+    further_later_s,
     sends_beside_arithmetic,
     sends_later_s,
 )
@@ -343,6 +344,7 @@ class StageTimeModel:
             "first_send_late_s": np.zeros(len(sent)),
             "received_s": (1 - blocking) * received,
             "within_round_s": np.zeros(len(sent)),
+            "round_late_s": np.zeros(len(sent)),
         }
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         if passes.beside_sends:
@@ -592,4 +594,5 @@ def _beside_sends(
         "first_send_late_s": np.where(in_flight > 1, first_late_s, 0.0),
         # No stage is in front of the first one, so no round goes past it and on.
         "within_round_s": np.where(received > 0, in_round_s, 0.0),
+        "round_late_s": np.where(in_flight > 1, further_later_s(passes.beside_sends, sent), 0.0),
     }

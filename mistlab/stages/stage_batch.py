@@ -305,6 +305,7 @@ def _in_role(role: Role, *, is_send: bool = False) -> Mapping[str, Any]:
 
 _STEADY, _EDGE, _WAIT, _HOST = map(_in_role, get_args(Role))
 _SENT, _SENT_FIRST = _in_role("steady", is_send=True), _in_role("edge", is_send=True)
+_SENT_IN_ROUNDS = _in_role("wait", is_send=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -325,7 +326,7 @@ class StageTimes(ColumnSet):
     of it, because the next forward pass runs beside them. Gradients that go back to the stage in
     front take ``received_s``, as do the activations that come from it. By ``within_round_s`` a
     round of a pipeline that waits for its sends is longer, because the stage's passes run beside
-    sends.
+    sends; by ``round_late_s`` the sends of a round are, which go on beside passes of both ways.
 
     The ``issued`` times are of the host, which issues a stage's passes from the beginning of the
     iteration on, and may be ahead of them: the times in which it issues a forward and a backward
@@ -347,6 +348,7 @@ class StageTimes(ColumnSet):
     first_send_late_s: Floats = field(metadata=_SENT_FIRST)
     received_s: Floats = field(metadata=_WAIT)
     within_round_s: Floats = field(metadata=_WAIT)
+    round_late_s: Floats = field(metadata=_SENT_IN_ROUNDS)
     left_backward_s: Floats = field(metadata=_WAIT)
     issued_forward_s: Floats = field(metadata=_HOST)
     issued_backward_s: Floats = field(metadata=_HOST)

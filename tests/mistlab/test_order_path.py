@@ -29,7 +29,7 @@ def times_of(
 ) -> StageTimes:
     nothing = np.zeros_like(forward)
     names = ("delta_forward_s", "delta_backward_s", "within_forward_s", "within_backward_s")
-    sends = "first_send_late_s", "received_s", "within_round_s"
+    sends = "first_send_late_s", "received_s", "within_round_s", "round_late_s"
     nothings = dict.fromkeys((*names, "after_first_s", *sends, "left_backward_s", *ISSUED), nothing)
     return StageTimes(
         **{

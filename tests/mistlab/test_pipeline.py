@@ -86,6 +86,7 @@ def closed_form(
         first_send_late_s=np.array([others.get("first_send_late", nothing)]),
         received_s=np.array([others.get("received", nothing)]),
         within_round_s=np.array([others.get("within_round", nothing)]),
+        round_late_s=np.array([others.get("round_late", nothing)]),
         left_backward_s=np.array([others.get("left_backward", nothing)]),
         **{name: np.array([others.get(name.removesuffix("_s"), nothing)]) for name in ISSUED},
     )
@@ -327,7 +328,7 @@ def telling(times: StageTimes) -> np.ndarray:
             times.backward_s + times.within_backward_s + times.end_s,
             *(times.after_first_s, times.point_to_point_s),
             times.point_to_point_s / 2 + times.first_send_late_s,
-            *(times.received_s, times.within_round_s),
+            *(times.received_s, times.within_round_s, times.round_late_s),
             times.through_backward_s + times.left_backward_s,
             last + times.end_s + times.left_backward_s,
             times.gone_backward_s,
@@ -368,7 +369,7 @@ def test_stages_that_are_nowhere_longer_never_make_it_longer(stages: int) -> Non
     draw, rows, trials = np.random.default_rng(stages), 4000, 0
     names = [entry.name for entry in fields(StageTimes)]
     parts = {name: draw.exponential(1.0, (rows, stages)) for name in names}
-    for _ in range(32):
+    for _ in range(48):
         # Some parts of one stage are longer, and others are shorter.
         changed = {name: table.copy() for name, table in parts.items()}
         stage = draw.integers(stages)

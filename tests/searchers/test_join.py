@@ -198,6 +198,7 @@ def test_chains_of_a_menu_are_those_of_its_times() -> None:
         "point_to_point_s",
         "first_send_late_s",
         "within_round_s",
+        "round_late_s",
         "after_first_s",
         *("left_backward_s", *ISSUED),
     ):

@@ -295,6 +295,7 @@ def test_the_objective_is_not_shorter_than_the_longest_chain() -> None:
             first_send_late_s=zero,
             received_s=zero,
             within_round_s=zero,
+            round_late_s=zero,
             left_backward_s=zero,
             **dict.fromkeys(ISSUED, zero),
         )

@@ -39,7 +39,14 @@ FEW = 40
 EXTRAS = (
     *("delta_forward_s", "delta_backward_s"),
     *("within_forward_s", "within_backward_s", "after_first_s", "point_to_point_s"),
-    *("first_send_late_s", "received_s", "within_round_s", "left_backward_s", *ISSUED),
+    *(
+        "first_send_late_s",
+        "received_s",
+        "within_round_s",
+        "round_late_s",
+        "left_backward_s",
+        *ISSUED,
+    ),
 )
 EXACT = 1e-9
 # Problems from this seed on are those of the seeds before over slow links.

@@ -83,6 +83,7 @@ def test_equal_stages_agree_with_the_closed_form(
             first_send_late_s=nothing,
             received_s=nothing,
             within_round_s=nothing,
+            round_late_s=nothing,
             left_backward_s=nothing,
             **dict.fromkeys(ISSUED, nothing),
         )
@@ -122,6 +123,7 @@ def test_sends_that_block_cost_the_stages_what_the_closed_form_says(
         first_send_late_s=nothing,
         received_s=nothing,
         within_round_s=nothing,
+        round_late_s=nothing,
         left_backward_s=nothing,
         **dict.fromkeys(ISSUED, nothing),
     )

@@ -157,6 +157,14 @@ def test_no_pass_is_beside_the_sends_of_a_single_micro_batch(stages: int) -> Non
     assert abs(difference(workload, cluster, plan)) < 0.02
 
 
+@pytest.mark.parametrize("gbytes", [1.0, 2.0])
+def test_sends_of_rounds_are_beside_passes_of_both_ways(gbytes: float) -> None:
+    """While one micro-batch is sent, the other goes back and on."""
+    cluster, plan = on_slow_network(stages=2, micro_batches=8, gbytes=gbytes)
+    workload = replace(SMALL, sequence_length=2048, global_batch=128)
+    assert abs(difference(workload, cluster, plan)) < 0.02
+
+
 V_PLANS = {
     # Stages of two neighbours send to a node at one time.
     "two stages a node": ("gpt3-2.7b", "a100-40gb", 4, 8, "zb-v", 8, 16, 4, 0),
