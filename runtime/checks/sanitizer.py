@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from math import gcd, lcm
 
 from mistlab.job.job import Job
+from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.plan.workload import Experts, ModelSpec, Workload
 from mistlab.schedule.orders import REPEATING, is_order_path, repeat_of
 from mistlab.stages.plan_orders import placement_of_plan
 from runtime.checks.collectives.findings import CollectiveFinding, collective_findings
@@ -64,7 +65,10 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
     first = stages[0]
     small_workload = replace(
         workload,
-        model=_small_model(workload.model, degrees, sum(stage.layers for stage in stages)),
+        model=replace(
+            _small_model(workload.model, degrees, sum(stage.layers for stage in stages)),
+            experts=_small_experts(workload.model.experts, plan),
+        ),
         sequence_length=min(workload.sequence_length, -(-MOST_SEQUENCE // parts) * parts),
         global_batch=first.micro_batch * first.data_parallel * batches,
     )
@@ -117,6 +121,26 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
         ffn=2 * hidden,
         # If the vocabulary is padded, one token more needs padding too.
         vocab=vocab + (model.vocab % degrees > 0),
+    )
+
+
+def _small_experts(experts: Experts | None, plan: Plan) -> Experts | None:
+    """As few and narrow experts as all degrees allow; of two kinds of blocks both stay."""
+    if experts is None:
+        return None
+    ranks, parts, splits = (
+        lcm(*(ranks_of(group, stage.degree) for stage in plan.stages))
+        for group in ("experts", "expert tensor", "tensor")
+    )
+    count = max(2 * ranks, 2) if experts.count > ranks else ranks
+    return replace(
+        experts,
+        count=count,
+        active=min(experts.active, count),
+        ffn=8 * parts,
+        shared_ffn=8 * splits if experts.shared_ffn else 0,
+        hidden=8 if experts.hidden else 0,
+        dense_blocks=min(experts.dense_blocks, 1),
     )
 
 

@@ -83,7 +83,9 @@ class Alone:
 
     def all_gather(self, whole: Tensor, own: Tensor) -> None:
         """Copy ``own`` into ``whole`` unless it lies there already."""
-        if own.data_ptr() != whole.data_ptr():
+        # Tensors without memory have no address.
+        places = [(one.untyped_storage()._cdata, one.storage_offset()) for one in (own, whole)]
+        if places[0] != places[1]:
             whole.copy_(own)
 
     def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> None:
@@ -215,6 +217,14 @@ def greet(
         sends = [(_smallest(device), rank) for rank in receivers]
         receives = [(_smallest(device), rank) for rank in senders]
         finished(link.exchange(sends, receives))
+
+
+def greet_all(group: Group, device: torch.device) -> None:
+    """Send one number to each rank of a group, and receive one of each."""
+    if group.size > 1:
+        each = [1] * group.size
+        sent, received = (torch.zeros(group.size, device=device) for _ in range(2))
+        finished(group.all_to_all(received, sent, each, each))
 
 
 def _smallest(device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from mistlab.schedule.context_ways import GATHER, HEADS
 from mistlab.schedule.order_text import PassKind
 from mistlab.stages.plan_orders import ends_of_plan, placement_of_plan
 from mistlab.stages.stage_shape import shares_table
-from runtime.comm.group import Alone, Channel, Group, GroupMaker, enter, greet
+from runtime.comm.group import Alone, Channel, Group, GroupMaker, enter, greet, greet_all
 from runtime.devices.cuda import generator_of
 
 CPU = torch.device("cpu")
@@ -283,6 +283,9 @@ def connected(
     if "context" in own:
         to, by = ([of_context.index(one) for one in way] for way in topology.context_peers(rank))
         greet(own["context"], to, by, device)
+    for name in ("experts", "expert tensor"):
+        if name in own:
+            greet_all(own[name], device)
     table = own["world"] if topology.exchanges_tables and rank in topology.ends() else None
     return Connections(
         topology=topology,

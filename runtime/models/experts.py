@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.config import ExpertRanks, ModelConfig, Structure, shard
-from runtime.models.grouped import ExpertMatrices, WeightedSwiglu
+from runtime.models.grouped import Counts, ExpertMatrices, WeightedSwiglu
 from runtime.models.parallel import SmallMatrix
 from runtime.models.ranks import Size, TensorParallel, counted
 from runtime.models.state_space import SquaredRelu
@@ -227,7 +227,7 @@ class Experts(nn.Module):
         back: Tensor = Unpermute.apply(made, order, tokens.shape[0])
         return back if self.longer is None else self.longer(back)
 
-    def _made(self, rows: Tensor, of_rows: Tensor, counts: Tensor) -> Tensor:
+    def _made(self, rows: Tensor, of_rows: Tensor, counts: Counts) -> Tensor:
         """What this rank's experts make of their rows."""
         return self.down(self._activated(self.up(rows, counts), of_rows), counts)
 
@@ -242,12 +242,11 @@ class Experts(nn.Module):
 
 
 class Trip(Protocol):
-    """The way of a micro-batch's copies to their experts and back; ``counts`` are the rows of each
-    of this rank's experts, on the host."""
+    """The way of a micro-batch's copies to their experts and back."""
 
     @property
-    def counts(self) -> Tensor:
-        """Numbers of rows (G)."""
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of rows (G) of this rank's experts."""
 
     def there(self, rows: Tensor) -> Tensor:
         """The rows of this rank's experts, in the order of experts, of copies in that order."""

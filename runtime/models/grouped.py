@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from runtime.models.config import ExpertRanks
 from runtime.models.ranks import Size
 
+# The numbers of groups' rows: a tensor, or numbers where the host knows them.
+Counts = Tensor | tuple[int, ...]
 # Multiplies each group's rows with its own matrix (rows, matrices, numbers of rows). The executor
 # of a plan puts its own function in the place of the default.
-MultiplyGroups = Callable[[Tensor, Tensor, Tensor], Tensor]
+MultiplyGroups = Callable[[Tensor, Tensor, Counts], Tensor]
 
 
 @torch.library.custom_op("mistlab::grouped_product", mutates_args=())
@@ -188,7 +190,7 @@ class ExpertMatrices(nn.Module):
         self.weight = nn.Parameter(torch.empty(groups, outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(groups, outputs, dtype=dtype)) if biases else None
 
-    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+    def forward(self, rows: Tensor, counts: Counts) -> Tensor:
         """The products (R, outputs)."""
         made = self.multiply(rows, self.weight, counts)
         return made if self.bias is None else AddByGroup.apply(made, self.bias, counts)

@@ -21,9 +21,10 @@ class LoneGroup:
         """Fill ``whole`` with copies of ``own``."""
         whole.view(self.size, -1).copy_(own.clone())
 
-    def reduce_scatter(self, whole: Tensor) -> None:
+    def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> None:
         """Sum equal values in this rank's part."""
-        own_part(whole, self).copy_(whole.view(self.size, -1).sum(0))
+        own = own_part(whole, self) if into is None else into
+        own.copy_(whole.view(self.size, -1).sum(0))
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, from_each: Sequence[int], to_each: Sequence[int]

@@ -81,6 +81,8 @@ class Recorded:
         return IN_ATTENTION if self._name == "context" and tensor.numel() > 1 else tensor.numel()
 
 
+# The sizes of experts' sections are named so, before their layers.
+OF_EXPERTS = "experts "
 UNLIKE = Plan(
     micro_batches=3,
     stages=(
@@ -146,6 +148,52 @@ CASES |= {
 }
 
 
+EXPERTS = {"count": 4, "active": 2, "ffn": 24, "shared_ffn": 20, "dense_blocks": 1}
+MIXTURE = workload("llama", layers=3, batch=4, experts=EXPERTS)
+OF_TWO = {"expert_parallel": 2, "expert_tensor_parallel": 1, "checkpointed_layers": 1}
+CASES |= {
+    "experts over data ranks": (
+        MIXTURE,
+        Plan(micro_batches=2, stages=(stage(3, data_parallel=2, micro_batch=1, zero=3, **OF_TWO),)),
+    ),
+    "experts over tensor ranks, copies over data ranks": (
+        MIXTURE,
+        Plan(
+            micro_batches=2,
+            stages=(stage(3, data_parallel=2, tensor_parallel=2, micro_batch=1, zero=1, **OF_TWO),),
+        ),
+    ),
+    "experts and their widths, parts of sequences": (
+        MIXTURE,
+        Plan(
+            micro_batches=2,
+            stages=(
+                replace(
+                    *(PARTS,),
+                    layers=3,
+                    data_parallel=2,
+                    micro_batch=1,
+                    zero=2,
+                    expert_parallel=2,
+                    expert_tensor_parallel=2,
+                ),
+            ),
+        ),
+    ),
+    "experts in a V": (
+        workload("llama", batch=4, experts={**EXPERTS, "shared_ffn": 0}),
+        Plan(
+            micro_batches=4,
+            stages=(
+                stage(2, tensor_parallel=2, micro_batch=1, expert_parallel=2),
+                stage(2, tensor_parallel=2, micro_batch=1, expert_tensor_parallel=2),
+            ),
+            order="zb-v",
+        ),
+    ),
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_calls_that_are_made_are_those_that_were_derived(name: str) -> None:
     work, plan = CASES[name]
@@ -159,11 +207,16 @@ def test_the_calls_that_are_made_are_those_that_were_derived(name: str) -> None:
             group = make(name, ranks)
             return group if len(ranks) == 1 else group and Recorded(group, name, ranks, calls)
 
-        connections = connected(plan, rank, recorded, tied=tied)
+        experts = work.model.experts is not None
+        connections = connected(plan, rank, recorded, tied=tied, experts=experts)
         executor = begun(work, plan, connections, SimulatedStreams(), TRAINING)
         for step in range(ITERATIONS):
             run_step(executor, work, connections, step)
-        sizes = {str(layer): one.layout.numel for layer, one in executor.state.layers.items()}
+        sizes = {
+            f"{words}{layer}": one.layout.numel
+            for words, section in zip(("", OF_EXPERTS), executor.state.sections, strict=True)
+            for layer, one in section.layers.items()
+        }
         vectors = executor.passes.shared.sizes
         return calls, sizes | {f"{OF_VECTORS} {layer}": size for layer, size in vectors.items()}
 
@@ -189,6 +242,8 @@ def of(rank: RankCalls) -> Iterator[Call]:
 
 def as_recorded(rank: RankCalls, call: Call, size: Callable[[str], int]) -> Any:
     """A derived call in numbers."""
+    if call.kind == "all_to_all":
+        return call.group, call.kind
     if call.kind != "exchange":
         return call.group, call.kind, size(call.what)
     ways = rank.sends[call.group], rank.receives[call.group]
@@ -228,6 +283,8 @@ class Sizes:
 
     def __call__(self, what: str) -> int:
         _, _, layer = what.partition(" of layer ")
+        if " of experts " in what:
+            layer = f"{OF_EXPERTS}{layer}"
         return self._layers.get(what) or self._layers.get(layer) or self._sizes[what]
 
 

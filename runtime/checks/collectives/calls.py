@@ -11,8 +11,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan, StagePlan
-from mistlab.plan.workload import Workload
+from mistlab.plan.workload import Experts, Workload
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.stage_passes import Lane
 from mistlab.stages.stage_program import Op, iterations
@@ -92,7 +93,8 @@ def calls_of(
 ) -> WorldCalls:
     """The calls of a plan's ranks; ``clips`` if a step needs the norm of all gradients."""
     tied = workload.model.tied_embeddings
-    topology = Topology(plan=plan, tied=tied)
+    model = workload.model
+    topology = Topology(plan=plan, tied=tied, experts=model.experts is not None)
     sums = SUMS_OF_PARALLEL_BLOCK if workload.model.parallel_block else SUMS_OF_BLOCK
     shapes = [
         StageShape.of(plan, stage, clips=clips, tied=tied, steps_on_host=steps_on_host)
@@ -106,13 +108,14 @@ def calls_of(
             sums=sums,
             learns_positions=learns_positions,
             has_head_norms=workload.model.qk_norm,
+            experts=model.experts,
         ).steps()
         for shape in shapes
     ]
     ranks = range(plan.num_gpus)
     return WorldCalls(
         groups=tuple((name, tuple(of)) for name, of in topology.groups() if len(of) > 1),
-        connecting=tuple(_ConnectingCalls(rank=rank).of(plan, tied=tied) for rank in ranks),
+        connecting=tuple(_ConnectingCalls(rank=rank).of(topology) for rank in ranks),
         training=tuple(
             _training(topology, rank, steps[topology.place(rank).stage]) for rank in ranks
         ),
@@ -141,10 +144,11 @@ class _ConnectingCalls:
     sends: dict[str, dict[int, int]] = field(default_factory=dict)
     receives: dict[str, dict[int, int]] = field(default_factory=dict)
 
-    def of(self, plan: Plan, *, tied: bool) -> RankCalls:
+    def of(self, topology: Topology) -> RankCalls:
         """Let the rank connect as in a run, and return its calls."""
+        plan, facts = topology.plan, {"tied": topology.tied, "experts": topology.experts}
         library = RecordedLibrary(self.rank, plan.num_gpus, _NotingRanks(self))
-        connected(plan, self.rank, library.maker(), tied=tied)
+        connected(plan, self.rank, library.maker(), **facts)
         steps = tuple(Step(task="connecting", calls=(call,)) for call in self.calls)
         return RankCalls(rank=self.rank, steps=steps, sends=self.sends, receives=self.receives)
 
@@ -205,6 +209,7 @@ class _Stage:
     sums: int
     learns_positions: bool = False
     has_head_norms: bool = False
+    experts: Experts | None = None
     known: dict[tuple[object, ...], tuple[Call, ...]] = field(default_factory=dict)
 
     def steps(self) -> tuple[Step, ...]:
@@ -216,13 +221,29 @@ class _Stage:
         )
 
     def gather(self, op: Op) -> tuple[Call, ...]:
-        """U: gather the weights of a layer."""
-        return (Call(group="gather", kind="all_gather", what=f"weights of layer {op.layer}"),)
+        """U: gather the weights of a layer, those of experts after all others."""
+        return self._of_sections("gather", "all_gather", "weights", op)
 
     def reduce(self, op: Op) -> tuple[Call, ...]:
         """R: reduce the gradients of a layer."""
         kind: Kind = "reduce_scatter" if self.shape.zero >= 1 else "all_reduce"
-        return (Call(group="reduce", kind=kind, what=f"gradients of layer {op.layer}"),)
+        return self._of_sections("reduce", kind, "gradients", op)
+
+    def _of_sections(self, group: str, kind: Kind, what: str, op: Op) -> tuple[Call, ...]:
+        call = Call(group=group, kind=kind, what=f"{what} of layer {op.layer}")
+        if not self._has_experts(op) or self._ranks(f"{group} experts") == 1:
+            return (call,)
+        what = f"{what} of experts of layer {op.layer}"
+        return (call, replace(call, group=f"{group} experts", what=what))
+
+    def _has_experts(self, op: Op) -> bool:
+        """Whether a layer has experts: the first blocks may have none."""
+        if self.experts is None or not self.shape.has_block(op.layer):
+            return False
+        return op.layer > self.experts.dense_blocks
+
+    def _ranks(self, group: str) -> int:
+        return ranks_of(group, self._own.degree)
 
     def exchange(self, op: Op) -> tuple[Call, ...]:
         """X and Y: a message to or from another stage."""
@@ -244,6 +265,10 @@ class _Stage:
         region ends, and those of the loss."""
         if self._splits_tokens:
             return self._forward_of_parts(op)
+        if self._has_experts(op):
+            sums = self._sums(ACTIVATIONS)
+            shared = sums if self._has_shared else ()
+            return (*self._keys("forward"), *sums, *self._experts("forward"), *shared)
         if self.shape.has_block(op.layer):
             return (*self._keys("forward"), *self._sums(*(ACTIVATIONS,) * self.sums))
         return self._sums(ACTIVATIONS) if op.layer == EMBEDDING else self._sums(*LOSS)
@@ -257,23 +282,25 @@ class _Stage:
         if self.shape.has_block(op.layer):
             treatment = layer_treatments(self._own, self.shape.blocks)[op.layer]
             again = self.forward(op) if LAYER_RUNS[treatment].runs_again else ()
+        of_vectors = () if splits else self._of_vectors(op)
         if self._splits_tokens:
-            of_vectors = () if splits else self._of_vectors(op)
             return (*again, *self._backward_of_parts(op), *of_vectors)
         if not self.shape.has_block(op.layer):
             return self._sums(THEIR_GRADIENTS)
         # Attention's region is the first of a block, so the sum of its gradients is the last.
-        *sums, last = self._sums(*(THEIR_GRADIENTS,) * self.sums) or (None,)
-        of_tensor = () if last is None else (last,)
-        of_heads = () if splits else self._of_heads(op)
-        return (*again, *sums, *self._keys("backward"), *of_tensor, *of_heads)
+        last = self._sums(THEIR_GRADIENTS)
+        attention = (*self._keys("backward"), *last)
+        if self._has_experts(op):
+            shared = last if self._has_shared else ()
+            return (*again, *shared, *self._experts("backward"), *attention, *of_vectors)
+        return (*again, *last * (self.sums - 1), *attention, *of_vectors)
 
     def of_weights(self, op: Op) -> tuple[Call, ...]:
         """W: if ranks split tokens, products gather their inputs again, and vectors are summed."""
         if op.layer == EMBEDDING:
             return self._of_embedding(op)
         if not self._splits_tokens:
-            return self._of_heads(op)
+            return self._of_vectors(op)
         in_b = self.shape.adds_table_in_b(op.layer)
         count = 0 if in_b else self._products(op)
         return (*self._gathers(ACTIVATIONS) * count, *self._of_vectors(op))
@@ -288,7 +315,8 @@ class _Stage:
 
     def _products(self, op: Op) -> int:
         """How many of a layer's products take whole sequences."""
-        return GATHERS_OF_BLOCK if self.shape.has_block(op.layer) else 1
+        is_plain = self.shape.has_block(op.layer) and not self._has_experts(op)
+        return GATHERS_OF_BLOCK if is_plain else 1 + (self._has_experts(op) and self._has_shared)
 
     def _forward_of_parts(self, op: Op) -> tuple[Call, ...]:
         """Sequences are gathered in front of products, and sums scattered behind a region."""
@@ -300,7 +328,10 @@ class _Stage:
         keys = self._keys("forward")
         if self.sums == SUMS_OF_PARALLEL_BLOCK:
             return (*gather, *keys, *gather, *scatter)
-        return (*gather, *keys, *scatter, *gather, *scatter)
+        network = (*gather, *scatter)
+        if self._has_experts(op):
+            network = (*self._experts("forward"), *(network if self._has_shared else ()))
+        return (*gather, *keys, *scatter, *network)
 
     def _backward_of_parts(self, op: Op) -> tuple[Call, ...]:
         """Gradients are gathered where a region ends; each product gathers its input again, unless
@@ -314,7 +345,31 @@ class _Stage:
         keys = self._keys("backward")
         if self.sums == SUMS_OF_PARALLEL_BLOCK:
             return (*of_region, *product, *keys, *product)
-        return (*of_region, *product, *of_region, *keys, *product)
+        network = (*of_region, *product)
+        if self._has_experts(op):
+            network = (*(network if self._has_shared else ()), *self._experts("backward"))
+        return (*network, *of_region, *keys, *product)
+
+    @property
+    def _has_shared(self) -> bool:
+        return self.experts is not None and self.experts.shared_ffn > 0
+
+    def _experts(self, phase: "Passes") -> tuple[Call, ...]:
+        """Numbers of rows, copies and their weights go to experts, and one thing comes back;
+        backward, gradients go the same ways. Tensor-parallel ranks that do not split tokens gather
+        what each has made of its part, and gradients of it."""
+        there = tuple(
+            Call(group=group, kind="all_to_all", what="rows")
+            for group in ("experts", "expert tensor")
+            if self._ranks(group) > 1
+        )
+        back = there[::-1]
+        gathered = ()
+        if self._ranks("tensor") > 1 and not self._splits_tokens:
+            what = ACTIVATIONS if phase == "forward" else THEIR_GRADIENTS
+            gathered = (Call(group="tensor", kind="all_gather", what=what),)
+        ways = (*there * 3, *back) if phase == "forward" else (*there, *back * 2)
+        return (*ways, *gathered)
 
     def _keys(self, phase: "Passes") -> tuple[Call, ...]:
         """The calls of context-parallel ranks inside attention."""
@@ -329,14 +384,13 @@ class _Stage:
         return (*of_positions, *self._gathers(THEIR_GRADIENTS))
 
     def _of_vectors(self, op: Op) -> tuple[Call, ...]:
-        """The sum of a layer's shared vectors, once an iteration."""
-        is_last = op.phase == "last_backward"
+        """The sum of a layer's shared vectors, once an iteration: of all that ranks hold whole where
+        they split tokens; of norms of heads, of which each rank has its own, and of routers, to
+        which it gives its own tokens, whatever it splits."""
+        of_heads = self.has_head_norms and self.shape.has_block(op.layer)
+        has_any = self._splits_tokens or of_heads or self._has_experts(op)
+        is_last = op.phase == "last_backward" and has_any
         return self._sums(f"{OF_VECTORS} {op.layer}") if is_last else ()
-
-    def _of_heads(self, op: Op) -> tuple[Call, ...]:
-        """The same of norms of heads, of which each rank has its own, whatever it splits."""
-        has_any = self.has_head_norms and self.shape.has_block(op.layer)
-        return self._of_vectors(op) if has_any else ()
 
     def _gathers(self, what: str) -> tuple[Call, ...]:
         """A call for each sequence of a micro-batch."""

@@ -12,6 +12,7 @@ with parts of the same.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ class StreamedTrip:
 
     ``sent`` and ``received`` are the rows to and from each of the P ranks, ``parts`` the rows that
     each of the Q ranks has received. ``order`` puts all of them in the order of experts; None
-    leaves them as they are. ``counts`` (G) are each expert's rows, on the host.
+    leaves them as they are. ``counts`` (G) are the numbers of each expert's rows.
     """
 
     ranks: "StreamedExperts"
@@ -34,7 +35,7 @@ class StreamedTrip:
     received: list[int]
     parts: list[int]
     order: Tensor | None
-    counts: Tensor
+    counts: tuple[int, ...]
 
     def there(self, rows: Tensor) -> Tensor:
         """The rows (R, ..) of this rank's experts, in their order."""
@@ -83,7 +84,9 @@ class StreamedExperts:
         The host waits here until it knows how many rows come: their memory is allocated next.
         """
         ranks, parts = self.experts.size, self.tensor.size
-        to_each = chosen.flatten().bincount(minlength=ranks * own)
+        flat = chosen.flatten()
+        # ``bincount`` would make the host wait twice.
+        to_each = flat.new_zeros(ranks * own).scatter_add_(0, flat, torch.ones_like(flat))
         from_each = to_each
         if ranks > 1:
             from_each = self.exchanged(self.experts, to_each, [own] * ranks, [own] * ranks)
@@ -93,18 +96,16 @@ class StreamedExperts:
             from_each = self.exchanged(self.tensor, each, [size] * parts, [size] * parts)
         usual = chosen.numel() // (ranks * own)
         numbers = self._streams.read(torch.cat([to_each, from_each]), usual)
-        sent = torch.tensor(numbers[: ranks * own]).view(ranks, own).sum(1)
-        taken = torch.tensor(numbers[ranks * own :]).view(parts, ranks, own)
-        of_own = taken[self.tensor.rank].sum(1)
+        sent = np.array(numbers[: ranks * own]).reshape(ranks, own)
+        taken = np.array(numbers[ranks * own :]).reshape(parts, ranks, own)
+        is_sorted = ranks * parts == 1
         return StreamedTrip(
             ranks=self,
-            sent=sent.tolist(),
-            received=of_own.tolist(),
+            sent=sent.sum(1).tolist(),
+            received=taken[self.tensor.rank].sum(1).tolist(),
             parts=taken.sum((1, 2)).tolist(),
-            order=_order(from_each.view(-1, own), sum(numbers[ranks * own :]))
-            if ranks * parts > 1
-            else None,
-            counts=taken.sum((0, 1)),
+            order=None if is_sorted else _order(from_each.view(-1, own), int(taken.sum())),
+            counts=tuple(taken.sum((0, 1)).tolist()),
         )
 
     def exchanged(
@@ -119,6 +120,7 @@ class StreamedExperts:
 def _order(taken: Tensor, rows: int) -> Tensor:
     """The order that sorts so many rows by experts (G); ``taken`` (sources, G) are their numbers as
     they came, source by source."""
-    sources, own = taken.shape
-    experts = torch.arange(own, device=taken.device).repeat(sources)
-    return experts.repeat_interleave(taken.flatten(), output_size=rows).argsort(stable=True)
+    ends = taken.flatten().cumsum(0)
+    places = torch.arange(rows, device=taken.device)
+    experts = torch.searchsorted(ends, places, right=True) % taken.shape[1]
+    return experts.argsort(stable=True)

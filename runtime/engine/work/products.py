@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.engine.streams.lanes import StreamedRanks
-from runtime.models.grouped import ExpertMatrices, grouped_product, grouped_product_of_rows
+from runtime.models.grouped import Counts, ExpertMatrices
 from runtime.models.latent_attention import Down
 from runtime.models.parallel import (
     ColumnLinear,
@@ -112,11 +112,11 @@ class _AddingGroups(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, counts: Tensor, schedule: RunBeside
+        ctx: Any, rows: Tensor, weight: Tensor, counts: tuple[int, ...], schedule: RunBeside
     ) -> Tensor:
         ctx.save_for_backward(rows, weight)
         ctx.parameter, ctx.counts, ctx.schedule = weight, counts, schedule
-        return grouped_product(rows, weight, counts)
+        return _by_groups(rows, weight.mT, counts)
 
     @staticmethod
     def backward(  # type: ignore[override]
@@ -126,19 +126,26 @@ class _AddingGroups(torch.autograd.Function):
         parameter, counts, rows = ctx.parameter, ctx.counts, rows.detach()
 
         def add() -> None:
-            sizes = counts.tolist()
-            for total, of_group, group in zip(
-                parameter.grad, gradient.split(sizes), rows.split(sizes), strict=True
-            ):
+            groups = zip(gradient.split(counts), rows.split(counts), strict=True)
+            for total, (of_group, group) in zip(parameter.grad, groups, strict=True):
                 total.addmm_(of_group.t(), group)
 
         ctx.schedule(add)
-        return grouped_product_of_rows(gradient, weight, counts), None, None, None
+        return _by_groups(gradient, weight, counts), None, None, None
 
 
-def adding_up_groups(rows: Tensor, weight: Tensor, counts: Tensor, schedule: RunBeside) -> Tensor:
-    """A grouped product whose backward pass adds to ``weight.grad``, which must exist; ``counts``
-    are on the host."""
+def _by_groups(rows: Tensor, matrices: Tensor, counts: tuple[int, ...]) -> Tensor:
+    """Each group's rows times its own matrix; a group may have none."""
+    made = rows.new_empty((len(rows), matrices.shape[2]))
+    groups = zip(rows.split(counts), matrices, made.split(counts), strict=True)
+    for group, matrix, place in groups:
+        torch.mm(group, matrix, out=place)
+    return made
+
+
+def adding_up_groups(rows: Tensor, weight: Tensor, counts: Counts, schedule: RunBeside) -> Tensor:
+    """A grouped product whose backward pass adds to ``weight.grad``, which must exist; the host
+    knows the counts."""
     made: Tensor = _AddingGroups.apply(rows, weight, counts, schedule)
     return made
 
