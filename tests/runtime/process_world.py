@@ -37,6 +37,10 @@ def one_stage(**fields: object) -> Plan:
     return Plan(micro_batches=2, stages=(stage(**fields),))
 
 
+MIXTURE = workload(
+    "llama", kv_heads=2, experts={"count": 4, "active": 2, "ffn": 24, "dense_blocks": 1}
+)
+SPREAD = {"data_parallel": 2, "tensor_parallel": 2, "micro_batch": 2}
 CASES: dict[str, Case] = {
     **{
         f"8 ranks: ZeRO-{zero}, 4 data x 2 tensor": (
@@ -151,6 +155,49 @@ CASES: dict[str, Case] = {
         one_stage(data_parallel=2, zero=1, offload=MIXED),
         replace(CLIPPING, steps_on_host=True),
     ),
+    "8 ranks: experts over data and tensor ranks, 2 stages, ZeRO-3": (
+        MIXTURE,
+        Plan(
+            micro_batches=4,
+            stages=(
+                stage(2, **SPREAD, expert_parallel=2, zero=3, checkpointed_layers=1),
+                stage(2, **SPREAD, expert_parallel=2, expert_tensor_parallel=2, offload=MIXED),
+            ),
+        ),
+        CLIPPING,
+    ),
+    "4 ranks: experts and their widths, parts of sequences": (
+        MIXTURE,
+        one_stage(
+            **SPREAD,
+            sequence_parallel=1,
+            expert_parallel=2,
+            expert_tensor_parallel=2,
+        ),
+        CLIPPING,
+    ),
+    "4 ranks: experts in a V, passes for weights": (
+        MIXTURE,
+        Plan(
+            micro_batches=4,
+            stages=(
+                stage(2, data_parallel=2, micro_batch=1, expert_parallel=2, zero=2),
+                stage(2, tensor_parallel=2, micro_batch=2, expert_parallel=2),
+            ),
+            order="zb-v",
+        ),
+        TRAINING,
+    ),
+    "2 ranks: experts, ZeRO-1": (
+        MIXTURE,
+        one_stage(data_parallel=2, expert_parallel=2, zero=1, offload=MIXED),
+        CLIPPING,
+    ),
+    "2 ranks: experts over tensor ranks": (
+        MIXTURE,
+        one_stage(tensor_parallel=2, micro_batch=4, expert_parallel=2, checkpointed_layers=2),
+        TRAINING,
+    ),
     "2 ranks: ZeRO-3, overflow": (
         workload("gpt", biases=True),
         one_stage(data_parallel=2, zero=3, offload=MIXED),
@@ -180,8 +227,8 @@ def train(rank: int, size: int, folder: Path, make: GroupMaker) -> None:
     """All cases of a number of ranks in turn; what they came to goes to the folder."""
     for number, (work, plan, training) in enumerate(cases_of(size).values()):
         model = work.model
-        facts = {"tied": model.tied_embeddings, "experts": model.experts is not None}
-        connections = connected(plan, rank, make, **facts)
+        tied, experts = model.tied_embeddings, model.experts is not None
+        connections = connected(plan, rank, make, tied=tied, experts=experts)
         executor = begun(work, plan, connections, SimulatedStreams(), training)
         reports = [run_step(executor, work, connections, step) for step in range(STEPS)]
         executor.flush()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,23 +18,33 @@ from mistlab.job.job import Job  # noqa: E402
 from mistlab.machine.cluster import Cluster  # noqa: E402
 from mistlab.plan.plan import Plan, StagePlan  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
+from runtime.checkpoints import checkpoint  # noqa: E402
+from runtime.checkpoints.boxes import Box, boxes_of  # noqa: E402
 from runtime.comm import topology  # noqa: E402
-from runtime.comm.group import Group  # noqa: E402
-from runtime.comm.topology import Sharers  # noqa: E402
+from runtime.comm.group import Alone, Group  # noqa: E402
+from runtime.comm.topology import Sharers, connected  # noqa: E402
+from runtime.engine.executor import Report  # noqa: E402
+from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from runtime.engine.streams.expert_lanes import StreamedTrip  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work import shared_vectors  # noqa: E402
 from runtime.runnable import check_runnable  # noqa: E402
+from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     LEARNING_RATE,
     MIXED,
+    STEPS,
+    TOLERANCE,
     TRAINING,
     assert_alike,
+    begun,
     by_plan,
     plainly,
     ratios,
+    run_step,
     stage,
     starting_tensor,
+    thread_groups,
     workload,
 )
 from tests.sweep import sweep  # noqa: E402
@@ -127,6 +138,78 @@ def test_pipelines_of_chunks_with_experts_train_as_a_plain_model(order: str) -> 
         stage(2, data_parallel=2, micro_batch=1, zero=1, checkpointed_layers=int(order != "zb-v")),
     )
     check(work, *stages, micro_batches=4, order=order, training=CLIPPING)
+
+
+SAVED = {
+    "experts over data and tensor ranks": {
+        "data_parallel": 2,
+        "tensor_parallel": 2,
+        "expert_parallel": 2,
+        "zero": 3,
+        "offload": MIXED,
+    },
+    "parts of experts": {"tensor_parallel": 2, "expert_tensor_parallel": 2, "micro_batch": 4},
+    "copies on all ranks": {"data_parallel": 4, "micro_batch": 1},
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_ranks_write_each_number_of_a_checkpoint_once(name: str) -> None:
+    """And numbers that are written are those of a plain model."""
+    plan = Plan(micro_batches=2, stages=(stage(3, **SAVED[name]),))
+
+    def rank_of(rank: int, meeting: Meeting) -> list[Box]:
+        connections = connected(plan, rank, thread_groups(meeting, rank), experts=True)
+        executor = begun(WHOLE, plan, connections, SimulatedStreams(), TRAINING, spread)
+        for step in range(STEPS):
+            run_step(executor, WHOLE, connections, step)
+        executor.flush()
+        return list(boxes_of(executor, written=True))
+
+    weights = plainly(WHOLE, start=spread).weights
+    found = {name: torch.zeros_like(one) for name, one in weights.items()}
+    times = {name: torch.zeros_like(one) for name, one in weights.items()}
+    for box in (one for boxes in run_threads(plan.num_gpus, rank_of) for one in boxes):
+        kind, _, tensor = box.name.partition(".")
+        if kind == "master":
+            sizes = zip(box.offsets, box.values.shape, strict=True)
+            at = tuple(slice(begin, begin + size) for begin, size in sizes)
+            assert box.whole == weights[tensor].shape
+            found[tensor][at] += box.values
+            times[tensor][at] += 1
+    for tensor, one in weights.items():
+        assert (times[tensor] == 1).all(), tensor
+        assert (found[tensor] - one).norm() <= TOLERANCE * one.norm(), tensor
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        (stage(3, data_parallel=2, expert_parallel=2, zero=3, offload=MIXED),),
+        (stage(2, tensor_parallel=2, expert_tensor_parallel=2), stage(1)),
+    ],
+)
+def test_another_plan_goes_on_with_the_same_losses(
+    stages: tuple[StagePlan, ...], tmp_path: Path
+) -> None:
+    one = Plan(micro_batches=2, stages=(stage(3, micro_batch=4, offload=MIXED),))
+    first = begun(
+        *(WHOLE, one, connected(one, 0, lambda *_: Alone(), experts=True)),
+        *(SimulatedStreams(), TRAINING, spread),
+    )
+    reports = [run_step(first, WHOLE, first.connections, step) for step in range(2)]
+    path = checkpoint.save(first, tmp_path)
+    plan = Plan(micro_batches=2 if len(stages) == 1 else 4, stages=stages)
+
+    def rank_of(rank: int, meeting: Meeting) -> list[Report]:
+        connections = connected(plan, rank, thread_groups(meeting, rank), experts=True)
+        executor = begun(WHOLE, plan, connections, SimulatedStreams(), TRAINING)
+        checkpoint.load(executor, path)
+        return [run_step(executor, WHOLE, connections, step) for step in range(2, 4)]
+
+    reports += run_threads(plan.num_gpus, rank_of)[0]
+    losses = [report.loss for report in reports]
+    np.testing.assert_allclose(losses, plainly(WHOLE, steps=4, start=spread).losses, rtol=TOLERANCE)
 
 
 THERE = StreamedTrip.there

@@ -146,9 +146,9 @@ class _ConnectingCalls:
 
     def of(self, topology: Topology) -> RankCalls:
         """Let the rank connect as in a run, and return its calls."""
-        plan, facts = topology.plan, {"tied": topology.tied, "experts": topology.experts}
+        plan, tied, experts = topology.plan, topology.tied, topology.experts
         library = RecordedLibrary(self.rank, plan.num_gpus, _NotingRanks(self))
-        connected(plan, self.rank, library.maker(), **facts)
+        connected(plan, self.rank, library.maker(), tied=tied, experts=experts)
         steps = tuple(Step(task="connecting", calls=(call,)) for call in self.calls)
         return RankCalls(rank=self.rank, steps=steps, sends=self.sends, receives=self.receives)
 
@@ -364,7 +364,7 @@ class _Stage:
             if self._ranks(group) > 1
         )
         back = there[::-1]
-        gathered = ()
+        gathered: tuple[Call, ...] = ()
         if self._ranks("tensor") > 1 and not self._splits_tokens:
             what = ACTIVATIONS if phase == "forward" else THEIR_GRADIENTS
             gathered = (Call(group="tensor", kind="all_gather", what=what),)
@@ -384,7 +384,7 @@ class _Stage:
         return (*of_positions, *self._gathers(THEIR_GRADIENTS))
 
     def _of_vectors(self, op: Op) -> tuple[Call, ...]:
-        """The sum of a layer's shared vectors, once an iteration: of all that ranks hold whole where
+        """The sum of a layer's shared vectors, once an iteration: of all that ranks hold whole if
         they split tokens; of norms of heads, of which each rank has its own, and of routers, to
         which it gives its own tokens, whatever it splits."""
         of_heads = self.has_head_norms and self.shape.has_block(op.layer)
