@@ -26,6 +26,7 @@ from mistlab.cost.memory import allocator_of, host_bytes_of, room_bytes
 from mistlab.job.job import Job, dump_job
 from mistlab.job.prediction import MemoryByClass, Prediction
 from mistlab.machine.cluster import Cluster
+from mistlab.machine.hardware import Hardware
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.plan_words import plan_words
 from mistlab.schedule.placement import even_shares
@@ -301,8 +302,19 @@ def _elsewhere(asked: Tried) -> Iterator[Tried]:
             break
     for name in catalog.calibrated_names():
         hardware = catalog.hardware(name)
-        if hardware.gpu.memory_bytes > cluster.whole_memory_bytes and not cluster.memory_gib:
-            yield from _best_there(asked.job, replace(cluster, hardware=hardware), 1)
+        has_more = hardware.gpu.memory_bytes > cluster.whole_memory_bytes
+        if has_more and not cluster.memory_gib and (there := _as_many_gpus(cluster, hardware)):
+            yield from _best_there(asked.job, there, 1)
+
+
+def _as_many_gpus(cluster: Cluster, hardware: Hardware) -> Cluster | None:
+    """As many GPUs of other hardware, on more nodes where these have fewer; none if they divide
+    badly."""
+    per_node = min(cluster.gpus_per_node, hardware.node.gpus)
+    if cluster.num_gpus % per_node:
+        return None
+    nodes = cluster.num_gpus // per_node
+    return replace(cluster, hardware=hardware, nodes=nodes, gpus_per_node=per_node)
 
 
 def _best_there(asked: Job, cluster: Cluster, times: int) -> Iterator[Tried]:

@@ -1,6 +1,7 @@
 """Whether a plan fits: yes or no, what fills it, and a change that makes it fit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from experiments.budget import will_it_fit as fitting
 from experiments.budget.changes import single, together
 from experiments.cli.command import EXAMPLE
 from experiments.cli.commandline import run
+from mistlab import catalog
 from mistlab.job.job import load_job
+from mistlab.machine.cluster import Cluster
 from simulators.symbolic import SymbolicPredictor
 
 FITS = EXAMPLE.resolve()
@@ -84,6 +87,15 @@ def test_what_no_change_here_makes_fit_needs_more_gpus(
     assert found["fits"] is False
     assert found["cheapest"].startswith("on 4 l4-24gb, ")
     assert found["rows"][-1]["fits"]
+
+
+def test_as_many_gpus_of_smaller_nodes_are_on_more_nodes() -> None:
+    eight = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=8)
+    there = fitting._as_many_gpus(eight, catalog.hardware("gh200-96gb"))
+    assert there is not None
+    assert (there.hardware.name, there.nodes, there.gpus_per_node) == ("gh200-96gb", 2, 4)
+    six = replace(eight, gpus_per_node=6)
+    assert fitting._as_many_gpus(six, catalog.hardware("gh200-96gb")) is None
 
 
 def test_changes_of_a_pipeline_are_plans_that_can_be() -> None:
