@@ -4,7 +4,7 @@ Axes: T types of layers, S strategies.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from mistlab.plan.plan import Plan
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
-from mistlab.stages.stage_batch import StageBatch, StageTimes, batch_of_parts
+from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
 
 # What the kernels of layers take, by what limits them.
 #
@@ -119,12 +119,27 @@ def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 
     Nothing sends and no host waits in the model, so a stage works for the sum of all seconds.
     """
-    seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
-    counts = model.tasks.types.counts(batch.columns)
+    slots = StageSlots.of(model.tasks, batch)
+    return _parts_of_slots(slots, model.of_slots(slots))
+
+
+def times_and_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
+    """The fields of ``StageSeconds`` of each candidate, and below them its ``NAMES``."""
+    slots = StageSlots.of(model.tasks, batch)
+    times = model.of_slots(slots)
+    columns = [getattr(times, entry.name) for entry in fields(StageSeconds)]
+    return np.concatenate([np.stack(columns), _parts_of_slots(slots, times)])
+
+
+def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
+    """The ``NAMES`` of each candidate (names, C) of slots and their times."""
+    batch, seconds, of_strategy = slots.batch, slots.seconds, slots.strategies.index
+    counts = slots.tasks.types.counts(batch.columns)
     kernels = kernel_parts(seconds)
 
     def in_passes(of_types: Floats) -> Floats:
-        return np.asarray(batch.micro_batches * (counts * of_types).sum(axis=0))
+        of_candidates = of_types[:, of_strategy]
+        return np.asarray(batch.micro_batches * (counts * of_candidates).sum(axis=0))
 
     found = {
         "products_s": in_passes(kernels.products_s),
@@ -132,15 +147,13 @@ def stage_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
         "memory_bound_s": in_passes(kernels.memory_bound_s),
         "recomputation_s": in_passes(kernels.again_s),
         "hosts_s": in_passes(kernels.launched_s),
-        "step_s": (counts * seconds.alone("S", "")).sum(axis=0),
+        "step_s": (counts * seconds.alone("S", "")[:, of_strategy]).sum(axis=0),
     }
     exchanged, waited = _exchanged(seconds)
     found |= {name: in_passes(one) for name, one in exchanged.items()}
     # Ranks wait inside layers for what is no exchange: for hosts.
     found["hosts_s"] = found["hosts_s"] + in_passes(waited)
-    times = model(batch)
     busy_s = batch.micro_batches * times.stable_s + times.delta_forward_s + times.delta_backward_s
-    slots = StageSlots.of(model.tasks, batch)
     tied_s = slots.outside_passes().tied_s
     exposed_s = rest_of(busy_s, np.sum([*found.values(), tied_s], axis=0))
     link = share_of_link(slots, batch.micro_batches)
@@ -208,8 +221,8 @@ def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
         whole_s = _iteration_s(_model(job, None), job.plan)
     launched_s = min(_iteration_s(_model(job, _without_hosts), job.plan), whole_s)
     model = _model(job, lambda tasks: replace(_without_hosts(tasks), send_factor=0.0))
-    pipeline_s = min(_iteration_s(model, job.plan), launched_s)
-    works = _works(model, job.plan)
+    worked_s, works = _worked(model, job.plan)
+    pipeline_s = min(worked_s, launched_s)
     busy_s = [min(sum(own[name] for name in _OF_WORK), pipeline_s) for own in works]
     busiest_s = max(busy_s)
     differences = {
@@ -252,24 +265,32 @@ def _model(job: Job, altered: Altered | None) -> StagesOnGroups:
 def _iteration_s(model: StagesOnGroups, plan: Plan) -> float:
     if plan.order != DEFAULT_ORDER:
         return float(ordered_iterations_s(model, [plan])[0])
-    seconds = model(StageBatch.of_plan(plan))
+    return _in_turn_s(model(StageBatch.of_plan(plan)), plan)
+
+
+def _in_turn_s(seconds: StageSeconds, plan: Plan) -> float:
+    """An iteration of a plan in the usual order, whose stages take so many seconds."""
     times = StageTimes.of(seconds, 1, -1)
     return float(iteration_s(times, np.array([plan.micro_batches]))[0])
 
 
-def _works(model: StagesOnGroups, plan: Plan) -> list[dict[str, float]]:
-    """The ``NAMES`` of each stage, of all parts that it has."""
+def _worked(model: StagesOnGroups, plan: Plan) -> tuple[float, list[dict[str, float]]]:
+    """An iteration's seconds, and the ``NAMES`` of each stage, of all parts that it has."""
     if plan.order == DEFAULT_ORDER:
-        batch, stages = StageBatch.of_plan(plan), range(plan.num_stages)
-        found = model.by_group(stage_parts, batch)
-        return [dict(zip(NAMES, found[:, stage].tolist(), strict=True)) for stage in stages]
+        names = [entry.name for entry in fields(StageSeconds)]
+        found = model.by_group(times_and_parts, StageBatch.of_plan(plan))
+        times, parts = found[: len(names)], found[len(names) :]
+        seconds = StageSeconds(**dict(zip(names, times, strict=True)))
+        works = [dict(zip(NAMES, own, strict=True)) for own in parts.T.tolist()]
+        return _in_turn_s(seconds, plan), works
     order = order_of_plan(shortened(plan))
     batch = batch_of_parts([plan], order.placement)
     found = model.by_group(stage_parts, batch)
     if any(one.splits_backward for one in passes_of(order)):
         found = found + model.by_group(split_parts, batch)
     own = (found[:, list(order.placement.of_stage(stage))] for stage in range(plan.num_stages))
-    return [dict(zip(NAMES, one.sum(axis=1).tolist(), strict=True)) for one in own]
+    works = [dict(zip(NAMES, one.sum(axis=1).tolist(), strict=True)) for one in own]
+    return _iteration_s(model, plan), works
 
 
 def _within(own: Mapping[str, float], seconds: float) -> dict[str, float]:

@@ -256,7 +256,11 @@ class StageTimeModel:
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
         """The times of each candidate."""
-        slots = StageSlots.of(self.tasks, batch)
+        return self.of_slots(StageSlots.of(self.tasks, batch))
+
+    def of_slots(self, slots: "StageSlots") -> StageSeconds:
+        """The times of each candidate, whose slots are known already."""
+        batch = slots.batch
         outside = slots.outside_passes()
         sends = self._are_beside(outside)
         if len(batch) <= FEW_ROWS:
