@@ -12,8 +12,10 @@ from experiments.pages.tables import number
 from mistlab import catalog
 from mistlab.core.files import format_yaml
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, to_mapping
+from mistlab.machine.hardware import Hardware
 from mistlab.plan.named_spaces import SPACES
+from mistlab.serving.step_cost import parameters_of
 
 PlanText = Annotated[
     str, Field(description="a plan file's content (YAML), or the path of a plan file")
@@ -32,6 +34,8 @@ Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 NEGLIGIBLE = 0.01
 # Seconds that a search may take, as an agent asks.
 MOST_SEARCH_S = 110.0
+# Values of a model's fields that say that it has no such part.
+UNSAID: tuple[Any, ...] = (None, False, "", [], ())
 
 ASKING = Asking()
 
@@ -167,10 +171,22 @@ def tune_training(  # noqa: PLR0913, PLR0917 (an agent names each)
     ] = "",
     keep_free_gib: Annotated[float, Field(ge=0)] = 0.0,
     budget_seconds: Annotated[float, Field(gt=0, le=MOST_SEARCH_S)] = 60.0,
+    train: Annotated[
+        Literal["all", "adapters"], Field(description="all weights, or LoRA beside frozen ones")
+    ] = "all",
+    rank: Annotated[int, Field(ge=1, description="of the adapters")] = 16,
+    base: Annotated[
+        Literal["16bit", "8bit", "4bit"], Field(description="frozen weights; QLoRA is 4bit")
+    ] = "16bit",
+    loss: Annotated[
+        Literal["whole", "chunked"], Field(description="logits of all tokens, or of 4,096 at once")
+    ] = "whole",
 ) -> TunedFigures:
-    """Find the fastest plan that trains a model on a cluster: parallelism, micro-batch, sharding,
-    recomputation, offloading. Says whether the plan is proven best or by how much it may be beaten.
+    """Find the fastest plan that trains or fine-tunes a model on a cluster: parallelism,
+    micro-batch, sharding, recomputation, offloading. Says whether the plan is proven best or by how
+    much it may be beaten; an error where no plan fits, with what would make one fit.
     """
+    frozen = ("--rank", str(rank), "--base", base) if train == "adapters" else ()
     with folder_of(model=model, hardware=hardware) as words, TemporaryDirectory() as folder:
         line = [
             *("--model", words["model"], "--hardware", words["hardware"]),
@@ -179,6 +195,7 @@ def tune_training(  # noqa: PLR0913, PLR0917 (an agent names each)
             *("--precision", precision, "--budget-seconds", f"{budget_seconds:g}"),
             *(("--keep-free-gib", f"{keep_free_gib:g}") if keep_free_gib else ()),
             *((f"--space={space}",) if space else ()),
+            *("--train", train, *frozen, "--loss", loss),
             *("--out", str(Path(folder) / "plan.yaml")),
         ]
         found = _only(ASKING.answer("tune", *line))
@@ -306,6 +323,39 @@ def list_names(kind: Kind) -> list[str]:
     return list(names[kind]())
 
 
+class KnownFacts(TypedDict):
+    """What the catalogue knows of a model or of hardware."""
+
+    answer: str
+    facts: dict[str, Any]
+
+
+def describe_name(name: Annotated[str, Field(description="of list_names")]) -> KnownFacts:
+    """Tell the facts of a model (parameters, blocks, sizes, experts) or of hardware (memory, peak
+    rates, bandwidths) of the catalogue."""
+    if name in catalog.hardware_names():
+        return _hardware_facts(catalog.hardware(name))
+    model = catalog.model(name)
+    facts = {key: value for key, value in to_mapping(model).items() if value not in UNSAID}
+    facts["parameters"] = round(parameters_of(model))
+    sizes = f"{model.layers} blocks, hidden size {model.hidden}, {model.heads} heads"
+    return KnownFacts(
+        answer=f"{name}: {facts['parameters'] / 1e9:.2f} billion parameters, {sizes}", facts=facts
+    )
+
+
+def _hardware_facts(hardware: Hardware) -> KnownFacts:
+    gpu, node = to_mapping(hardware.gpu), to_mapping(hardware.node)
+    memory = f"{hardware.gpu.memory_gib} GiB at {hardware.gpu.memory_gbytes_per_s:,.0f} GB/s"
+    return KnownFacts(
+        answer=(
+            f"{hardware.name}: {hardware.gpu.peak_tflops.bf16} TFLOP/s in bf16 without sparsity, "
+            f"{memory}, up to {hardware.node.gpus} GPUs a node"
+        ),
+        facts={"gpu": gpu, "node": node, "provenance": to_mapping(hardware.provenance)},
+    )
+
+
 TOOLS = (
     predict_plan,
     explain_plan,
@@ -315,6 +365,7 @@ TOOLS = (
     import_launch_file,
     serve_load,
     list_names,
+    describe_name,
 )
 
 

@@ -15,6 +15,7 @@ import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from benchmarks import agent_questions
 from experiments.agents import asking, tools
 from experiments.agents.asking import Asking, folder_of
 from experiments.agents.mcp_command import SKILL
@@ -22,6 +23,7 @@ from experiments.agents.mcp_server import server
 from experiments.cli.command import main_of
 from experiments.cli.commandline import run
 from experiments.commands import COMMANDS
+from mistlab.core.files import parse_yaml
 from mistlab.core.values import InputError
 from tests.hostile.sources import config
 
@@ -31,7 +33,7 @@ SCRIPT = ROOT / "experiments" / "plans" / "pretrain-gpt3-2.7b.sh"
 TEXT = PLAN.read_text(encoding="utf-8")
 
 
-def called(name: str, **arguments: Any) -> Any:
+def called(name: str, /, **arguments: Any) -> Any:
     """The result of a tool, as a client in this process has it."""
 
     async def call() -> Any:
@@ -41,7 +43,7 @@ def called(name: str, **arguments: Any) -> Any:
     return anyio.run(call)
 
 
-def answered(name: str, **arguments: Any) -> dict[str, Any]:
+def answered(name: str, /, **arguments: Any) -> dict[str, Any]:
     result = called(name, **arguments)
     assert not result.is_error, result.content
     found: dict[str, Any] = result.structured_content
@@ -99,6 +101,57 @@ def test_a_launch_file_and_a_load_are_answered() -> None:
     assert served["command_lines"]
     assert "requests/s" in served["answer"]
     assert "gpt3-2.7b" in answered("list_names", kind="models")["result"]
+
+
+def test_facts_of_the_catalogue_are_told() -> None:
+    model = answered("describe_name", name="gpt3-2.7b")["facts"]
+    assert (model["layers"], model["hidden"]) == (32, 2560)
+    assert model["parameters"] == pytest.approx(12 * 32 * 2560**2 + 2 * 50304 * 2560, rel=5e-3)
+    gpu = answered("describe_name", name="l4-24gb")
+    assert gpu["facts"]["gpu"]["peak_tflops"]["bf16"] == 121.0
+    assert "121.0 TFLOP/s in bf16" in gpu["answer"]
+    assert "'l4' is unknown" in called("describe_name", name="l4").content[0].text
+
+
+def test_fine_tuning_is_searched_for() -> None:
+    sizes = {"model": "llama3.2-1b", "hardware": "l4-24gb", "global_batch": 8, "gpus_per_node": 1}
+    found = answered("tune_training", **sizes, train="adapters", base="4bit", loss="chunked")
+    workload = parse_yaml(found["plan"], "plan")["workload"]
+    assert (workload["train"], workload["base"], workload["loss"]) == (
+        "adapters",
+        "4bit",
+        "chunked",
+    )
+
+
+@pytest.mark.parametrize(
+    ("right", "tolerance", "given", "is_right"),
+    [
+        (100.0, 0.03, 102.9, True),
+        (100.0, 0.03, 104.0, False),
+        (1000.0, 0.03, "1,020 s", False),
+        (4.0, 0.0, 4, True),
+        (4.0, 0.0, 8, False),
+        (4.0, 0.05, "unanswerable", False),
+        (4.0, 0.05, None, False),
+        ("the pipeline's bubble", 0.0, "The pipelines  bubble", True),
+        ("yes", 0.0, "no", False),
+        ("unanswerable", 0.0, 3.0, False),
+        ("unanswerable", 0.0, "unanswerable", True),
+    ],
+)
+def test_answers_are_graded_within_their_tolerance(
+    right: float | str, tolerance: float, given: object, is_right: bool
+) -> None:
+    question = {"answer": right, "tolerance": tolerance}
+    assert agent_questions.is_right(question, given) is is_right
+
+
+def test_fifty_questions_a_tenth_of_which_have_no_answer() -> None:
+    asked = agent_questions.questions()
+    assert len(asked) == 50
+    assert sum(one["answer"] == "unanswerable" for one in asked) == 5
+    assert all(one["computed"] for one in asked)
 
 
 def test_a_configuration_may_be_the_model() -> None:
