@@ -98,6 +98,7 @@ def _trained(options: argparse.Namespace) -> dict[str, Any]:
         "base": getattr(options, "base", None),
         "loss": getattr(options, "loss", None),
         "states": getattr(options, "states", None),
+        "gradients": getattr(options, "gradients", None),
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -85,6 +85,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "weights, gradients and moments as the engine mixes them, or all of 16 bits "
         "(default: mixed)",
     },
+    "--gradients": {
+        "choices": ("usual", "32bit", "16bit"),
+        "help": "bits in which gradients are summed: the engine's usual ones in the precision, or "
+        "these (default: usual)",
+    },
     "--rank": {"type": int, "help": "rank of the adapters (default: 16)"},
     "--base": {
         "choices": ("16bit", "8bit", "4bit"),
@@ -146,6 +151,7 @@ TRAINED: Mapping[str, Any] = {
     "base": None,
     "loss": None,
     "states": None,
+    "gradients": None,
 }
 # Numbers of the cluster for which some commands have options, in place of the hardware's.
 OF_CLUSTER = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s")

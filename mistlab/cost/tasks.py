@@ -42,7 +42,6 @@ from mistlab.cost.layers import (
 )
 from mistlab.cost.links import Copy, LinkTime, LinkTimes, Shapes, exchanged_s, late_s, shapes_of
 from mistlab.cost.side_by_side import SlowedBy, factors_of, lowered, raised, slowdowns_of_group
-from mistlab.engines.adapters import training
 from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime
 from mistlab.graph.compiled import Compiled, compile_sums, kept
 from mistlab.graph.graph import PHASES as GRAPH_PHASES
@@ -120,18 +119,17 @@ class TaskModel:
             remedy = "profile its operators and run python -m experiments.calibrate --operators"
             message = f"cluster.hardware: {hardware.name} has no compute: {remedy} TABLE.csv"
             raise UncalibratedError(message)
-        if not workload.is_plain:
-            of = workload
-            engine = training(engine, of.train, of.base, of.loss, of.states, of.optimizer)
+        engine = workload.trained_by(engine)
         memory = engine.memory_in(workload.precision, workload.optimizer)
         step_moved = engine.step_moved_in(workload.precision, workload.optimizer)
+        rules = engine.rules_in(workload.precision)
         return cls(
             workload=workload,
             cluster=cluster,
             template=engine.template(overlap_communication=overlap_communication),
             types=LayerTypes.of(graph_of(workload).pattern),
             layers=LayerModel(
-                work=work_of(graph_of(workload), engine.kernels, sequence_graph_of(workload)),
+                work=work_of(graph_of(workload), rules, sequence_graph_of(workload)),
                 compute=with_dequantised(
                     compute_of(hardware, hardware.compute, engine), hardware, workload
                 ),
@@ -141,7 +139,7 @@ class TaskModel:
             links=LinkTimes.of(cluster),
             memory=memory,
             host=host_of(engine, graph_of(workload).block_operators, hardware.compute),
-            kernels=engine.kernels,
+            kernels=rules,
             expert_exchange=engine.expert_exchange,
             step_s_a_parameter=step_moved * hardware.compute.rate("step").s_per_byte,
         )

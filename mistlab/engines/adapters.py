@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from mistlab.engines.engine import MOMENTS_BYTES, Engine, KernelRule, Optimizer
+from mistlab.engines.engine import MOMENTS_BYTES, Engine, KernelRule, Optimizer, Sums
 
 Train = Literal["all", "adapters"]
 Base = Literal["16bit", "8bit", "4bit"]
@@ -38,14 +38,23 @@ _FROZEN = (
 
 @lru_cache(maxsize=256)
 def training(
-    engine: Engine, train: Train, base: Base, loss: Loss, states: States, optimizer: Optimizer
+    engine: Engine,
+    train: Train,
+    base: Base,
+    loss: Loss,
+    states: States,
+    sums: Sums,
+    optimizer: Optimizer,
 ) -> Engine:
     """The engine as it trains: all weights, or adapters beside weights of some bits that have
     neither gradients nor optimizer state; with logits of all tokens at once, or in chunks; with
-    states as the engine mixes them, or weights, gradients and moments of 16 bits.
+    states as the engine mixes them, or weights, gradients and moments of 16 bits; with gradients
+    summed in bits that are not the usual ones.
 
     States of the adapters themselves are counted with the stage (``mistlab.graph.stage_model``).
     """
+    if sums != "usual":
+        engine = engine.summing(sums)
     if loss == "chunked":
         memory = {
             name: replace(row, loss_tokens=CHUNK_TOKENS) for name, row in engine.memory.items()

@@ -7,7 +7,7 @@ Megatron-LM's models, which all of these systems train.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mistlab.engines.engine import Engine, EngineMemory, KernelRule
+from mistlab.engines.engine import Engine, EngineMemory, KernelRule, OtherSums
 from mistlab.engines.fitted import fitted
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import INTERLEAVED, SPLIT
@@ -123,6 +123,12 @@ MEGATRON = Engine(
     # As DeepSpeed's step, but 32-bit gradients need no copy and 2 more bytes to clear, and in full
     # precision weights are stepped in place.
     step_moved={"fp16": 62, "bf16": 50, "fp32": 44},
+    # ``accumulate-allreduce-grads-in-fp32``, which bf16 always has.
+    other_sums={
+        "fp16": OtherSums(
+            memory=EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1), step_moved=58
+        )
+    },
     cached_share=CACHED_SHARE,
     # Its distributed optimizer shards optimizer state alone.
     orders=tuple(INTERLEAVED),
@@ -185,13 +191,18 @@ ZERO_BUBBLE_WAITING = replace(
 # ``reduce_bucket_size`` elements; a pipeline takes it when it reduces. Under ZeRO-3 at most
 # ``stage3_max_live_parameters`` weights stay gathered. Both settings are DeepSpeed's defaults.
 # Masters are copies even in full precision.
-def _of_deepspeed(width: int) -> EngineMemory:
-    """DeepSpeed's memory in a precision of ``width`` bytes."""
+#
+# ``data_types.grad_accum_dtype`` sums in 32 bits, in a tensor beside each gradient or in the rank's
+# part (``use_separate_grad_accum``), and ``communication_data_type`` reduces in as many.
+def _of_deepspeed(width: int, gradient: int = 0) -> EngineMemory:
+    """DeepSpeed's memory in a precision of ``width`` bytes; gradients are as wide, or have
+    ``gradient`` bytes."""
+    gradient = gradient or width
     return EngineMemory(
         weight=width,
-        gradient=width,
+        gradient=gradient,
         optimizer=12,
-        step_scratch=6 if width == 2 else 4,
+        step_scratch=6 if gradient == 2 else 4,
         bucket_elements=500_000_000,
         gathered_elements=1_000_000_000,
         wide_logits=int(width == 2),
@@ -211,6 +222,11 @@ DEEPSPEED = Engine(
     # and stepped (28); weights are written and gradients cleared (8). In full precision gradients
     # (8) and weights (8) are copied too.
     step_moved={"fp16": 62, "bf16": 54, "fp32": 60},
+    # Sums of 32 bits need no conversion (6), and 2 more bytes to clear.
+    other_sums={
+        "fp16": OtherSums(memory=_of_deepspeed(2, 4), step_moved=58),
+        "bf16": OtherSums(memory=_of_deepspeed(2, 4), step_moved=50),
+    },
     cached_share=CACHED_SHARE,
     # Its pipeline engine accumulates whole gradients over a stage's micro-batches and asserts a
     # level below 2 (deepspeed/runtime/pipe/engine.py; deepspeedai/DeepSpeed, issues 1110 and 4164).

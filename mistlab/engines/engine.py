@@ -13,6 +13,9 @@ from mistlab.schedule.slots import Sends, Template
 
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit"]
+# Bits in which gradients of 16 bits are summed over micro-batches and ranks: as the engine usually
+# does it in a precision, or these.
+Sums = Literal["usual", "32bit", "16bit"]
 
 # Moments of 8 bits share a 32-bit scale among 256 (Dettmers et al. 2021, arXiv 2110.02861).
 _SCALED_TOGETHER = 256
@@ -85,6 +88,23 @@ class EngineMemory:
     def kept_weight(self) -> float:
         """Bytes a parameter of weights of blocks, as ranks keep and gather them."""
         return self.frozen_weight or self.weight
+
+    @property
+    def sums(self) -> Sums:
+        """The bits in which gradients are summed over ranks."""
+        return "16bit" if self.reduced_gradient == HALF_BYTES else "32bit"
+
+
+HALF_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherSums:
+    """What an engine keeps, and the bytes a parameter of its step, where gradients are summed in
+    other bits than usual."""
+
+    memory: EngineMemory
+    step_moved: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +242,9 @@ class Engine:
     its link. ``kernels`` are the rules by which its kernels differ from a layer graph's operators.
     ``memory`` is what it keeps in each precision that it trains in, ``step_moved`` how many bytes a
     parameter its optimizer's step reads and writes, both with moments of 32 bits; ``optimizers``
-    names what it can step with.
+    names what it can step with. ``other_sums`` has both for precisions in which it can sum
+    gradients in other bits than it usually does; ``kernels_of_wide_sums`` come before its other
+    rules where gradients of 16 bits are summed in 32.
     ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
     and goes; None stands for the allocator that a hardware file describes, which is the one of this
     package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None
@@ -257,6 +279,8 @@ class Engine:
     kernels: tuple[KernelRule, ...] = ()
     memory: Mapping[Precision, EngineMemory]
     step_moved: Mapping[Precision, int]
+    other_sums: Mapping[Precision, OtherSums] = field(default_factory=dict)
+    kernels_of_wide_sums: tuple[KernelRule, ...] = ()
     cached_share: float | None = None
     host: HostTime | None = None
     products_share: float = 1.0
@@ -321,6 +345,36 @@ class Engine:
     def step_moved_in(self, precision: Precision, optimizer: Optimizer = "adamw") -> float:
         """The bytes a parameter that a step reads and writes: each moment once and once."""
         return self.step_moved[precision] - 2 * saved_bytes(optimizer)
+
+    def rules_in(self, precision: Precision) -> tuple[KernelRule, ...]:
+        """The rules of its kernels in a precision."""
+        memory = self.memory[precision]
+        is_wide = memory.weight == HALF_BYTES and memory.sums == "32bit"
+        return (*self.kernels_of_wide_sums, *self.kernels) if is_wide else self.kernels
+
+    def summing(self, sums: Sums) -> Self:
+        """The engine that sums gradients in these bits, in every precision in which it can."""
+        others = {name: row for name, row in self.other_sums.items() if row.memory.sums == sums}
+        return replace(
+            self,
+            memory={**self.memory, **{name: row.memory for name, row in others.items()}},
+            step_moved={
+                **self.step_moved,
+                **{name: row.step_moved for name, row in others.items()},
+            },
+        )
+
+    def sums_problem(self, precision: Precision, sums: Sums) -> str:
+        """Why the engine cannot sum gradients of a precision in these bits; empty if it can."""
+        usual = self.memory[precision].sums
+        if sums in ("usual", usual):
+            return ""
+        other = self.other_sums.get(precision)
+        if other is not None and other.memory.sums == sums:
+            return ""
+        return (
+            f"{sums}, but engine {self.name} sums gradients of {precision} in {usual}: leave it out"
+        )
 
     def highest_zero_of(self, *, in_pipeline: bool) -> int:
         """The highest ZeRO level that a stage may have."""

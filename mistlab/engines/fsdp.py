@@ -6,9 +6,17 @@ products row by row.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from mistlab.engines.baselines import CACHED_SHARE, LOSS_IN_32_BITS, OVERLAPPED
-from mistlab.engines.engine import Engine, EngineMemory, HostTime, KernelRule, Precision
+from mistlab.engines.engine import (
+    Engine,
+    EngineMemory,
+    HostTime,
+    KernelRule,
+    OtherSums,
+    Precision,
+)
 from mistlab.engines.fitted import fitted
 from mistlab.engines.megatron_core import MEGATRON_BRIDGE
 from mistlab.schedule.context_ways import GATHER, RING
@@ -22,6 +30,7 @@ from mistlab.schedule.orders import INTERLEAVED
 # logits there are logarithms of shares, their gradient and that of the logits, 14 bytes a logit.
 # Workspaces are cuBLAS's, of torch's two threads.
 _MEMORY = EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=5, fixed_mib=64)
+_REDUCED_IN_16_BITS = OtherSums(memory=replace(_MEMORY, reduced=2), step_moved=50)
 
 _FITTED = fitted("fsdp")
 FSDP = Engine(
@@ -36,6 +45,8 @@ FSDP = Engine(
     kernels=LOSS_IN_32_BITS,
     memory=dict.fromkeys(("bf16", "fp8", "fp4"), _MEMORY),
     step_moved={"bf16": 50, "fp8": 50, "fp4": 50},
+    # ``MixedPrecisionPolicy.reduce_dtype`` of 16 bits: shards are added up in the weights' own 32.
+    other_sums=dict.fromkeys(("bf16", "fp8", "fp4"), _REDUCED_IN_16_BITS),
     # torchao's, which replaces torch's optimizer.
     optimizers=("adamw", "adamw-8bit"),
     cached_share=CACHED_SHARE,
@@ -102,11 +113,15 @@ _LOSS = tuple(
 )
 
 
-def _keeping(kept_by: str, wide_logits: int) -> dict[Precision, EngineMemory]:
-    return {
-        name: replace(row, kept_by=kept_by, wide_logits=wide_logits)
-        for name, row in FSDP.memory.items()
-    }
+def _keeping(kept_by: str, wide_logits: int) -> dict[str, Any]:
+    """The fields of an engine that keeps these."""
+
+    def kept(row: EngineMemory) -> EngineMemory:
+        return replace(row, kept_by=kept_by, wide_logits=wide_logits)
+
+    memory: dict[Precision, EngineMemory] = {name: kept(row) for name, row in FSDP.memory.items()}
+    others = {name: replace(row, memory=kept(row.memory)) for name, row in FSDP.other_sums.items()}
+    return {"memory": memory, "other_sums": others}
 
 
 _WIDE = FSDP.memory["bf16"].wide_logits
@@ -115,7 +130,7 @@ FSDP_EAGER = replace(
     FSDP,
     name="fsdp-eager",
     kernels=_EAGER,
-    memory=_keeping("eager", _WIDE),
+    **_keeping("eager", _WIDE),
     orders=(*FSDP.orders, *INTERLEAVED),
     memory_share=_MEMORY_SHARE,
     shares_on={
@@ -132,13 +147,13 @@ FSDP_COMPILED = replace(
     name="fsdp-compiled",
     kernels=(*_BLOCKS, *_LOSS),
     # 16-bit logits and their gradient.
-    memory=_keeping("compiled", 0),
+    **_keeping("compiled", 0),
 )
 FSDP_COMPILED_BLOCKS = replace(
     FSDP_COMPILED,
     name="fsdp-compiled-blocks",
     kernels=(*_BLOCKS, *LOSS_IN_32_BITS),
-    memory=_keeping("compiled", _WIDE),
+    **_keeping("compiled", _WIDE),
 )
 FSDP_EAGER_ROWWISE, FSDP_COMPILED_ROWWISE, FSDP_COMPILED_BLOCKS_ROWWISE = (
     replace(row, name=f"{row.name}-rowwise", eight_bit_on=_ROWWISE)

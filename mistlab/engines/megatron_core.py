@@ -23,7 +23,14 @@ from mistlab.engines.baselines import (
     OVERLAPPED,
     SEQUENCE_FIRST,
 )
-from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime, KernelRule
+from mistlab.engines.engine import (
+    Engine,
+    EngineMemory,
+    ExpertExchange,
+    HostTime,
+    KernelRule,
+    OtherSums,
+)
 from mistlab.engines.fitted import fitted
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import INTERLEAVED
@@ -73,6 +80,10 @@ _PLAIN = ExpertExchange(wait_s=_FITTED["wait_s"], operator_s=_OPERATOR_S)
 _WORKSPACES_MIB = 96
 
 _HALF = EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1, fixed_mib=_WORKSPACES_MIB)
+_SIXTEEN = replace(_HALF, gradient=2)
+# ``accumulate-allreduce-grads-in-fp32`` under fp16, ``grad-reduce-in-bf16`` under the others.
+_IN_32_BITS = OtherSums(memory=_HALF, step_moved=50)
+_IN_16_BITS = OtherSums(memory=_SIXTEEN, step_moved=48)
 
 MEGATRON_CORE = Engine(
     name="megatron-core",
@@ -96,6 +107,11 @@ MEGATRON_CORE = Engine(
         "fp32": EngineMemory(weight=4, gradient=4, optimizer=8, fixed_mib=_WORKSPACES_MIB),
     },
     step_moved={"fp16": 62, "bf16": 50, "fp8": 50, "fp4": 50, "fp32": 44},
+    other_sums={
+        # Infinities are searched for while the loss scale is undone (8).
+        "fp16": replace(_IN_32_BITS, step_moved=58),
+        **dict.fromkeys(("bf16", "fp8", "fp4"), _IN_16_BITS),
+    },
     # Its precision-aware optimizer keeps either moment in 32, 16 or 8 bits.
     optimizers=("adamw", "adamw-bf16", "adamw-8bit"),
     drops_tokens=True,
@@ -125,6 +141,10 @@ MEGATRON_CORE_FUSED_LOSS = replace(
         precision: replace(memory, wide_logits=memory.wide_logits + 2)
         for precision, memory in MEGATRON_CORE.memory.items()
     },
+    other_sums={
+        precision: replace(row, memory=replace(row.memory, wide_logits=row.memory.wide_logits + 2))
+        for precision, row in MEGATRON_CORE.other_sums.items()
+    },
 )
 # Its own sharded data parallelism keeps what it keeps, and shards gradients and weights too.
 MEGATRON_FSDP = replace(
@@ -133,9 +153,6 @@ MEGATRON_FSDP = replace(
     highest_zero=3,
     highest_zero_in_pipeline=3,
 )
-_SIXTEEN = EngineMemory(
-    weight=2, gradient=2, optimizer=12, wide_logits=1, fixed_mib=_WORKSPACES_MIB
-)
 MEGATRON_BRIDGE = replace(
     MEGATRON_CORE,
     name="megatron-bridge",
@@ -143,6 +160,8 @@ MEGATRON_BRIDGE = replace(
     kernels=(_SORTED_ON_THE_WAY, *_KERNELS),
     memory={"bf16": _SIXTEEN, "fp8": _SIXTEEN, "fp4": _SIXTEEN},
     step_moved={"bf16": 48, "fp8": 48, "fp4": 48},
+    # Recipes that set ``grad_reduce_in_fp32``.
+    other_sums=dict.fromkeys(("bf16", "fp8", "fp4"), _IN_32_BITS),
     eight_bit_on=_FITTED_OF_BRIDGE["eight_bit_on"],
     # Its recipes shard weights too where they say so (Megatron-FSDP).
     highest_zero=3,

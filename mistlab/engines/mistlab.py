@@ -7,7 +7,13 @@ their own.
 from dataclasses import replace
 
 from mistlab.engines.baselines import SEQUENCE_FIRST
-from mistlab.engines.engine import BATCHED_PRODUCTS, Engine, EngineMemory, KernelRule
+from mistlab.engines.engine import (
+    BATCHED_PRODUCTS,
+    Engine,
+    EngineMemory,
+    KernelRule,
+    OtherSums,
+)
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.slots import (
     BACKWARD,
@@ -45,9 +51,10 @@ STREAMED = Template(
 )
 
 
-def _ring_memory(width: int) -> EngineMemory:
-    """Memory in a precision of ``width`` bytes, with rings of two buffers."""
-    return EngineMemory(weight=width, gradient=width, optimizer=12, rings=True)
+def _ring_memory(width: int, gradient: int = 0) -> EngineMemory:
+    """Memory in a precision of ``width`` bytes, with rings of two buffers; gradients are as wide,
+    or have ``gradient`` bytes."""
+    return EngineMemory(weight=width, gradient=gradient or width, optimizer=12, rings=True)
 
 
 MIST = Engine(
@@ -84,6 +91,14 @@ _KERNELS = (
     ),
 )
 
+# Where sums are wider than gradients: a product reads and writes its sum in 32 bits, as its rate
+# has it; the gradient of a table is read in 16 bits and added in 32 (10 bytes in place of 6);
+# vectors' gradients are copied to 32 bits by one kernel before another adds them.
+_WIDE_SUMS = (
+    KernelRule(adds="vector", together=True, kernels=2),
+    KernelRule(adds="table", bytes_factor=10 / 6),
+)
+
 MISTLAB = Engine(
     name="mistlab",
     system="mistlab",
@@ -92,12 +107,19 @@ MISTLAB = Engine(
     # off.
     overlapped=replace(STREAMED, overlaps_tensor_backward=True),
     kernels=_KERNELS,
-    memory={"fp16": _ring_memory(2), "bf16": _ring_memory(2), "fp32": _ring_memory(4)},
-    # In bytes a parameter: gradients are copied to 32 bits (6), one kernel reads gradient, master
-    # and moments and writes master and moments (28), and weights are copied from masters (6). Under
-    # fp16 the kernel also writes unscaled gradients (4). In full precision gradients need no copy,
-    # and weights move 8.
-    step_moved={"fp16": 44, "bf16": 40, "fp32": 36},
+    kernels_of_wide_sums=_WIDE_SUMS,
+    # Sums of bf16 gradients, which have 8 bits, lose what is below a 256th of them. Those of fp16
+    # stay as they were measured.
+    memory={"fp16": _ring_memory(2), "bf16": _ring_memory(2, 4), "fp32": _ring_memory(4)},
+    # In bytes a parameter: gradients of 16 bits are copied to 32 (6), one kernel reads gradient,
+    # master and moments and writes master and moments (28), and weights are copied from masters
+    # (6). Under fp16 the kernel also writes unscaled gradients (4). In full precision weights
+    # move 8.
+    step_moved={"fp16": 44, "bf16": 34, "fp32": 36},
+    other_sums={
+        "fp16": OtherSums(memory=_ring_memory(2, 4), step_moved=38),
+        "bf16": OtherSums(memory=_ring_memory(2), step_moved=40),
+    },
     optimizers=("adamw", "adamw-bf16", "adamw-8bit"),
     drops_tokens=True,
     offloads=True,

@@ -73,6 +73,7 @@ def read(text: str, given: Given) -> Imported:
 def read_configuration(top: Section, found: Found, given: Given, model: ModelSpec | None) -> None:
     """Take a configuration's choices, which may be a part of another framework's run."""
     found.precision = _precision(top, given)
+    _sums(top, found)
     found.values["tensor_parallel"] = (
         top.section("tensor_parallel").whole("autotp_size", minimum=0) or 1
     )
@@ -109,6 +110,19 @@ def _precision(top: Section, given: Given) -> Precision:
     if "fp16" in enabled and "bf16" in enabled:
         top.found.remark("contradicting", "precision", "fp16 and bf16 are both enabled: took bf16")
     return "bf16" if "bf16" in enabled else "fp16" if enabled else "fp32"
+
+
+def _sums(top: Section, found: Found) -> None:
+    """The bits in which gradients are summed, over micro-batches and over ranks."""
+    summed = top.section("data_types").text("grad_accum_dtype", "")
+    reduced = top.text("communication_data_type", "")
+    if found.precision == "fp32" or "fp32" not in (summed, reduced):
+        return
+    if summed == reduced:
+        found.gradients = "32bit"
+    else:
+        text = f"sums of {summed or 'usual'} and {reduced or 'usual'} numbers: taken in 16 bits"
+        found.remark("ignored", "data_types.grad_accum_dtype", text)
 
 
 def _batch(top: Section, found: Found, given: Given) -> None:
@@ -296,6 +310,9 @@ def write(job: Job) -> str:
     }
     if workload.precision in HALVES:
         content[workload.precision] = {"enabled": True}
+        if workload.gradients == "32bit":
+            content["data_types"] = {"grad_accum_dtype": "fp32"}
+            content["communication_data_type"] = "fp32"
     content["zero_optimization"] = _zero_section(job)
     if stage.checkpointed_layers:
         content["activation_checkpointing"] = {
@@ -357,6 +374,7 @@ DEEPSPEED = Target(
     package="deepspeed==0.19.8",
     engines=ENGINES,
     rows=ROWS,
+    says_sums=True,
     write=write,
     read=read,
     notes=_notes,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from mistlab import catalog
 from mistlab.core.values import InputError, near_matches, reject, word_set
-from mistlab.engines.engine import Optimizer, Precision, names_for_plans
+from mistlab.engines.engine import Optimizer, Precision, Sums, names_for_plans
 from mistlab.export.given import Given, Imported, Kind, Remark
 from mistlab.export.nearest import canonical, with_engine
 from mistlab.export.target import NARROW
@@ -46,6 +46,7 @@ class Found:
     attention: Attention | None = None
     precision: Precision | None = None
     optimizer: Optimizer = "adamw"
+    gradients: Sums = "usual"
     expert_capacity: float | None = None
     expert_padding: bool = False
     engine: str | None = None
@@ -100,6 +101,7 @@ class Found:
             attention=self.settled("attention", given.attention, "flash"),
             precision="bf16",
             optimizer=self.optimizer,
+            gradients=self.gradients,
             expert_capacity=self.expert_capacity,
             expert_padding=self.expert_padding,
         )

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mistlab.core.values import FieldError
+from mistlab.engines.engine import ENGINES as ALL_ENGINES
 from mistlab.engines.engine import Precision, names_for_plans
 from mistlab.export.given import Remark, changes, changes_of_workloads
 from mistlab.export.rules import as_replicas, highest, with_plan, with_values
@@ -90,9 +91,20 @@ def _sayable_workload(workload: Workload, target: Target) -> Workload:
         workload = _with_wide_products(workload)
     if workload.optimizer not in target.optimizers:
         workload = replace(workload, optimizer="adamw")
+    if not _says_sums(workload, target):
+        workload = replace(workload, gradients="usual")
     if not target.drops_tokens:
         workload = replace(workload, expert_capacity=None, expert_padding=False)
     return replace(workload, expert_imbalance=1.0)
+
+
+def _says_sums(workload: Workload, target: Target) -> bool:
+    engines = [ALL_ENGINES[name] for name in target.engines]
+    return target.says_sums and any(
+        not engine.sums_problem(workload.precision, workload.gradients)
+        for engine in engines
+        if workload.precision in engine.memory
+    )
 
 
 def with_engine(

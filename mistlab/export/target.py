@@ -39,8 +39,9 @@ class Target:
     engines of which the framework runs plans as they are: for each, the one that stands for the
     framework then. ``engines_of_today`` come before ``engines`` for what only models and machines
     of today have. ``precisions`` and ``optimizers`` are those that the text can say; only with
-    ``drops_tokens`` it has words for a capacity of experts. ``beside`` are the fields of ``Given``
-    that the text does not hold.
+    ``drops_tokens`` it has words for a capacity of experts, and only if it ``says_sums`` for the
+    bits in which gradients are summed. ``beside`` are the fields of ``Given`` that the text does
+    not hold.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Target:
     precisions: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
     optimizers: tuple[Optimizer, ...] = ("adamw",)
     drops_tokens: bool = False
+    says_sums: bool = False
     beside: tuple[str, ...] = ()
 
     def engines_for(self, job: Job) -> tuple[str, ...]:

@@ -224,6 +224,8 @@ def _read_precision(training: Section, found: Found) -> None:
     kind = training.text("mixed_precision_param", "bfloat16")
     if found.precision is None:
         found.precision = "fp32" if kind == "float32" else "bf16"
+    if training.text("mixed_precision_reduce", "float32") != "float32":
+        found.gradients = "16bit"
     if training.text("dtype", "float32") != "float32":
         text = "training.dtype bfloat16 keeps states in 16 bits: taken with 32-bit states"
         found.remark("assumed", "precision", text)

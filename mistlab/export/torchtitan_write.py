@@ -94,6 +94,7 @@ def _training(job: Job) -> dict[str, object]:
         "seq_len": workload.sequence_length,
         "mixed_precision_param": "float32" if workload.precision == "fp32" else "bfloat16",
         "enable_cpu_offload": offloads(job),
+        **({"mixed_precision_reduce": "bfloat16"} if workload.gradients == "16bit" else {}),
     }
 
 
@@ -147,6 +148,7 @@ TORCHTITAN_TOML = Target(
     engines=ENGINES,
     rows=ROWS_OF_TOML,
     write=write_toml,
+    says_sums=True,
     read=read,
     notes=_notes_of_toml,
     beside=("model", "nodes", "gpus_per_node"),

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from mistlab.core.arrays import Bools, Floats, Ints
 from mistlab.core.distinct import Known, distinct_rows
-from mistlab.engines.adapters import training
 from mistlab.engines.engine import ENGINES, EngineMemory
 from mistlab.graph.compiled import Compiled, Shared, compile_expressions, compile_sums, kept
 from mistlab.graph.graph import PHASES
@@ -209,10 +208,8 @@ _STATES = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 
 def _memory_of(workload: Workload, engine: str) -> EngineMemory:
     """What an engine keeps as a workload trains."""
-    row, work = ENGINES[engine], workload
-    if not work.is_plain:
-        row = training(row, work.train, work.base, work.loss, work.states, work.optimizer)
-    return row.memory_in(work.precision, work.optimizer)
+    row = workload.trained_by(ENGINES[engine])
+    return row.memory_in(workload.precision, workload.optimizer)
 
 
 @kept

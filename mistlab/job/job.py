@@ -463,6 +463,8 @@ def _engine_problem_of_workload(workload: Workload, engine: Engine) -> FieldErro
     if problem := engine.optimizer_problem(workload.optimizer):
         able = [row.name for row in ENGINES.values() if workload.optimizer in row.optimizers]
         return FieldError("workload.optimizer", f"{problem}, or engine: {able[0]}")
+    if problem := engine.sums_problem(workload.precision, workload.gradients):
+        return FieldError("workload.gradients", problem)
     if workload.expert_capacity is not None and not engine.drops_tokens:
         able = [row.name for row in ENGINES.values() if row.drops_tokens]
         problem = f"given, but engine {engine.name} drops no tokens: leave it out, or give engine: "

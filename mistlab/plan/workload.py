@@ -22,8 +22,8 @@ from mistlab.core.values import (
     refuse,
     within,
 )
-from mistlab.engines.adapters import Base, Loss, States, Train
-from mistlab.engines.engine import Optimizer, Precision
+from mistlab.engines.adapters import Base, Loss, States, Train, training
+from mistlab.engines.engine import Engine, Optimizer, Precision, Sums
 
 # How a model was trained by those who published it: tokens, tokens of a batch, learning rate.
 #
@@ -425,7 +425,8 @@ class Workload:
     products of blocks or on those of attention. Frozen weights of blocks have 16 bits, or are
     dequantised before each product from 8 or 4 (``base``). A loss in chunks has the logits of some
     tokens at once. The ``states`` are mixed as the engine does it, or weights, gradients and
-    moments have 16 bits.
+    moments have 16 bits. ``gradients`` are summed over micro-batches and ranks in the bits that the
+    engine usually has, or in these.
     """
 
     model: ModelSpec
@@ -445,10 +446,14 @@ class Workload:
     base: Base = "16bit"
     loss: Loss = "whole"
     states: States = "mixed"
+    gradients: Sums = "usual"
 
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_adapters()
+        if self.states == "16bit" and self.gradients == "32bit":
+            problem = "32bit, and states have 16bit: leave one of them out"
+            refuse("gradients", problem)
         if self.expert_capacity is not None and self.model.experts is None:
             problem = f"{self.expert_capacity:g}, but the model has no experts: leave it out"
             refuse("expert_capacity", problem)
@@ -476,8 +481,16 @@ class Workload:
 
     @property
     def is_plain(self) -> bool:
-        """Whether engines train as their rows say: all weights, usual states and losses."""
-        return self.train == "all" and self.loss == "whole" and self.states == "mixed"
+        """Whether engines train as their rows say: all weights, usual states, sums and losses."""
+        usual = self.states == "mixed" and self.gradients == "usual"
+        return self.train == "all" and self.loss == "whole" and usual
+
+    def trained_by(self, engine: Engine) -> Engine:
+        """The row of an engine as it trains this."""
+        if self.is_plain:
+            return engine
+        kinds = self.train, self.base, self.loss, self.states, self.gradients, self.optimizer
+        return training(engine, *kinds)
 
     @property
     def rank(self) -> int:

@@ -20,7 +20,7 @@ from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections, Sharers
 from runtime.engine.storage.boundary import Boundary
 from runtime.engine.storage.layout import Layout
-from runtime.engine.storage.state import Section, StageState
+from runtime.engine.storage.state import Section, StageState, Types
 from runtime.engine.streams.context_lanes import StreamedContext
 from runtime.engine.streams.expert_lanes import StreamedExperts
 from runtime.engine.streams.lanes import Event, StreamedRanks, Streams
@@ -30,7 +30,7 @@ from runtime.engine.work.optimizer import Scaling, Stepper, Swaps, Works, works_
 from runtime.engine.work.parameters import Parameters, Squares
 from runtime.engine.work.products import add_up_inside, add_up_shared
 from runtime.engine.work.stage_modules import HOST, layer_modules, let_attend_in_place
-from runtime.models.config import TYPE_OF_PRECISION
+from runtime.models.config import TYPE_OF_PRECISION, sums_of
 
 # How many layers' first weights are drawn at once; each takes 8 bytes a parameter meanwhile.
 MOST_DRAWN = 4
@@ -89,7 +89,9 @@ class Executor:
         self.layers = layer_modules(workload, self.shape, ranks, context, experts, device)
         self.own_tokens = context.own_tokens
         dtype = TYPE_OF_PRECISION[workload.precision]
-        self.state = StageState.build(self.shape, self._layouts(), dtype, device)
+        self.state = StageState.build(
+            *(self.shape, self._layouts(), Types(dtype, sums_of(workload)), device)
+        )
         self.device = device
         self.parameters = Parameters(workload, self.shape, self.state, self.layers, connections)
         self.scaling = Scaling(training, device)

@@ -9,11 +9,19 @@ from typing import Any, Literal
 
 import torch
 
+from mistlab.engines.engine import ENGINES
 from mistlab.graph.library import kinds_of
 from mistlab.plan.workload import ROTARY_BASE, Attention, ModelSpec, Workload
 from runtime.models.ranks import Size, space_of
 
 TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def sums_of(workload: Workload) -> torch.dtype:
+    """The type of numbers in which gradients are summed."""
+    memory = workload.trained_by(ENGINES["mistlab"]).memory_in(workload.precision)
+    own = TYPE_OF_PRECISION[workload.precision]
+    return own if memory.gradient == own.itemsize else torch.float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

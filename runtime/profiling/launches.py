@@ -156,7 +156,7 @@ def _kernels(workload: Workload) -> int:
 
     The executor's other work is charged to these kernels.
     """
-    compiled = work_of(graph_of(workload), MISTLAB.kernels).compiled
+    compiled = work_of(graph_of(workload), MISTLAB.rules_in(workload.precision)).compiled
     columns = size_columns(workload, {"b": np.array([1]), "tp": np.array([1])})
     counted = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
     return round(sum(counted[f"block {phase} kernels"] for phase in PHASES))

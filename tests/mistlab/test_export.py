@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mistlab.core.values import InputError
+from mistlab.engines.engine import ENGINES
 from mistlab.export.nearest import Nearest, canonical, nearest
 from mistlab.export.target import read_back
 from mistlab.export.targets import TARGETS
@@ -282,3 +283,22 @@ def test_torchtitan_says_that_a_model_with_parts_of_its_own_is_no_llama() -> Non
     job = replace(PLAIN, workload=replace(PLAIN.workload, model=model))
     notes = [remark.text for remark in nearest(job, TARGETS["torchtitan"]).remarks]
     assert "its models are Llama's; this one needs a specification of its own" in notes
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("sums", ["32bit", "16bit"])
+@pytest.mark.parametrize("name", ALL)
+def test_the_bits_of_sums_come_back_or_are_told(name: str, sums: str, precision: str) -> None:
+    workload = replace(PLAIN.workload, gradients=sums, precision=precision)  # type: ignore[arg-type]
+    found = nearest(replace(PLAIN, workload=workload), TARGETS[name])
+    engine = ENGINES[found.job.plan.engine]
+
+    def bits(job: Job) -> str:
+        return job.workload.trained_by(engine).memory_in(job.workload.precision).sums
+
+    assert bits(back_of(name, found.job)) == bits(found.job)
+    told = any(remark.choice == "gradients" for remark in found.remarks)
+    assert told == (found.job.workload.gradients != sums)
+    is_kept = found.job.workload.precision == precision
+    if TARGETS[name].says_sums and is_kept and precision in engine.other_sums:
+        assert bits(found.job) == sums

@@ -66,10 +66,10 @@ def test_a_middle_stage_is_its_blocks_added_up(stage_model: StageModel) -> None:
     kept = 2 * (5 * block["saved_bytes"] + 3 * block["input_bytes"])
     states = {
         "weights_bytes": 0.75 * 2 * parameters,
-        "gradients_bytes": 0.5 * 2 * parameters / 2,
+        "gradients_bytes": 0.5 * 4 * parameters / 2,
         "optimizer_bytes": 0.25 * 12 * parameters / 2,
         # Weights and gradients whole, and the rank's part of gradients.
-        "buffers_bytes": 2 * (2 + 2 + 2 / 2) * block["parameters"],
+        "buffers_bytes": 2 * (2 + 4 + 4 / 2) * block["parameters"],
     }
     # One block steps while the one before it leaves.
     step_buffer = 2 * 0.75 * 12 / 2 * block["parameters"]
@@ -85,7 +85,7 @@ def test_a_middle_stage_is_its_blocks_added_up(stage_model: StageModel) -> None:
         "parameters": parameters,
         "activations_bytes": 0.875 * kept,
         "host_bytes": 0.25 * 2 * parameters
-        + 0.5 * parameters
+        + 0.5 * 4 * parameters / 2
         + 0.75 * 6 * parameters
         + 0.125 * kept,
         "forward_flop": 8 * block["forward_flop"],

@@ -227,8 +227,8 @@ def test_the_host_lane_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         monkeypatch,
         Stepper._step_on_host,
-        "own.exchange.copy_(master)",
-        "own.step.item(); own.exchange.copy_(master)",
+        "own.exchanged_weights.copy_(master)",
+        "own.step.item(); own.exchanged_weights.copy_(master)",
     )
     assert findings_of(ON_HOST) == ()
 

@@ -132,7 +132,8 @@ def test_the_ends_share_their_table_of_tokens() -> None:
 
 def test_a_v_holds_about_what_1f1b_holds_and_waits_less() -> None:
     model = replace(catalog.model("gpt3-2.7b"), vocab=2048)
-    work = replace(WORK, model=model, global_batch=16)
+    # States of 16 bytes a parameter, beside which activations count.
+    work = replace(WORK, model=model, global_batch=16, gradients="16bit")
     predictor = SymbolicPredictor(workload=work, cluster=ONE_NODE)
     plans = [
         Plan(micro_batches=16, stages=(STAGE,) * 4, order=order)

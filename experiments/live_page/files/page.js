@@ -429,7 +429,7 @@ function asPlan(job) {
     model: text(workload.model), hardware: text(cluster.hardware), nodes: cluster.nodes, gpus_per_node: cluster.gpus_per_node,
     sequence_length: workload.sequence_length, global_batch: workload.global_batch, attention: workload.attention, precision: workload.precision,
   };
-  for (const name of ["optimizer", "train", "adapter_rank", "adapter_targets", "base", "loss", "states"]) {
+  for (const name of ["optimizer", "train", "adapter_rank", "adapter_targets", "base", "loss", "states", "gradients"]) {
     if (workload[name] !== undefined) state.problem[name] = workload[name];
   }
   for (const name of ["keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s"]) {

@@ -56,8 +56,6 @@ UNSAID: Mapping[str, str] = {
     "--te-precision-config-file": "products are taken alike in all layers",
     "--add-qkv-bias": "queries, keys and values are taken without biases of their own",
     "--add-dense-bias": "products are taken without biases of their own",
-    "--grad-reduce-in-bf16": _WIDE_GRADIENTS,
-    "--accumulate-allreduce-grads-in-fp32": _WIDE_GRADIENTS,
     "--main-grads-dtype": _WIDE_GRADIENTS,
     "--fp32-allreduce": _WIDE_GRADIENTS,
     "--megatron-fsdp-main-grads-dtype": _WIDE_GRADIENTS,

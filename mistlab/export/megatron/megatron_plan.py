@@ -416,6 +416,7 @@ BY_BLOCKS, BY_TENSORS = "mxfp8", "tensorwise"
 _RECIPES = ("tensorwise", "delayed", "mxfp8", "blockwise", "custom")
 _NOT_SAID = "delayed"
 _MOMENTS: Mapping[Optimizer, str] = {"adamw": "fp32", "adamw-bf16": "bf16", "adamw-8bit": "fp8"}
+_SUMS_IN_FP32, _SUMS_IN_BF16 = "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"
 # Megatron-LM's optimizer for moments of few bits.
 PRECISION_AWARE = "--use-precision-aware-optimizer"
 
@@ -445,12 +446,24 @@ def moment_options(optimizer: Optimizer) -> Iterator[str]:
         yield f"{PRECISION_AWARE} --exp-avg-dtype {word} --exp-avg-sq-dtype {word}"
 
 
+def sum_options(workload: Workload) -> Iterator[str]:
+    """The option for gradients that are summed in other bits than Megatron-LM does by itself."""
+    if workload.gradients == "32bit" and workload.precision == "fp16":
+        yield _SUMS_IN_FP32
+    elif workload.gradients == "16bit":
+        yield _SUMS_IN_BF16
+
+
 def read_precision(options: Options, found: Found, hardware: Hardware) -> None:
     """The precision of products and of moments."""
     halves = [name for name in ("bf16", "fp16") if options.has(f"--{name}")]
     if len(halves) > 1:
         found.remark("contradicting", "precision", "--bf16 and --fp16 are both given: took bf16")
     found.precision = "bf16" if "bf16" in halves else "fp16" if halves else "fp32"
+    if found.precision == "bf16" and options.has(_SUMS_IN_BF16):
+        found.gradients = "16bit"
+    elif found.precision == "fp16" and options.has(_SUMS_IN_FP32):
+        found.gradients = "32bit"
     _narrow_products(options, found, hardware)
     _moments(options, found)
 

@@ -24,6 +24,7 @@ from mistlab.export.megatron.megatron_plan import (
     expert_options,
     moment_options,
     precision_options,
+    sum_options,
 )
 from mistlab.export.megatron.megatron_read import (
     ENGINES,
@@ -212,6 +213,7 @@ def _batch(job: Job) -> Iterator[str]:
     yield f"--max-position-embeddings {workload.sequence_length}"
     yield f"--attention-backend {_backend(workload)}"
     yield from precision_options(workload, job.cluster.hardware)
+    yield from sum_options(workload)
 
 
 def _backend(workload: Workload) -> str:
@@ -280,6 +282,7 @@ MEGATRON = Target(
     package="megatron-core==0.16.1",
     engines=ENGINES,
     rows=ROWS,
+    says_sums=True,
     write=write,
     read=read,
     notes=_notes,

@@ -1,7 +1,7 @@
 """States of layers on the device: rooms for offloaded states, and where each tensor lies."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple, Self
 
@@ -119,8 +119,8 @@ class LayerState:
     ``weights`` holds the layer's weights (with ZeRO-3, this rank's part). ``gradients`` holds the
     sums over micro-batches (from ZeRO-2 on, this rank's part). ``optimizer`` holds master weights
     and two moments (from ZeRO-1 on, this rank's part). ``step`` counts the optimizer's steps on the
-    device, ``host_step`` those on the host. Through ``exchange`` the host gets gradients and gives
-    weights back.
+    device, ``host_step`` those on the host. Through ``exchange`` the host gets gradients and, in
+    the same memory (``exchanged_weights``), gives weights back.
     """
 
     layout: Layout
@@ -131,6 +131,14 @@ class LayerState:
     step: Tensor
     host_step: Tensor
     exchange: Tensor
+    exchanged_weights: Tensor
+
+
+class Types(NamedTuple):
+    """The types of numbers in which weights are kept, and gradients are summed."""
+
+    weights: torch.dtype
+    gradients: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -207,7 +215,7 @@ class StageState:
     share."""
 
     shape: StageShape
-    dtype: torch.dtype
+    types: Types
     sections: tuple[Section, ...]
     rings: Rings
     staging: Staging
@@ -219,7 +227,7 @@ class StageState:
         cls,
         shape: StageShape,
         layouts: Sequence[Mapping[int, Layout]],
-        dtype: torch.dtype,
+        types: Types,
         device: torch.device,
     ) -> Self:
         """Allocate the state: rehearse to know the sizes, allocate, hand out the parts.
@@ -227,15 +235,15 @@ class StageState:
         ``layouts`` are those of each section's layers.
         """
         rehearsed = Rehearsal(), Rehearsal()
-        _parts(shape, layouts, dtype, *rehearsed)
+        _parts(shape, layouts, types, *rehearsed)
         on_device = Arena(rehearsed[0].size_bytes, device)
         host_device = torch.device("cpu")
         on_host = Arena(rehearsed[1].size_bytes, host_device, pins_for=driver_of(device))
-        sections, rings = _parts(shape, layouts, dtype, on_device, on_host)
+        sections, rings = _parts(shape, layouts, types, on_device, on_host)
         staging = _staging(shape, sections, device)
         return cls(
             shape=shape,
-            dtype=dtype,
+            types=types,
             sections=tuple(
                 Section(shape=shape, layers=layers, rings=rings, staging=staging)
                 for layers in sections
@@ -274,7 +282,7 @@ Layers = dict[int, LayerState]
 def _parts(
     shape: StageShape,
     layouts: Sequence[Mapping[int, Layout]],
-    dtype: torch.dtype,
+    types: Types,
     device: Room,
     host: Room,
 ) -> tuple[list[Layers], Rings]:
@@ -284,7 +292,7 @@ def _parts(
         layers: Layers = {}
         for layer, layout in section.items():
             begin = ends.get(layer, Begin())
-            own = layers[layer] = _layer(shape, layer, layout, begin, dtype, device, host)
+            own = layers[layer] = _layer(shape, layer, layout, begin, types, device, host)
             ends[layer] = begin.after(layout, own.optimizer[0].tail.numel())
         sections.append(layers)
     ringed = [end.whole for layer, end in ends.items() if shape.rings_weights(layer)]
@@ -295,9 +303,9 @@ def _parts(
         if shape.zero >= 2 and shape.offload_of(layer).gradients > 0
     ]
     return sections, Rings(
-        weights=_ring(ringed, dtype, device),
-        gradients=_ring(reduced, dtype, device),
-        sums=_ring(summed, dtype, device),
+        weights=_ring(ringed, types.weights, device),
+        gradients=_ring(reduced, types.gradients, device),
+        sums=_ring(summed, types.gradients, device),
     )
 
 
@@ -321,7 +329,7 @@ def _layer(
     layer: int,
     layout: Layout,
     begin: Begin,
-    dtype: torch.dtype,
+    types: Types,
     device: Room,
     host: Room,
 ) -> LayerState:
@@ -334,15 +342,17 @@ def _layer(
         for _ in range(OPTIMIZER_VECTORS)
     )
     exchanged = optimizer[0].tail.numel() if shape.steps_tail(layer) else 0
+    exchange = host.take(exchanged, types.gradients)
     return LayerState(
         layout=layout,
         begin=begin,
-        weights=Split.of(weights, offload.weights, dtype, device, host),
-        gradients=Split.of(gradients, offload.gradients, dtype, device, host),
+        weights=Split.of(weights, offload.weights, types.weights, device, host),
+        gradients=Split.of(gradients, offload.gradients, types.gradients, device, host),
         optimizer=optimizer,
         step=device.take(1, torch.float32),
         host_step=torch.zeros(1),
-        exchange=host.take(exchanged, dtype),
+        exchange=exchange,
+        exchanged_weights=exchange.view(types.weights)[:exchanged],
     )
 
 
@@ -394,6 +404,7 @@ class _Layer:
     gradients: list[_FlatVector]
     weights_now: _FlatVector
     gradients_now: _FlatVector | None = None
+    widened: list[Tensor] = field(default_factory=list)
 
 
 class ParameterPlaces:
@@ -451,8 +462,14 @@ class ParameterPlaces:
         one = self._layers[layer]
         if gradients:
             assert one.gradients_now is not None
-            sums = one.gradients_now.vectors
-            torch._foreach_add_(sums if of is None else list(compress(sums, of)), gradients)
+            sums, widened = one.gradients_now.vectors, one.widened
+            if of is not None:
+                sums, widened = list(compress(sums, of)), list(compress(widened, of))
+            if widened:
+                # One kernel adds tensors of one type alone.
+                torch._foreach_copy_(widened, gradients)
+                gradients = widened
+            torch._foreach_add_(sums, gradients)
 
 
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
@@ -475,12 +492,17 @@ def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
     for entry, view in zip(entries, weights[0].views, strict=True):
         path, _, leaf = entry.name.rpartition(".")
         parameters.append(nn.Parameter(view.data))
+        # Sums may be wider than weights.
+        parameters[-1].grad_dtype = None
         setattr(module.get_submodule(path), leaf, parameters[-1])
+    vectors, types = list(compress(parameters, is_vector)), state.types
+    is_wider = types.gradients != types.weights
     # Weights and gradients that use no ring have one place for every entry.
     return _Layer(
         parameters=tuple(parameters),
         is_vector=tuple(is_vector),
-        vectors=list(compress(parameters, is_vector)),
+        vectors=vectors,
+        widened=[torch.empty_like(one, dtype=types.gradients) for one in vectors if is_wider],
         weights=weights if shape.rings_weights(layer) else weights[:1] * RING,
         gradients=gradients if shape.rings_gradients(layer) else gradients[:1] * RING,
         weights_now=weights[0],

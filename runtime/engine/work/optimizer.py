@@ -106,7 +106,7 @@ class Stepper:
         master, *_ = tail = [split.tail for split in own.optimizer]
         if learning_rate is not None:
             self._update([tail], own.exchange, own.host_step, learning_rate)
-        own.exchange.copy_(master)
+        own.exchanged_weights.copy_(master)
 
     def _pieces(self, op: Op) -> list[list[Tensor]]:
         """Masters and moments to step on the device: the resident ones, and the staged ones."""
@@ -221,7 +221,8 @@ class Swaps:
 
     def _take_weights(self, op: Op) -> None:
         own = self.state.layers[op.layer]
-        self.state.set_stepped(op.layer, op.entry, own.optimizer[0].kept, own.exchange)
+        kept = own.optimizer[0].kept
+        self.state.set_stepped(op.layer, op.entry, kept, own.exchanged_weights)
         self.streams.spoil(own.exchange)
 
     def _staged(self, op: Op) -> list[tuple[Split, Tensor]]:

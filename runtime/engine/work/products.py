@@ -32,6 +32,17 @@ from runtime.models.parallel import (
 RunBeside = Callable[[Callable[[], object]], None]
 
 
+def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product to a sum that may be wider than its operands; the product is not rounded."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
+    else:
+        # Products of a CPU have no wider results.
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+
+
 class _AddingLinear(torch.autograd.Function):
     """``x @ weight.T + bias`` of matrices; autograd gets no gradient for the weight."""
 
@@ -52,7 +63,7 @@ class _AddingLinear(torch.autograd.Function):
         of_bias = gradient.sum(0) if ctx.has_bias else None
         # Its history would keep the layer's input until the product is done.
         parameter, x = ctx.parameter, x.detach()
-        ctx.schedule(lambda: parameter.grad.addmm_(gradient.t(), x))
+        ctx.schedule(lambda: add_product_(parameter.grad, gradient.t(), x))
         return gradient.mm(weight), None, of_bias, None
 
 
@@ -84,10 +95,10 @@ class _AddingGatheredLinear(torch.autograd.Function):
             return whole.flatten(0, 1)
 
         if ranks.keeps_products:
-            ranks.do(lambda: parameter.grad.addmm_(gradient.t(), gathered()))
+            ranks.do(lambda: add_product_(parameter.grad, gradient.t(), gathered()))
         else:
             flat = gathered()
-            ranks.put_off(lambda: parameter.grad.addmm_(gradient.t(), flat))
+            ranks.put_off(lambda: add_product_(parameter.grad, gradient.t(), flat))
         batch, tokens, width = x.shape
         of_whole = gradient.mm(weight).view(batch, ranks.size * tokens, width)
         return ranks.scatter_tokens(of_whole, of_input=True), None, of_bias, None
@@ -128,7 +139,7 @@ class _AddingGroups(torch.autograd.Function):
         def add() -> None:
             groups = zip(gradient.split(counts), rows.split(counts), strict=True)
             for total, (of_group, group) in zip(parameter.grad, groups, strict=True):
-                total.addmm_(of_group.t(), group)
+                add_product_(total, of_group.t(), group)
 
         ctx.schedule(add)
         return _by_groups(gradient, weight, counts), None, None, None
