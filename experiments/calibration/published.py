@@ -217,8 +217,8 @@ END_TO_END = (
     *("global_batch", "grad_accum", "num_stages", "layers", "ckpt_layers", "mbs", "dp", "tp"),
     *("zero_wgo", "offload_wgoa", "iter_s", "peak_alloc_mb", "peak_reserved_mb", "dropout"),
 )
-# Of tables that do not say it, fp16.
-PRECISION = "precision"
+# Of tables that do not say them, fp16 and the usual sums.
+PRECISION, GRADIENTS = "precision", "gradients"
 # The published tables write the family of GPT-3's shapes as gpt2 and gpt, and sizes their own way.
 CATALOGUE_FAMILY = {"gpt2": "gpt3", "gpt": "gpt3"}
 CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
@@ -338,6 +338,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
             global_batch=int(row["global_batch"]),
             attention="flash" if row["flash"] == "True" else "math",
             precision=check_field(Workload, "precision", row.get(PRECISION) or "fp16"),
+            gradients=check_field(Workload, "gradients", row.get(GRADIENTS) or "usual"),
         ),
         cluster=Cluster(
             hardware=hardware or catalog.hardware(name), nodes=nodes, gpus_per_node=gpus // nodes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.calibration.noted_machine import noted_machine
-from experiments.calibration.published import END_TO_END, PRECISION
+from experiments.calibration.published import END_TO_END, GRADIENTS, PRECISION
 from experiments.cli.commandline import progress
 from experiments.gpu_reports.report_checks import LOSS_TOLERANCE, Checks, Difference, checks_of
 from experiments.gpu_reports.report_plans import ReportPlan
@@ -254,7 +254,7 @@ def _calibrated(
         progress(f"{len(ran)} of the plans to fit ran: predictions are the profile's alone")
         return profile
     with naming(path), path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, (*END_TO_END, PRECISION), lineterminator="\n")
+        writer = csv.DictWriter(file, (*END_TO_END, PRECISION, GRADIENTS), lineterminator="\n")
         writer.writeheader()
         for plan, measured in zip(ran, _rows(ran, profile, said), strict=True):
             writer.writerow(table_row(plan.job(profile), measured, plan.model))

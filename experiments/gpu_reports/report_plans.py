@@ -177,6 +177,8 @@ class ReportPlan:
                 global_batch=batch * batches,
                 attention="flash",
                 precision="bf16",
+                # As in the published runs that the plans imitate.
+                gradients="16bit",
             ),
             cluster=Cluster(
                 hardware=hardware,

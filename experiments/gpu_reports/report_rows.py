@@ -64,6 +64,7 @@ def table_row(job: Job, measured: ReportRow, model: str) -> dict[str, object]:
         "system": "mistlab",
         "model": model,
         "precision": workload.precision,
+        "gradients": workload.gradients,
         "flash": workload.attention == "flash",
         "seq": workload.sequence_length,
         "vocab": workload.model.vocab,

@@ -40,6 +40,7 @@ def job_on(hardware: str, model: str, layers: list[int], **stage: Any) -> Job:
                 "global_batch": 8,
                 "attention": "flash",
                 "precision": "bf16",
+                "gradients": "16bit",
             },
             "cluster": {"hardware": hardware, "nodes": 1, "gpus_per_node": len(layers)},
             "plan": {"micro_batches": 8, "stages": stages},

@@ -19,7 +19,7 @@ from mistlab.stages.stage_batch import StageBatch
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of
 
-WORK = workload_of("llama-350m", 2048, 8, "bf16", attention="math")
+WORK = replace(workload_of("llama-350m", 2048, 8, "bf16", attention="math"), gradients="16bit")
 CLUSTER = Cluster(
     hardware=catalog.hardware("l4-24gb"),
     nodes=1,
