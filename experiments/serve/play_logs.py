@@ -1,10 +1,8 @@
 """Logs of requests, played with their arrivals, and held against what was measured."""
 
 import argparse
-import csv
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,8 @@ from experiments.pages.tables import table
 from experiments.runs.runs_table import count_of, text_of
 from experiments.serve.served_rows import model_named
 from mistlab.core.arrays import Floats
-from mistlab.core.values import InputError, refuse, shown
+from mistlab.core.files import read_csv
+from mistlab.core.values import refuse, shown
 from mistlab.serving.engine_constants import ServedRun, fitted_constants
 from mistlab.serving.gpu_facts import gpu_named
 from mistlab.serving.load import load_of_trace
@@ -38,10 +37,10 @@ def play_logs(options: argparse.Namespace) -> int:
     log has a part in.
     """
     logs: dict[str, list[Mapping[str, str]]] = defaultdict(list)
-    for row in _rows(options.logs):
+    for row in read_csv(options.logs):
         logs[row.get("run", "")].append(row)
     answers = []
-    for run in _rows(options.runs):
+    for run in read_csv(options.runs):
         name = text_of(run, "run")
         if name not in logs:
             refuse(f"{options.runs}: run", f"{shown(name)} has no requests in {options.logs}")
@@ -63,15 +62,6 @@ def _line(answer: Mapping[str, Any]) -> list[str]:
         measured = answer[f"measured_{name}"]
         cells += [f"{answer[name]:.2f}", "-" if measured is None else f"{measured:.2f}"]
     return cells
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return list(csv.DictReader(file))
-    except OSError as error:
-        message = f"{path}: {error.strerror}: give the path of a CSV file"
-        raise InputError(message) from None
 
 
 def _played(name: str, run: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:

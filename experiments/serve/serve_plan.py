@@ -1,7 +1,6 @@
 """Which layout serves a load: the best one, the fewest GPUs, and the choice between both speeds."""
 
 import argparse
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +12,8 @@ import numpy as np
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json
 from experiments.pages.tables import table
 from experiments.serve.served_rows import model_named
-from mistlab.core.values import InputError, refuse, reject
+from mistlab.core.files import read_csv
+from mistlab.core.values import refuse, reject
 from mistlab.serving.engine_constants import ServedRun, fitted_constants
 from mistlab.serving.gpu_facts import gpu_named
 from mistlab.serving.load import Goals, Lengths, ServingLoad, drawn_load, load_of_trace
@@ -147,13 +147,7 @@ def _question(options: argparse.Namespace) -> ServingQuestion:
 def _load(options: argparse.Namespace) -> ServingLoad:
     """Requests of a trace, or drawn ones."""
     if options.trace is not None:
-        try:
-            with Path(options.trace).open(encoding="utf-8-sig", newline="") as file:
-                rows = list(csv.DictReader(file))
-        except OSError as error:
-            message = f"{options.trace}: {error.strerror}: give the path of a CSV file"
-            raise InputError(message) from None
-        return load_of_trace(rows, str(options.trace))
+        return load_of_trace(read_csv(Path(options.trace)), str(options.trace))
     lengths = (
         Lengths(shape=options.lengths, tokens=options.prompt),
         Lengths(shape=options.lengths, tokens=options.output),

@@ -5,7 +5,6 @@ read and when tokens are decoded, and all-reduces. Each group of rows (GPU, engi
 row of ``mistlab/catalog/serving_kernels.yaml``; errors count relatively, outliers a little.
 """
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from mistlab.core.arrays import Floats
+from mistlab.core.files import read_csv
 from mistlab.core.units import GBYTES, MICROSECONDS, MILLISECONDS
-from mistlab.core.values import InputError
 from mistlab.serving.gpu_facts import FORMATS, ROOFS, ServingGpu, gpu_named
 
 Row = Mapping[str, str]
@@ -66,7 +65,8 @@ def fitted_kernels(folder: Path) -> Iterator[list[str | float]]:
 def kernel_groups(folder: Path) -> Iterator[KernelGroup]:
     """The groups of all kernel tables of a folder."""
     for name, of_rows in _TABLES.items():
-        yield from of_rows(_rows(folder / f"kernel_{name}.csv"))
+        path = folder / f"kernel_{name}.csv"
+        yield from of_rows(read_csv(path, "the folder of the kernel tables"))
 
 
 def _fitted(group: KernelGroup) -> list[str | float]:
@@ -88,15 +88,6 @@ def _fitted(group: KernelGroup) -> list[str | float]:
     numbers = [round(floor_s / MICROSECONDS, 2), round(memory, 3), round(arithmetic, 3)]
     where = [group.gpu, group.engine, group.work, group.kind]
     return [*where, *numbers, round(error, 3), len(group.measured_s)]
-
-
-def _rows(path: Path) -> Sequence[Row]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except OSError as error:
-        message = f"{path}: {error.strerror}: give the folder of the kernel tables"
-        raise InputError(message) from None
 
 
 def _grouped(rows: Sequence[Row], *names: str) -> Iterator[tuple[tuple[str, ...], list[Row]]]:

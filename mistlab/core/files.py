@@ -175,6 +175,18 @@ def text_in(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
     raise InputError(problem)
 
 
+def read_csv(path: Path, wanted: str = "the path of a CSV file") -> list[dict[str, str]]:
+    """The rows of a CSV file by their columns; its error says to give what is ``wanted``."""
+    import csv  # noqa: PLC0415 (few commands read tables)
+
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return list(csv.DictReader(file))
+    except OSError as error:
+        message = f"{path}: {error.strerror}: give {wanted}"
+        raise InputError(message) from None
+
+
 def _read_text(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
     try:
         return text_in(path, most_bytes)

@@ -250,8 +250,3 @@ class Cluster:
         if self.inter_node_gbytes_per_s is None:
             return self.hardware.node.inter_node_bytes_per_s
         return self.inter_node_gbytes_per_s * GBYTES
-
-    @property
-    def host_link_bytes_per_s(self) -> float:
-        """Bandwidth of one GPU to host memory, one direction."""
-        return self.hardware.node.host_link_bytes_per_s

@@ -419,11 +419,6 @@ class Node(Checked):
         """Bandwidth of the node to other nodes, one direction."""
         return self.inter_node_gbytes_per_s * GBYTES
 
-    @property
-    def host_link_bytes_per_s(self) -> float:
-        """Bandwidth of one GPU to host memory, one direction."""
-        return self.host_link_gbytes_per_s * GBYTES
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasheetFigures:

@@ -503,8 +503,3 @@ def without_arguments(session: Session, line: int, source: str) -> frozenset[str
     where = f"{session.at(line)}: {source}"
     note = f"{where}: the script is taken as started without arguments: -- ARG1 ..."
     return frozenset((note,))
-
-
-def unknown_of(unknown: Unknown, expression: str) -> Unknown:
-    """The same lack of knowledge, of another expression."""
-    return replace(unknown, expression=expression, either=())

@@ -19,7 +19,6 @@ def test_a_cluster_has_the_numbers_of_its_hardware() -> None:
     assert cluster.host_memory_bytes == L4.node.host_memory_bytes
     assert cluster.intra_node_bytes_per_s == L4.node.intra_node_bytes_per_s
     assert cluster.inter_node_bytes_per_s == L4.node.inter_node_bytes_per_s
-    assert cluster.host_link_bytes_per_s == L4.node.host_link_bytes_per_s
 
 
 def test_overrides_replace_them() -> None:

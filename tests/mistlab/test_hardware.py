@@ -17,7 +17,6 @@ def test_properties_are_in_si_units() -> None:
     assert node.host_memory_bytes == 680 * 2**30
     assert node.intra_node_bytes_per_s == 300e9
     assert node.inter_node_bytes_per_s == 12.5e9
-    assert node.host_link_bytes_per_s == 31.5e9
 
 
 def test_a_precision_that_the_gpu_lacks_is_refused() -> None:
