@@ -14,8 +14,7 @@ from experiments.calibration.fits import (
 )
 from mistlab.calibration import kernel_tables as tables
 from mistlab.calibration import launches, operators
-from mistlab.calibration.best_products import Best, read_best_products
-from mistlab.calibration.collective_tests import read_collective_tests
+from mistlab.calibration.kernel_tables import Best, read_best_products, read_collective_tests
 from mistlab.calibration.operators import read_attention_table
 from mistlab.core.units import MICROSECONDS
 from mistlab.core.values import reject

@@ -11,11 +11,10 @@ import pytest
 from experiments import gpu_report
 from experiments.cli.commandline import DONE, run
 from experiments.commands.machine_commands import MINUTES
-from experiments.gpu_reports.gpu_report import ReportFolder
+from experiments.gpu_reports.gpu_report import PROFILE, PROFILE_S, ReportFolder, estimates, total_s
 from experiments.gpu_reports.report_page import figures_of
 from experiments.gpu_reports.report_plans import CAPS_GIB, PLANS, ReportPlan
 from experiments.gpu_reports.report_rows import CHECKED, TIMED, WARM_UPS
-from experiments.gpu_reports.report_time import PROFILE, PROFILE_S, estimates, total_s
 from experiments.training.plan_runs import PlanRun, RunRows, WorkerRunner
 from experiments.training.run_results import prediction_of
 from mistlab import catalog

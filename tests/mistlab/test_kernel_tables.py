@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mistlab.calibration.best_products import read_best_products
-from mistlab.calibration.collective_tests import read_collective_tests
 from mistlab.calibration.kernel_tables import (
     KernelRows,
     attention_rows,
     held_out_error,
     memory_rate,
     rate_of,
+    read_best_products,
+    read_collective_tests,
     read_kernel_table,
 )
 from mistlab.core.values import InputError
