@@ -1,7 +1,6 @@
 """Hugging Face's causal language models without memory: their configurations' defaults, and their
 parameters, counted on torch's meta device."""
 
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,14 +39,6 @@ def parameters(kind: str, given: Mapping[str, Any]) -> int:
     except Exception as error:  # any: the code of some two hundred models runs here
         raise _unbuilt(kind, error) from error
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def class_defaults(kind: str) -> dict[str, Any]:
-    """The defaults of a configuration class's own fields, and its ``attribute_map``: other names of
-    fields."""
-    fields = dataclasses.fields(CONFIG_MAPPING[kind])
-    own = {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
-    return {**own, "attribute_map": dict(CONFIG_MAPPING[kind].attribute_map)}
 
 
 def _made(kind: str, given: Mapping[str, Any]) -> Any:
