@@ -91,7 +91,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "Thirty seconds" in start
     reference = (tmp_path / "reference" / "commands.html").read_text(encoding="utf-8")
     assert all(f'id="{name}"' in reference for name in COMMANDS)
+    assert (tmp_path / "search" / "search_index.js").exists()
     for path in tmp_path.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         fetched = re.findall(r'(?:src|href)="(https?://[^"]+\.(?:js|css|woff2?))"', text)
         assert fetched == [], path
+        assert "iframe-worker/shim" not in text
