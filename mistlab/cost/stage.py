@@ -240,10 +240,9 @@ def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
 # The times of stages, for columns of candidates, by summing the slots of a schedule.
 #
 # The length of a slot depends on a candidate's strategy (degrees, ZeRO level, offload ratios) and
-# on the types of its layers, not on the number of layers. The number of slots of each kind depends
-# only on the layers. So lengths are computed once for each distinct strategy, and slots are
-# counted once for each distinct set of layers. A candidate's time is the product of lengths and
-# counts.
+# on the types of its layers, not on their number; the number of slots of each kind only on the
+# layers. So lengths are computed once for each distinct strategy, and slots counted once for each
+# distinct set of layers. A candidate's time is the product of lengths and counts.
 #
 # Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots.
 
@@ -260,8 +259,7 @@ class StageTimeModel:
 
     def of_slots(self, slots: "StageSlots") -> StageSeconds:
         """The times of each candidate, whose slots are known already."""
-        batch = slots.batch
-        outside = slots.outside_passes()
+        batch, outside = slots.batch, slots.outside_passes()
         sends = self._are_beside(outside)
         if len(batch) <= FEW_ROWS:
             return self._under_host((batch,), slots.sums(sends=sends).passes(), outside)
