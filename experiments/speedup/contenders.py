@@ -37,6 +37,8 @@ STATES: Mapping[str, Sequence[Mapping[str, float]]] = {
     "megatron": [{"zero": 1, "offload_optimizer": ratio} for ratio in SHARES],
     "deepspeed": [
         {"zero": 1},
+        {"zero": 2},
+        {"zero": 3},
         {"zero": 2, "offload_optimizer": 1.0, "offload_gradients": 1.0},
         *(
             {"zero": 3, "offload_optimizer": ratio, "offload_gradients": ratio}
@@ -104,6 +106,9 @@ def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> li
 
 def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]:
     """The grid of a system, each plan as its framework says it."""
+    if system in ("deepspeed", "deepcompile") and workload.precision == "bf16":
+        # As all other systems sum them.
+        workload = replace(workload, gradients="32bit")
     ranks, layers = cluster.num_gpus, workload.model.layers
     sequences, rest = divmod(workload.global_batch, ranks)
     if rest:

@@ -93,6 +93,10 @@ class DeepSpeedRun:
             from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: PLC0415 (compiles itself)
 
             return DeepSpeedCPUAdam(parameters, **values)
+        if settings.device == "cuda":
+            from deepspeed.ops.adam import FusedAdam  # noqa: PLC0415 (compiles itself)
+
+            return FusedAdam(parameters, **values, adam_w_mode=True)
         return torch.optim.AdamW(parameters, **values)
 
 

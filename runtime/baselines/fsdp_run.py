@@ -6,6 +6,7 @@ blocks run under torch's own checkpointing.
 """
 
 import os
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -58,7 +59,8 @@ class FsdpRun:
         """Train a step; return its loss, the mean over the whole batch."""
         batches = batches_of(self._sequences, self._job, step=number, replica=self._world.rank)
         total = torch.zeros((), device=self._device)
-        for tokens, targets in batches:
+        for place, (tokens, targets) in enumerate(batches):
+            self._exchange_after(is_last=place == len(batches) - 1)
             loss = self._model(tokens.to(self._device), targets.to(self._device)) / len(batches)
             loss.backward()
             total += loss.detach().float()
@@ -72,6 +74,13 @@ class FsdpRun:
     def close(self) -> None:
         """Leave the other ranks."""
         torch.distributed.destroy_process_group()
+
+    def _exchange_after(self, *, is_last: bool) -> None:
+        """Reduce gradients after the last micro-batch alone, unless shards alone fit (ZeRO-3): till
+        then they add up whole, and gathered weights stay."""
+        if self._job.plan.stages[0].zero < 3:
+            self._model.set_requires_gradient_sync(is_last)
+            self._model.set_reshard_after_backward(is_last)
 
     def _sharded(self, settings: BaselineSettings) -> nn.Module:
         workload, stage = self._job.workload, self._job.plan.stages[0]
@@ -94,4 +103,12 @@ class FsdpRun:
                 model.blocks[place] = Recomputed(block)
             fully_shard(model.blocks[place], **how)
         fully_shard(model, **how)
+        _prefetch(list(model.blocks))
         return model
+
+
+def _prefetch(blocks: list[Any]) -> None:
+    """Let each block's pass gather the weights of the block whose pass is next."""
+    for block, after in pairwise(blocks):
+        block.set_modules_to_forward_prefetch([after])
+        after.set_modules_to_backward_prefetch([block])

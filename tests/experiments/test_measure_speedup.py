@@ -68,6 +68,18 @@ def test_ratios_of_deepspeed_are_among_its_trials() -> None:
     assert {0.0, 0.25, 0.5, 0.75, 1.0} == ratios
 
 
+def test_deepspeed_tries_every_level_with_nothing_offloaded_and_sums_as_others_do() -> None:
+    gpus = replace(cluster(80), gpus_per_node=4)
+    found = contenders.contenders("deepspeed", WORKLOAD, gpus, 99, 0)
+    stages = [one.job.plan.stages[0] for one in found]
+    assert {one.zero for one in stages if not one.offload.optimizer} == {1, 2, 3}
+    assert {one.job.workload.gradients for one in found} == {"32bit"}
+    for one in found:
+        config = json.loads(TARGETS["deepspeed"].write(one.job))
+        assert config["data_types"] == {"grad_accum_dtype": "fp32"}
+        assert config["communication_data_type"] == "fp32"
+
+
 def test_deepspeed_tries_on_a_cpu_what_its_driver_can_step_there() -> None:
     gpus = cluster(40)
     hardware = replace(gpus.hardware, gpu=replace(gpus.hardware.gpu, cores=1))

@@ -118,6 +118,7 @@ RUNS: dict[str, tuple[str, str, tuple[dict[str, Any], ...]]] = {
             },
         ),
     ),
+    "fsdp, ZeRO-2": ("fsdp", "llama", ({"data_parallel": 2, "zero": 2},)),
     "fsdp, two replicas of two shards": (
         "fsdp",
         "gpt",
