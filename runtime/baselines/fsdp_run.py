@@ -45,7 +45,7 @@ class FsdpRun:
         torch.distributed.init_process_group(
             "gloo" if is_cpu else "nccl", rank=self._world.rank, world_size=self._world.size
         )
-        self._model = self._sharded(settings)
+        self._model: Any = self._sharded(settings)
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(),
             lr=settings.learning_rate,
