@@ -160,11 +160,13 @@ Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
     """The tensors that are a parameter's rows one after another, or with ``stacked`` its experts,
-    each of ``parts`` tensors; row i of the parameter is row ``order[i]`` of theirs."""
+    each of ``parts`` tensors; row i of the parameter is row ``order[i]`` of theirs. A single tensor
+    may be ``transposed``."""
 
     tensors: tuple[str, ...]
     stacked: int = 0
     order: tuple[int, ...] | None = None
+    transposed: bool = False
 
     @classmethod
     def of(cls, *tensors: str) -> Self:
@@ -174,6 +176,8 @@ class TensorSource:
     def made(self, folder: TensorFolder) -> Tensor:
         """The parameter."""
         parts = [folder.read(name) for name in self.tensors]
+        if self.transposed:
+            return parts[0].T
         if self.stacked:
             groups = [parts[at : at + self.stacked] for at in range(0, len(parts), self.stacked)]
             return torch.stack([torch.cat(group) for group in groups])
@@ -183,6 +187,8 @@ class TensorSource:
     def shape(self, folder: TensorFolder) -> tuple[int, ...]:
         """The parameter's shape."""
         shapes = [folder.shape(name) for name in self.tensors]
+        if self.transposed:
+            return shapes[0][::-1]
         count = len(shapes) // self.stacked if self.stacked else 1
         rows = sum(shape[0] for shape in shapes) // count
         own = (rows, *shapes[0][1:])
@@ -190,6 +196,8 @@ class TensorSource:
 
     def taken_apart(self, whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """The checkpoint's tensors, whose numbers of rows are ``sizes``."""
+        if self.transposed:
+            return [whole.T]
         if self.stacked:
             own = sizes[: self.stacked]
             return [part for expert in whole for part in expert.split(list(own))]
@@ -204,8 +212,10 @@ def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]
     """For each parameter of a model, the tensors of a checkpoint; refuses types of models whose
     names are not known."""
     model_type = str(folder.config.get("model_type", ""))
+    if model_type in FUSED:
+        return dict(_of_fused(spec, folder, model_type))
     if model_type not in NAMED_LIKE_LLAMA:
-        known = ", ".join(sorted(NAMED_LIKE_LLAMA))
+        known = ", ".join(sorted((*NAMED_LIKE_LLAMA, *FUSED)))
         reject(
             f"{folder.option} {folder.folder}: tensors' names of {model_type or 'no type'} are not "
             f"known here: give a checkpoint of "
@@ -225,6 +235,69 @@ def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]
 
 
 NAMED_LIKE_LLAMA = ("llama", "mistral", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
+
+# Types whose queries, keys and values are one matrix: what they call a block's parts.
+FUSED: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {
+        "attention_norm": "ln_1",
+        "attention.qkv": "attn.c_attn",
+        "attention.output": "attn.c_proj",
+        "mlp_norm": "ln_2",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+    "falcon": {
+        "attention_norm": "input_layernorm",
+        "attention.qkv": "self_attention.query_key_value",
+        "attention.output": "self_attention.dense",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+    },
+}
+
+
+def _of_fused(
+    spec: ModelSpec, folder: TensorFolder, model_type: str
+) -> Iterator[tuple[str, TensorSource]]:
+    """The parameters of GPT-2, whose matrices are transposed, and of Falcon, in which each head of
+    keys follows its own heads of queries. GPT-2's first files leave the prefix out."""
+    is_gpt2 = model_type == "gpt2"
+    tokens = "wte" if is_gpt2 else "word_embeddings"
+    bare = f"{tokens}.weight" in folder
+    first = "" if bare else "transformer."
+    yield "embedding.tokens.weight", TensorSource.of(f"{first}{tokens}.weight")
+    if is_gpt2:
+        yield "embedding.positions", TensorSource.of(f"{first}wpe.weight")
+    for kind in ("weight", "bias"):
+        yield f"head.norm.{kind}", TensorSource.of(f"{first}ln_f.{kind}")
+    head = f"{first}{tokens}" if spec.tied_embeddings else "lm_head"
+    yield "head.projection.weight", TensorSource.of(f"{head}.weight")
+    order = None if is_gpt2 else _by_heads_of_keys(spec)
+    for block in range(spec.layers):
+        for own, its in FUSED[model_type].items():
+            if own == "mlp_norm" and spec.parallel_block:
+                continue
+            is_norm = own.endswith("norm")
+            for kind in ("weight", "bias") if is_norm or spec.biases else ("weight",):
+                yield (
+                    f"blocks.{block}.{own}.{kind}",
+                    TensorSource(
+                        tensors=(f"{first}h.{block}.{its}.{kind}",),
+                        order=order if own == "attention.qkv" else None,
+                        transposed=is_gpt2 and not is_norm and kind == "weight",
+                    ),
+                )
+
+
+def _by_heads_of_keys(spec: ModelSpec) -> tuple[int, ...]:
+    """Where all queries, then all keys, then all values lie in rows of which each head of keys has
+    its heads of queries, itself, and its values."""
+    group = spec.heads // spec.kv_heads
+    count = (group + 2) * spec.kv_heads * spec.head_dim
+    rows = np.arange(count).reshape(spec.kv_heads, group + 2, spec.head_dim)
+    parts = (rows[:, :group], rows[:, group], rows[:, group + 1])
+    return tuple(np.concatenate([part.reshape(-1) for part in parts]).tolist())
 
 
 def _of_block(spec: ModelSpec, block: int, model_type: str) -> Iterator[tuple[str, TensorSource]]:
@@ -311,10 +384,13 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
         if path not in sources:
             reject(f"{where}: nothing in it is {path}: start from drawn weights")
         if (found := sources[path].shape(folder)) != shape:
+            remedy = f"workload.model: {folder.folder / CONFIG}"
+            if path == "embedding.positions":
+                remedy = f"workload.sequence_length: {found[0]}"
             names = sources[path].tensors
             reject(
                 f"{where}: {names[0]} makes {path} of shape {found}, the plan's model has {shape}: "
-                f"give workload.model: {folder.folder / CONFIG}"
+                f"give {remedy}"
             )
 
 

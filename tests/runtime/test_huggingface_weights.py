@@ -77,6 +77,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 1,
         },
     ),
+    "GPT-2": ("GPT2Config", {"n_inner": 48, "max_position_embeddings": 16}),
+    "Falcon": (
+        "FalconConfig",
+        {
+            "new_decoder_architecture": True,
+            "num_ln_in_parallel_attn": 1,
+            "num_kv_heads": 2,
+            "ffn_hidden_size": 48,
+        },
+    ),
+    "Falcon with biases, one part after the other": (
+        "FalconConfig",
+        {
+            "multi_query": False,
+            "parallel_attn": False,
+            "bias": True,
+            "ffn_hidden_size": 48,
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 
@@ -85,9 +105,11 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Pat
     """A model of transformers with random weights, and the folder that it was saved in."""
     kind, fields = MODELS[request.param]
     torch.manual_seed(0)
-    config = getattr(transformers, kind)(**SIZES, **fields)
+    config = getattr(transformers, kind)(**(SIZES | fields))
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    for parameter in model.parameters():  # norms and biases too, which begin as ones and zeros
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
     folder = tmp_path / "given"
     model.save_pretrained(folder)
     return model, folder
@@ -173,7 +195,14 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_types_without_known_names_are_refused(tmp_path: Path) -> None:
-    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=96)
+    config = transformers.GPTNeoXConfig(**SIZES)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"tensors' names of gpt2 are not known"):
+    with pytest.raises(InputError, match=r"tensors' names of gpt_neox are not known"):
         sources_of(workload_in(tmp_path).model, TensorFolder(tmp_path))
+
+
+def test_learned_positions_say_the_length_of_sequences(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(**SIZES)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"give workload.sequence_length: 64"):
+        check_checkpoint(workload_in(tmp_path), TensorFolder(tmp_path))
