@@ -128,6 +128,8 @@ def trains_here(model: ModelSpec) -> str:
         return "it is traced: give a family of the catalogue"
     if model.pattern:
         return "blocks of a pattern, which scan or lack a half: give a model without a pattern"
+    if model.experts and model.parallel_block:
+        return "experts beside attention: give parallel_block: false"
     if model.experts and model.biases:
         return "experts with biases: give biases: false"
     if model.further_tokens:

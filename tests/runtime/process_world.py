@@ -156,7 +156,7 @@ CASES: dict[str, Case] = {
         replace(CLIPPING, steps_on_host=True),
     ),
     "8 ranks: experts over data and tensor ranks, 2 stages, ZeRO-3": (
-        MIXTURE,
+        replace(MIXTURE, global_batch=16),
         Plan(
             micro_batches=4,
             stages=(

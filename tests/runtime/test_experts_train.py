@@ -18,12 +18,14 @@ from mistlab.job.job import Job  # noqa: E402
 from mistlab.machine.cluster import Cluster  # noqa: E402
 from mistlab.plan.plan import Plan, StagePlan  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
+from mistlab.stages.stage_shape import replicas_of  # noqa: E402
 from runtime.checkpoints import checkpoint  # noqa: E402
 from runtime.checkpoints.boxes import Box, boxes_of  # noqa: E402
 from runtime.comm import topology  # noqa: E402
 from runtime.comm.group import Alone, Group  # noqa: E402
 from runtime.comm.topology import Sharers, connected  # noqa: E402
 from runtime.engine.executor import Report  # noqa: E402
+from runtime.engine.storage.arena import HostPool  # noqa: E402
 from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from runtime.engine.streams.expert_lanes import StreamedTrip  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
@@ -40,6 +42,7 @@ from tests.runtime.worlds import (  # noqa: E402
     begun,
     by_plan,
     plainly,
+    random_plan,
     ratios,
     run_step,
     stage,
@@ -138,6 +141,56 @@ def test_pipelines_of_chunks_with_experts_train_as_a_plain_model(order: str) -> 
         stage(2, data_parallel=2, micro_batch=1, zero=1, checkpointed_layers=int(order != "zb-v")),
     )
     check(work, *stages, micro_batches=4, order=order, training=CLIPPING)
+
+
+def random_mixture(seed: int) -> tuple[Workload, Plan]:
+    """A random plan whose model has experts, which its stages divide in some way."""
+    work, plan = random_plan(seed)
+    draw = np.random.default_rng((seed, 2))
+    own = {"active": int(draw.integers(1, 4)), "dense_blocks": int(draw.integers(0, 2))}
+    mixture = workload(
+        "llama" if draw.random() < 0.7 else "gpt",
+        layers=work.model.layers,
+        batch=work.global_batch,
+        kv_heads=work.model.kv_heads,
+        vocab=work.model.vocab,
+        tied_embeddings=work.model.tied_embeddings,
+        experts={"count": 4, "ffn": 24, "shared_ffn": int(draw.choice([0, 20])), **own},
+    )
+    return mixture, replace(plan, stages=tuple(_dividing(one, draw) for one in plan.stages))
+
+
+def _dividing(one: StagePlan, draw: np.random.Generator) -> StagePlan:
+    gpus, alone = one.num_gpus, replicas_of(one) == 1
+    ways = [
+        (ranks, parts)
+        for ranks in (1, 2, 4)
+        for parts in (1, 2)
+        if gpus % (ranks * parts) == 0 and (not alone or ranks * parts == gpus)
+    ]
+    ranks, parts = ways[int(draw.integers(len(ways)))]
+    return replace(one, expert_parallel=ranks, expert_tensor_parallel=parts)
+
+
+@pytest.mark.parametrize("seed", sweep(range(12), first=4))
+def test_random_plans_of_mixtures_train_as_a_plain_model(seed: int) -> None:
+    work, plan = random_mixture(seed)
+    assert_alike(by_plan(work, plan, seed=seed), plainly(work))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_many_random_plans_of_mixtures_train_as_a_plain_model(seed: int) -> None:
+    test_random_plans_of_mixtures_train_as_a_plain_model(seed)
+
+
+def test_storages_of_sizes_that_vary_share_few_buffers() -> None:
+    pool = HostPool(pins_for=None)
+    for size in range(1000, 2000):
+        buffer = pool.take(size, varies=True)
+        assert size <= buffer.numel() <= size * 9 / 8
+        pool.give_back(buffer)
+    assert pool.size_bytes <= 9 * 2048
 
 
 SAVED = {

@@ -99,8 +99,8 @@ FAULTS = {
     ),
     "memory pinned anew": Fault(
         function=Passes.leave,
-        right="kept.away.append((number, copy))",
-        wrong="self.host._pins_for.pin(storage); kept.away.append((number, copy))",
+        right="kept.away.append((number, buffer, size))",
+        wrong="self.host._pins_for.pin(storage); kept.away.append((number, buffer, size))",
         kind="memory pinned",
         operator="pin",
         task="1A>.2m0 (first forward)",

@@ -91,9 +91,11 @@ def _rounded_up(size_bytes: int) -> int:
 class HostPool:
     """Lends a buffer to each storage that is away; the first iteration makes the buffers.
 
-    A storage takes any free buffer of its size. The task that copies a buffer home gives it back. A
-    later storage may take the buffer at once: it leaves after its layer has run forward, which
-    computes after the layer whose backward pass waited for the copy home.
+    A storage takes any free buffer of its size. One whose size ``varies`` with the routing of
+    tokens takes one of up to an eighth more, so that few sizes of buffers are made. The task that
+    copies a buffer home gives it back. A later storage may take the buffer at once: it leaves after
+    its layer has run forward, which computes after the layer whose backward pass waited for the
+    copy home.
     """
 
     def __init__(self, *, pins_for: Driver | None) -> None:
@@ -106,8 +108,11 @@ class HostPool:
         """Bytes of all buffers."""
         return sum(arena.size_bytes for arena in self._arenas)
 
-    def take(self, size_bytes: int) -> Tensor:
-        """A buffer for a storage of so many bytes."""
+    def take(self, size_bytes: int, *, varies: bool = False) -> Tensor:
+        """A buffer for a storage of so many bytes, which are its first."""
+        if varies:
+            step = max(1, 1 << max(size_bytes.bit_length() - 4, 0))
+            size_bytes = -(-size_bytes // step) * step
         free = self._free[size_bytes]
         if free:
             return free.pop()

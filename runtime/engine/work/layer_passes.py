@@ -59,7 +59,7 @@ class Kept:
     entered: Tensor | None = None
     handed: list[Tensor] = field(default_factory=list)
     again: Callable[[], Tensor] | None = None
-    away: list[tuple[int, Tensor]] = field(default_factory=list)
+    away: list[tuple[int, Tensor, int]] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
@@ -200,11 +200,12 @@ class Passes:
         moves = []
         for number in saved.largest(self.carried_bytes):
             storage = saved.leave(number)
-            copy = self.host.take(storage.numel())
-            kept.away.append((number, copy))
-            moves.append((storage, copy))
-            self.carried_bytes -= storage.numel()
-            self.held_bytes -= storage.numel()
+            size = storage.numel()
+            buffer = self.host.take(size, varies=self._varies(layer))
+            kept.away.append((number, buffer, size))
+            moves.append((storage, buffer[:size]))
+            self.carried_bytes -= size
+            self.held_bytes -= size
         self.leaving[entry] = [storage for storage, _ in moves]
 
         def work() -> None:
@@ -225,12 +226,13 @@ class Passes:
         saved = kept.saved
         assert saved is not None
         moves = []
-        for number, copy in kept.away:
+        for number, buffer, size in kept.away:
+            copy = buffer[:size]
             storage = torch.empty_like(copy, device=self.device)
             self.streams.spoil(storage)
             saved.come_back(number, storage)
             self.held_bytes += storage.numel()
-            self.host.give_back(copy)
+            self.host.give_back(buffer)
             moves.append((storage, copy))
         kept.away.clear()
 
@@ -273,10 +275,13 @@ class Passes:
         kept.edge = get_gradient_edge(y)
         shape = self.state.shape
         moves = shape.rings_weights(layer) or shape.offload_of(layer).activations > 0
-        # What experts keep depends on the tokens that come to them.
-        if not moves and not any(isinstance(one, Experts) for one in self.modules[layer].modules()):
+        if not moves and not self._varies(layer):
             self._sizes[layer] = saved.size_bytes
         return y
+
+    def _varies(self, layer: int) -> bool:
+        """Whether what a layer keeps depends on values: on the tokens that come to experts."""
+        return any(isinstance(one, Experts) for one in self.modules[layer].modules())
 
     def _run(self, layer: int, x: Tensor, targets: Tensor | None) -> Tensor:
         module = self.modules[layer]
