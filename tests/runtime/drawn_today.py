@@ -1,0 +1,104 @@
+"""Random plans of everything that the runtime trains: all families and parts of models, all
+dimensions of plans, orders and ways to train."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mistlab import catalog
+from mistlab.core.values import InputError
+from mistlab.job.job import Job
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.workload import Workload
+from runtime.engine.training import Training
+from runtime.runnable import check_runnable
+from tests.runtime.worlds import ON_HOST, TRAINING, ratios, stage, workload
+
+Case = tuple[Workload, Plan, Training]
+ORDERS = ("1f1b", "1f1b", "gpipe", "zb-h1", "interleaved-2")
+TRAININGS = (TRAINING, replace(TRAINING, clip_norm=0.3), ON_HOST)
+LATENT = {"head_dim": 12, "rotary_fraction": 1 / 3}
+
+
+def case(seed: int, *, ranks: int | None = None, most_ranks: int = 8) -> Case:
+    """A workload, its plan and training; on so many ``ranks``, or at most so many."""
+    draw = np.random.default_rng((seed, 40))
+    while True:
+        try:
+            work, plan = _drawn(draw)
+            gpus = plan.num_gpus
+            if gpus > most_ranks or (ranks is not None and gpus != ranks):
+                continue
+            hardware = catalog.hardware("a100-80gb")
+            cluster = Cluster(hardware=hardware, nodes=1, gpus_per_node=8)
+            check_runnable(Job(workload=work, cluster=cluster, plan=plan))
+        except InputError:
+            continue
+        return work, plan, TRAININGS[int(draw.integers(len(TRAININGS)))]
+
+
+def _drawn(draw: np.random.Generator) -> tuple[Workload, Plan]:
+    stages, order = int(draw.integers(1, 4)), str(draw.choice(ORDERS))
+    chunks = 2 if order == "interleaved-2" else 1
+    sizes = [chunks * int(draw.integers(1, 3)) for _ in range(stages)]
+    if chunks > 1:
+        sizes = sizes[:1] * stages
+    micro_batches = int(draw.choice([1, 2, 4])) if chunks == 1 else stages * 2
+    context = int(draw.choice([1, 1, 2]))
+    batch = int(draw.choice([2, 4]))
+    made = [_stage(draw, size, batch, context) for size in sizes]
+    work = _workload(draw, sum(sizes), batch * micro_batches)
+    return work, Plan(micro_batches=micro_batches, stages=tuple(made), order=order)
+
+
+def _stage(draw: np.random.Generator, layers: int, batch: int, context: int) -> StagePlan:
+    data, tensor = int(draw.choice([1, 2])), int(draw.choice([1, 2]))
+    return stage(
+        layers,
+        data_parallel=data,
+        tensor_parallel=tensor,
+        sequence_parallel=int(draw.choice([0, 1])) * (tensor > 1),
+        context_parallel=context,
+        context_exchange=int(draw.choice([0, 1, 2])) * (context > 1),
+        expert_parallel=int(draw.choice([1, 1, 2])),
+        expert_tensor_parallel=int(draw.choice([1, 1, 2])),
+        micro_batch=batch // data,
+        zero=int(draw.integers(0, 4)),
+        checkpointed_layers=int(draw.integers(0, layers + 1)),
+        offload=ratios(*(float(draw.choice([0.0, 0.0, 0.37, 1.0])) for _ in range(4))),
+    )
+
+
+def _workload(draw: np.random.Generator, layers: int, batch: int) -> Workload:
+    family = str(draw.choice(["gpt", "falcon", "nemotron", *["llama"] * 9]))
+    fields: dict[str, Any] = {"kv_heads": int(draw.choice([2, 4])), "vocab": 96}
+    fields["tied_embeddings"] = bool(draw.random() < 0.3)
+    if draw.random() < 0.2:
+        fields["vocab"] = 97
+    if family == "llama":
+        fields |= _parts(draw, layers)
+    elif draw.random() < 0.3:
+        fields["biases"] = True
+    return workload(family, layers=layers, batch=batch, **fields)
+
+
+def _parts(draw: np.random.Generator, layers: int) -> dict[str, Any]:
+    """Parts that some models have."""
+    parts: dict[str, Any] = {}
+    if draw.random() < 0.4:
+        parts |= {**LATENT, "kv_heads": 4, "latent": {"key_rank": 8, "value_dim": 8}}
+        if draw.random() < 0.5:
+            parts["latent"] = {**parts["latent"], "query_rank": 16}
+    else:
+        parts |= {name: bool(draw.random() < 0.3) for name in ("qk_norm", "sinks")}
+        parts["attention_gate"] = bool(draw.random() < 0.2)
+        if draw.random() < 0.3:
+            parts["window"] = {"size": 5, "full_every": int(draw.choice([0, 2]))}
+    if draw.random() < 0.7:
+        experts = {"count": 4, "active": int(draw.integers(1, 4)), "ffn": 24}
+        experts["shared_ffn"] = int(draw.choice([0, 16]))
+        experts["dense_blocks"] = int(draw.integers(0, layers))
+        parts["experts"] = experts
+    return parts
