@@ -259,15 +259,19 @@ class PassSlots:
         return np.asarray(found)
 
     def arithmetic(self) -> Floats:
-        """Seconds (4, K', S) of arithmetic alone, of both steady passes and of the step; and of
-        what a forward and a backward pass compute, with the collectives that layers wait for."""
+        """Seconds (2, K', S) of arithmetic alone, of both steady passes and of the step; and, if a
+        host issues passes (4, K', S), of what a forward and a backward pass compute, with the
+        collectives that layers wait for."""
         seconds, here = self._seconds, self._kinds[self.is_inside, HERE]
         passes_s = seconds.alone("F", "") + seconds.alone("B", "")
+        alone_s = [passes_s[here], seconds.alone("S", "")[here]]
+        if seconds.model.host is None:
+            return np.stack(alone_s)
         computed_s = [
             (seconds.alone(kind, "") + seconds.tensor_s[phase])[here]
             for kind, phase in (("F", "forward"), ("B", "backward"))
         ]
-        return np.stack([passes_s[here], seconds.alone("S", "")[here], *computed_s])
+        return np.stack([*alone_s, *computed_s])
 
     def of_steps(self) -> Floats:
         """The parts of ``FirstPass`` (parts, K', S), to be summed; no parts if nothing of the steps
@@ -412,7 +416,8 @@ _ALONE = "computing", "step_computing", "computed_forward", "computed_backward"
 @dataclass(frozen=True, slots=True, eq=False)
 class PassSums:
     """Sums (L, C) of the lengths of slots of which ``PassSeconds`` are made, in the order of
-    ``pass_sums``. Either none or all ``steps`` of the first pass are among them.
+    ``pass_sums``. Either none or all ``steps`` of the first pass are among them, and what is
+    ``computed`` under a host.
 
     ``queued`` (2, C) are seconds of last backward passes whose reductions queue, until all layers
     have computed and until all but the last layer's gradients are reduced; zero for others.
@@ -420,19 +425,23 @@ class PassSums:
 
     values: Floats
     steps: bool
+    computed: bool
     queued: Floats | None = None
 
     def chosen(self, rows: Rows) -> "PassSums":
         """The sums of the candidates in these rows."""
         queued = None if self.queued is None else self.queued.take(rows, axis=1)
-        return PassSums(self.values.take(rows, axis=1), self.steps, queued)
+        return PassSums(self.values.take(rows, axis=1), self.steps, self.computed, queued)
 
     def passes(self) -> PassSeconds:
         """The times of passes."""
         sums = iter(self.values)
         opening, first_opening, last_closing, at_first_layer, at_last_layer = islice(sums, 5)
         last_computed, computing, step_computing = islice(sums, 3)
-        computed_forward, computed_backward = islice(sums, 2)
+        nothing = np.zeros_like(computing)
+        computed_forward, computed_backward = (
+            islice(sums, 2) if self.computed else (nothing, nothing)
+        )
         through_backward_s = next(sums)
         inside_s = dict(zip(PHASES, islice(sums, len(PHASES)), strict=True))
         # Without offloading there is nothing of the first pass to sum.
@@ -481,7 +490,7 @@ def pass_sums(
         (np.concatenate(inside), slots.is_inside),
     ]
     lengths += zip(turns, (slots.is_below, slots.is_above), strict=bool(turns))
-    return PassSums(summed(lengths), len(steps) > 0)
+    return PassSums(summed(lengths), len(steps) > 0, seconds.model.host is not None)
 
 
 def _beside_sends(
