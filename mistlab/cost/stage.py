@@ -49,7 +49,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
 from mistlab.schedule import placement
 from mistlab.schedule.slots import IN_TURN, Phase
-from mistlab.stages.stage_batch import StageBatch, StageSeconds
+from mistlab.stages.stage_batch import SENDS, StageBatch, StageSeconds
 
 # When hosts have issued the passes of stages, and which passes wait for their hosts.
 #
@@ -333,6 +333,7 @@ class StageTimeModel:
         blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
         received, sent, in_place = outside.received_s, outside.sent_s, outside.in_place
         times: Mapping[str, Floats] = {
+            **dict.fromkeys((*SENDS, "within_round_s"), np.zeros(len(sent))),
             **_times(
                 passes,
                 blocking * received,
@@ -343,10 +344,7 @@ class StageTimeModel:
             ),
             "left_backward_s": passes.inside["backward"] - passes.through["backward"],
             "point_to_point_s": 2 * (1 - blocking) * sent,
-            "first_send_late_s": np.zeros(len(sent)),
             "received_s": (1 - blocking) * received,
-            "within_round_s": np.zeros(len(sent)),
-            "round_late_s": np.zeros(len(sent)),
         }
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         if passes.beside_sends:
