@@ -27,12 +27,14 @@ from mistlab.stages.stage_shape import parts_of_plan
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagesInOrder:
     """Pipelines of ``num_stages`` stages, in one of which each candidate is stage number ``stage``
-    (C), counted from 0."""
+    (C), counted from 0. Where kinds of blocks take turns, ``first_blocks`` has the first block of
+    each chunk of each stage."""
 
     order: str
     num_stages: int
     micro_batches: int
     stage: Ints
+    first_blocks: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.stage)
@@ -482,13 +484,15 @@ def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
     """The parts (P, C) of columns (S, C) of the stages of pipelines, part by part; a stage has as
     many blocks in all pipelines."""
     stages = np.split(np.arange(len(batch)), placement.num_stages)
-    parts = []
+    parts: list[StageBatch] = []
+    first_block = 0
     for part, (stage, chunk) in enumerate(placement.places):
         of_stage = batch.chosen(stages[stage])
         blocks = placement.shares_of_blocks(int(of_stage.layers[0]), stage)
         parts.append(
             of_stage.with_columns(
                 layers=np.full(len(of_stage), blocks[chunk]),
+                first_block=np.full(len(of_stage), first_block),
                 **_treated(of_stage, sum(blocks[:chunk]), sum(blocks[: chunk + 1])),
                 has_embedding=np.full(len(of_stage), int(part == 0)),
                 has_head=np.full(len(of_stage), int(part == len(placement.stages) - 1)),
@@ -497,6 +501,7 @@ def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
                 shares_table=int(placement.ends_meet),
             )
         )
+        first_block += blocks[chunk]
     return StageBatch.joined(parts)
 
 
@@ -507,7 +512,9 @@ def chunk_of_loop(batch: StageBatch, chunk: int, chunks: int) -> StageBatch:
 
 def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> StageBatch:
     """One chunk of each stage (C) of pipelines in an order."""
-    placement = in_order.placement
+    placement, first_blocks = in_order.placement, in_order.first_blocks
+    if first_blocks is not None:
+        batch = batch.with_columns(first_block=first_blocks[in_order.stage, chunk])
     if placement.is_loop:
         return chunk_of_loop(batch, chunk, placement.chunks)
     own = _chunk(batch, chunk, placement.chunks, rest_is_last=np.zeros(len(batch), dtype=np.bool_))

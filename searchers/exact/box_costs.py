@@ -351,8 +351,9 @@ class BoxCosts:
         return np.asarray(options.host_bytes * gpus <= room)
 
     def _least_s(self, rows: "_BoxRows", options: Options) -> Column:
-        layers, in_flight = rows.of_place("layers"), rows.of_place("in_flight")
-        return least_with(self.problem, self.group, self.work, options, layers, in_flight)
+        blocks = rows.of_place("first_block"), rows.of_place("layers")
+        in_flight = rows.of_place("in_flight")
+        return least_with(self.problem, self.group, self.work, options, blocks, in_flight)
 
     def _places(self, rows: "_BoxRows") -> StagesInOrder | None:
         return self.group.in_order(rows.of_place("stage"))
@@ -455,12 +456,13 @@ def _columns_of(places: Sequence[StagePosition]) -> Mapping[str, Ints]:
         "has_head": [place.is_last for place in places],
         "stage": [place.stage for place in places],
         "first_rank": [place.place_in_node for place in places],
+        "first_block": [place.first_block for place in places],
         "num_gpus": [place.mesh.num_gpus for place in places],
     }
     return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
 
-_POSITIONS = ("layers", "in_flight", "has_embedding", "first_rank")
+_POSITIONS = ("layers", "in_flight", "has_embedding", "first_rank", "first_block")
 
 
 def _options(rows: _BoxRows, costs: StageCosts) -> Options:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
+from mistlab.graph.library import graph_of
 from mistlab.job.search import FEWEST_ALIKE, Problem
 from mistlab.plan.dimensions import RECOMPUTED, counts_of_blocks
 from mistlab.plan.space import SearchSpace
@@ -99,7 +100,8 @@ class BoxMenus:
 
     def _runs_of(self, layers: int) -> Runs:
         if layers not in self._runs:
-            self._runs[layers] = runs_of(self.space, layers)
+            turns = len(graph_of(self.problem.workload).pattern) > 1
+            self._runs[layers] = runs_of(self.space, layers, turns=turns)
         return self._runs[layers]
 
     def is_open(self, place: StagePosition, row: int) -> bool:
@@ -216,13 +218,14 @@ def whole_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
     return counts[of_row], boxes.with_blocks(fewest, most[of_row])
 
 
-def runs_of(space: SearchSpace, layers: int) -> Runs:
+def runs_of(space: SearchSpace, layers: int, *, turns: bool = False) -> Runs:
     """The numbers of a stage's treated blocks (R, T) as runs: each from its number of recomputed
-    blocks to a largest one (R). Where slots are not of the same kinds, a run has one number."""
+    blocks to a largest one (R). Where slots are not of the same kinds, as where kinds of blocks
+    take ``turns``, a run has one number."""
     at, counts = counts_of_blocks().index(RECOMPUTED), counts_choices(space, layers)
     runs: list[tuple[CountsRow, int]] = []
     for row in sorted(counts, key=lambda row: (row[:at], row[at + 1 :], row[at])):
-        alike = FEWEST_ALIKE <= row[at] < layers and sum(row) == row[at]
+        alike = FEWEST_ALIKE <= row[at] < layers and sum(row) == row[at] and not turns
         first, last = runs[-1] if runs else (row, -1)
         follows = last + 1 == row[at] and first[at] >= FEWEST_ALIKE
         if alike and follows and sum(first) == first[at]:

@@ -207,7 +207,8 @@ class StagePosition(NamedTuple):
     """A number of blocks on a mesh, at some place of a pipeline.
 
     ``place_in_node`` is the first rank from which the stage costs the same (``Cluster.like_rank``).
-    ``stage`` is the stage's number where the order of passes asks for it, else 0.
+    ``stage`` is the stage's number where the order of passes asks for it, else 0. ``first_block``
+    is the first one of a range with the same kinds of blocks (``like_blocks``).
     """
 
     mesh: Mesh
@@ -217,6 +218,7 @@ class StagePosition(NamedTuple):
     is_first: bool
     is_last: bool
     stage: int = 0
+    first_block: int = 0
 
     @property
     def is_alone(self) -> bool:
@@ -361,7 +363,8 @@ def hopeful_s(
     options: Options,
 ) -> Column:
     """The least seconds of a pipeline that has a candidate for a place."""
-    return least_with(problem, group, work, options, place.layers, place.in_flight)
+    blocks = place.first_block, place.layers
+    return least_with(problem, group, work, options, blocks, place.in_flight)
 
 
 def least_with(
@@ -369,17 +372,17 @@ def least_with(
     group: Group,
     work: Mapping[Mesh, LeastWork],
     options: Options,
-    layers: Column | int,
+    blocks: tuple[Column | int, Column | int],
     in_flight: Column | int,
 ) -> Column:
-    """The least seconds of a pipeline that has a candidate with so many blocks and passes in
-    flight. Half of its passes in flight, at most, run while the other stages compute; so does
-    its work before its first pass and after its last."""
+    """The least seconds of a pipeline that has a candidate with these blocks (the first one, and
+    how many) and passes in flight. Half of its passes in flight, at most, run while the other
+    stages compute; so does its work before its first pass and after its last."""
     if not group.has_formula:
         # All passes, and what comes before and after them; or until their host has issued them.
         own_s = group.micro_batches * options.stable_s + options.times.begin_s
         return np.asarray(np.maximum(own_s + options.times.end_s, options.times.after_first_s))
-    others_s = (problem.workload.model.layers - layers) * group.least_stages_s(work, 1)
+    others_s = group.other_stages_s(work, *blocks, problem.workload.model.layers)
     hidden_s = (in_flight - 1) / 2 * options.stable_s
     beside_s = options.times.begin_s + options.times.end_s
     own_s = options.once_s + group.micro_batches * options.stable_s
@@ -501,6 +504,7 @@ class _Rows:
             has_embedding=self._of_place(lambda place: place.is_first),
             has_head=self._of_place(lambda place: place.is_last),
             first_rank=self._of_place(lambda place: place.place_in_node),
+            first_block=self._of_place(lambda place: place.first_block),
             micro_batches=self.micro_batches,
         )
 

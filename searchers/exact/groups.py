@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from mistlab.core.arrays import Ints
+from mistlab.core.arrays import Column, Floats, Ints
 from mistlab.graph.library import graph_of
 from mistlab.job.search import Problem
 from mistlab.plan.dimensions import DIMENSIONS, names_of
@@ -29,13 +29,26 @@ from searchers.strategy import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastWork:
-    """The least seconds of a micro-batch on a mesh: in a block, and in the embedding and head."""
+    """The least seconds of a micro-batch on a mesh: in a block, and in the embedding and head.
+
+    Where kinds of blocks take turns, ``block_s`` is the mean of ``turns_s``, those of each of the
+    model's blocks; else these are missing.
+    """
 
     block_s: float
     ends_s: float
+    turns_s: tuple[float, ...] = ()
+
+    @property
+    def shortest_s(self) -> float:
+        """The least seconds of any block."""
+        return min(self.turns_s, default=self.block_s)
 
     def blocks_within(self, seconds: float, layers: int) -> int:
         """The most blocks, up to ``layers``, of a stage that takes less than some seconds."""
+        if self.turns_s:
+            shortest_s = np.cumsum(np.sort(self.turns_s)[:layers])
+            return int(np.searchsorted(shortest_s, seconds))
         if layers * self.block_s < seconds:
             return layers
         if self.block_s == math.inf:
@@ -60,6 +73,9 @@ def work_of(
         mesh: LeastWork(
             block_s=min(of_group[mesh].block_s for of_group in found),
             ends_s=min(of_group[mesh].ends_s for of_group in found),
+            turns_s=tuple(
+                map(min, zip(*(of_group[mesh].turns_s for of_group in found), strict=True))
+            ),
         )
         for mesh in meshes
     }
@@ -77,9 +93,6 @@ def _mean_work(found: Sequence[dict[Mesh, LeastWork]], problem: Problem) -> dict
     """The work from each turn of a pattern as work on a mean block of the model: the sum over all
     blocks is no more than what they take where stages have one mesh."""
     turns, layers = len(found), problem.workload.model.layers
-    # The second block of a stage is told apart by its time beyond that of the first.
-    second = np.bincount(np.arange(layers) % turns, minlength=turns)
-    weights = np.roll(second, -1) / layers
     work = {}
     for mesh, work_of_mesh in found[0].items():
         if turns == 1:
@@ -87,8 +100,14 @@ def _mean_work(found: Sequence[dict[Mesh, LeastWork]], problem: Problem) -> dict
             continue
         block_s = np.array([of_turn[mesh].block_s for of_turn in found])
         one_s = np.array([of_turn[mesh].ends_s for of_turn in found]) + block_s
-        ends_s = (one_s - np.roll(block_s, 1)).min()
-        work[mesh] = LeastWork(block_s=float(block_s @ weights), ends_s=max(0.0, float(ends_s)))
+        # The second block of a stage is told apart by its time beyond that of the first.
+        before_s = np.roll(block_s, 1)
+        each_s = before_s[np.arange(layers) % turns]
+        work[mesh] = LeastWork(
+            block_s=float(each_s.mean()),
+            ends_s=max(0.0, float((one_s - before_s).min())),
+            turns_s=tuple(each_s.tolist()),
+        )
     return work
 
 
@@ -216,7 +235,7 @@ class Group:
         slowest_s = (self.least_gpu_s(work, layers) + ends_s) / gpus
         stages = self.num_stages or min(layers, gpus)
         ahead = min(self.micro_batches, stages) - 1
-        through_s = self.least_stages_s(work, layers) + ends_s / self._largest
+        through_s = self.least_stages_s(work, layers) + ends_s / self.largest
         hidden_s = min(through_s, (1 + ahead / 2) * slowest_s)
         return self.micro_batches * slowest_s + through_s - hidden_s
 
@@ -236,12 +255,40 @@ class Group:
         return self.micro_batches * (self.least_gpu_s(work, layers) + ends_s) / gpus
 
     def least_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
-        """The least GPU-seconds of a micro-batch in some blocks."""
+        """The least GPU-seconds of a micro-batch in so many blocks, whichever they are."""
+        each_s = self._turns_gpu_s(work)
+        if each_s is not None:
+            return float(np.sort(each_s)[:layers].sum())
         return layers * min(work[mesh].block_s * mesh.num_gpus for mesh in self.meshes)
+
+    def front_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> Floats:
+        """The least GPU-seconds of a micro-batch in the first 0, 1, ... up to all blocks."""
+        each_s = self._turns_gpu_s(work)
+        if each_s is not None:
+            return np.concatenate([[0.0], np.cumsum(each_s)])
+        return np.asarray(np.arange(layers + 1) * self.least_gpu_s(work, 1), dtype=np.float64)
+
+    def other_stages_s(
+        self, work: Mapping[Mesh, LeastWork], first: Column | int, count: Column | int, layers: int
+    ) -> Column:
+        """The least seconds of a micro-batch in stages that have all blocks but ``count`` from the
+        one at ``first`` on."""
+        if self._turns_gpu_s(work) is None:
+            return np.asarray((layers - count) * self.least_stages_s(work, 1))
+        front_s = self.front_gpu_s(work, layers)
+        own_s = front_s[np.asarray(first) + count] - front_s[first]
+        return np.asarray((front_s[-1] - own_s) / self.largest)
+
+    def _turns_gpu_s(self, work: Mapping[Mesh, LeastWork]) -> Floats | None:
+        """The least GPU-seconds of a micro-batch in each block; None where all are alike."""
+        if not work[self.meshes[0]].turns_s:
+            return None
+        each_s = [np.array(work[mesh].turns_s) * mesh.num_gpus for mesh in self.meshes]
+        return np.asarray(np.min(each_s, axis=0))
 
     def least_stages_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
         """The least seconds of a micro-batch in stages that have these blocks together."""
-        return self.least_gpu_s(work, layers) / self._largest
+        return self.least_gpu_s(work, layers) / self.largest
 
     def most_blocks(
         self, problem: Problem, work: Mapping[Mesh, LeastWork], each_s: float
@@ -257,7 +304,8 @@ class Group:
         return _most_blocks(tuple(of_size.items()), gpus)
 
     @property
-    def _largest(self) -> int:
+    def largest(self) -> int:
+        """GPUs of the largest mesh."""
         return max(mesh.num_gpus for mesh in self.meshes)
 
 

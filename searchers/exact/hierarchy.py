@@ -21,7 +21,7 @@ from mistlab.plan.dimensions import counts_of_blocks, names_of
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, SPLIT, TURNING, chunks_of, in_flight
-from mistlab.schedule.placement import loop, turning
+from mistlab.schedule.placement import Placement, loop, turning
 from mistlab.stages.stage_batch import (
     TIMES,
     StageBatch,
@@ -182,6 +182,7 @@ class AlikeStages:
             has_embedding=np.repeat((number == 0).astype(np.int64), rows),
             has_head=np.repeat((number == stages - 1).astype(np.int64), rows),
             first_rank=np.repeat(ranks, rows),
+            first_block=np.repeat(np.cumsum(self.shares) - self.shares, rows),
             micro_batches=pipeline.micro_batches,
         )
 
@@ -278,17 +279,35 @@ class AlikeInOrder:
                 num_stages=count,
                 micro_batches=pipeline.micro_batches,
                 stage=np.repeat(np.arange(count), len(hopeful)),
+                first_blocks=self._first_blocks,
             )
             batch = with_ends(self.stages.batch(candidates[hopeful]), places.placement)
             fits = ledger.stage_fits(batch, places, engine=self.stages.space.engine)
             least_s[hopeful[~fits.reshape(count, -1).all(axis=0)]] = np.inf
         return least_s
 
+    @property
+    def _placement(self) -> Placement:
+        count = self.stages.pipeline.num_stages
+        return turning(count) if self.order in TURNING else loop(count, chunks_of(self.order))
+
+    @property
+    def _first_blocks(self) -> Ints:
+        """The first block of each chunk of each stage."""
+        placement, first = self._placement, 0
+        found = np.zeros((placement.num_stages, placement.chunks), dtype=np.int64)
+        for stage, chunk in placement.places:
+            found[stage, chunk] = first
+            first += placement.shares_of_blocks(self.stages.shares[stage], stage)[chunk]
+        return found
+
     def _bounds_s(self, candidates: Floats) -> Floats:
         """Seconds (R) that no candidate undercuts, whether it fits or not."""
-        engine, pipeline = self.stages.space.engine, self.stages.pipeline
-        count = pipeline.num_stages
-        placement = turning(count) if self.order in TURNING else loop(count, chunks_of(self.order))
+        engine, pipeline, placement = (
+            self.stages.space.engine,
+            self.stages.pipeline,
+            self._placement,
+        )
         parts = parts_of_stages(with_ends(self.stages.batch(candidates), placement), placement)
         seconds = self.stages.ledger.part_seconds(parts, engine=engine)
         columns = {

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from mistlab.core.arrays import Bools, Floats, Rows
+from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.distinct import first_of_each
 from mistlab.cost.chains import CHAINS, Chains
 from mistlab.cost.pipeline import no_stages
@@ -190,16 +190,18 @@ class Completions:
         stages: Sequence[Sequence[StagePosition]],
         micro_batches: int,
         layers: int,
+        like: Ints | None = None,
     ) -> Self:
-        """The completions of partial pipelines of menus; ``stages`` has the places of each."""
+        """The completions of partial pipelines of menus; ``stages`` has the places of each. Where
+        kinds of blocks take turns, ``like`` has the first block of a place (``like_blocks``)."""
         shape = len(stages) + 1, layers + 1
         through, slowest, own = (np.full(shape, np.inf) for _ in range(3))
         through[-1, 0] = slowest[-1, 0] = 0.0
         each_s = partial(_each_s, micro_batches=micro_batches, num_stages=len(stages))
         for after in reversed(range(len(stages))):
-            passes = _least_by_layers(menus, stages[after], _passage_s)
-            steady = _least_by_layers(menus, stages[after], each_s)
-            own[after] = min([*own[after + 1, :1], *passes.values()])
+            passes = _least_by_layers(menus, stages[after], _passage_s, layers, like)
+            steady = _least_by_layers(menus, stages[after], each_s, layers, like)
+            own[after] = min([*own[after + 1, :1], *(one.min() for one in passes.values())])
             for count, least_s in passes.items():
                 rest = slice(0, layers + 1 - count)
                 here = through[after, count:]
@@ -260,13 +262,23 @@ def _passage_s(options: Options) -> Floats:
 
 
 def _least_by_layers(
-    menus: _Menus, places: Sequence[StagePosition], seconds: Callable[[Options], Floats]
-) -> Mapping[int, float]:
-    """The least seconds of stages with each number of blocks."""
-    found: dict[int, float] = {}
+    menus: _Menus,
+    places: Sequence[StagePosition],
+    seconds: Callable[[Options], Floats],
+    layers: int,
+    like: Ints | None,
+) -> Mapping[int, Floats]:
+    """The least seconds of stages with each number of blocks, that begin at block 0, 1, ..."""
+    found: dict[int, Floats] = {}
     for place in places:
+        count = place.layers
+        here = found.setdefault(count, np.full(layers + 1 - count, np.inf))
         least_s = float(seconds(menus[place]).min(initial=np.inf))
-        found[place.layers] = min(least_s, found.get(place.layers, np.inf))
+        if like is None:
+            np.minimum(here, least_s, out=here)
+        else:
+            begins = like[: len(here), count] == place.first_block
+            here[begins] = np.minimum(here[begins], least_s)
     return found
 
 

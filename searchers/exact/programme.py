@@ -17,10 +17,12 @@ import numpy as np
 
 from mistlab.core.arrays import Floats, Rows
 from mistlab.cost.memory import host_room_at
+from mistlab.graph.library import graph_of
 from mistlab.job.search import Problem
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
 from searchers.exact.candidates import Menus, Options, StagePosition
+from searchers.exact.divisions import like_blocks
 from searchers.exact.groups import Group, LeastWork
 from searchers.exact.order_costs import chains_in_front
 from searchers.exact.partials import (
@@ -268,6 +270,7 @@ class _Join:
         most = group.most_blocks(problem, work, each_s)
         own = {mesh: work[mesh].blocks_within(each_s, layers) for mesh in group.meshes}
         counts = self._counts(after, limit_s)
+        like = like_blocks(graph_of(problem.workload).pattern, layers)
         for taken in partials:
             self.menus.ledger.check_time()
             for mesh in group.meshes:
@@ -278,7 +281,8 @@ class _Join:
                 for count in self._layer_counts(left, after, counts[mesh], is_first=is_first):
                     fewest = max(left - most[first_rank], group.fewest_blocks)
                     if fewest <= count <= own[mesh]:
-                        yield taken, self._place(mesh, count, first_rank, after)
+                        place = self._place(mesh, count, first_rank, after)
+                        yield taken, place._replace(first_block=int(like[left - count, count]))
 
     def _counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
         """The numbers of blocks of stages on each mesh, in front of so many others, that may be
@@ -374,14 +378,15 @@ class _Join:
             return self.completions.least_s(partials, stages)
         group, work, chains = self.menus.group, self.menus.work, partials.chains
         layers, gpus = self._all[0] - partials.layers, self._all[1] - partials.gpus
-        slowest_s = group.least_gpu_s(work, 1) * layers / np.maximum(gpus, 1)
+        front_s = group.front_gpu_s(work, self._all[0])[layers]
+        slowest_s = front_s / np.maximum(gpus, 1)
         if not group.has_formula:
             return np.maximum(chains.whole, group.micro_batches * slowest_s)
         ahead = min(group.micro_batches, self._most_stages) - 1
         around = np.minimum(chains.around_first, chains.around_last)
         behind = np.maximum(around - ahead / 2 * slowest_s, 0.0)
         ways = [
-            chains.through + group.least_stages_s(work, 1) * layers,
+            chains.through + front_s / group.largest,
             chains.whole,
             group.micro_batches * slowest_s + behind,
         ]

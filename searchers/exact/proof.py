@@ -13,12 +13,14 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
+from mistlab.graph.library import graph_of
 from mistlab.job.search import Problem, StageBoundModel
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
 from mistlab.stages.stage_batch import StageBatch
 from searchers.exact.box_menus import BoxMenus
+from searchers.exact.divisions import like_blocks
 from searchers.exact.groups import Group, LeastWork
 from searchers.exact.partials import Completions
 from searchers.exact.programme import BEAM, Chosen, fastest_few, places_by_stage, plan_of
@@ -149,7 +151,9 @@ class _GroupProof:
             most_stages = len(stages)
             if group.num_stages is not None and group.has_formula and not group.has_unequal_sizes:
                 layers = menus.problem.workload.model.layers
-                completions = Completions.of(menus, stages, group.micro_batches, layers)
+                pattern = graph_of(menus.problem.workload).pattern
+                like = like_blocks(pattern, layers) if len(pattern) > 1 else None
+                completions = Completions.of(menus, stages, group.micro_batches, layers, like)
         else:
             # Only few of all places are reached.
             most_stages = relaxed.most_stages(limit_s)

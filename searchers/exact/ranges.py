@@ -45,9 +45,9 @@ def takes_turns(workload: Workload) -> bool:
 
 
 def takes_ranges(space: SearchSpace) -> bool:
-    """Whether stages are alike in a space, in the order that has a formula."""
-    alike_stages = not space.unequal_stages and not space.unequal_meshes
-    return alike_stages and space.orders == (DEFAULT_ORDER,)
+    """Whether a space has the order alone that has a formula, or alike stages of equal shares."""
+    are_equal = not space.unequal_stages and space.layers_off_balance == 0
+    return space.orders == (DEFAULT_ORDER,) or are_equal
 
 
 def searched_by_ranges(problem: Problem, space: SearchSpace, ledger: Ledger) -> Ending:

@@ -12,9 +12,11 @@ import numpy as np
 
 from mistlab.core.arrays import Floats, Rows
 from mistlab.cost.pipeline import no_stages, prepended
+from mistlab.graph.library import graph_of
 from mistlab.job.search import Problem
 from searchers.exact.box_menus import BoxMenus
 from searchers.exact.candidates import StagePosition
+from searchers.exact.divisions import like_blocks
 from searchers.exact.partials import Partials
 from searchers.meshes import Mesh, lies_well
 
@@ -38,7 +40,8 @@ class Columns:
 
     The first stage has the embedding and receives nothing, the last one has the head and sends
     nothing, so they may take more or less than the others. ``sent_s`` (M) is the time of sends to
-    the next stage and back.
+    the next stage and back. ``share_of_layers`` (M) is the share of all blocks that each column
+    has, by their work where kinds take turns.
     """
 
     micro_batches: int
@@ -46,6 +49,7 @@ class Columns:
     all_gpus: int
     layers: Rows
     gpus: Rows
+    share_of_layers: Floats
     passed_s: Floats
     sent_s: Floats
     forward_s: Floats
@@ -62,25 +66,27 @@ class Columns:
         return replace(self, is_passage=True)
 
     @property
-    def share_of_layers(self) -> Floats:
-        """The share (M) of all blocks that each column has."""
-        return np.asarray(self.layers / self.all_layers)
-
-    @property
     def share_of_gpus(self) -> Floats:
         """The share (M) of all GPUs that each column has."""
         return np.asarray(self.gpus / self.all_gpus)
 
     def merged(self) -> Self:
-        """One column for each number of blocks and GPUs, with the least of each time."""
-        shapes, which = np.unique(np.stack([self.layers, self.gpus]), axis=1, return_inverse=True)
+        """One column for each share of blocks and GPUs, with the least of each time."""
+        told_apart = np.stack([self.share_of_layers, self.gpus])
+        _, first, which = np.unique(told_apart, axis=1, return_index=True, return_inverse=True)
         least: dict[str, Any] = {}
         for name in ("passed_s", "sent_s", "forward_s", "backward_s"):
             own = getattr(self, name)
-            column = np.full((*own.shape[:-1], shapes.shape[1]), np.inf)
+            column = np.full((*own.shape[:-1], len(first)), np.inf)
             np.minimum.at(column.T, which.reshape(-1), own.T)
             least[name] = column
-        return replace(self, layers=shapes[0], gpus=shapes[1], **least)
+        return replace(
+            self,
+            layers=self.layers[first],
+            gpus=self.gpus[first],
+            share_of_layers=self.share_of_layers[first],
+            **least,
+        )
 
     def passages_s(self, stages: int) -> Floats:
         """The passage (S, M) of each column at each position: the last stage sends nothing on."""
@@ -254,13 +260,16 @@ class Relaxed:
     columns: Columns
     prices: Mapping[int, tuple[Prices, Prices]]
     least_s: Mapping[int, float]
+    # The share of all blocks that the first 0, 1, ... blocks have.
+    front: Floats
     _lines: dict[int, "list[_Lines]"] = field(default_factory=dict)
     _counts: dict[int, tuple[float, Mapping[Mesh, Sequence[int]]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, menus: BoxMenus, limit_s: float) -> Self:
         """The bounds of a group of pipelines; ``menus`` are its menus, which are not changed."""
-        meshes, columns = _columns(replace(menus), limit_s)
+        front = _front_of(menus)
+        meshes, columns = _columns(replace(menus), limit_s, front)
         prices: dict[int, tuple[Prices, Prices]] = {}
         least_s: dict[int, float] = {}
         if len(columns):
@@ -272,7 +281,7 @@ class Relaxed:
                 if bound_s < limit_s:
                     passage, _ = dearest(columns.passing, stages, None, limit_s)
                     prices[stages], least_s[stages] = (own, passage), bound_s
-        return cls(meshes=meshes, columns=columns, prices=prices, least_s=least_s)
+        return cls(meshes=meshes, columns=columns, prices=prices, least_s=least_s, front=front)
 
     def bound_s(self, limit_s: float) -> float:
         """Seconds that no pipeline takes less than; the limit if none may take less than it."""
@@ -297,10 +306,10 @@ class Relaxed:
             if stages > after and self.least_s[stages] < limit_s:
                 beyond_s = own.beyond_s(self.columns)[after]
                 may |= self.least_s[stages] + beyond_s - beyond_s.min() < limit_s
-        found: dict[Mesh, list[int]] = {}
+        found: dict[Mesh, set[int]] = {}
         for row in np.flatnonzero(may).tolist():
-            found.setdefault(self.meshes[row], []).append(int(self.columns.layers[row]))
-        return found
+            found.setdefault(self.meshes[row], set()).add(int(self.columns.layers[row]))
+        return {mesh: sorted(counts) for mesh, counts in found.items()}
 
     def rest_s(self, partials: Partials, stages: int) -> Floats:
         """The least seconds of any completion (K) of partial pipelines of so many stages."""
@@ -316,7 +325,7 @@ class Relaxed:
         changes = np.diff(partials.layers).astype(bool) | np.diff(partials.gpus).astype(bool)
         first = np.flatnonzero(np.concatenate([[True], changes]))
         left = (
-            1 - partials.layers[first] / self.columns.all_layers,
+            self.front[self.columns.all_layers - partials.layers[first]],
             1 - partials.gpus[first] / self.columns.all_gpus,
         )
         through = np.full(len(first), np.inf)
@@ -415,13 +424,20 @@ def _most_stages(menus: BoxMenus) -> int:
     return min(menus.problem.workload.model.layers, menus.problem.cluster.num_gpus // smallest)
 
 
-def _columns(menus: BoxMenus, limit_s: float) -> tuple[Sequence[Mesh], Columns]:
+def _front_of(menus: BoxMenus) -> Floats:
+    """The share of all blocks, by their least work, that the first 0, 1, ... blocks have."""
+    front_s = menus.group.front_gpu_s(menus.work, menus.problem.workload.model.layers)
+    return np.asarray(front_s / front_s[-1])
+
+
+def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[Mesh], Columns]:
     """The columns of stages in pipelines of several stages that take less than a limit, and their
     meshes."""
     places = [*_places(menus, limit_s)]
-    numbers: dict[tuple[Mesh, int], int] = {}
+    numbers: dict[tuple[Mesh, int, int], int] = {}
     ends = [
-        ENDS * numbers.setdefault((place.mesh, place.layers), len(numbers)) + _end(place)
+        ENDS * numbers.setdefault((place.mesh, place.first_block, place.layers), len(numbers))
+        + _end(place)
         for place in places
     ]
     # Where no stage is that fits, none is faster.
@@ -445,7 +461,10 @@ def _columns(menus: BoxMenus, limit_s: float) -> tuple[Sequence[Mesh], Columns]:
         micro_batches=menus.group.micro_batches,
         all_layers=menus.problem.workload.model.layers,
         all_gpus=menus.problem.cluster.num_gpus,
-        layers=np.array([every[row][1] for row in kept.tolist()], dtype=np.intp),
+        layers=np.array([every[row][2] for row in kept.tolist()], dtype=np.intp),
+        share_of_layers=np.array(
+            [front[sum(every[row][1:])] - front[every[row][1]] for row in kept.tolist()]
+        ),
         gpus=np.array([mesh.num_gpus for mesh in meshes], dtype=np.intp),
         passed_s=passed_s,
         # The last stage sends nothing on.
@@ -465,12 +484,13 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
     memory: as the first stage, as the last one, and between them."""
     problem, group, work = menus.problem, menus.group, menus.work
     layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
-    least_s = min(work[mesh].block_s for mesh in group.meshes)
+    least_s = min(work[mesh].shortest_s for mesh in group.meshes)
+    like = like_blocks(graph_of(problem.workload).pattern, layers)
     each_s, gpu_s = limit_s / group.micro_batches, group.least_gpu_s(work, 1)
     for mesh in group.meshes:
         if mesh.num_gpus == gpus:
             continue
-        block_s = work[mesh].block_s
+        block_s = work[mesh].shortest_s
         most = work[mesh].blocks_within(each_s, layers - 1)
         fewest = layers - _most_elsewhere(each_s * (gpus - mesh.num_gpus), gpu_s, layers)
         for count in range(fewest, most + 1):
@@ -485,8 +505,9 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
                     is_first=False,
                     is_last=False,
                 )
-                yield between
-                yield between._replace(is_last=True)
+                for first in np.unique(like[1 : layers - count, count]).tolist():
+                    yield between._replace(first_block=first)
+                yield between._replace(is_last=True, first_block=int(like[layers - count, count]))
                 if place == problem.cluster.like_rank(0, mesh.num_gpus):
                     yield between._replace(is_first=True)
 

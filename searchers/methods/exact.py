@@ -9,6 +9,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from searchers.exact.branches import can_prove
 from searchers.exact.hierarchy import Hierarchy
 from searchers.exact.programme import join
+from searchers.exact.ranges import takes_ranges
 from searchers.savings import too_many_ways
 from searchers.strategy import OTHER_ORDERS, Ending, Ledger, NeedsStageCosts
 
@@ -28,4 +29,4 @@ def _exact(
     return hierarchy.all_alike() if space.layers_off_balance == 0 else hierarchy.joined_alike(join)
 
 
-exact = NeedsStageCosts(_exact, takes_orders=True)
+exact = NeedsStageCosts(_exact, takes_orders=True, takes_ranges=takes_ranges)

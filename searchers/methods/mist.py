@@ -45,11 +45,14 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
     def mist(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
     ) -> Ending:
-        if takes_turns(problem.workload):
+        turns = takes_turns(problem.workload)
+        if turns and not space.unequal_stages and space.orders == (DEFAULT_ORDER,):
             return searched_by_ranges(problem, space, ledger)
 
         def joined(some: SearchSpace) -> Ending:
-            return _joined(problem, some, ledger, join, tolerance)
+            # The solver's programme knows how many blocks a stage has, not which.
+            joiner = join_exactly if turns else join
+            return _joined(problem, some, ledger, joiner, tolerance)
 
         if space.orders == (DEFAULT_ORDER,):
             return joined(space)

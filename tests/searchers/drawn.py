@@ -19,11 +19,19 @@ from mistlab.plan.named_spaces import SPACES, space_of
 from mistlab.plan.space import OffloadRatios, SearchSpace
 from mistlab.plan.workload import ModelSpec, Workload
 from searchers.methods.exhaustive import count_plans
+from searchers.parts import parts_of
+from tests.workloads import workload_of
 
 # The first of these is another's name, the second a part of ``megatron-today``.
 NAMES = tuple(name for name in SPACES if name not in ("+imbalance", "megatron-core"))
 # Models of blocks with experts, and others.
 WITH_EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b")
+# Models whose kinds of blocks take turns, by a period or once, and clusters that divide badly.
+TURNING = (
+    *("gpt-oss-20b", "deepseek-v2-lite", "llama4-maverick", "qwen3-next-80b-a3b"),
+    *("nemotron-h-8b", "nemotron-3-nano"),
+)
+DIVIDING_BADLY = ((1, 5), (1, 7), (5, 2))
 DENSE = ("gpt3-350m", "gpt3-2.7b", "llama-1.3b", "llama3-8b", "falcon-1.3b", "qwen3-1.7b")
 # The first one has no bf16.
 HARDWARE = ("v100-32gb", "l4-24gb", "a100-40gb", "h100-80gb")
@@ -35,15 +43,43 @@ TRIES = 1000
 THINNED = ("sequence_parallel", "context_parallel", "expert_parallel", "orders")
 
 
-def drawn_problem(seed: int) -> tuple[Problem, SearchSpace]:
+def drawn_problem(seed: int, names: Sequence[str] = NAMES) -> tuple[Problem, SearchSpace]:
     """A problem and a space of a few plans; neighbouring seeds have different spaces."""
     draw = np.random.default_rng(seed)
     for _ in range(TRIES):
-        space = _space(draw, NAMES[seed % len(NAMES)])
+        space = _space(draw, names[seed % len(names)])
         problem = _problem(draw, space)
         if draw.choice(FEWEST) <= count_plans(problem, space, MOST) <= MOST:
             return problem, space
-    message = f"{TRIES} spaces like {NAMES[seed % len(NAMES)]} have too few or too many plans"
+    message = f"{TRIES} spaces like {names[seed % len(names)]} have too few or too many plans"
+    raise AssertionError(message)
+
+
+def drawn_turning(seed: int, names: Sequence[str]) -> tuple[Problem, SearchSpace]:
+    """The same with blocks whose kinds take turns, and every third time with GPUs that divide
+    badly, some of which plans may leave idle."""
+    draw = np.random.default_rng(seed)
+    nodes, gpus = DIVIDING_BADLY[draw.integers(len(DIVIDING_BADLY))]
+    for attempt in range(TRIES):
+        problem, space = drawn_problem(seed + attempt * len(names) * TRIES, names)
+        name = str(draw.choice(TURNING))
+        work = workload_of(
+            name,
+            problem.workload.sequence_length,
+            problem.workload.global_batch,
+            "bf16",
+            layers=int(draw.integers(3, 7)),
+        )
+        if ENGINES[space.engine].precision_problem("bf16"):
+            work = replace(work, precision="fp16")
+        cluster = replace(problem.cluster, hardware=catalog.hardware("h100-80gb"))
+        if seed % 3 == 0:
+            cluster = replace(cluster, nodes=nodes, gpus_per_node=gpus)
+        problem = replace(problem, workload=work, cluster=cluster)
+        every = (problem, *parts_of(problem, has_plans=True))
+        if 2 <= sum(count_plans(one, space, MOST) for one in every) <= MOST:
+            return problem, space
+    message = f"{TRIES} spaces like {names[seed % len(names)]} have too few or too many plans"
     raise AssertionError(message)
 
 

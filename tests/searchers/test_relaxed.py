@@ -160,6 +160,7 @@ def undercut_waits(seed: int) -> bool:
         all_gpus=stages,
         layers=np.ones(stages, dtype=np.intp),
         gpus=np.ones(stages, dtype=np.intp),
+        share_of_layers=np.full(stages, 1 / stages),
         passed_s=at_any_end(
             times["through_forward_s"] + times["within_forward_s"] + times["through_backward_s"]
         ),
