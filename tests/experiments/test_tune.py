@@ -23,6 +23,7 @@ from mistlab.plan.dimensions import change_words
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.plan_words import plan_words
+from searchers.exact import branches
 from searchers.registry import SEARCHERS
 from simulators.symbolic import SymbolicPredictor
 
@@ -162,7 +163,7 @@ experts: {count: 4, active: 2, ffn: 128, dense_blocks: 1}
 """
 
 
-def test_a_model_that_mist_refuses_is_searched_by_another(
+def test_a_hybrid_is_proven_where_stages_are_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, out = tmp_path / "model.yaml", tmp_path / "plan.yaml"
@@ -174,6 +175,22 @@ def test_a_model_that_mist_refuses_is_searched_by_another(
     )
     assert run(tune.main, options) == 0
     assert load_job(out).plan.engine == "megatron-core"
+    assert capsys.readouterr().out.startswith("Proven: no plan of space megatron-today")
+
+
+def test_a_search_that_mist_refuses_is_left_to_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where nothing bounds an engine's stages in the orders of a space."""
+    monkeypatch.setattr(branches, "has_bounds", lambda *_: False)
+    model, out = tmp_path / "model.yaml", tmp_path / "plan.yaml"
+    model.write_text(HYBRID, encoding="utf-8")
+    options = (
+        *("--model", str(model), "--hardware", "h100-80gb", "--sequence-length", "128"),
+        *("--precision", "bf16", "--space", "megatron-today", "--engine", "megatron-core"),
+        *("--budget-evaluations", "5", "--out", str(out)),
+    )
+    assert run(tune.main, options) == 0
     assert "; aceso searches in its place" in capsys.readouterr().err
     assert run(tune.main, [*options, "--searcher", "mist"]) == 1
     assert "ask a searcher of whole plans" in capsys.readouterr().err

@@ -49,7 +49,8 @@ def _change_entry(random: Random, at: Any, key: Any, name: str) -> str:
         factor = random.choice((0, -1, 2, 3, 0.5, 7, 1000, 10**6, 10**9, 1e-9))
         at[key] = type(old)(old * factor)
         return f"{name} times {factor}"
-    at[key] = random.choice(values.FIELD_VALUES)
+    # A later change may go into what is put here.
+    at[key] = copy.deepcopy(random.choice(values.FIELD_VALUES))
     if isinstance(at[key], str) and len(at[key]) > 100:
         return f"{name}: 60 KB of text"
     return f"{name}: {at[key]!r}"

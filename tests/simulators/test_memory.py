@@ -123,8 +123,10 @@ def test_offloading_keeps_to_its_memory_however_slow_copies_are(link_gbytes_per_
     transfers = CLUSTER.hardware.transfers
     assert transfers is not None
     groups = tuple(replace(g, host_to_device=slow, device_to_host=slow) for g in transfers.groups)
-    hardware = replace(CLUSTER.hardware, transfers=replace(transfers, groups=groups))
-    cluster = replace(CLUSTER, hardware=hardware)
+    node = replace(CLUSTER.hardware.node, host_link_gbytes_per_s=link_gbytes_per_s)
+    changes = {"node": node, "measured_with": None}
+    whole = replace(transfers, groups=groups)
+    cluster = replace(CLUSTER, hardware=replace(CLUSTER.hardware, transfers=whole, **changes))
     plan = with_all(checkpointed_layers=5, offload=EVERYTHING)
     stages = SymbolicPredictor(workload=WORK, cluster=cluster).predict(plan).stages
     for found, stage in zip(memory(plan, cluster=cluster), stages, strict=True):

@@ -120,8 +120,8 @@ def test_alternating_blocks_are_played(offload: Offload, works: dict[str, Worklo
 
 
 def test_alternating_blocks_are_proven_where_stages_are_alike(works: dict[str, Workload]) -> None:
-    """By ``mist``, which a searcher of whole plans does not beat; stages that save memory each in
-    its own way are still refused."""
+    """By ``mist``, which a searcher of whole plans does not beat. Stages that save memory each in
+    its own way have a bound, as far as the budget goes."""
     work, results = works["both"], {}
     problem = Problem(workload=work, cluster=CLUSTER)
     for name, space in (("mist", "3d"), ("aceso", "3d"), ("mist", "wide")):
@@ -133,4 +133,7 @@ def test_alternating_blocks_are_proven_where_stages_are_alike(works: dict[str, W
     assert proven.prediction is not None
     assert tried.prediction is not None
     assert proven.prediction.iteration_s <= tried.prediction.iteration_s
-    assert results["mist", "wide"].status == "REFUSED"
+    wide = results["mist", "wide"]
+    assert wide.status in ("OPTIMAL", "FEASIBLE", "BUDGET")
+    assert wide.prediction is not None
+    assert wide.lower_bound_s <= wide.prediction.iteration_s
