@@ -1,12 +1,20 @@
 """A range of a flat vector is boxes of the whole tensor that cover it, element by element."""
 
+from collections.abc import Callable
 from itertools import combinations
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from mistlab.plan.plan import Plan  # noqa: E402
+from runtime.checks.recorded_library import RecordedLibrary  # noqa: E402
+from runtime.comm.topology import connected  # noqa: E402
+from runtime.engine.executor import Executor  # noqa: E402
 from runtime.engine.storage.pieces import Part, Rows, pieces_of  # noqa: E402
+from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
+from runtime.models.families import model_of  # noqa: E402
+from tests.runtime.worlds import CPU, TRAINING, stage, workload  # noqa: E402
 
 # Rows of a rank: whole, in two blocks with others' rows between, with padding, and in columns.
 PARTS = {
@@ -51,3 +59,38 @@ def test_boxes_cover_a_range_and_nothing_else(name: str) -> None:
                 assert cell not in found
                 found[cell] = piece.begin + number
         assert found == {place: 100 + at - low for at, place in places.items() if low <= at < high}
+
+
+class Silent:
+    """Ranks that do nothing."""
+
+    def all_reduce(self, *_: object) -> None: ...
+    def all_gather(self, *_: object) -> None: ...
+    def reduce_scatter(self, *_: object) -> None: ...
+    def exchange(self, *_: object) -> None: ...
+    def all_to_all(self, *_: object) -> None: ...
+
+    def aside(self, _group: object, call: Callable[[], None]) -> "Silent":
+        return self
+
+    def wait(self) -> None: ...
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_one_rank_writes_each_element_of_a_model(zero: int) -> None:
+    """Of two replicas and two tensor-parallel ranks one writes what they share."""
+    work = workload("llama", layers=1, batch=4)
+    one = stage(1, data_parallel=2, tensor_parallel=2, zero=zero)
+    plan = Plan(micro_batches=1, stages=(one,))
+    written = {name: torch.zeros(each.shape) for name, each in model_of(work).named_parameters()}
+    for rank in range(plan.num_gpus):
+        connections = connected(plan, rank, RecordedLibrary(rank, plan.num_gpus, Silent()).maker())
+        executor = Executor(
+            *(work, plan, connections, SimulatedStreams(), TRAINING), device=CPU, seed=None
+        )
+        for layer in executor.layers:
+            for piece in executor.parameters.pieces(layer):
+                if executor.parameters.writes(piece):
+                    box = zip(piece.offsets, piece.sizes, strict=True)
+                    written[piece.name][tuple(slice(at, at + size) for at, size in box)] += 1
+    assert [name for name, counts in written.items() if not counts.eq(1).all()] == []

@@ -25,7 +25,7 @@ def test_a_random_plan_has_no_race_and_no_collective_that_hangs(seed: int) -> No
     assert run.races(run.ranks[seed % len(run.ranks)]) == []
 
 
-@pytest.mark.parametrize("seed", sweep(range(0, PLANS, 4), first=2))
+@pytest.mark.parametrize("seed", sweep(range(0, PLANS, 4), first=1))
 def test_no_host_of_a_random_plan_waits(seed: int) -> None:
     run = drawn_run(seed)
     assert run.waits(run.ranks[-1]) == []
