@@ -147,6 +147,13 @@ def check_model(workload: Workload) -> None:
             f"workload.expert_capacity: {workload.expert_capacity:g} can be predicted and not yet "
             "trained: leave it out; experts then take all tokens that come"
         )
+    usual = {"train": "all", "loss": "whole", "states": "mixed"}
+    for name, value in usual.items():
+        if (given := getattr(workload, name)) != value:
+            reject(
+                f"workload.{name}: {given} can be predicted and not yet trained: give {value}, or "
+                "leave it out"
+            )
     if workload.optimizer != "adamw":
         reject(
             f"workload.optimizer: {workload.optimizer} can be predicted and not yet trained: give "

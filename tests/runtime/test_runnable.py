@@ -1,6 +1,7 @@
 """Models and precisions that only predictions know are refused, and not trained as others."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,17 @@ def test_models_are_trained_or_refused_by_what_they_have(name: str) -> None:
 def test_the_page_of_trained_models_is_made_of_the_catalogue() -> None:
     """Who has mended one: ``python -m benchmarks.trained_models``."""
     assert PAGE.read_text(encoding="utf-8") == page()
+
+
+@pytest.mark.parametrize(
+    "change", [{"train": "adapters"}, {"loss": "chunked"}, {"states": "16bit"}]
+)
+def test_a_way_to_train_that_is_not_there_is_refused(change: dict[str, Any]) -> None:
+    """It would be trained in the usual way, without a word."""
+    ((name, value),) = change.items()
+    work = replace(workload(catalog.model("llama-7b")), **change)
+    with pytest.raises(InputError, match=f"workload.{name}: {value} can be predicted and not yet"):
+        check_model(work)
 
 
 def test_a_precision_that_cannot_be_trained_is_named() -> None:
