@@ -3,7 +3,7 @@
     python -m benchmarks.mutations [--list LIST] [--only NUMBERS] [--page PAGE]
     python -m benchmarks.mutations --draw SEED
 
-Two lists are fixed (``tests/mutations``): faults that an auditor planted by hand, and faults drawn
+Two lists are fixed (``tests/mutations``): faults that were planted by hand, and faults drawn
 from the code. Each is planted in a copy of the checkout, where the tests that belong to its file
 run until one fails. ``--draw`` prints what a seed draws from today's code, four kinds of faults: a
 wait left out, another group, another sign, another slice.
@@ -439,7 +439,7 @@ def page(kept: Path) -> Iterator[str]:
     yield from (
         *("# Faults that are planted in the runtime", ""),
         "Two lists of faults were fixed before the checks were changed that are to find them:",
-        "`tests/mutations` has those that an auditor planted by hand, and those that a tool drew",
+        "`tests/mutations` has those that were planted by hand, and those that a tool drew",
         "from the code. Each is planted alone, in a copy of the checkout; the quick tests of its",
         "file (`tests/mutations/checks.yaml`) run until one fails. No GPU takes part.",
         *("", "    python -m benchmarks.mutations --page docs/results/mutations.md", ""),

@@ -1,6 +1,5 @@
 """One process of a world that trains random plans of everything, in turn."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -8,10 +7,8 @@ import torch
 from torch import distributed
 
 from runtime.comm.processes import World, maker
-from runtime.comm.topology import connected
-from runtime.engine.streams.device_streams import SimulatedStreams
 from tests.runtime.drawn_today import Case, case
-from tests.runtime.worlds import STEPS, begun, run_step, whole_weights
+from tests.runtime.process_world import train
 
 
 def cases_of(ranks: int, count: int) -> list[Case]:
@@ -25,15 +22,5 @@ def main() -> None:
     meeting = f"file://{folder}/meeting"
     distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
     make = maker(World(rank=rank, size=size, local_rank=rank), timeout_s=600)
-    for number, (work, plan, training) in enumerate(cases_of(size, count)):
-        model = work.model
-        connections = connected(
-            plan, rank, make, tied=model.tied_embeddings, experts=model.experts is not None
-        )
-        executor = begun(work, plan, connections, SimulatedStreams(), training)
-        reports = [run_step(executor, work, connections, step) for step in range(STEPS)]
-        executor.flush()
-        said = [[report.loss, report.skipped] for report in reports]
-        (folder / f"{number} {rank}.json").write_text(json.dumps(said), encoding="utf-8")
-        torch.save(whole_weights(work, [executor]), folder / f"{number} {rank}.pt")
+    train(cases_of(size, count), rank, folder, make)
     distributed.destroy_process_group()

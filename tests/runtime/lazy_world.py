@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 from runtime.comm import topology
 from runtime.comm.group import Group, Pending
 from runtime.comm.processes import World, maker
-from tests.runtime.process_world import train
+from tests.runtime.process_world import cases_of, train
 
 PATIENCE_S = 20.0
 
@@ -78,5 +78,5 @@ def main() -> None:
         made.append(name)
         return group and LazyGroup(group, f"{len(made)} {name}", ranks)
 
-    train(rank, size, folder, make_lazy)
+    train(cases_of(size).values(), rank, folder, make_lazy)
     distributed.destroy_process_group()

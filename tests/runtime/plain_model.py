@@ -40,7 +40,7 @@ class Part:
 def loss_of(spec: ModelSpec, weights: Weights, tokens: Tensor, targets: Tensor) -> Tensor:
     """The mean loss of all tokens' targets."""
     logits = logits_of(spec, weights, tokens)
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def logits_of(spec: ModelSpec, weights: Weights, tokens: Tensor) -> Tensor:
@@ -181,8 +181,8 @@ def rotated(spec: ModelSpec, heads: Tensor, channels: int) -> Tensor:
     """Pairs of the first ``channels`` of each head turned by their token's angles: channel i and
     the one half of ``channels`` behind it."""
     half = channels // 2
-    frequency = spec.rotary_base ** (-torch.arange(half, dtype=torch.float32) / half)
-    angle = torch.arange(heads.shape[1], dtype=torch.float32)[:, None, None] * frequency
+    frequency = spec.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.arange(heads.shape[1], dtype=torch.float64)[:, None, None] * frequency
     first, second, rest = heads.split([half, half, heads.shape[-1] - channels], -1)
     cosine, sine = angle.cos().to(heads.dtype), angle.sin().to(heads.dtype)
     turned = first * cosine - second * sine, second * cosine + first * sine

@@ -1,7 +1,7 @@
-"""GPT, Llama and Falcon by their formulas, AdamW by its own: a plain run that shares no code with
-the runtime.
+"""The plain model in numbers of 64 bits, and AdamW by its formula: a run that shares no code with
+the runtime, nor with torch's optimizer.
 
-Axes: B batch, S sequence, H heads, D channels a head.
+Axes: B batch, S sequence.
 """
 
 import math
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from mistlab.plan.workload import ModelSpec
 from runtime.engine.training import Training
-
-EPSILON = 1e-5
+from tests.runtime.plain_model import loss_of
 
 
 class PlainRun:
@@ -39,12 +38,10 @@ class PlainRun:
             name: one.to(self.rounds).double().requires_grad_()
             for name, one in self.weights.items()
         }
-        used = {**now}
-        if self.spec.tied_embeddings:
-            used["head.projection.weight"] = used["embedding.tokens.weight"]
         total = 0.0
         for sequences in micro_batches:
-            loss = self._loss(used, sequences) / len(micro_batches)
+            loss = loss_of(self.spec, now, sequences[:, :-1], sequences[:, 1:])
+            loss = loss / len(micro_batches)
             loss.backward()
             total += loss.item()
         gradients = {name: one.grad for name, one in now.items() if one.grad is not None}
@@ -66,67 +63,3 @@ class PlainRun:
             spread = self.second[name] / (1 - of.beta2**self.steps)
             kept = self.weights[name] * (1 - rate * of.weight_decay)
             self.weights[name] = kept - rate * mean / (spread.sqrt() + of.epsilon)
-
-    def _loss(self, weights: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
-        tokens, targets = sequences[:, :-1], sequences[:, 1:]
-        x = weights["embedding.tokens.weight"][tokens]
-        if "embedding.positions" in weights:
-            x = x + weights["embedding.positions"][: tokens.shape[1]]
-        for block in range(self.spec.layers):
-            own = f"blocks.{block}."
-            x = self._block({n.removeprefix(own): w for n, w in weights.items() if own in n}, x)
-        head = {n.removeprefix("head."): w for n, w in weights.items() if n.startswith("head.")}
-        logits = _normal(head, "norm", x) @ head["projection.weight"].T
-        chosen = logits.gather(-1, targets[..., None])[..., 0]
-        return (logits.exp().sum(-1).log() - chosen).mean()
-
-    def _block(self, of: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        inner = _normal(of, "attention_norm", x)
-        if self.spec.parallel_block:
-            return x + self._attended(of, inner) + self._network(of, inner)
-        x = x + self._attended(of, inner)
-        return x + self._network(of, _normal(of, "mlp_norm", x))
-
-    def _attended(self, of: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        heads, keys = self.spec.heads, self.spec.kv_heads
-        batch, sequence, _ = x.shape
-        made = _linear(of, "attention.qkv", x).view(batch, sequence, heads + 2 * keys, -1)
-        query, key, value = made.split([heads, keys, keys], dim=2)
-        if self.spec.position_embedding == "rotary":
-            query, key = self._turned(query), self._turned(key)
-        key, value = (one.repeat_interleave(heads // keys, dim=2) for one in (key, value))
-        scores = torch.einsum("bshd,bthd->bhst", query, key) / math.sqrt(query.shape[-1])
-        later = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
-        shares = scores.masked_fill(later, -math.inf).softmax(-1)
-        mixed = torch.einsum("bhst,bthd->bshd", shares, value)
-        return _linear(of, "attention.output", mixed.flatten(2))
-
-    def _turned(self, x: Tensor) -> Tensor:
-        """Channels i and i + D/2 as complex numbers, turned by their position."""
-        half = x.shape[-1] // 2
-        frequency = self.spec.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
-        angle = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * frequency
-        turn = torch.polar(torch.ones_like(angle), angle)[:, None]
-        turned = torch.complex(x[..., :half], x[..., half:]) * turn
-        return torch.cat([turned.real, turned.imag], dim=-1)
-
-    def _network(self, of: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        inner = _linear(of, "mlp.up", x)
-        if self.spec.mlp_type == "gated_mlp":
-            gate, up = inner.chunk(2, dim=-1)
-            return _linear(of, "mlp.down", gate * torch.sigmoid(gate) * up)
-        cubic = math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)
-        return _linear(of, "mlp.down", inner / 2 * (1 + torch.tanh(cubic)))
-
-
-def _normal(of: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-    weight, bias = of[f"{name}.weight"], of.get(f"{name}.bias")
-    if bias is None:
-        return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight + bias
-
-
-def _linear(of: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-    made, bias = x @ of[f"{name}.weight"].T, of.get(f"{name}.bias")
-    return made if bias is None else made + bias

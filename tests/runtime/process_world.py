@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -219,13 +220,13 @@ def main() -> None:
         errors = split_models.errors_of_world()
         (folder / f"split {rank}.json").write_text(json.dumps(errors), encoding="utf-8")
     world = World(rank=rank, size=size, local_rank=rank)
-    train(rank, size, folder, maker(world, timeout_s=600))
+    train(cases_of(size).values(), rank, folder, maker(world, timeout_s=600))
     distributed.destroy_process_group()
 
 
-def train(rank: int, size: int, folder: Path, make: GroupMaker) -> None:
-    """All cases of a number of ranks in turn; what they came to goes to the folder."""
-    for number, (work, plan, training) in enumerate(cases_of(size).values()):
+def train(cases: Iterable[Case], rank: int, folder: Path, make: GroupMaker) -> None:
+    """All cases in turn; what they came to goes to the folder."""
+    for number, (work, plan, training) in enumerate(cases):
         model = work.model
         tied, experts = model.tied_embeddings, model.experts is not None
         connections = connected(plan, rank, make, tied=tied, experts=experts)

@@ -18,8 +18,8 @@ from runtime.checkpoints.huggingface_weights import (  # noqa: E402
     load_weights,
     rewrite,
     sources_of,
-    write_tensors,
 )
+from runtime.checkpoints.tensor_files import write_tensors  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
 from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402

@@ -3,6 +3,7 @@ plans train as a plain run does."""
 
 import json
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from runtime.engine.executor import Report  # noqa: E402
 from tests.runtime import split_models  # noqa: E402
-from tests.runtime.process_world import cases_of  # noqa: E402
+from tests.runtime.process_world import Case, cases_of  # noqa: E402
 from tests.runtime.worlds import Trained, assert_alike, plainly  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -62,8 +63,13 @@ def run_world(program: str, module: str, ranks: int, folder: Path, *options: str
 
 def check_plans(ranks: int, folder: Path) -> None:
     """Every case of a world trained as a plain run does."""
-    for number in range(len(cases_of(ranks))):
-        _check_plan(ranks, number, folder)
+    check_cases(cases_of(ranks).values(), ranks, folder)
+
+
+def check_cases(cases: Iterable[Case], ranks: int, folder: Path) -> None:
+    """Cases that so many processes trained in turn came to what a plain run does."""
+    for number, (work, _, training) in enumerate(cases):
+        assert_alike(_trained(ranks, number, folder), plainly(work, training))
 
 
 def _check_split_models(ranks: int, folder: Path) -> None:
@@ -73,8 +79,7 @@ def _check_split_models(ranks: int, folder: Path) -> None:
         assert {case: error for case, error in found.items() if not error <= TOLERANCE} == {}
 
 
-def _check_plan(ranks: int, number: int, folder: Path) -> None:
-    work, _, training = list(cases_of(ranks).values())[number]
+def _trained(ranks: int, number: int, folder: Path) -> Trained:
     said = [json.loads((folder / f"{number} {rank}.json").read_text()) for rank in range(ranks)]
     assert all(one == said[0] for one in said)
     reports = [
@@ -83,7 +88,7 @@ def _check_plan(ranks: int, number: int, folder: Path) -> None:
     ]
     parts = [torch.load(folder / f"{number} {rank}.pt") for rank in range(ranks)]
     weights = {name: together([part[name] for part in parts]) for name in parts[0]}
-    assert_alike(Trained(reports=reports, weights=weights), plainly(work, training))
+    return Trained(reports=reports, weights=weights)
 
 
 def together(parts: list[torch.Tensor]) -> torch.Tensor:
