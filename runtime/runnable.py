@@ -60,12 +60,7 @@ def check_runnable(job: Job) -> None:
     _check_tokens(job.plan)
     check_model(job.workload)
     _check_context(job.plan, job.workload)
-    for number, stage in enumerate(job.plan.stages):
-        if job.workload.model.latent and stage.splits_tokens:
-            reject(
-                f"plan.stages[{number}].sequence_parallel: 1 with latent attention can be "
-                "predicted and not yet trained: give 0"
-            )
+    _check_latent(job.plan, job.workload)
     _check_experts(job.plan, job.workload)
 
 
@@ -107,6 +102,16 @@ def _check_context(plan: Plan, workload: Workload) -> None:
             problem = " with latent attention can be predicted and not yet trained: give 1"
         if problem:
             reject(f"plan.stages[{number}].context_parallel: {ranks}{problem}")
+
+
+def _check_latent(plan: Plan, workload: Workload) -> None:
+    """Refuse latent attention whose ranks would have summands of whole matrices' gradients."""
+    for number, stage in enumerate(plan.stages):
+        if workload.model.latent and stage.splits_tokens:
+            reject(
+                f"plan.stages[{number}].sequence_parallel: 1 with latent attention can be "
+                "predicted and not yet trained: give 0"
+            )
 
 
 def _check_experts(plan: Plan, workload: Workload) -> None:

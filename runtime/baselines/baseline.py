@@ -11,7 +11,7 @@ from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec, Workload
 from runtime.data import Sequences, Synthetic
 from runtime.engine.work.stage_modules import initial_tensor
-from runtime.models.families import model_of
+from runtime.models.families import shapes_of_model
 from runtime.runnable import check_model
 
 
@@ -52,9 +52,7 @@ class FirstWeights:
                 f"workload.model: blocks of {workload.model.name or 'this model'} can be predicted "
                 "and not yet trained by other systems here: give a model of plain blocks"
             )
-        with torch.device("meta"):
-            named = model_of(workload).named_parameters()
-            self.shapes = {name: tuple(parameter.shape) for name, parameter in named}
+        self.shapes = shapes_of_model(workload)
         self._seed, self._tied = seed, workload.model.tied_embeddings
 
     def __getitem__(self, name: str) -> Tensor:

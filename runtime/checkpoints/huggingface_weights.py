@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,32 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mistlab.core.values import InputError, reject
+from mistlab.core.values import reject
 from mistlab.job.job import model_from
 from mistlab.plan.workload import ModelSpec, Workload
+from runtime.checkpoints.tensor_files import TensorPlace, tensors_of, write_tensors
 from runtime.engine.executor import Executor
-from runtime.models.families import model_of
+from runtime.models.families import shapes_of_model
 
 INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
-TYPES = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F64": torch.float64,
-}
-TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
-_ALIGNMENT = 8
 
 
-# Files of tensors: eight bytes for the length of the header, a JSON header, and the bytes.
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    file: Path
-    begin: int
-    kind: torch.dtype
-    shape: tuple[int, ...]
+# The tensors of a folder.
 
 
 class TensorFolder:
@@ -65,8 +49,8 @@ class TensorFolder:
         return content
 
     @cached_property
-    def _places(self) -> dict[str, _Place]:
-        return {name: place for file in self._files() for name, place in _header(file)}
+    def _places(self) -> dict[str, TensorPlace]:
+        return {name: place for file in self._files() for name, place in tensors_of(file)}
 
     def _files(self) -> list[Path]:
         if self._given:
@@ -100,58 +84,18 @@ class TensorFolder:
     def read(self, name: str) -> Tensor:
         """A tensor in 32 bits."""
         place = self._place(name)
-        size = prod(place.shape) * place.kind.itemsize
-        raw = np.memmap(place.file, np.uint8, "r", offset=place.begin, shape=(size,))
+        size = (place.size_bytes,)
+        raw = np.memmap(place.file, np.uint8, "r", offset=place.begin, shape=size)
         whole = torch.from_numpy(np.array(raw)).view(place.kind).view(place.shape)
         return whole.float()
 
-    def _place(self, name: str) -> _Place:
+    def _place(self, name: str) -> TensorPlace:
         if name not in self._places:
             reject(
                 f"{self.option} {self.folder}: has no tensor {name}: give a checkpoint of the "
                 "model that the plan names"
             )
         return self._places[name]
-
-
-def _header(file: Path) -> Iterator[tuple[str, _Place]]:
-    """The tensors of a file; refuses a file that is cut off or damaged."""
-    try:
-        whole = file.stat().st_size
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(_ALIGNMENT), "little")
-            entries = json.loads(opened.read(min(length, whole)))
-        entries.pop("__metadata__", None)
-        first = length + _ALIGNMENT
-        for name, entry in entries.items():
-            begin, end = entry["data_offsets"]
-            shape, kind = tuple(entry["shape"]), TYPES[entry["dtype"]]
-            if first + end > whole or end - begin != prod(shape) * kind.itemsize:
-                reject(f"{file}: {name} reaches beyond its end: the file is cut off, copy it again")
-            yield name, _Place(file, first + begin, kind, shape)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        reject(f"{file} is no safetensors file, or damaged ({error}): copy it again")
-
-
-def write_tensors(path: Path, tensors: Iterator[tuple[str, Tensor]], kinds: "Shapes") -> None:
-    """Write tensors, which come in the order of ``kinds``, as one safetensors file."""
-    entries, begin = {}, 0
-    for name, (shape, kind) in kinds.items():
-        size = prod(shape) * kind.itemsize
-        ends = [begin, begin + size]
-        entries[name] = {"dtype": TYPE_NAMES[kind], "shape": list(shape), "data_offsets": ends}
-        begin += size
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(_ALIGNMENT, "little") + text)
-        for _, tensor in tensors:
-            file.write(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-
-
-Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 # Which tensors of a checkpoint a parameter of the runtime is made of.
@@ -370,7 +314,7 @@ def _of_latent(spec: ModelSpec, path: str) -> Iterator[tuple[str, TensorSource]]
 def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
     """Refuse a checkpoint of another model than the workload's, before anything is allocated."""
     spec, where = workload.model, f"{folder.option} {folder.folder}"
-    assert folder.config
+    sources = sources_of(spec, folder)
     own = model_from(str(folder.folder / CONFIG), Path())
     for name in _COMPARED:
         mine, its = getattr(spec, name), getattr(own, name)
@@ -379,7 +323,6 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
                 f"{where}: {CONFIG} has {name} {its}, the plan's model {mine}: give "
                 f"workload.model: {folder.folder / CONFIG}"
             )
-    sources = sources_of(spec, folder)
     for path, shape in shapes_of_model(workload).items():
         if path not in sources:
             reject(f"{where}: nothing in it is {path}: start from drawn weights")
@@ -392,12 +335,6 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
                 f"{where}: {names[0]} makes {path} of shape {found}, the plan's model has {shape}: "
                 f"give {remedy}"
             )
-
-
-def shapes_of_model(workload: Workload) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's parameters, unsplit."""
-    with torch.device("meta"):
-        return {name: tuple(one.shape) for name, one in model_of(workload).named_parameters()}
 
 
 _COMPARED = (

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import final
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -90,6 +91,12 @@ def model_of(
     model = Transformer(config, structure_of(spec), ranks, blocks=blocks)
     add_in_norms(model, spec.norm_epsilon)
     return model
+
+
+def shapes_of_model(workload: Workload) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's parameters, unsplit; nothing is allocated."""
+    with torch.device("meta"):
+        return {name: tuple(one.shape) for name, one in model_of(workload).named_parameters()}
 
 
 # A block whose activations are computed again for the backward pass, by torch's checkpointing.

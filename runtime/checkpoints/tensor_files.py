@@ -1,0 +1,90 @@
+"""Safetensors files: what their header says, read and written.
+
+A file begins with eight bytes for the length of the header. A JSON header with types, shapes and
+places follows, then the tensors' bytes.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mistlab.core.values import InputError, reject
+
+TYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+}
+TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
+_ALIGNMENT = 8
+# The shape and the type of each of a file's tensors, by name, in the order of their bytes.
+TensorKinds = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a tensor lies: its file, its first byte there, its type and shape."""
+
+    file: Path
+    begin: int
+    kind: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return prod(self.shape) * self.kind.itemsize
+
+
+def tensors_of(file: Path) -> Iterator[tuple[str, TensorPlace]]:
+    """The tensors of a file; refuses a file that is cut off or damaged."""
+    try:
+        whole = file.stat().st_size
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(_ALIGNMENT), "little")
+            entries = json.loads(opened.read(min(length, whole)))
+        entries.pop("__metadata__", None)
+        first = length + _ALIGNMENT
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            shape, kind = tuple(entry["shape"]), TYPES[entry["dtype"]]
+            if first + end > whole or end - begin != prod(shape) * kind.itemsize:
+                reject(f"{file}: {name} reaches beyond its end: the file is cut off, copy it again")
+            yield name, TensorPlace(file, first + begin, kind, shape)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        reject(f"{file} is no safetensors file, or damaged ({error}): copy it again")
+
+
+def header_of(path: Path, kinds: TensorKinds) -> tuple[bytes, dict[str, TensorPlace]]:
+    """The header of a file of tensors, and where each will lie in the file."""
+    entries, places, begin = {}, {}, 0
+    for name, (shape, kind) in kinds.items():
+        end = begin + prod(shape) * kind.itemsize
+        ends = [begin, end]
+        entries[name] = {"dtype": TYPE_NAMES[kind], "shape": list(shape), "data_offsets": ends}
+        places[name] = TensorPlace(path, begin, kind, shape)
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    header = len(text).to_bytes(_ALIGNMENT, "little") + text
+    return header, {
+        name: TensorPlace(path, len(header) + one.begin, one.kind, one.shape)
+        for name, one in places.items()
+    }
+
+
+def write_tensors(path: Path, tensors: Iterator[tuple[str, Tensor]], kinds: TensorKinds) -> None:
+    """Write tensors, which come in the order of ``kinds``, as one file."""
+    header, _ = header_of(path, kinds)
+    with path.open("wb") as file:
+        file.write(header)
+        for _, tensor in tensors:
+            file.write(tensor.contiguous().view(torch.uint8).numpy().tobytes())
