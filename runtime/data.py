@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mistlab.core.values import InputError, reject
+from mistlab.core.values import reject
 from mistlab.job.job import Job
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
@@ -84,8 +84,7 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
     except OSError as error:
-        message = f"--data {path}: {error.strerror}: give a file of tokens, or synthetic"
-        raise InputError(message) from None
+        reject(f"--data {path}: {error.strerror}: give a file of tokens, or synthetic")
     index = path.with_suffix(".idx")
     kind, said = _megatron(index) if index.exists() else (_plain_type(vocab), size)
     if size < said or size % kind.itemsize:

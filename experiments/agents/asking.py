@@ -94,11 +94,10 @@ def _run(line: Sequence[str], seconds: float) -> CommandAnswer:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        message = (
+        reject(
             f"{line[0]} took longer than {seconds:g} s: ask for less, such as fewer choices or a "
             "budget_seconds below that"
         )
-        raise InputError(message) from None
     if done.returncode < 0 or "MemoryError" in done.stderr:
         reject(f"{line[0]} needs more than {MOST_BYTES // GIB_BYTES} GiB: ask for less")
     return CommandAnswer(
@@ -117,8 +116,7 @@ def folder_of(**texts: str) -> Iterator[Mapping[str, str]]:
             yield {key: _word(Path(name), key, text) for key, text in texts.items()}
         except InputError as error:
             # A file of this folder is known to who asked by its key alone.
-            message = re.sub(rf"{re.escape(name)}/(\w+)\.\w+", r"\1", str(error))
-            raise InputError(message) from None
+            reject(re.sub(rf"{re.escape(name)}/(\w+)\.\w+", r"\1", str(error)))
 
 
 def _word(folder: Path, key: str, text: str) -> str:

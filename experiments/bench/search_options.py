@@ -7,7 +7,8 @@ from typing import cast
 
 from experiments.bench.problem import problem_of
 from experiments.cli.commandline import as_options
-from mistlab.core.values import InputError, near_matches, reject
+from mistlab.core.files import about
+from mistlab.core.values import near_matches, reject
 from mistlab.engines.engine import ENGINES, names_for_plans
 from mistlab.job.job import space_from
 from mistlab.job.search import Budget, Problem, StageCostModel
@@ -46,11 +47,8 @@ def usual_space(model: ModelSpec) -> str:
 
 def space_called(called: str, engines: str | None) -> SearchSpace:
     """A space by name or file, as far as other engines go along with it if some are given."""
-    try:
+    with about("--space"):
         space = space_from(called, Path())
-    except InputError as error:
-        message = f"--space: {error}"
-        raise InputError(message) from None
     if engines is None or engines == space.engine:
         return space
     names = list(dict.fromkeys(engines.split(",")))

@@ -16,7 +16,7 @@ from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table, table_of
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError, from_mapping, near_matches, reject
+from mistlab.core.values import from_mapping, near_matches, reject
 from mistlab.economy.bill import (
     Prices,
     batch_of,
@@ -215,8 +215,7 @@ def _tokens(options: argparse.Namespace, work: Workload, parameters: int) -> flo
         tokens = float(options.tokens)
     except ValueError:
         near = near_matches(options.tokens, ("published", "chinchilla"))
-        message = f"--tokens: {options.tokens!r} is no number such as 300e9{near}"
-        raise InputError(message) from None
+        reject(f"--tokens: {options.tokens!r} is no number such as 300e9{near}")
     if not 0 < tokens < math.inf:
         reject(f"--tokens: {tokens:g} is no number of tokens: give one above 0, such as 300e9")
     return tokens

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.cli.commandline import DONE, about, as_options, print_json, progress, writable
+from experiments.cli.commandline import DONE, as_options, print_json, progress, writable
 from experiments.runs.configuration import configuration_of
 from experiments.runs.run_jobs import job_of
 from experiments.runs.runs_table import TableRow, count_of, number_of, rows_of_table
@@ -22,7 +22,7 @@ from mistlab.calibration.run_constants import (
     with_values,
 )
 from mistlab.core.arrays import Floats
-from mistlab.core.files import write_yaml
+from mistlab.core.files import about, write_yaml
 from mistlab.core.values import InputError, near_matches, reject, to_mapping
 from mistlab.engines.engine import ENGINES, Engine
 from mistlab.job.job import Job
@@ -88,8 +88,7 @@ def _pair(text: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError:
-        message = f"--set {text}: no number after {name}=: give one"
-        raise InputError(message) from None
+        reject(f"--set {text}: no number after {name}=: give one")
 
 
 def _known(names: Sequence[str], setting: ConstantSetting) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.calibration.fits import Fitted, Residual, Step, calibrated, report_dropped, sourced
-from experiments.cli.commandline import about, progress
+from experiments.cli.commandline import progress
 from mistlab.calibration import fitted_slowdowns as interference
 from mistlab.calibration import fitted_transfers as transfers
 from mistlab.calibration.fitted_slowdowns import OverlapRows
@@ -24,8 +24,9 @@ from mistlab.calibration.tables import (
     read_point_to_point_table,
     read_transfer_table,
 )
+from mistlab.core.files import about
 from mistlab.core.units import GBYTES, GIB_BYTES, MICROSECONDS
-from mistlab.core.values import InputError, reject
+from mistlab.core.values import reject
 from mistlab.cost.side_by_side import slowdowns_of_group
 from mistlab.machine.hardware import GroupTransfers, Hardware, Line, Source, Transfers
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
@@ -82,8 +83,7 @@ def published_lines(path: Path, name: str) -> Step:
             content = path.read_bytes()
             parameters = json.loads(content)["templates"][name]["hardware"]["gpu_gpu_comm_params"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            message = f"{path}: no gpu_gpu_comm_params of {name}: {error!r}: check file and name"
-            raise InputError(message) from None
+            reject(f"{path}: no gpu_gpu_comm_params of {name}: {error!r}: check file and name")
         transfers_ = _transfers_of(hardware, path)
         have = {(group.gpus_in_node, group.nodes) for group in transfers_.groups}
         pairs = list(zip(parameters[::2], parameters[1::2], strict=True))

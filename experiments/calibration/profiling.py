@@ -12,7 +12,7 @@ from experiments.cli.rundir import revision
 from experiments.training.moved_clocks import moved_words
 from mistlab.core.files import read_yaml, write_yaml
 from mistlab.core.units import GBYTES, GIB_BYTES, MIB_BYTES, MICROSECONDS, MILLISECONDS, TFLOP
-from mistlab.core.values import InputError, from_mapping, to_mapping
+from mistlab.core.values import InputError, from_mapping, reject, to_mapping
 from mistlab.engines.engine import Precision
 from mistlab.engines.mistlab import MISTLAB
 from mistlab.job.prediction import Environment
@@ -280,8 +280,7 @@ def measured(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        message = f"--tables {folder}: {error.strerror}: give another folder"
-        raise InputError(message) from None
+        reject(f"--tables {folder}: {error.strerror}: give another folder")
     path = folder / "machine.yaml"
     with devices.driven(0) as device:
         clock = clock_of(device)

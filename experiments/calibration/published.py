@@ -10,7 +10,7 @@ from mistlab import catalog
 from mistlab.calibration.table_rows import Row, positive, read_rows
 from mistlab.core.files import parse_yaml
 from mistlab.core.units import MIB_BYTES, MILLISECONDS, TFLOP
-from mistlab.core.values import InputError, check_field
+from mistlab.core.values import check_field, reject
 from mistlab.cost.kernels import megatron_flop
 from mistlab.engines.baselines import ACESO, DEEPSPEED, MEGATRON
 from mistlab.engines.engine import Engine
@@ -306,8 +306,7 @@ def _read(
         try:
             runs += runs_of(row, number)
         except (ValueError, IndexError, KeyError) as error:
-            message = f"{where}: {error}: correct the row"
-            raise InputError(message) from None
+            reject(f"{where}: {error}: correct the row")
     return Table(path=path, sha256=origin.sha256, runs=tuple(runs))
 
 

@@ -294,24 +294,13 @@ def _warnings_in_lines() -> Iterator[None]:
 
 
 @contextmanager
-def about(what: Path | str) -> Iterator[None]:
-    """Let an error of the block begin with what it is about, such as a file."""
-    try:
-        yield
-    except InputError as error:
-        message = f"{what}: {error}"
-        raise InputError(message) from None
-
-
-@contextmanager
 def as_options(prefix: str = "") -> Iterator[None]:
     """Let an error about a field name the option that gave it."""
     try:
         yield
     except FieldError as error:
         field = error.path.rpartition(".")[2].replace("_", "-")
-        message = f"--{prefix}{field}: {error.problem}"
-        raise InputError(message) from None
+        reject(f"--{prefix}{field}: {error.problem}")
 
 
 def batch_status(files: int, unreadable: int, *, all_answered: bool) -> int:
@@ -332,11 +321,10 @@ def as_json(value: Mapping[str, Any], indent: int | None = None) -> str:
     try:
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError:
-        message = (
+        reject(
             "a result is too large for a number: give smaller sizes, prices or times (or larger "
             "ones, where something is divided by them)"
         )
-        raise InputError(message) from None
 
 
 def progress(text: str) -> None:

@@ -58,8 +58,7 @@ class RunDirectory:
         except BlockingIOError:
             if (found.st_dev, found.st_ino) in _HELD:
                 return
-            message = f"--out {self.path}: another run writes here: wait for it, or give another"
-            raise InputError(message) from None
+            reject(f"--out {self.path}: another run writes here: wait for it, or give another")
         except OSError:
             # A file system without locks.
             return

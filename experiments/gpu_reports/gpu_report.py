@@ -25,7 +25,7 @@ from experiments.training.plan_runs import (
 from experiments.training.run_results import prediction_of
 from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
-from mistlab.core.values import InputError, reject, to_mapping
+from mistlab.core.values import reject, to_mapping
 from mistlab.job.job import dump_job
 from mistlab.machine.hardware import Hardware, Line
 
@@ -179,11 +179,9 @@ def _unpack(path: Path, folder: Path) -> None:
         with zipfile.ZipFile(path) as file:
             known = {name: file.read(name) for name in file.namelist() if _is_known(name)}
     except (zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        message = f"{path}: is no packed report ({error}): give the report.zip of a folder"
-        raise InputError(message) from None
+        reject(f"{path}: is no packed report ({error}): give the report.zip of a folder")
     except OSError as error:
-        message = f"{path}: {error.strerror}: give the report.zip of a folder"
-        raise InputError(message) from None
+        reject(f"{path}: {error.strerror}: give the report.zip of a folder")
     if not known:
         reject(f"{path}: has nothing of a report: give the report.zip of a folder")
     for name, content in known.items():

@@ -4,9 +4,10 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, progress
+from experiments.cli.commandline import DONE, NO_ANSWER, print_json, progress
 from experiments.interchange.fidelity import Export, exported, fits
 from experiments.pages.tables import brief_words
+from mistlab.core.files import about
 from mistlab.core.values import InputError, to_mapping
 from mistlab.export.targets import TARGETS, target_for
 from mistlab.job.job import load_job

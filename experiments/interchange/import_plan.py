@@ -9,14 +9,13 @@ from experiments.bench.problem import predicted
 from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
-    about,
     as_options,
     print_json,
     progress,
 )
 from experiments.interchange.source_files import source_of
 from experiments.pages.tables import brief_words
-from mistlab.core.files import format_yaml
+from mistlab.core.files import about, format_yaml
 from mistlab.core.values import InputError
 from mistlab.economy.bill import model_parameters
 from mistlab.export.given import Given, Remark

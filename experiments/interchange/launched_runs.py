@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.calibration.published import PublishedRun
-from experiments.cli.commandline import about
 from experiments.interchange.source_files import source_of
+from mistlab.core.files import about
 from mistlab.core.values import reject
 from mistlab.engines.engine import ENGINES
 from mistlab.export.given import Given

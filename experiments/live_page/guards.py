@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from mistlab.core.values import InputError, reject
+from mistlab.core.values import reject
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -105,15 +105,13 @@ def body_of(content: bytes) -> Any:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        message = f"the question is not UTF-8 (byte {error.start}): send JSON in UTF-8"
-        raise InputError(message) from None
+        reject(f"the question is not UTF-8 (byte {error.start}): send JSON in UTF-8")
     if _levels(text) > MOST_LEVELS:
         reject(f"the question is nested more than {MOST_LEVELS} levels deep: send fewer levels")
     try:
         body = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        message = f"the question is no JSON: {error}: send an object"
-        raise InputError(message) from None
+        reject(f"the question is no JSON: {error}: send an object")
     if not isinstance(body, dict):
         reject(f"the question is {type(body).__name__}, not an object: send the page's fields")
     return body

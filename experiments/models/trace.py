@@ -210,11 +210,10 @@ def _factory(source: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        message = (
+        reject(
             f"{source}: there is no module {module_name!r}: run from the folder that holds it, or "
             "set PYTHONPATH"
         )
-        raise InputError(message) from None
     except Exception as error:
         message = f"{source}: importing {module_name} raised {type(error).__name__}: {error}"
         raise InputError(message) from error

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.problem import check_equal
-from experiments.cli.commandline import about, batch_status, print_json, progress
+from experiments.cli.commandline import batch_status, print_json, progress
 from experiments.pages.tables import aligned
+from mistlab.core.files import about
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.cost.memory import host_bytes_of_fullest_node

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.reduction.compressors import Compressor
 from mistlab.reduction.feedbacks import Averaging, averaging
 from mistlab.reduction.graphs import mixing_matrix
@@ -52,8 +52,7 @@ class Digits:
         try:
             from sklearn.datasets import load_digits  # noqa: PLC0415 (an extra)
         except ModuleNotFoundError:
-            message = "scikit-learn is not installed: pip install '.[images]', or --costs-alone"
-            raise InputError(message) from None
+            reject("scikit-learn is not installed: pip install '.[images]', or --costs-alone")
         found = load_digits()
         order = np.random.default_rng(0).permutation(len(found.target))
         images = (found.data[order] / 16).astype(np.float64)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mistlab.core.values import FieldError, InputError, refuse, reject, shown
+from mistlab.core.values import FieldError, refuse, reject, shown
 
 # Reads the cells of a row of a table of runs: whole numbers, numbers and texts, or nothing.
 
@@ -115,11 +115,9 @@ def rows_of_table(
             reader = csv.reader(file, delimiter=_delimiter(header))
             yield from _rows(path, reader, needed, told_by)
     except OSError as error:
-        message = f"{path}: {error.strerror}: give the path of a CSV file"
-        raise InputError(message) from None
+        reject(f"{path}: {error.strerror}: give the path of a CSV file")
     except csv.Error as error:
-        message = f"{path}: {error}: give a CSV file in UTF-8"
-        raise InputError(message) from None
+        reject(f"{path}: {error}: give a CSV file in UTF-8")
 
 
 def _delimiter(header: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from experiments.runs.runs_table import count_of, number_of, text_of
 from mistlab import catalog
-from mistlab.core.values import InputError, near_matches, refuse, shown
+from mistlab.core.values import InputError, near_matches, refuse, reject, shown
 from mistlab.plan.workload import ModelSpec
 from mistlab.serving.engine_constants import ServedRun
 from mistlab.serving.gpu_facts import FORMATS, gpu_named, serving_data
@@ -94,8 +94,7 @@ def served_rows(path: Path) -> Iterator[ServedRow | RefusedRow]:
             for number, cells in enumerate(reader, 1):
                 yield _row(number, kind, {k: v or "" for k, v in cells.items() if k})
     except OSError as error:
-        message = f"{path}: {error.strerror}: give the path of a CSV file"
-        raise InputError(message) from None
+        reject(f"{path}: {error.strerror}: give the path of a CSV file")
 
 
 def _kind_of(path: Path, names: list[str]) -> Kind:

@@ -207,8 +207,7 @@ def _numbers(text: str, option: str) -> list[float]:
     try:
         return [float(word) for word in _listed(text)]
     except ValueError:
-        message = f"{option}: {text!r} are no numbers: give some, with commas between them"
-        raise InputError(message) from None
+        reject(f"{option}: {text!r} are no numbers: give some, with commas between them")
 
 
 def _batches(options: argparse.Namespace) -> list[int]:

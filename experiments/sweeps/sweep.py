@@ -17,7 +17,7 @@ from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, gib, number, table_of
 from experiments.sweeps.cell import Cell, CellAnswer, solved
 from experiments.sweeps.workers import Workers, here, workers
-from mistlab.core.files import format_yaml, read_json, read_yaml
+from mistlab.core.files import about, format_yaml, read_json, read_yaml
 from mistlab.core.values import (
     FieldError,
     InputError,
@@ -364,11 +364,8 @@ def load_cells(path: Path, seed: int) -> list[Cell]:
     """The cells of a sweep file; paths in it are relative to its folder, and errors begin with its
     name."""
     mapping = read_yaml(path)
-    try:
+    with about(path):
         return cells_of(sweep_from_mapping(mapping, path.parent), seed)
-    except InputError as error:
-        message = f"{path}: {error}"
-        raise InputError(message) from None
 
 
 def sweep_from_mapping(mapping: Mapping[str, Any], folder: Path) -> SweepFile:

@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.cli.commandline import WRONG_USAGE
 from mistlab.core.files import naming
-from mistlab.core.values import InputError, reject
+from mistlab.core.values import reject
 
 # Finds the message of a failed run: the line of its standard error that tells what was wrong.
 
@@ -223,8 +223,7 @@ class RunRows:
                 row = json.loads(line)
                 self.said[row.pop("plan")] = row
             except (ValueError, KeyError):
-                message = f"{self.path}: line {number} is not a run: remove it, and it runs again"
-                raise InputError(message) from None
+                reject(f"{self.path}: line {number} is not a run: remove it, and it runs again")
 
     def add(self, name: str, said: Said) -> None:
         """Write a run down: by its plan, not by the file that it says it ran."""

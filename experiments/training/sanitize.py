@@ -7,7 +7,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json, progress
-from mistlab.core.values import InputError, to_mapping
+from mistlab.core.files import about
+from mistlab.core.values import to_mapping
 from mistlab.job.job import Job, load_job
 
 if TYPE_CHECKING:
@@ -38,12 +39,9 @@ def sanitize(options: argparse.Namespace) -> int:
     jobs = [(path, load_job(path)) for path in options.plan]
     sanitizers = []
     for path, job in jobs:
-        try:
+        with about(path):
             training = _training(options, job)
             sanitizer = Sanitizer.of(job, training, serialises=options.serialise)
-        except InputError as error:
-            message = f"{path}: {error}"
-            raise InputError(message) from None
         sanitizers.append((path, job.plan.num_gpus, sanitizer))
     counts = [_checked(path, gpus, one, options) for path, gpus, one in sanitizers]
     return NO_ANSWER if sum(counts) else DONE

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import NoReturn
 
-from mistlab.core.values import InputError, near_matches, reject
+from mistlab.core.values import near_matches, reject
 
 CAMPAIGN = "generation"
 HARDWARE = "hardware"
@@ -65,8 +65,7 @@ def _bytes_of_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        message = f"{path}: cannot be read: {error.strerror}: check the path"
-        raise InputError(message) from None
+        reject(f"{path}: cannot be read: {error.strerror}: check the path")
 
 
 def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:

@@ -149,6 +149,15 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def about(what: object) -> Iterator[None]:
+    """Let an ``InputError`` of the ``with`` block begin with what it is about, such as a file."""
+    try:
+        yield
+    except InputError as error:
+        reject(f"{what}: {error}")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file."""
     return _parsed(_load_json, _read_text(path, MOST_JSON_BYTES), str(path))
@@ -183,16 +192,12 @@ def read_csv(path: Path, wanted: str = "the path of a CSV file") -> list[dict[st
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file))
     except OSError as error:
-        message = f"{path}: {error.strerror}: give {wanted}"
-        raise InputError(message) from None
+        reject(f"{path}: {error.strerror}: give {wanted}")
 
 
 def _read_text(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
-    try:
+    with about(path):
         return text_in(path, most_bytes)
-    except InputError as error:
-        message = f"{path}: {error}"
-        raise InputError(message) from None
 
 
 def _parsed(load: Callable[[str], Any], text: str, name: str) -> dict[str, Any]:

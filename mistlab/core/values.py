@@ -58,7 +58,7 @@ class FieldError(InputError):
 
 def reject(message: str) -> NoReturn:
     """Raise an ``InputError``; the message names the field, the value and the remedy."""
-    raise InputError(message)
+    raise InputError(message) from None
 
 
 def refuse(path: str, problem: str) -> NoReturn:

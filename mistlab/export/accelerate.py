@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mistlab.core.files import format_yaml, parse_yaml
-from mistlab.core.values import InputError, reject
+from mistlab.core.files import about, format_yaml, parse_yaml
+from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.export import deepspeed as deepspeed_read
 from mistlab.export.deepspeed import offload_states, read_configuration
@@ -228,11 +228,8 @@ def deepspeed_file(path: str, source: LaunchFile, where: str) -> Mapping[str, An
     text = source.beside(path)
     if text is None:
         reject(f"{where}: {path} is not beside this file: put it there, or import that JSON itself")
-    try:
+    with about(f"{where}: {path}"):
         return parse_json(text)
-    except InputError as error:
-        message = f"{where}: {path}: {error}"
-        raise InputError(message) from None
 
 
 def with_precision(content: Mapping[str, Any], precision: str | None) -> Mapping[str, Any]:

@@ -272,8 +272,7 @@ def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
     try:
         number = int(str(content).replace("_", ""))
     except ValueError:
-        message = f"{where}: {content!r} is not a whole number: give one from {minimum}"
-        raise InputError(message) from None
+        reject(f"{where}: {content!r} is not a whole number: give one from {minimum}")
     if number < minimum:
         reject(f"{where}: {number} is too small: give at least {minimum}")
     return number
@@ -293,11 +292,9 @@ def parse_json(text: str) -> Mapping[str, Any]:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        message = f"line {error.lineno}, column {error.colno}: {error.msg}: correct the JSON"
-        raise InputError(message) from None
+        reject(f"line {error.lineno}, column {error.colno}: {error.msg}: correct the JSON")
     except RecursionError:
-        message = "is nested too deeply: write at most a few levels"
-        raise InputError(message) from None
+        reject("is nested too deeply: write at most a few levels")
     if not isinstance(content, dict):
         reject("holds no JSON object: give a configuration file")
     return content
@@ -308,11 +305,9 @@ def parse_toml(text: str) -> Mapping[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        message = f"{error}: correct the TOML"
-        raise InputError(message) from None
+        reject(f"{error}: correct the TOML")
     except RecursionError:
-        message = "is nested too deeply: write at most a few levels"
-        raise InputError(message) from None
+        reject("is nested too deeply: write at most a few levels")
 
 
 def harmless_names(framework: str) -> frozenset[str]:

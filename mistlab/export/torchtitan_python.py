@@ -55,8 +55,7 @@ def sections_of(text: str, name: str, wanted: str | None) -> dict[str, Any]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        message = f"{name}: is no Python that can be read: {error}"
-        raise InputError(message) from None
+        reject(f"{name}: is no Python that can be read: {error}")
     functions = {
         node.name: node
         for node in tree.body
@@ -249,8 +248,7 @@ def _module(text: str) -> ast.Module:
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
-        message = f"{error}: correct the Python"
-        raise InputError(message) from None
+        reject(f"{error}: correct the Python")
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if len(functions) != 1:
         named = ", ".join(functions[:3])
@@ -275,8 +273,7 @@ def _literal(word: ast.keyword) -> object:
     try:
         return ast.literal_eval(word.value)
     except (ValueError, RecursionError):
-        message = f"{word.arg}: {ast.unparse(word.value)} is no literal: write its value"
-        raise InputError(message) from None
+        reject(f"{word.arg}: {ast.unparse(word.value)} is no literal: write its value")
 
 
 def _model(module: ast.Module) -> dict[str, object]:

@@ -236,8 +236,7 @@ def resolved(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[
     try:
         result = _Resolver(settings, variables).value(settings, (), 0)
     except RecursionError:
-        message = "its references go too deep: give values in their place"
-        raise InputError(message) from None
+        reject("its references go too deep: give values in their place")
     assert isinstance(result, dict)
     return result
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mistlab.core.values import InputError
+from mistlab.core.files import about
 from mistlab.export import torchtitan_read
 from mistlab.export.found import Found, parse_toml
 from mistlab.export.given import Given, Imported
@@ -68,11 +68,8 @@ def _started(command: Command, source: LaunchFile) -> Mapping[str, Any]:
     path = command.text("job.config_file") or _variable(command, "CONFIG_FILE")
     if path is not None:
         text = named_text(path, command, source, "configures torchtitan's run")
-        try:
+        with about(path):
             return with_dotted(parse_toml(text), changes)
-        except InputError as error:
-            message = f"{path}: {error}"
-            raise InputError(message) from None
     module, name = command.text("module"), command.text("config")
     if module is None or name is None:
         return with_dotted({}, changes)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mistlab import catalog
-from mistlab.core.files import read_json, read_yaml, write_yaml
+from mistlab.core.files import about, read_json, read_yaml, write_yaml
 from mistlab.core.values import (
     FieldError,
     InputError,
@@ -353,11 +353,8 @@ def load_job(path: Path | str) -> Job:
     """Read a plan file; paths in it are relative to its folder, and errors begin with its name."""
     path = Path(path)
     mapping = read_yaml(path)
-    try:
+    with about(path):
         return job_from_mapping(mapping, path.parent)
-    except InputError as error:
-        message = f"{path}: {error}"
-        raise InputError(message) from None
 
 
 def dump_job(job: Job, path: Path | str) -> None:

@@ -144,8 +144,7 @@ def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
     try:
         return Placement(tuple(map(int, words)))
     except InputError as error:
-        message = f"line 1: {error}"
-        raise InputError(message) from None
+        reject(f"line 1: {error}")
 
 
 # A word, its pass, and whether the word names a chunk.

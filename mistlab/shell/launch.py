@@ -271,11 +271,9 @@ def launch_of(source: LaunchFile) -> Launch:
             state.arguments = tuple(plain(text) for text in source.arguments)
         _evaluate(evaluator, script, state)
     except LineError as error:
-        message = f"{session.at(error.line)}: {error}"
-        raise InputError(message) from None
+        reject(f"{session.at(error.line)}: {error}")
     except RecursionError:
-        message = "the script is nested too deep to follow: give the launch line alone"
-        raise InputError(message) from None
+        reject("the script is nested too deep to follow: give the launch line alone")
     candidate = chosen(session)
     if candidate is None:
         raise InputError(_nothing(session))

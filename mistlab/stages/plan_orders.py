@@ -240,8 +240,7 @@ def _text(path: Path, most_bytes: int) -> str:
             content = file.read(most_bytes + 1)
             size = path.stat().st_size
     except OSError as error:
-        message = f"cannot be read ({error.strerror}): give the path of an order file"
-        raise InputError(message) from None
+        reject(f"cannot be read ({error.strerror}): give the path of an order file")
     if len(content) > most_bytes:
         reject(
             f"has {size:,} bytes, all passes of the plan need {most_bytes // _ROOM:,} at most: "
@@ -251,8 +250,7 @@ def _text(path: Path, most_bytes: int) -> str:
         return content.removeprefix(BOM_UTF8).decode("ascii")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        message = f"line {line}: is not text: write passes like F0m3, separated by blanks"
-        raise InputError(message) from None
+        reject(f"line {line}: is not text: write passes like F0m3, separated by blanks")
 
 
 def _most_bytes(plan: Plan) -> int:

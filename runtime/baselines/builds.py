@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 
 # Finds compilations of torch extensions that were interrupted: the next one would wait for ever.
 #
@@ -19,11 +19,10 @@ def check_builds(environment: Mapping[str, str] = os.environ) -> None:
     root = Path(said) if said else Path.home() / ".cache" / "torch_extensions"
     locks = sorted(lock for depth in ("*", "*/*") for lock in root.glob(f"{depth}/lock"))
     if locks:
-        message = (
+        reject(
             f"{locks[0]}: a compilation was interrupted, and DeepSpeed would wait for it for ever: "
             f"delete {locks[0].parent}, unless another process compiles there just now"
         )
-        raise InputError(message)
 
 
 # Whether a framework is installed at the version that this package knows.
@@ -35,8 +34,6 @@ def check_installed(package: str) -> None:
     try:
         found = version(name)
     except PackageNotFoundError:
-        message = f"{name} is not installed, and this needs it: pip install {package}"
-        raise InputError(message) from None
+        reject(f"{name} is not installed, and this needs it: pip install {package}")
     if found != wanted:
-        message = f"{name} {found} is installed, and this knows {wanted}: pip install {package}"
-        raise InputError(message)
+        reject(f"{name} {found} is installed, and this knows {wanted}: pip install {package}")

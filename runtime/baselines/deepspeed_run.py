@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from runtime.baselines.baseline import BaselineSettings, FirstWeights, sequences_of
@@ -24,11 +24,10 @@ class DeepSpeedRun:
 
     def __init__(self, job: Job, settings: BaselineSettings, *, compiles: bool = False) -> None:
         if job.plan.num_stages > 1 or job.plan.stages[0].tensor_parallel > 1:
-            message = (
+            reject(
                 "plan: DeepSpeed is driven without pipeline and tensor parallelism here: give one "
                 "stage with tensor_parallel: 1"
             )
-            raise InputError(message)
         # Read while DeepSpeed is imported.
         os.environ["DS_ACCELERATOR"] = settings.device
         import deepspeed  # noqa: PLC0415 (its package)

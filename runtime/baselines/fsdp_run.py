@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.job.job import Job
 from runtime.baselines.baseline import BaselineSettings, FirstWeights, sequences_of
 from runtime.comm.processes import world_of_launcher
@@ -31,11 +31,10 @@ class FsdpRun:
     def __init__(self, job: Job, settings: BaselineSettings) -> None:
         stage = job.plan.stages[0]
         if job.plan.num_stages > 1 or stage.tensor_parallel > 1:
-            message = (
+            reject(
                 "plan: FSDP2 is driven without pipeline and tensor parallelism here: give one "
                 "stage with tensor_parallel: 1"
             )
-            raise InputError(message)
         self._job, self._world = job, world_of_launcher()
         self._sequences = sequences_of(job, settings.seed)
         is_cpu = settings.device == "cpu"

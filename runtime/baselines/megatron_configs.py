@@ -19,7 +19,7 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.export.megatron.megatron_flags import Options
 from mistlab.export.megatron.megatron_parts import pattern_of
 from mistlab.job.job import Job
@@ -249,8 +249,7 @@ def arguments_of(text: str, job: Job, checkout: Path) -> Namespace:
     """The arguments of a launch line after Megatron-LM has checked them, and has built the
     configuration of its model."""
     if not (checkout / "megatron" / "training" / "arguments.py").is_file():
-        message = f"{checkout}: has no megatron/training/arguments.py: give Megatron-LM's checkout"
-        raise InputError(message)
+        reject(f"{checkout}: has no megatron/training/arguments.py: give Megatron-LM's checkout")
     launch = launch_of(LaunchFile(text=text))
     words = [*map(str, launch.arguments), *_BESIDE.split()]
     with _on_its_machine(job, checkout, "32" if "--use-megatron-fsdp" in words else "1"):

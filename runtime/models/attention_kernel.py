@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from mistlab.core.values import InputError
+from mistlab.core.values import reject
 from mistlab.engines.engine import Precision
 from mistlab.plan.workload import Attention
 
@@ -43,8 +43,7 @@ def check_kernel(
         remedy = "leave out the option, or --deterministic"
     else:
         return
-    message = f"{OPTION} {kernel}: {problem}: {remedy}"
-    raise InputError(message)
+    reject(f"{OPTION} {kernel}: {problem}: {remedy}")
 
 
 def settled_kernel() -> AttentionKernel:

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from runtime.profiling.environment import Devices
 from runtime.profiling.links import CollectiveCase, CopyCase, OutsideCase, SendCase
 from runtime.profiling.side_by_side import Lengths, OverlapCase, OverlapTiming, StreamLoads
@@ -75,11 +75,10 @@ def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
         except queue.Empty:
             ended = [f"{i} (status {p.exitcode})" for i, p in enumerate(processes) if p.exitcode]
             if ended:
-                message = (
+                reject(
                     f"measuring {case} failed in process {', '.join(ended)}, whose message is "
                     "above; what was measured before is kept: correct it and run again"
                 )
-                raise InputError(message) from None
         else:
             return outcome
     message = (

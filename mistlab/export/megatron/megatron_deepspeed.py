@@ -68,8 +68,7 @@ def read_deepspeed(options: Options, found: Found, files: Files) -> None:
             _with_configuration(text, name, found, level)
         except InputError as error:
             unknown = files.unknown_in(options.words[_CONFIG][0])
-            message = f"{_CONFIG}: {name}: {unknown or error}"
-            raise InputError(message) from None
+            reject(f"{_CONFIG}: {name}: {unknown or error}")
     _offloads(options, found)
 
 

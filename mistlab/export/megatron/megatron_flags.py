@@ -335,8 +335,7 @@ class Options:
         try:
             number = default if text is None else float(text)
         except ValueError:
-            message = f"{self.where(name)}: {text!r} is not a number: give one"
-            raise InputError(message) from None
+            reject(f"{self.where(name)}: {text!r} is not a number: give one")
         if not 0 <= number <= (float("inf") if maximum is None else maximum):
             top = "" if maximum is None else f" to {maximum:g}"
             reject(f"{self.where(name)}: {number:g} is out of range: give one from 0{top}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mistlab.core.values import InputError, refuse, reject, within
+from mistlab.core.values import refuse, reject, within
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
 from mistlab.job.job import Job
@@ -521,8 +521,7 @@ def pattern_of(text: str) -> list[int]:
     try:
         blocks = _list_of(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError):
-        message = f"{text!r} is no list of blocks: give one such as ([0]*3+[1]*58)"
-        raise InputError(message) from None
+        reject(f"{text!r} is no list of blocks: give one such as ([0]*3+[1]*58)")
     return blocks
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import backend_registration
 
-from mistlab.core.values import InputError
+from mistlab.core.values import InputError, reject
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from runtime.checks.fake.fake_driver import FakeDriver
@@ -40,11 +40,10 @@ def register() -> None:
     """Register the kind of device with torch, once in a process."""
     setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
     if setup is None:
-        message = (
+        reject(
             f"torch {torch.__version__} cannot be told of a device without a compiler: install "
             "torch 2.11 to 2.13 for this check"
         )
-        raise InputError(message)
 
     class Module(backend_registration._DummyBackendModule):
         def is_available(self) -> bool:
