@@ -23,7 +23,7 @@ from runtime.models.context import (
 )
 from runtime.models.operators import CausalSoftmax, HeadNorm, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
-from runtime.models.ranks import Size, TensorParallel, value_of
+from runtime.models.ranks import Size, TensorParallel, carried, operator, value_of
 from runtime.models.wide_attention import WideAttention
 
 # Gates of what attention gives, channel by channel; a trace sees one operator in each pass.
@@ -31,28 +31,18 @@ from runtime.models.wide_attention import WideAttention
 # Axes: B batch, S sequence, H the rank's query heads, D channels of a head.
 
 
-@torch.library.custom_op("mistlab::output_gate", mutates_args=())
+@operator("x")
 def output_gate(x: Tensor, gate: Tensor) -> Tensor:
     """``x`` (B, S, H, D) times the sigmoid of its gates."""
     return (x * torch.sigmoid(gate)).contiguous()
 
 
-@output_gate.register_fake
-def _(x: Tensor, gate: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("mistlab::output_gate_backward", mutates_args=())
+@operator("x", "x")
 def output_gate_backward(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of ``x`` and of the gates."""
     share = torch.sigmoid(gate)
     of_gate = gradient * x * share * (1 - share)
     return (gradient * share).contiguous(), of_gate.contiguous()
-
-
-@output_gate_backward.register_fake
-def _(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
 class OutputGate(torch.autograd.Function):
@@ -260,8 +250,7 @@ def written_out(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Te
     if dropout:
         shares = torch.native_dropout(shares, dropout, True)[0]
     mixed = torch.bmm(shares, value).view(batch, heads, sequence, channels)
-    mixed_by_position: Tensor = HeadsAfterPositions.apply(mixed)
-    return mixed_by_position
+    return carried(mixed, _swapped, _swapped)
 
 
 ATTENTION: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
@@ -270,20 +259,9 @@ ATTENTION: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
 }
 
 
-class HeadsAfterPositions(torch.autograd.Function):
-    """Copies (B, H, S, D) to (B, S, H, D), and the gradient back."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, mixed: Tensor) -> Tensor:
-        """Copy, with the two middle axes exchanged."""
-        return _copy(mixed.transpose(1, 2))
-
-    @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
-    ) -> Tensor:
-        """Copy the gradient, with the two middle axes exchanged again."""
-        return _copy(gradient.transpose(1, 2))
+def _swapped(mixed: Tensor) -> Tensor:
+    """A copy with the two middle axes exchanged."""
+    return _copy(mixed.transpose(1, 2))
 
 
 def _by_torch(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:

@@ -12,12 +12,14 @@ keys, C channels of values, N ranks.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from mistlab.schedule.context_ways import GATHER, RING
+from runtime.models.ranks import Carried
 
 # Attention of some queries on some keys.
 #
@@ -429,52 +431,30 @@ def _gathered(ranks: ContextRanks, key: Tensor, value: Tensor) -> list[Tensor]:
 # Ranks exchange tokens for heads: each has all tokens of some heads while it attends.
 
 
-class _HeadsOfAll(torch.autograd.Function):
-    """Tensors (B, S, H, D) of a rank's tokens as those of all tokens and 1/N of the heads."""
-
-    @staticmethod
-    def forward(ctx: Any, ranks: ContextRanks, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.ranks = ranks
-        return _to_heads(ranks, tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        return None, *_to_tokens(ctx.ranks, gradients)
-
-
-class _TokensOfOwn(torch.autograd.Function):
-    """The inverse of ``_HeadsOfAll``."""
-
-    @staticmethod
-    def forward(ctx: Any, ranks: ContextRanks, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.ranks = ranks
-        return _to_tokens(ranks, tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        return None, *_to_heads(ctx.ranks, gradients)
-
-
 def heads_of_all(ranks: ContextRanks, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors (B, S, H, D) of this rank's tokens as (B, N S, H/N, D) of all tokens in order."""
-    made: tuple[Tensor, ...] = _HeadsOfAll.apply(ranks, *tensors)
+    made: tuple[Tensor, ...] = Carried.apply(
+        partial(_to_heads, ranks), partial(_to_tokens, ranks), *tensors
+    )
     return made
 
 
 def tokens_of_own(ranks: ContextRanks, tensor: Tensor) -> Tensor:
     """A tensor (B, N S, H/N, C) of all tokens as (B, S, H, C) of this rank's tokens."""
-    made: tuple[Tensor, ...] = _TokensOfOwn.apply(ranks, tensor)
+    made: tuple[Tensor, ...] = Carried.apply(
+        partial(_to_tokens, ranks), partial(_to_heads, ranks), tensor
+    )
     return made[0]
 
 
-def _to_heads(ranks: ContextRanks, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _to_heads(ranks: ContextRanks, *tensors: Tensor) -> tuple[Tensor, ...]:
     given = [_by_first(one.unflatten(2, (ranks.size, -1)), 2) for one in tensors]
     taken = [torch.empty_like(one) for one in given]
     ranks.trade(given, taken)
     return tuple(in_order(one) for one in taken)
 
 
-def _to_tokens(ranks: ContextRanks, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _to_tokens(ranks: ContextRanks, *tensors: Tensor) -> tuple[Tensor, ...]:
     given = [by_rank(one, ranks.size) for one in tensors]
     taken = [torch.empty_like(one) for one in given]
     ranks.trade(given, taken)

@@ -3,6 +3,7 @@
 Axes: T tokens, A experts a token takes, R = T A rows, E experts, G experts on this rank.
 """
 
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from runtime.models.config import ExpertRanks, ModelConfig, Structure, shard
 from runtime.models.grouped import Counts, ExpertMatrices, WeightedSwiglu
 from runtime.models.parallel import SmallMatrix
-from runtime.models.ranks import Size, TensorParallel, counted
+from runtime.models.ranks import Size, TensorParallel, carried, counted, operator
 from runtime.models.state_space import SquaredRelu
 
 # Fused operators of blocks with experts; a trace sees each as one operator.
@@ -35,16 +36,11 @@ def _(logits: Tensor, active: int) -> tuple[Tensor, Tensor]:
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int64)
 
 
-@torch.library.custom_op("mistlab::route_backward", mutates_args=())
+@operator("like")
 def route_backward(gradient: Tensor, weights: Tensor, chosen: Tensor, like: Tensor) -> Tensor:
     """Gradient of the logits, which are shaped ``like`` another tensor."""
     inner = weights * (gradient - (gradient * weights).sum(-1, keepdim=True))
     return torch.zeros_like(like).scatter_(-1, chosen, inner.to(like.dtype))
-
-
-@route_backward.register_fake
-def _(gradient: Tensor, weights: Tensor, chosen: Tensor, like: Tensor) -> Tensor:
-    return torch.empty_like(like)
 
 
 class Route(torch.autograd.Function):
@@ -95,15 +91,10 @@ def _(rows: Tensor, order: Tensor, tokens: int) -> Tensor:
     return rows.new_empty((tokens, rows.shape[1]))
 
 
-@torch.library.custom_op("mistlab::weights_in_place", mutates_args=())
+@operator("like")
 def weights_in_place(gradient: Tensor, order: Tensor, like: Tensor) -> Tensor:
     """Gradients of copies' weights, back in the places (T, A) of the weights."""
     return torch.empty_like(like).view(-1).index_copy_(0, order, gradient).view(like.shape)
-
-
-@weights_in_place.register_fake
-def _(gradient: Tensor, order: Tensor, like: Tensor) -> Tensor:
-    return torch.empty_like(like)
 
 
 class Permute(torch.autograd.Function):
@@ -209,8 +200,8 @@ class Experts(nn.Module):
         rows, of_rows, order = Permute.apply(tokens, weights, chosen)
         if self.trips is not None:
             trip = self.trips.trip(chosen, self.own)
-            rows, of_rows = (Travelled.apply(each, trip, False) for each in (rows, of_rows))
-            made = Travelled.apply(self._made(rows, of_rows, trip.counts), trip, True)
+            rows, of_rows = (carried(each, trip.there, trip.back) for each in (rows, of_rows))
+            made = carried(self._made(rows, of_rows, trip.counts), trip.back, trip.there)
         elif self.config.expert_ranks.is_one:
             counts = chosen.flatten().bincount(minlength=self.own)
             made = self._made(rows, of_rows, counts)
@@ -262,106 +253,42 @@ class Trips(Protocol):
         """The way of copies to the ``chosen`` experts (T, A), of which each rank has ``own``."""
 
 
-class Travelled(torch.autograd.Function):
-    """Copies of tokens where their experts are, or ``home`` again; gradients go the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, trip: Trip, home: bool) -> Tensor:
-        """The rows at the other end."""
-        ctx.trip, ctx.home = trip, home
-        return trip.back(rows) if home else trip.there(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """The gradients where the rows came from."""
-        trip: Trip = ctx.trip
-        return trip.there(gradient) if ctx.home else trip.back(gradient), None, None
-
-
-class _OwnTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorParallel) -> Tensor:
-        ctx.ranks = ranks
-        each = shard(x.shape[0], ranks.size, "a number of tokens of")
-        return x[ranks.rank * each : (ranks.rank + 1) * each]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return ctx.ranks.gather_tokens(gradient[None])[0], None
-
-
-class _AllTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorParallel) -> Tensor:
-        ctx.ranks, ctx.each = ranks, x.shape[0]
-        return ranks.gather_tokens(x[None])[0]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return gradient[ctx.ranks.rank * ctx.each : (ctx.ranks.rank + 1) * ctx.each], None
-
-
 def own_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:
     """This rank's part (T, channels) of tokens (B, S, channels) that all ranks have."""
-    own: Tensor = _OwnTokens.apply(x.flatten(0, 1), ranks)
-    return own
+    flat = x.flatten(0, 1)
+    each = shard(flat.shape[0], ranks.size, "a number of tokens of")
+    return carried(flat, partial(_of_rank, ranks, each), partial(_of_ranks, ranks))
 
 
 def all_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:
     """The tokens (ranks T, channels) of all ranks."""
-    whole: Tensor = _AllTokens.apply(x, ranks)
-    return whole
+    return carried(x, partial(_of_ranks, ranks), partial(_of_rank, ranks, x.shape[0]))
 
 
-class _Exchanged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Any, ranks: Any) -> Tensor:
-        ctx.rows, ctx.ranks = x.shape[0], ranks
-        return _all_to_all(x, rows, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return _all_to_all(gradient, ctx.rows, ctx.ranks), None, None
+def _of_rank(ranks: TensorParallel, each: Size, tokens: Tensor) -> Tensor:
+    return tokens[ranks.rank * each : (ranks.rank + 1) * each]
 
 
-class _OverParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Any) -> Tensor:
-        ctx.ranks = ranks
-        return _gather_rows(x, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _scatter_rows(gradient, ctx.ranks), None
-
-
-class _SummedParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Any) -> Tensor:
-        ctx.ranks = ranks
-        return _scatter_rows(x, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _gather_rows(gradient, ctx.ranks), None
+def _of_ranks(ranks: TensorParallel, tokens: Tensor) -> Tensor:
+    return ranks.gather_tokens(tokens[None])[0]
 
 
 def exchanged(x: Tensor, rows: Size, ranks: ExpertRanks) -> Tensor:
     """All to all: each row goes to the rank that has its expert, or back."""
-    there: Tensor = _Exchanged.apply(x, rows, ranks.parallel)
-    return there
+    there, back = (partial(_all_to_all, rows=r, ranks=ranks.parallel) for r in (rows, x.shape[0]))
+    return carried(x, there, back)
 
 
 def over_parts(x: Tensor, ranks: ExpertRanks) -> Tensor:
     """The rows of all ranks that have parts of the same experts."""
-    whole: Tensor = _OverParts.apply(x, ranks.tensor)
-    return whole
+    gather, scatter = (partial(one, ranks=ranks.tensor) for one in (_gather_rows, _scatter_rows))
+    return carried(x, gather, scatter)
 
 
 def summed_parts(x: Tensor, ranks: ExpertRanks) -> Tensor:
     """This rank's rows, summed over the ranks that have parts of the same experts."""
-    own: Tensor = _SummedParts.apply(x, ranks.tensor)
-    return own
+    gather, scatter = (partial(one, ranks=ranks.tensor) for one in (_gather_rows, _scatter_rows))
+    return carried(x, scatter, gather)
 
 
 _REMEDY = "experts run on one rank alone here"

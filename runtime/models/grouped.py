@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.config import ExpertRanks
-from runtime.models.ranks import Size
+from runtime.models.ranks import Size, operator
 
 # The numbers of groups' rows: a tensor, or numbers where the host knows them.
 Counts = Tensor | tuple[int, ...]
@@ -76,16 +76,11 @@ class GroupedProduct(torch.autograd.Function):
         return of_rows, grouped_product_of_weight(gradient, rows, counts), None
 
 
-@torch.library.custom_op("mistlab::add_by_group", mutates_args=("rows",))
+@operator(changes=("rows",))
 def add_by_group(rows: Tensor, bias: Tensor, counts: Tensor) -> None:
     """Add to each group's rows the group's own bias (G, channels), in place."""
     for group, own in zip(rows.split(counts.tolist()), bias, strict=True):
         group.add_(own)
-
-
-@add_by_group.register_fake
-def _(rows: Tensor, bias: Tensor, counts: Tensor) -> None:
-    return None
 
 
 @torch.library.custom_op("mistlab::sum_by_group", mutates_args=())
@@ -129,7 +124,7 @@ def _(gate_and_up: Tensor, weights: Tensor) -> Tensor:
     return gate_and_up.new_empty((rows, columns // 2))
 
 
-@torch.library.custom_op("mistlab::weighted_swiglu_backward", mutates_args=())
+@operator("gate_and_up", "weights")
 def weighted_swiglu_backward(
     gradient: Tensor, gate_and_up: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -141,11 +136,6 @@ def weighted_swiglu_backward(
     of_gate = scaled * up * share * (1 + gate * (1 - share))
     both = torch.cat([of_gate, scaled * gate * share], dim=-1)
     return both.to(gate_and_up.dtype), of_weights.to(weights.dtype)
-
-
-@weighted_swiglu_backward.register_fake
-def _(gradient: Tensor, gate_and_up: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(gate_and_up), torch.empty_like(weights)
 
 
 class WeightedSwiglu(torch.autograd.Function):

@@ -13,7 +13,7 @@ from runtime.models.attention import RotaryTables
 from runtime.models.config import ModelConfig, Structure, shard
 from runtime.models.operators import RMSNorm, Rotary, rotate_
 from runtime.models.parallel import ColumnLinear, Multiply, RowLinear, enter, product
-from runtime.models.ranks import Size, TensorParallel
+from runtime.models.ranks import Size, TensorParallel, carried
 from runtime.models.wide_attention import WideAttention
 
 
@@ -182,18 +182,6 @@ class Down(nn.Module):
         return product(x, self.weight, None, self.multiply)
 
 
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorParallel) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.gather_tokens(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return ctx.ranks.scatter_tokens(gradient), None
-
-
 def gathered(x: Tensor, ranks: TensorParallel) -> Tensor:
     """Whole sequences of parts (B, S / ranks, ..); gradients are summed and scattered."""
-    whole: Tensor = _Gathered.apply(x, ranks)
-    return whole
+    return carried(x, ranks.gather_tokens, ranks.scatter_tokens)

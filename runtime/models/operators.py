@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mistlab.plan.workload import NORM_EPSILON
-from runtime.models.ranks import Size
+from runtime.models.ranks import Size, operator
 
 # Fused operators that eager PyTorch lacks; a trace sees each as one operator.
 #
@@ -62,7 +62,7 @@ def _(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
-@torch.library.custom_op("mistlab::rms_norm_backward", mutates_args=())
+@operator("x", "weight")
 def rms_norm_backward(
     gradient: Tensor, x: Tensor, reciprocal: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -77,11 +77,6 @@ def rms_norm_backward(
     of_weight = (gradient.float() * normal).flatten(0, -2).sum(0)
     of_x = (scaled - normal * (scaled * normal).mean(-1, keepdim=True)) * reciprocal
     return of_x.to(x.dtype), of_weight.to(weight.dtype)
-
-
-@rms_norm_backward.register_fake
-def _(gradient: Tensor, x: Tensor, reciprocal: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(weight)
 
 
 def _keep_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -116,7 +111,7 @@ def _(gate_and_up: Tensor) -> Tensor:
     return gate_and_up.new_empty((*rows, columns // 2))
 
 
-@torch.library.custom_op("mistlab::swiglu_backward", mutates_args=())
+@operator("gate_and_up")
 def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
     """Gradient of ``swiglu``; the halves of the result are the only scratch memory."""
     if kernels := _kernels_for(gate_and_up):
@@ -131,11 +126,6 @@ def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
     return result
 
 
-@swiglu_backward.register_fake
-def _(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
-    return torch.empty_like(gate_and_up)
-
-
 def _keep_swiglu(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
@@ -147,7 +137,7 @@ def _differentiate_swiglu(ctx: Any, gradient: Tensor) -> Tensor:
 swiglu.register_autograd(_differentiate_swiglu, setup_context=_keep_swiglu)
 
 
-@torch.library.custom_op("mistlab::rotate_", mutates_args=("heads",))
+@operator(changes=("heads",))
 def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
     """Rotate pairs of the leading channels of ``heads`` (batch, sequence, heads, channels).
 
@@ -162,11 +152,6 @@ def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
     turned = (first * cosine).addcmul_(second, sine, value=-1)
     second.mul_(cosine).addcmul_(first, sine)
     first.copy_(turned)
-
-
-@rotate_.register_fake
-def _(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
-    return None
 
 
 class Rotary(torch.autograd.Function):
@@ -199,7 +184,7 @@ class Rotary(torch.autograd.Function):
         return turned, None, None, None, None
 
 
-@torch.library.custom_op("mistlab::causal_softmax", mutates_args=("scores",))
+@operator("scores", changes=("scores",))
 def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
     """Softmax of ``scores`` (.., S) over the positions up to the query's own position.
 
@@ -234,21 +219,11 @@ def _squares(scores: Tensor, count: int, size: int, rows: int) -> Tensor:
     return scores.as_strided((len(scores), count, rows, size), strides, scores.storage_offset())
 
 
-@causal_softmax.register_fake
-def _(scores: Tensor, sequence: int) -> Tensor:
-    return torch.empty_like(scores)
-
-
-@torch.library.custom_op("mistlab::causal_softmax_backward", mutates_args=())
+@operator("shares")
 def causal_softmax_backward(gradient: Tensor, shares: Tensor) -> Tensor:
     """Gradient of ``causal_softmax``; shares of future positions are zero already."""
     of_scores: Tensor = torch.ops.aten._softmax_backward_data(gradient, shares, -1, shares.dtype)
     return of_scores
-
-
-@causal_softmax_backward.register_fake
-def _(gradient: Tensor, shares: Tensor) -> Tensor:
-    return torch.empty_like(shares)
 
 
 class CausalSoftmax(torch.autograd.Function):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from runtime.models.config import shard
 from runtime.models.grouped import ExpertMatrices
 from runtime.models.operators import HeadNorm
-from runtime.models.ranks import Size, TensorParallel
+from runtime.models.ranks import Size, TensorParallel, carried
 
 # Parameters with a number for each head, which ranks split as they split heads.
 OF_HEADS = ("sinks",)
@@ -22,19 +22,6 @@ OF_HEADS = ("sinks",)
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 # The same of whole sequences, if ``x`` has this rank's part of each sequence.
 MultiplyGathered = Callable[[Tensor, Tensor, Tensor | None, TensorParallel], Tensor]
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorParallel) -> Tensor:
-        ctx.ranks = ranks
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        # The gradient is fresh from the products' backward pass, so nobody else holds it.
-        ctx.ranks.all_reduce_(gradient)
-        return gradient, None
 
 
 class _Leave(torch.autograd.Function):
@@ -47,17 +34,6 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return gradient, None
-
-
-class _LeaveToParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorParallel) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.scatter_tokens(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return ctx.ranks.gather_tokens(gradient), None
 
 
 class _GatheredLinear(torch.autograd.Function):
@@ -103,8 +79,13 @@ def enter(x: Tensor, ranks: TensorParallel) -> Tensor:
     """
     if ranks.splits_tokens:
         return x
-    entered: Tensor = _Enter.apply(x, ranks)
-    return entered
+
+    def summed(gradient: Tensor) -> Tensor:
+        # It is fresh from the products' backward pass, so nobody else holds it.
+        ranks.all_reduce_(gradient)
+        return gradient
+
+    return carried(x, lambda each: each.view_as(each), summed)
 
 
 def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
@@ -113,8 +94,7 @@ def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
     If the ranks split tokens, each gets its part of the sum, and gathers gradients backward.
     """
     if ranks.splits_tokens:
-        part: Tensor = _LeaveToParts.apply(x, ranks)
-        return part
+        return carried(x, ranks.scatter_tokens, ranks.gather_tokens)
     left: Tensor = _Leave.apply(x, ranks)
     return left
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from inspect import signature
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 # Sizes of a model: numbers, or symbols while a model is traced.
 #
@@ -51,7 +52,36 @@ def value_of(size: Size) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-# Operators that a trace records and nobody runs: collectives of ranks that are only counted.
+# Operators that a trace records as one; and some that nobody runs, collectives of ranks that are
+# only counted.
+
+
+Arguments = ParamSpec("Arguments")
+Results = TypeVar("Results")
+
+
+def operator(
+    *like: str, changes: Sequence[str] = ()
+) -> Callable[[Callable[Arguments, Results]], Callable[Arguments, Results]]:
+    """Make the operator ``mistlab::NAME`` of a function, which writes to the arguments ``changes``.
+
+    Its results are contiguous, and of the sizes and types of the arguments ``like``.
+    """
+
+    def made_of(function: Callable[Arguments, Results]) -> Callable[Arguments, Results]:
+        name = f"mistlab::{function.__name__}"
+        made = torch.library.custom_op(name, function, mutates_args=changes)
+        names = [*signature(function).parameters]
+        places = [names.index(one) for one in like]
+
+        @made.register_fake
+        def _(*arguments: Any) -> Any:
+            results = tuple(arguments[at].new_empty(arguments[at].shape) for at in places)
+            return results[0] if len(like) == 1 else results or None
+
+        return made
+
+    return made_of
 
 
 def counted(
@@ -74,7 +104,34 @@ def counted(
     return made
 
 
-# Tensor-parallel ranks as a model sees them: a process group, one rank, or counted ranks.
+# Maps between tensors of ranks, and gradients that go the other way.
+
+
+class Carried(torch.autograd.Function):
+    """What a linear map makes of tensors; its transpose carries the gradients ``back``."""
+
+    @staticmethod
+    def forward(ctx: Any, there: Callable[..., Any], back: Callable[..., Any], *x: Tensor) -> Any:
+        """The tensors at the other end."""
+        ctx.back = back
+        return there(*x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """The gradients where the tensors came from."""
+        given = ctx.back(*gradients)
+        return None, None, *((given,) if isinstance(given, Tensor) else given)
+
+
+def carried(
+    x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """What the linear map ``there`` makes of a tensor; its transpose carries gradients ``back``."""
+    made: Tensor = Carried.apply(there, back, x)
+    return made
+
+
+# Tensor-parallel ranks as a model sees them: one rank, or counted ranks.
 
 
 class TensorParallel(Protocol):
@@ -131,41 +188,6 @@ class OneRank:
         return tensor
 
 
-class GroupRanks:
-    """Ranks that are the processes of a torch.distributed group."""
-
-    def __init__(self, group: distributed.ProcessGroup, *, splits_tokens: bool = False) -> None:
-        self._group = group
-        self.splits_tokens = splits_tokens
-        self.size = group.size()
-        self.rank = group.rank()
-
-    def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Reduce over the group, in place."""
-        reductions = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
-        distributed.all_reduce(tensor, reductions[operation], self._group)
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """Concatenate the group's tensors along the last dimension."""
-        tensor = tensor.contiguous()
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        distributed.all_gather(parts, tensor, self._group)
-        return torch.cat(parts, -1)
-
-    def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
-        """Concatenate the group's parts of sequences."""
-        tensor = tensor.contiguous()
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        distributed.all_gather(parts, tensor, self._group)
-        return torch.cat(parts, 1)
-
-    def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
-        """Sum over the group, and cut this rank's part out."""
-        whole = tensor.contiguous()
-        distributed.all_reduce(whole, group=self._group)
-        return whole.chunk(self.size, 1)[self.rank].clone()
-
-
 class CountedRanks:
     """Ranks of a model that is traced: collectives are recorded as operators, never run."""
 
@@ -197,7 +219,7 @@ class CountedRanks:
         return scattered
 
 
-_REMEDY = "give the model a process group"
+_REMEDY = "give the model ranks that run"
 
 
 def _reduced(tensor: Tensor, operation: str) -> None:

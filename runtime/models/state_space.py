@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from runtime.models.config import ModelConfig, Structure, shard
 from runtime.models.parallel import ColumnLinear, RowLinear
-from runtime.models.ranks import Size, TensorParallel
+from runtime.models.ranks import Size, TensorParallel, operator
 
 # Fused operators of state-space blocks; a trace sees each as one operator.
 #
@@ -108,18 +108,13 @@ def _gradients(
         return thread.submit(derived).result()
 
 
-@torch.library.custom_op("mistlab::short_convolution", mutates_args=())
+@operator("x")
 def short_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """SiLU of each channel's convolution (B, S, channels) with its last few tokens."""
     return _convolved(x, weight, bias).contiguous()
 
 
-@short_convolution.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("mistlab::short_convolution_backward", mutates_args=("of_x",))
+@operator("weight", "bias", changes=("of_x",))
 def short_convolution_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, of_x: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -127,13 +122,6 @@ def short_convolution_backward(
     found, *others = _gradients(_convolved, gradient, x, weight, bias)
     of_x.copy_(found)
     return others[0], others[1]
-
-
-@short_convolution_backward.register_fake
-def _(
-    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, of_x: Tensor
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(weight), torch.empty_like(bias)
 
 
 @torch.library.custom_op("mistlab::chunk_scan", mutates_args=())
@@ -151,7 +139,7 @@ def _(
     return mixed.new_empty((*mixed.shape[:2], skip.shape[0] * sizes[1]))
 
 
-@torch.library.custom_op("mistlab::chunk_scan_backward", mutates_args=("of_steps",))
+@operator("mixed", "decay", "shift", "skip", changes=("of_steps",))
 def chunk_scan_backward(  # noqa: PLR0913, PLR0917 (a kernel takes what the forward kernel took)
     gradient: Tensor,
     mixed: Tensor,
@@ -172,21 +160,6 @@ def chunk_scan_backward(  # noqa: PLR0913, PLR0917 (a kernel takes what the forw
     return of_mixed, others[0], others[1], others[2]
 
 
-@chunk_scan_backward.register_fake
-def _(  # noqa: PLR0913, PLR0917 (as above)
-    gradient: Tensor,
-    mixed: Tensor,
-    steps: Tensor,
-    decay: Tensor,
-    shift: Tensor,
-    skip: Tensor,
-    sizes: list[int],
-    of_steps: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_heads = torch.empty_like(decay), torch.empty_like(shift), torch.empty_like(skip)
-    return mixed.new_empty(mixed.shape), *of_heads
-
-
 @torch.library.custom_op("mistlab::delta_rule", mutates_args=())
 def delta_rule(
     mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, sizes: list[int]
@@ -200,7 +173,7 @@ def _(mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, sizes: list[in
     return mixed.new_empty((*mixed.shape[:2], shift.shape[0] * sizes[1]))
 
 
-@torch.library.custom_op("mistlab::delta_rule_backward", mutates_args=("of_steps",))
+@operator("mixed", "decay", "shift", changes=("of_steps",))
 def delta_rule_backward(
     gradient: Tensor,
     mixed: Tensor,
@@ -220,31 +193,13 @@ def delta_rule_backward(
     return of_mixed, others[0], others[1]
 
 
-@delta_rule_backward.register_fake
-def _(
-    gradient: Tensor,
-    mixed: Tensor,
-    steps: Tensor,
-    decay: Tensor,
-    shift: Tensor,
-    sizes: list[int],
-    of_steps: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return mixed.new_empty(mixed.shape), torch.empty_like(decay), torch.empty_like(shift)
-
-
-@torch.library.custom_op("mistlab::gated_norm", mutates_args=())
+@operator("x")
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
     """RMSNorm of ``x`` times the gate's SiLU."""
     return _gated(x, gate, weight).contiguous()
 
 
-@gated_norm.register_fake
-def _(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("mistlab::gated_norm_backward", mutates_args=("of_gate",))
+@operator("x", "weight", changes=("of_gate",))
 def gated_norm_backward(
     gradient: Tensor, x: Tensor, gate: Tensor, weight: Tensor, of_gate: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -254,23 +209,11 @@ def gated_norm_backward(
     return of_x, of_weight
 
 
-@gated_norm_backward.register_fake
-def _(
-    gradient: Tensor, x: Tensor, gate: Tensor, weight: Tensor, of_gate: Tensor
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), torch.empty_like(weight)
-
-
-@torch.library.custom_op("mistlab::squared_relu", mutates_args=())
+@operator("x")
 def squared_relu(x: Tensor, weights: Tensor | None) -> Tensor:
     """The square of what is above 0, times each row's weight if rows have weights."""
     made = torch.relu(x).square_()
     return made if weights is None else made.mul_(weights[:, None])
-
-
-@squared_relu.register_fake
-def _(x: Tensor, weights: Tensor | None) -> Tensor:
-    return torch.empty_like(x)
 
 
 @torch.library.custom_op("mistlab::squared_relu_backward", mutates_args=())
@@ -389,17 +332,17 @@ class _Core(torch.autograd.Function):
         of_gate, of_mixed, of_steps = _split(of_made, norm, convolution)
         of_said, of_norm = gated_norm_backward(gradient, said, gate, norm, of_gate)
         again, sizes = short_convolution(mixed, convolution, bias), list(ctx.sizes)
+        of_skip: Tensor | None = None
         if skip is None:
-            of_again, *others = delta_rule_backward(
+            of_again, *of_heads = delta_rule_backward(
                 of_said, again, steps, decay, shift, sizes, of_steps
             )
-            others.append(None)
         else:
-            of_again, *others = chunk_scan_backward(
+            of_again, *of_heads, of_skip = chunk_scan_backward(
                 of_said, again, steps, decay, shift, skip, sizes, of_steps
             )
         of_convolution = short_convolution_backward(of_again, mixed, convolution, bias, of_mixed)
-        return of_made, *of_convolution, *others, of_norm, None
+        return of_made, *of_convolution, *of_heads, of_skip, of_norm, None
 
 
 def _split(made: Tensor, norm: Tensor, convolution: Tensor) -> tuple[Tensor, ...]:

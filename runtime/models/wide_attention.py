@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.models.ranks import operator
+
 
 @torch.library.custom_op("mistlab::attention", mutates_args=())
 def attention(
@@ -43,7 +45,7 @@ def _(
     )
 
 
-@torch.library.custom_op("mistlab::attention_backward", mutates_args=())
+@operator("query", "key", "value")
 def attention_backward(
     gradient: Tensor,
     query: Tensor,
@@ -65,34 +67,12 @@ def attention_backward(
     return of_query.to(query.dtype), _summed(of_key, key), _summed(of_value, value)
 
 
-@attention_backward.register_fake
-def _(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mixed: Tensor,
-    total: Tensor,
-    window: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        query.new_empty(query.shape),
-        key.new_empty(key.shape),
-        value.new_empty(value.shape),
-    )
-
-
-@torch.library.custom_op("mistlab::sinks_backward", mutates_args=())
+@operator("sinks")
 def sinks_backward(gradient: Tensor, mixed: Tensor, sinks: Tensor, total: Tensor) -> Tensor:
     """Gradient of the sinks (H)."""
     of_total = (gradient.float() * mixed.float()).sum(-1).transpose(1, 2)
     shares = (sinks.float()[:, None] - total).exp()
     return -(shares * of_total).sum((0, 2)).to(sinks.dtype)
-
-
-@sinks_backward.register_fake
-def _(gradient: Tensor, mixed: Tensor, sinks: Tensor, total: Tensor) -> Tensor:
-    return torch.empty_like(sinks)
 
 
 class WideAttention(torch.autograd.Function):

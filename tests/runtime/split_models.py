@@ -8,7 +8,6 @@ from torch import Tensor, distributed, nn
 from runtime.models.config import ModelConfig
 from runtime.models.families import GPT, Falcon, Llama
 from runtime.models.parallel import shard_of, shared_parameters
-from runtime.models.ranks import GroupRanks
 
 SIZES: dict[str, Any] = {
     "hidden": 32,
@@ -35,6 +34,41 @@ CASES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     )
     for attention in ("flash", "math")
 }
+
+
+class GroupRanks:
+    """Ranks that are the processes of a torch.distributed group."""
+
+    def __init__(self, group: distributed.ProcessGroup, *, splits_tokens: bool = False) -> None:
+        self._group = group
+        self.splits_tokens = splits_tokens
+        self.size = group.size()
+        self.rank = group.rank()
+
+    def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Reduce over the group, in place."""
+        reductions = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
+        distributed.all_reduce(tensor, reductions[operation], self._group)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Concatenate the group's tensors along the last dimension."""
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        distributed.all_gather(parts, tensor, self._group)
+        return torch.cat(parts, -1)
+
+    def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
+        """Concatenate the group's parts of sequences."""
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        distributed.all_gather(parts, tensor, self._group)
+        return torch.cat(parts, 1)
+
+    def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
+        """Sum over the group, and cut this rank's part out."""
+        whole = tensor.contiguous()
+        distributed.all_reduce(whole, group=self._group)
+        return whole.chunk(self.size, 1)[self.rank].clone()
 
 
 def difference(split: Tensor, whole: Tensor) -> float:
