@@ -139,7 +139,21 @@ def trains_here(model: ModelSpec) -> str:
         return "experts with biases: give biases: false"
     if model.further_tokens:
         return "blocks for tokens after the next: leave further_tokens out"
-    return f"dropout {model.dropout:g}: give dropout: 0" if model.dropout else ""
+    return "dropout 1, which leaves nothing: give less" if model.dropout == 1 else ""
+
+
+def _check_dropped_shares(workload: Workload) -> None:
+    """Refuse dropout in attention's kernels, whose masks would be others under another plan."""
+    model = workload.model
+    kinds = {"windows": model.window, "sinks": model.sinks, "latent attention": model.latent}
+    with_parts = [kind for kind, has in kinds.items() if has]
+    if model.dropped_shares and (with_parts or workload.attention != "math"):
+        remedy = "" if with_parts else ", or workload.attention: math"
+        reject(
+            f"workload.model.attention_dropout: {model.dropped_shares:g} within the kernel of "
+            f"attention with {with_parts[0] if with_parts else workload.attention} can be "
+            f"predicted and not yet trained: give 0{remedy}"
+        )
 
 
 def check_model(workload: Workload) -> None:
@@ -147,6 +161,7 @@ def check_model(workload: Workload) -> None:
     if why := trains_here(workload.model):
         name = workload.model.name or "this model"
         reject(f"workload.model: {name} can be predicted and not yet trained: {why}")
+    _check_dropped_shares(workload)
     if workload.expert_capacity is not None:
         reject(
             f"workload.expert_capacity: {workload.expert_capacity:g} can be predicted and not yet "

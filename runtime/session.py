@@ -108,7 +108,7 @@ class Session:
             job.plan,
             connections,
             self._streams,
-            settings.training,
+            replace(settings.training, dropout_seed=settings.seed),
             device=device,
             seed=None if settings.draws_on_device or settings.weights else settings.seed,
         )

@@ -265,6 +265,7 @@ class Engine:
     passes and the named ``orders``, or with ``takes_orders`` whatever order a plan gives.
     With ``steps_apart`` no stage waits for another one's step: stages that begin late go on late,
     and an iteration takes as long as the stage that is longest at it.
+    ``keeps_masks`` says whether blocks keep the masks of dropout, or draw them again.
     ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``runs_here`` whether
     this package's runtime executes its slot table.
     """
@@ -295,6 +296,7 @@ class Engine:
     context_exchanges: tuple[int, ...] = (RING,)
     takes_orders: bool = False
     orders: tuple[str, ...] = ()
+    keeps_masks: bool = True
     parts_ends: bool = False
     steps_apart: bool = False
     slowest: str = ""

@@ -89,6 +89,21 @@ _KERNELS = (
         KernelRule(name=name, module="attention", bytes_own_keys=1.0, kernels_a_sequence=1)
         for name in BATCHED_PRODUCTS
     ),
+    # runtime.models.dropout draws masks again, and so reads and writes values of 2 bytes alone,
+    # where a graph has a byte more for each. The backward pass drops shares of attention twice.
+    KernelRule(
+        name="aten.native_dropout_backward", module="attention", bytes_factor=8 / 5, kernels=2
+    ),
+    *(
+        KernelRule(name=name, bytes_factor=4 / 5)
+        for name in ("aten.native_dropout", "aten.native_dropout_backward")
+    ),
+    # Graphs that are made of traced ones have the mask's byte alone.
+    *(
+        KernelRule(name=name, module=module, bytes_factor=4.0)
+        for name in ("mistlab.keep", "mistlab.use_kept")
+        for module in ("dropout", "embedding.dropout")
+    ),
 )
 
 # Where sums are wider than gradients: a product reads and writes its sum in 32 bits, as its rate
@@ -125,5 +140,6 @@ MISTLAB = Engine(
     offloads=True,
     context_exchanges=(RING, GATHER, HEADS),
     takes_orders=True,
+    keeps_masks=False,
     runs_here=True,
 )

@@ -182,10 +182,17 @@ def _model(top: Section, found: Found) -> ModelSpec:
         tied_embeddings=not top.switch("no_weight_tying"),
         biases=_biases(top, older=older),
         qk_norm=top.switch("use_qk_layernorm"),
-        dropout=top.number("hidden_dropout", 0.0),
+        **_dropout(top),
         vocab=_vocab(top, found),
         **fields,
     )
+
+
+def _dropout(top: Section) -> dict[str, float]:
+    """Dropout of tokens, and of attention's shares if it is another."""
+    attention, hidden = top.number("attention_dropout", 0.0), top.number("hidden_dropout", 0.0)
+    differs = hidden and attention != hidden
+    return {"dropout": hidden, **({"attention_dropout": attention} if differs else {})}
 
 
 def _needed(top: Section, key: str) -> int:
@@ -208,9 +215,9 @@ def _tell_of_kinds(top: Section, found: Found, activation: str, *, gated: bool) 
         taken = "no positions" if kind == "alibi" else "a table of positions"
         found.remark("ignored", "pos_emb", f"{kind}: taken as {taken}")
     attention, hidden = top.number("attention_dropout", 0.0), top.number("hidden_dropout", 0.0)
-    if attention != hidden:
-        text = f"attention {attention:g}, hidden {hidden:g}: took {hidden:g}"
-        found.remark("contradicting", "dropout", text)
+    if attention and not hidden:
+        text = f"{attention:g} without hidden_dropout: taken as 0"
+        found.remark("ignored", "attention_dropout", text)
 
 
 def _width(top: Section, found: Found, hidden: int, *, gated: bool, older: bool) -> int:

@@ -299,7 +299,8 @@ class Variant:
 
     ``precision`` is ``half`` (two bytes) or ``single`` (four bytes). With ``sequence_parallel``
     tensor-parallel ranks split tokens wherever they do not split weights. ``parts`` are the parts
-    of its blocks beyond those of the family, in the order of ``block_kinds.PARTS``.
+    of its blocks beyond those of the family, in the order of ``block_kinds.PARTS``. With
+    ``whole_shares`` dropout leaves attention's shares whole.
     """
 
     family: str
@@ -309,12 +310,14 @@ class Variant:
     dropout: bool = False
     sequence_parallel: bool = False
     parts: tuple[str, ...] = ()
+    whole_shares: bool = False
 
     @property
     def name(self) -> str:
         """The variant's file name, without its ending."""
         parts = [self.family, self.attention, self.precision]
         parts += ["biases"] * self.biases + ["dropout"] * self.dropout
+        parts += ["whole"] * self.whole_shares
         parts += [part.replace("_", "") for part in self.parts]
         parts += ["sequence"] * self.sequence_parallel
         return "-".join(parts)
@@ -400,9 +403,15 @@ def _of(variant: Variant) -> StoredGraph | None:
     if variant in variants():
         return _stored(variant)
     if variant.dropout:
-        base = _of(replace(variant, dropout=False))
-        splits = variant.sequence_parallel
-        return None if base is None else with_dropout(base, sequence_parallel=splits)
+        base = _of(replace(variant, dropout=False, whole_shares=False))
+        if base is None:
+            return None
+        return with_dropout(
+            base,
+            sums=_sums_of(variant),
+            drops_shares=not variant.whole_shares,
+            sequence_parallel=variant.sequence_parallel,
+        )
     if variant.attention == "math":
         base = _of(replace(variant, attention="flash"))
         return None if base is None else with_scores(base)
@@ -410,6 +419,12 @@ def _of(variant: Variant) -> StoredGraph | None:
         base = _of(replace(variant, parts=tuple(p for p in variant.parts if p != "window")))
         return None if base is None else with_window(base)
     return None
+
+
+def _sums_of(variant: Variant) -> int:
+    """How often a block adds to its residual."""
+    lacks_half = {"mixer_missing", "network_missing"} & {*variant.parts}
+    return 1 if lacks_half or family_structure(variant.family).parallel_block else 2
 
 
 @cache
@@ -457,6 +472,7 @@ def _of_family(
         biases=model.biases,
         dropout=model.dropout > 0,
         sequence_parallel=sequence_parallel,
+        whole_shares=workload.attention == "math" and model.dropout > model.dropped_shares == 0,
     )
     of_kinds = {name: replace(own, parts=parts) for name, parts in kinds.parts.items()}
     for variant in of_kinds.values():

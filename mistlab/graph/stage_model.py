@@ -44,7 +44,7 @@ from mistlab.graph.treatments import PLAIN, TREATMENTS, Treatment
 from mistlab.plan.adapter_sizes import adapter_bytes
 from mistlab.plan.dimension import Dimension
 from mistlab.plan.dimensions import DIMENSIONS
-from mistlab.plan.workload import Workload
+from mistlab.plan.workload import Workload, without_dropout
 from mistlab.schedule.context_ways import HEADS, RING
 from mistlab.stages.stage_batch import StageBatch, StageFigures, StagePeaks
 
@@ -81,9 +81,11 @@ class StageModel:
     @classmethod
     def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
         """The model for a workload's graph; compiles the graph's layers."""
-        kept_by = _memory_of(workload, engine).kept_by
-        graph = graph_of(workload, kept_by)
-        split = sequence_graph_of(workload, kept_by)
+        kept_by, seen = _memory_of(workload, engine).kept_by, workload
+        if not ENGINES[engine].keeps_masks:
+            seen = replace(workload, model=without_dropout(workload.model))
+        graph = graph_of(seen, kept_by)
+        split = sequence_graph_of(seen, kept_by)
         treatments, names = tuple(TREATMENTS.items()), size_names()
         return cls(
             workload=workload,

@@ -474,12 +474,15 @@ _SCORES = ("b", "n/tp", "s", "s")
 
 
 @cache
-def with_dropout(stored: StoredGraph, *, sequence_parallel: bool) -> StoredGraph:
-    """The graph of a model with dropout, from that of the same model without."""
+def with_dropout(
+    stored: StoredGraph, *, sums: int = 2, drops_shares: bool = True, sequence_parallel: bool
+) -> StoredGraph:
+    """The graph of a model with dropout, from that of the same model without: in so many ``sums``
+    of a block, and if it ``drops_shares`` in attention."""
     graph = stored.mapping
     tokens = ("b", "s/tp" if sequence_parallel else "s", "h")
-    of_block = [_mask("dropout", tokens)] * 2
-    if graph["attention"] == "math":
+    of_block = [_mask("dropout", tokens)] * sums
+    if graph["attention"] == "math" and drops_shares:
         width, dtype = _WIDTHS[graph["precision"]]
         of_block += [_kept_tensor("attention", _SCORES, dtype, width), _mask("attention", _SCORES)]
     further = [_keeping(block, of_block) for block in graph.get("further_blocks", ())]

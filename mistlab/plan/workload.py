@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from mistlab.core.values import (
@@ -161,7 +161,9 @@ class ModelSpec:
     ``ffn`` is the inner width of the feed-forward network, and of its gate if it has one. Rotary
     embedding turns the share ``rotary_fraction`` of a head's channels, the slowest channel by one
     radian in about ``rotary_base`` positions. Norms add ``norm_epsilon`` to what they divide by the
-    root of. ``graph_file`` is the JSON file with the traced
+    root of. Training drops the share ``dropout`` of the embedding and of what a block's halves add,
+    and the share ``attention_dropout`` of attention's shares, or of these ``dropout`` too if it is
+    None. ``graph_file`` is the JSON file with the traced
     layers of a custom model. ``tensor_parallel_degrees`` are the degrees that its code supports;
     None stands for all degrees that divide heads and widths. ``trained`` is how the model was
     trained by those who published it.
@@ -201,6 +203,7 @@ class ModelSpec:
     tied_embeddings: bool
     biases: bool
     dropout: float = field(metadata=ratio())
+    attention_dropout: float | None = field(default=None, metadata=ratio())
     qk_norm: bool = False
     attention_gate: bool = False
     sinks: bool = False
@@ -227,6 +230,7 @@ class ModelSpec:
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_attention()
+        self._check_dropout()
         self._check_rotary()
         self._check_experts()
         self._check_pattern()
@@ -258,6 +262,11 @@ class ModelSpec:
         parts = (self.experts, self.latent, self.window, self.qk_norm, self.sinks, self.pattern)
         others = (self.attention_gate, self.post_norms, self.further_tokens)
         return not any((*parts, *others))
+
+    @property
+    def dropped_shares(self) -> float:
+        """The probability of dropping one of attention's shares."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def is_hybrid(self) -> bool:
@@ -295,6 +304,11 @@ class ModelSpec:
         if self.post_norms and (self.pattern or self.parallel_block):
             problem = "true with a pattern or a parallel_block, whose blocks have no such norms"
             refuse("post_norms", f"{problem}: leave it out")
+
+    def _check_dropout(self) -> None:
+        if self.attention_dropout and not self.dropout:
+            problem = f"{self.attention_dropout:g} without dropout, with which it is predicted"
+            refuse("attention_dropout", f"{problem}: give dropout above 0, or leave it out")
 
     def _check_experts(self) -> None:
         dense = 0 if self.experts is None else self.experts.dense_blocks
@@ -339,6 +353,11 @@ class ModelSpec:
                 "which do not pair up: give a share that makes an even number"
             )
             refuse("rotary_fraction", problem)
+
+
+def without_dropout(model: ModelSpec) -> ModelSpec:
+    """A model trained without dropout."""
+    return replace(model, dropout=0.0, attention_dropout=None) if model.dropout else model
 
 
 _GPT: Mapping[str, Any] = {

@@ -72,6 +72,11 @@ class Topology:
         position = {"data": data, "context": context, "tensor": tensor}
         return before + rank_of(position, own.degree)
 
+    def sequences(self, place: RankPosition, micro_batch: int) -> int:
+        """The number, within the batch, of a position's first sequence of a micro-batch."""
+        own = self.plan.stages[place.stage]
+        return (micro_batch * own.data_parallel + place.data) * own.micro_batch
+
     def ranks(self, stage: int) -> list[int]:
         """The ranks of a stage."""
         first = self.rank(stage, 0, 0)

@@ -29,8 +29,14 @@ from runtime.engine.work.layer_passes import Passes, layer_treatments
 from runtime.engine.work.optimizer import Scaling, Stepper, Swaps, Works, works_of_sections
 from runtime.engine.work.parameters import Parameters, Squares
 from runtime.engine.work.products import add_up_inside, add_up_shared
-from runtime.engine.work.stage_modules import HOST, layer_modules, let_attend_in_place
+from runtime.engine.work.stage_modules import (
+    HOST,
+    layer_modules,
+    let_attend_in_place,
+    let_draw,
+)
 from runtime.models.config import TYPE_OF_PRECISION, sums_of
+from runtime.models.dropout import Draws
 
 # How many layers' first weights are drawn at once; each takes 8 bytes a parameter meanwhile.
 MOST_DRAWN = 4
@@ -88,6 +94,9 @@ class Executor:
         experts = StreamedExperts(connections.experts, connections.expert_tensor, streams)
         self.layers = layer_modules(workload, self.shape, ranks, context, experts, device)
         self.own_tokens = context.own_tokens
+        tokens = workload.sequence_length
+        self.draws = Draws.of(training.dropout_seed, tokens, ranks, context, device)
+        let_draw(self.layers, self.draws)
         dtype = TYPE_OF_PRECISION[workload.precision]
         self.state = StageState.build(
             *(self.shape, self._layouts(), Types(dtype, sums_of(workload)), device)
@@ -244,6 +253,7 @@ class Executor:
 
     def _forward(self, op: Op) -> None:
         layer, shape, targets = op.layer, self.shape, None
+        self._draw_for(op)
         layers = self._layers_of(op)
         if layer == layers[0]:
             self._flow = self._input(op)
@@ -257,6 +267,12 @@ class Executor:
         elif layer == layers[-1]:
             self.boundary.leave(op, y)
 
+    def _draw_for(self, op: Op) -> None:
+        """Let masks be those of a pass's micro-batch in this step."""
+        connections = self.connections
+        self.draws.step = self.steps
+        self.draws.sequence = connections.topology.sequences(connections.place, op.micro_batch)
+
     def _layers_of(self, op: Op) -> range:
         assert op.of is not None
         return self.shape.chunks[op.of.chunk].layers
@@ -268,6 +284,7 @@ class Executor:
 
     def _backward(self, op: Op) -> None:
         layer, shape, layers = op.layer, self.shape, self._layers_of(op)
+        self._draw_for(op)
         if layer == layers[-1]:
             is_head = shape.has_head and layer == shape.last_layer
             self._flow = self._share() if is_head else self.boundary.taken(op)

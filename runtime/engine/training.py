@@ -1,4 +1,5 @@
-"""Settings of the optimizer: AdamW, its learning rate over time, clipping and loss scaling."""
+"""Settings of training: AdamW, its learning rate over time, clipping, loss scaling, and the seed of
+dropout."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,13 +16,13 @@ MOST_FACTOR = 1e30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The optimizer's settings, which do not depend on the plan.
+    """Settings of training, which do not depend on the plan.
 
     The learning rate rises over ``warmup_steps``. Then it stays, or falls to a tenth of
     ``learning_rate`` at ``total_steps``. Gradients are clipped to the norm ``clip_norm`` if it is
     given. ``loss_scale`` is the first factor on the loss: it doubles after ``growth_interval`` good
     steps, and halves after an overflow, whose step is skipped. With ``steps_on_host`` the host
-    steps the optimizer state that is offloaded.
+    steps the optimizer state that is offloaded. The masks of dropout follow from ``dropout_seed``.
     """
 
     learning_rate: float = field(default=3e-4, metadata=bounded(minimum=0, most=MOST_FACTOR))
@@ -36,6 +37,7 @@ class Training:
     loss_scale: float | None = field(default=None, metadata=bounded(above=0, most=MOST_FACTOR))
     growth_interval: int = field(default=2000, metadata=bounded(minimum=1))
     steps_on_host: bool = False
+    dropout_seed: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)

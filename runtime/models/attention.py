@@ -21,6 +21,7 @@ from runtime.models.context import (
     heads_of_all,
     tokens_of_own,
 )
+from runtime.models.dropout import LayerDraws, MaskRows, MixedByDropped
 from runtime.models.operators import CausalSoftmax, HeadNorm, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import Size, TensorParallel, carried, operator, value_of
@@ -110,6 +111,8 @@ class Attention(nn.Module):
         self.attend: Attend = _attend_to_parts
         # Ranks that have the other tokens of each sequence, if there are any.
         self.context: ContextRanks | None = None
+        # What masks of shares follow from, where they follow from position.
+        self.draws: LayerDraws | None = None
         self.rotary = rotary
         self.ranks = ranks
         self.heads = shard(config.heads, ranks.size, "a number of heads of")
@@ -142,8 +145,16 @@ class Attention(nn.Module):
 
     def mixed_here(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention (B, S, H, D) on keys and values of the same tokens."""
-        dropout = self.config.dropout if self.training else 0.0
+        dropout = self.config.dropped_shares if self.training else 0.0
+        if dropout and self.draws is not None:
+            return written_out(query, key, value, dropout, self.rows_of_shares())
         return ATTENTION[self.config.attention](query, key, value, dropout)
+
+    def rows_of_shares(self) -> MaskRows:
+        """The rows of the mask of this rank's shares, where masks follow from position."""
+        assert self.draws is not None
+        first = self.ranks.rank * self.heads
+        return self.draws.of_shares(range(first, first + self.heads), self.config.heads)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, HeadsShape]:
         """Queries, keys and values of all tokens by one product, and their shape by heads."""
@@ -228,8 +239,11 @@ def fused(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
     return (_by_package if of_package else _by_torch)(query, key, value, dropout)
 
 
-def written_out(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """Attention as ``fused``, by two products around a softmax of the scores (B K, H/K S, S).
+def written_out(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, rows: MaskRows | None = None
+) -> Tensor:
+    """Attention as ``fused``, by two products around a softmax of the scores (B K, H/K S, S), whose
+    dropout draws by the numbers of ``rows`` if they are given.
 
     Copies are made with ``clone``, not left to ``contiguous``, so that the same operators run even
     if a size is one.
@@ -247,10 +261,13 @@ def written_out(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Te
     factor = 1 / math.sqrt(value_of(channels))
     scores = torch.baddbmm(nothing, query, key.transpose(1, 2), beta=0.0, alpha=factor)
     shares = CausalSoftmax.apply(scores, sequence)
-    if dropout:
-        shares = torch.native_dropout(shares, dropout, True)[0]
-    mixed = torch.bmm(shares, value).view(batch, heads, sequence, channels)
-    return carried(mixed, _swapped, _swapped)
+    if rows is not None:
+        mixed = MixedByDropped.apply(shares, value, rows, dropout)
+    else:
+        if dropout:
+            shares = torch.native_dropout(shares, dropout, True)[0]
+        mixed = torch.bmm(shares, value)
+    return carried(mixed.view(batch, heads, sequence, channels), _swapped, _swapped)
 
 
 ATTENTION: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {

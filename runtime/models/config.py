@@ -99,6 +99,7 @@ class ModelConfig:
     biases: bool = False
     tied_embeddings: bool = False
     dropout: float = 0.0
+    attention_dropout: float | None = None
     unused_vocab: int = 0
     rotary_base: float = ROTARY_BASE
     window: Size = 0
@@ -115,6 +116,11 @@ class ModelConfig:
     scan_groups: Size = 0
     states: Size = 0
     expert_ranks: ExpertRanks = ExpertRanks()
+
+    @property
+    def dropped_shares(self) -> float:
+        """The probability of dropping one of attention's shares."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
 
 
 def config_with(
@@ -167,6 +173,7 @@ def config_of(
         biases=spec.biases,
         tied_embeddings=spec.tied_embeddings,
         dropout=spec.dropout,
+        attention_dropout=spec.attention_dropout,
         unused_vocab=spec.padded_vocab(tensor_parallel) - spec.vocab,
         rotary_base=spec.rotary_base,
         expert_ranks=expert_ranks,

@@ -1,4 +1,5 @@
-"""Causal softmax, SwiGLU and rotary embedding as one Triton kernel each, where torch runs several.
+"""Causal softmax, SwiGLU, rotary embedding and dropout by position as one Triton kernel each, where
+torch runs several.
 
 Each program reads what it needs once and writes its result once; between the two it computes in 32
 bits. ``runtime.models.operators`` calls these kernels on GPUs and checks shapes.
@@ -62,6 +63,15 @@ def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
         group,
         triton.next_power_of_2(half),
     )
+
+
+def dropped(x: Tensor, hashes: Tensor, key: int, threshold: int, factor: float) -> Tensor:
+    """Rows (R, columns) times ``factor`` where ``runtime.models.dropout`` keeps them, else 0; with
+    hashes of rows (R) and the key of columns."""
+    result = torch.empty_like(x)
+    words = (one - (one >> 31 << 32) for one in (key, threshold))
+    _dropped[_parts(x)](result, x, hashes, *words, factor, x.shape[-1], PART)
+    return result
 
 
 def _parts(rows: Tensor) -> tuple[int, int]:
@@ -138,3 +148,22 @@ def _rotate(
     other = second * cos + first * sin
     tl.store(start + head * of_head + channel, turned.to(heads.dtype.element_ty), mask=inside)
     tl.store(start + head * of_head + channel + half, other.to(heads.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _hash(x):
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit(do_not_specialize=["key", "threshold"])
+def _dropped(result, x, hashes, key, threshold, factor, columns, part: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * part + tl.arange(0, part)
+    inside = column < columns
+    of_column = _hash(column.to(tl.uint32) ^ key.to(tl.uint32))
+    chance = _hash(of_column ^ tl.load(hashes + row).to(tl.uint32))
+    value = tl.load(x + row * columns + column, mask=inside).to(tl.float32)
+    value = tl.where(chance >= threshold.to(tl.uint32), value * factor, 0.0)
+    tl.store(result + row * columns + column, value.to(result.dtype.element_ty), mask=inside)

@@ -2,8 +2,8 @@
 
 GELU keeps its output, which the next product keeps anyway, and a bit of a byte a value; LayerNorm
 keeps its output in place of its input; attention's written-out core keeps shares and mask, but not
-the shares after dropout; dropout keeps nothing, as its mask follows from layer and position.
-Gradients are those of plain operators, to rounding.
+the shares after dropout. Dropout keeps nothing (``runtime.models.dropout``). Gradients are those of
+plain operators, to rounding.
 """
 
 from functools import cache
@@ -19,10 +19,6 @@ NODES = 8192
 FARTHEST = 9.0
 # A gain below this share of the largest does not give the normal values back.
 LEAST_GAIN = 1e-3
-# Multipliers of a hash of 32 bits (lowbias32 of C. Wellons).
-MIXERS = (0x7FEB352D, 0x846CA68B)
-BITS_32 = 0xFFFFFFFF
-LAYER_STEP, ROW_STEP = 0x9E3779B1, 0x85EBCA77
 
 
 def _gelu(x: Tensor, approximate: str) -> Tensor:
@@ -141,58 +137,6 @@ class LeanLayerNorm(torch.autograd.Function):
 def lean_layer_norm(x: Tensor, gain: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
     """LayerNorm over the last dimension."""
     y: Tensor = LeanLayerNorm.apply(x, gain, bias, epsilon)
-    return y
-
-
-def kept_by_position(rows: Tensor, columns: int, share: float, *, seed: int, layer: int) -> Tensor:
-    """Which values dropout of a ``share`` keeps: booleans (rows, columns).
-
-    They follow from seed, layer, the number of each row and the column alone, by a hash: any plan
-    draws alike for the rows that it has, in whatever order, and again for recomputation.
-    """
-    start = (seed * LAYER_STEP + layer * ROW_STEP) & BITS_32
-    mixed = _mixed(
-        _mixed(rows.to(torch.int64) & BITS_32 ^ start).unsqueeze(-1)
-        ^ _mixed(torch.arange(columns, device=rows.device, dtype=torch.int64) + start & BITS_32)
-    )
-    return mixed >= int(share * (BITS_32 + 1))
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """A hash of whole numbers of 32 bits, value by value."""
-    for shift, mixer in zip((16, 15), MIXERS, strict=True):
-        x = (x ^ (x >> shift)) * mixer & BITS_32
-    return x ^ (x >> 16)
-
-
-class LeanDropout(torch.autograd.Function):
-    """Dropout whose mask is made again for the backward pass: it keeps the rows' numbers alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, share: float, place: tuple[int, int]) -> Tensor:
-        """The values that are kept, larger by what is lost."""
-        ctx.share, ctx.place = share, place
-        ctx.save_for_backward(rows)
-        return LeanDropout._dropped(x, rows, share, place)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """The gradient at what was kept."""
-        (rows,) = ctx.saved_tensors
-        return LeanDropout._dropped(gradients[0], rows, ctx.share, ctx.place), None, None, None
-
-    @staticmethod
-    def _dropped(x: Tensor, rows: Tensor, share: float, place: tuple[int, int]) -> Tensor:
-        seed, layer = place
-        kept = kept_by_position(rows, x.shape[-1], share, seed=seed, layer=layer)
-        return x * kept.view(x.shape) / (1 - share)
-
-
-def lean_dropout(x: Tensor, rows: Tensor, share: float, *, seed: int, layer: int) -> Tensor:
-    """Dropout of (..., columns), whose rows have the numbers ``rows`` (...)."""
-    if share == 0:
-        return x
-    y: Tensor = LeanDropout.apply(x, rows, share, (seed, layer))
     return y
 
 

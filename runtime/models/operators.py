@@ -27,7 +27,7 @@ HALVINGS = 4
 LONGEST_ROW = 32_768
 
 
-def _kernels_for(x: Tensor) -> ModuleType | None:
+def kernels_for(x: Tensor) -> ModuleType | None:
     """The operators as one kernel each, for a tensor in a GPU's memory, or None."""
     return _triton() if x.device.type == "cuda" else None
 
@@ -99,7 +99,7 @@ rms_norm.register_autograd(_differentiate_rms_norm, setup_context=_keep_rms_norm
 @torch.library.custom_op("mistlab::swiglu", mutates_args=())
 def swiglu(gate_and_up: Tensor) -> Tensor:
     """``silu(gate) * up``, where gate and up are the two halves of the last dimension."""
-    if kernels := _kernels_for(gate_and_up):
+    if kernels := kernels_for(gate_and_up):
         return kernels.swiglu(gate_and_up)
     gate, up = gate_and_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate).mul_(up)
@@ -114,7 +114,7 @@ def _(gate_and_up: Tensor) -> Tensor:
 @operator("gate_and_up")
 def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
     """Gradient of ``swiglu``; the halves of the result are the only scratch memory."""
-    if kernels := _kernels_for(gate_and_up):
+    if kernels := kernels_for(gate_and_up):
         return kernels.swiglu_backward(gradient, gate_and_up)
     result = torch.empty_like(gate_and_up)
     gate, up = gate_and_up.chunk(2, dim=-1)
@@ -143,7 +143,7 @@ def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
 
     The tables are (sequence, rotated channels / 2). Channels beyond the rotated ones stay.
     """
-    if kernels := _kernels_for(heads):
+    if kernels := kernels_for(heads):
         kernels.rotate_(heads, cosine, sine)
         return
     half = cosine.shape[-1]
@@ -190,7 +190,7 @@ def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
 
     Rows are in order of query position. The scores of future positions may be overwritten.
     """
-    if sequence <= LONGEST_ROW and (kernels := _kernels_for(scores)):
+    if sequence <= LONGEST_ROW and (kernels := kernels_for(scores)):
         return kernels.causal_softmax(scores, sequence)
     _hide_future(scores.view(-1, sequence, sequence))
     return torch.softmax(scores, dim=-1)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from runtime.models.attention import Attention, PartedAttention, RotaryTables
 from runtime.models.config import ModelConfig, Structure
+from runtime.models.dropout import FIRST_HALF, SECOND_HALF, Dropout
 from runtime.models.experts import Experts
 from runtime.models.latent_attention import LatentAttention
 from runtime.models.operators import LayerNorm, RMSNorm, swiglu
@@ -26,20 +27,6 @@ from runtime.models.parallel import (
 )
 from runtime.models.ranks import CountedRanks, OneRank, TensorParallel, construction
 from runtime.models.state_space import SquaredRelu, StateSpace
-
-
-class Dropout(nn.Module):
-    """Dropout whose mask takes one byte a value on every device."""
-
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        self.probability = probability
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Drop values while training."""
-        if self.probability == 0.0 or not self.training:
-            return x
-        return torch.native_dropout(x, self.probability, True)[0]
 
 
 class MLP(nn.Module):
@@ -161,7 +148,10 @@ class Block(nn.Module):
         """The residual with what the network, or the experts, make of its norm."""
         if self.mlp is not None:
             return x + self._complete(
-                self.mlp(enter(inner, self.ranks)), self.mlp.down.bias, norm=self.mlp_post_norm
+                self.mlp(enter(inner, self.ranks)),
+                self.mlp.down.bias,
+                norm=self.mlp_post_norm,
+                mask=SECOND_HALF,
             )
         assert self.experts is not None
         made = self.experts(inner)
@@ -169,15 +159,19 @@ class Block(nn.Module):
             made = made + leave(self.shared(enter(inner, self.ranks)), self.ranks)
         if self.mlp_post_norm is not None:
             made = self.mlp_post_norm(made)
-        return x + self.dropout(made)
+        return x + self.dropout(made, SECOND_HALF)
 
     def _complete(
-        self, part: Tensor, *biases: Tensor | None, norm: nn.Module | None = None
+        self,
+        part: Tensor,
+        *biases: Tensor | None,
+        norm: nn.Module | None = None,
+        mask: int = FIRST_HALF,
     ) -> Tensor:
         whole = leave(part, self.ranks)
         for bias in biases:
             whole = whole if bias is None else whole + bias
-        return self.dropout(whole if norm is None else norm(whole))
+        return self.dropout(whole if norm is None else norm(whole), mask)
 
 
 def _mixer(

@@ -222,7 +222,9 @@ def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ): "product by product",
         (plan, "--seed", 10**30): f"--seed {10**30}: give a number from 0",
         (plan, "--resume", tmp_path / "nowhere"): "there is no checkpoint",
-        (plan_file(tmp_path, model={**MODEL, "dropout": 0.1}),): "dropout 0.1: give dropout: 0",
+        (
+            plan_file(tmp_path, model={**MODEL, "dropout": 0.1}),
+        ): "give 0, or workload.attention: math",
     }
     for arguments, words in cases.items():
         assert words in refusal(capsys, WRONG_USAGE, *arguments)

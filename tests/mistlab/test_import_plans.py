@@ -8,6 +8,7 @@ import pytest
 from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.export.given import Given, Imported
+from mistlab.export.megatron.megatron_model import model_options
 from mistlab.export.nearest import nearest
 from mistlab.export.targets import TARGETS
 from mistlab.shell.launch import launch_of
@@ -101,12 +102,33 @@ def test_a_script_has_variables_arrays_sums_and_comments() -> None:
         ("--recompute-num-layers 2", "checkpointed_layers", "without --recompute-granularity"),
         ("--hidden-size 1024 --hidden-size 2560", "--hidden-size", "2560, 1024, 2560: took the"),
         ("--world-size 4", "gpus_per_node", "--world-size 4, but 2 x 4 processes"),
-        ("--hidden-dropout 0.1", "model.dropout", "took 0.1"),
         ("--attention-backend local --use-flash-attn", "attention", "took local"),
     ],
 )
 def test_contradictions_are_named(more: str, choice: str, words: str) -> None:
     assert words in said(imported(more), "contradicting")[choice]
+
+
+@pytest.mark.parametrize(
+    ("more", "tokens", "shares"),
+    [
+        ("--hidden-dropout 0.1", 0.1, 0.0),
+        ("--hidden-dropout 0.1 --attention-dropout 0.1", 0.1, 0.1),
+    ],
+)
+def test_tokens_and_shares_drop_by_probabilities_of_their_own(
+    more: str, tokens: float, shares: float
+) -> None:
+    model = imported(more).job.workload.model
+    assert (model.dropout, model.dropped_shares) == (tokens, shares)
+    options = " ".join(model_options(model, 1))
+    assert f"--attention-dropout {shares!r} --hidden-dropout {tokens!r}" in options
+
+
+def test_shares_alone_are_dropped_by_no_model_here() -> None:
+    found = imported("--attention-dropout 0.1")
+    assert "taken as 0" in said(found, "ignored")["--attention-dropout"]
+    assert found.job.workload.model.dropped_shares == 0
 
 
 def test_unknown_options_are_named_with_near_ones() -> None:

@@ -19,6 +19,10 @@ from tests.runtime.worlds import ON_HOST, TRAINING, ratios, stage, workload
 Case = tuple[Workload, Plan, Training]
 ORDERS = ("1f1b", "1f1b", "gpipe", "zb-h1", "interleaved-2")
 TRAININGS = (TRAINING, replace(TRAINING, clip_norm=0.3), ON_HOST)
+DROPOUTS: tuple[dict[str, Any], ...] = (
+    {"dropout": 0.1, "attention_dropout": 0.0},
+    {"dropout": 0.1, "attention_dropout": 0.2, "attention": "math"},
+)
 LATENT = {"head_dim": 12, "rotary_fraction": 1 / 3}
 
 
@@ -81,6 +85,8 @@ def _workload(draw: np.random.Generator, layers: int, batch: int) -> Workload:
         fields |= _parts(draw, layers)
     elif draw.random() < 0.3:
         fields["biases"] = True
+    if draw.random() < 0.4:
+        fields |= DROPOUTS[int(draw.integers(len(DROPOUTS)))]
     return workload(family, layers=layers, batch=batch, **fields)
 
 

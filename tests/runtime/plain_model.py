@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mistlab.plan.workload import ModelSpec
+from tests.runtime.plain_masks import FIRST, SECOND, Masks
 
 Weights = Mapping[str, Tensor]
 
@@ -37,38 +38,51 @@ class Part:
         return functional.linear(x, self["weight"], self.get("bias"))
 
 
-def loss_of(spec: ModelSpec, weights: Weights, tokens: Tensor, targets: Tensor) -> Tensor:
-    """The mean loss of all tokens' targets."""
-    logits = logits_of(spec, weights, tokens)
+def loss_of(
+    spec: ModelSpec, weights: Weights, tokens: Tensor, targets: Tensor, masks: Masks | None = None
+) -> Tensor:
+    """The mean loss of all tokens' targets; with ``masks`` dropout drops."""
+    logits = logits_of(spec, weights, tokens, masks)
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def logits_of(spec: ModelSpec, weights: Weights, tokens: Tensor) -> Tensor:
+def logits_of(
+    spec: ModelSpec, weights: Weights, tokens: Tensor, masks: Masks | None = None
+) -> Tensor:
     """The logits (B, S, vocabulary)."""
     table = weights["embedding.tokens.weight"]
     x = functional.embedding(tokens, table)
     if spec.position_embedding == "absolute":
         x = x + weights["embedding.positions"][: tokens.shape[1]]
+    x = dropped(spec, x, masks, 0, FIRST)
     for block in range(spec.layers):
-        x = block_of(spec, block, Part(weights, f"blocks.{block}"), x)
+        x = block_of(spec, block, Part(weights, f"blocks.{block}"), x, masks)
     head = weights["head.projection.weight"] if not spec.tied_embeddings else table
     return functional.linear(norm(spec, Part(weights, "head.norm"), x), head)
 
 
-def block_of(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tensor:
+def dropped(spec: ModelSpec, x: Tensor, masks: Masks | None, layer: int, mask: int) -> Tensor:
+    """Tokens with dropout; the embedding is layer 0, the first block layer 1."""
+    return masks.of_tokens(x, layer, mask, spec.dropout) if masks and spec.dropout else x
+
+
+def block_of(
+    spec: ModelSpec, block: int, own: Part, x: Tensor, masks: Masks | None = None
+) -> Tensor:
     """A block's output: attention and a network, one after the other or side by side."""
     inner = norm(spec, own.inside("attention_norm"), x)
     attend = latent_attention if spec.latent is not None else attention
-    made = attend(spec, block, own.inside("attention"), inner)
+    made = attend(spec, block, own.inside("attention"), inner, masks)
     if spec.post_norms:
         made = norm(spec, own.inside("attention_post_norm"), made)
     if spec.parallel_block:
-        return x + made + network_of(spec, block, own, inner)
-    x = x + made
+        made = made + network_of(spec, block, own, inner)
+        return x + dropped(spec, made, masks, block + 1, FIRST)
+    x = x + dropped(spec, made, masks, block + 1, FIRST)
     made = network_of(spec, block, own, norm(spec, own.inside("mlp_norm"), x))
     if spec.post_norms:
         made = norm(spec, own.inside("mlp_post_norm"), made)
-    return x + made
+    return x + dropped(spec, made, masks, block + 1, SECOND)
 
 
 def norm(spec: ModelSpec, own: Part, x: Tensor) -> Tensor:
@@ -130,7 +144,9 @@ def experts_of(spec: ModelSpec, own: Part, tokens: Tensor) -> Tensor:
 # Attention.
 
 
-def attention(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tensor:
+def attention(
+    spec: ModelSpec, block: int, own: Part, x: Tensor, masks: Masks | None = None
+) -> Tensor:
     """Queries, keys and values by one product, attention over heads, and the output product."""
     batch, tokens, _ = x.shape
     made = own.inside("qkv").linear(x).view(batch, tokens, -1, spec.head_dim)
@@ -142,7 +158,12 @@ def attention(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tensor:
     if spec.position_embedding == "rotary":
         channels = round(spec.head_dim * spec.rotary_fraction)
         query, key = (rotated(spec, one, channels) for one in (query, key))
-    mixed = attended(query, key, value, window_of(spec, block), own.get("sinks"))
+
+    def drop(shares: Tensor) -> Tensor:
+        share = spec.dropped_shares
+        return masks.of_shares(shares, block + 1, share) if masks and share else shares
+
+    mixed = attended(query, key, value, window_of(spec, block), own.get("sinks"), drop)
     if gate:
         mixed = mixed * gate[0].sigmoid()
     return own.inside("output").linear(mixed.flatten(2))
@@ -156,7 +177,9 @@ def window_of(spec: ModelSpec, block: int) -> int | None:
     return window.size
 
 
-def latent_attention(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tensor:
+def latent_attention(
+    spec: ModelSpec, block: int, own: Part, x: Tensor, masks: Masks | None = None
+) -> Tensor:
     """Queries, and keys with values, of short vectors; one rotated part of all heads' keys."""
     latent = spec.latent
     assert latent is not None
@@ -190,7 +213,12 @@ def rotated(spec: ModelSpec, heads: Tensor, channels: int) -> Tensor:
 
 
 def attended(
-    query: Tensor, key: Tensor, value: Tensor, window: int | None, sinks: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: int | None,
+    sinks: Tensor | None,
+    drop: Callable[[Tensor], Tensor] = lambda shares: shares,
 ) -> Tensor:
     """Causal attention (B, S, H, C) of queries; a head's sink is one more score without a value."""
     group = query.shape[2] // key.shape[2]
@@ -205,5 +233,5 @@ def attended(
     if sinks is not None:
         extra = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, extra], -1)
-    shares = scores.softmax(-1)[..., : key.shape[1]]
+    shares = drop(scores.softmax(-1)[..., : key.shape[1]])
     return torch.einsum("bhst,bthc->bshc", shares, value)

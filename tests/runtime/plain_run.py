@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mistlab.plan.workload import ModelSpec
 from runtime.engine.training import Training
+from tests.runtime.plain_masks import Masks
 from tests.runtime.plain_model import loss_of
 
 
@@ -38,9 +39,11 @@ class PlainRun:
             name: one.to(self.rounds).double().requires_grad_()
             for name, one in self.weights.items()
         }
-        total = 0.0
+        total, first = 0.0, 0
         for sequences in micro_batches:
-            loss = loss_of(self.spec, now, sequences[:, :-1], sequences[:, 1:])
+            masks = Masks(seed=self.training.dropout_seed, step=self.steps, first=first)
+            first += len(sequences)
+            loss = loss_of(self.spec, now, sequences[:, :-1], sequences[:, 1:], masks)
             loss = loss / len(micro_batches)
             loss.backward()
             total += loss.item()

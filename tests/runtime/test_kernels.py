@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 COMPARED = """
 import torch
-from runtime.models import kernels, operators
+from runtime.models import dropout, kernels, operators
 
 def fenced(kernel, grid, like, *arguments):
     # A row's tail that is written too far lands in the next row, which writes it again: only behind
@@ -51,6 +51,16 @@ for kind, near in ((torch.float32, 1e-6), (torch.float16, 4e-3)):
         kernels.rotate_(whole[:, :, :rotated], cosine, sine)
         operators.rotate_(other[:, :, :rotated], cosine, sine)
         same(whole, other)
+    # Each value is kept or not as by torch, also by a key and a threshold above 2^31.
+    x, rows = torch.randn(7, 1100).to(kind), torch.arange(2**33 - 3, 2**33 + 4)
+    for key, share in ((dropout.key_of(1, 2), 0.1), ((5, 2**31 + 7), 0.6)):
+        rest = (dropout.hashes_of_rows(rows, key), key[1], dropout.threshold_of(share))
+        own = kernels.dropped(x, *rest, 1 / (1 - share))
+        same(own, dropout.dropped(x, rows, share, key))
+        assert own.ne(0).equal(dropout.kept_by_position(rows, 1100, share, key))
+        signed = [one - (one >> 31 << 32) for one in rest[1:]]
+        values = (x, rest[0], *signed, 1 / (1 - share), 1100, kernels.PART)
+        fenced(kernels._dropped, kernels._parts(x), own, *values)
 """
 
 COMPILED = """
@@ -67,6 +77,7 @@ from runtime.models import kernels
 def compiled(kernel, capability, numbers, **fixed):
     types = {name: "*fp16" for name in kernel.arg_names}
     types |= {name: "*fp32" for name in ("cosine", "sine") if name in types}
+    types |= {"hashes": "*i64", "factor": "fp32"} if "hashes" in types else {}
     types |= {name: "i32" for name in numbers} | {name: "constexpr" for name in fixed}
     source = ASTSource(kernel, types, constexprs=fixed)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm
@@ -89,6 +100,7 @@ for capability in (75, 80, 89, 90, 100):
     assert loads and all(line.lstrip().startswith("@%p") for line in loads), loads
     compiled(kernels._swiglu, capability, ["columns"], part=1024)
     compiled(kernels._swiglu_backward, capability, ["columns"], part=1024)
+    compiled(kernels._dropped, capability, ["key", "threshold", "columns"], part=1024)
     places = ["sequence", "of_sequence", "of_position", "of_head", "count", "half"]
     rotate = compiled(kernels._rotate, capability, places, group=kernels.HEADS, all_channels=64)
     # Groups of heads are alike, however many a model has: 72 take nine programs.

@@ -7,13 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.models.lean_operators import (
-    kept_by_position,
-    lean_core,
-    lean_dropout,
-    lean_gelu,
-    lean_layer_norm,
-)
+from runtime.models.dropout import MaskRows, drop, kept_by_position, key_of
+from runtime.models.lean_operators import lean_core, lean_gelu, lean_layer_norm
 
 F = nn.functional
 
@@ -109,32 +104,6 @@ def test_layer_norm_keeps_nothing_that_the_next_product_does_not() -> None:
     assert lean == values + rows
 
 
-def test_masks_follow_from_position_alone() -> None:
-    rows = torch.arange(4096)
-    whole = kept_by_position(rows, 64, 0.1, seed=3, layer=5)
-    assert whole.float().mean() == pytest.approx(0.9, abs=2e-3)
-    assert whole.float().mean(dim=0) == pytest.approx(torch.full((64,), 0.9), abs=0.03)
-    assert whole.float().mean(dim=1).std() == pytest.approx((0.9 * 0.1 / 64) ** 0.5, rel=0.1)
-    shuffled = torch.randperm(4096)
-    assert torch.equal(kept_by_position(shuffled, 64, 0.1, seed=3, layer=5), whole[shuffled])
-    for seed, layer in ((4, 5), (3, 6)):
-        other = kept_by_position(rows, 64, 0.1, seed=seed, layer=layer)
-        agreeing = (other == whole).float().mean()
-        assert agreeing == pytest.approx(0.9**2 + 0.1**2, abs=5e-3)
-    assert kept_by_position(rows, 64, 0.0, seed=3, layer=5).all()
-
-
-def test_dropout_keeps_only_the_rows_numbers() -> None:
-    x, rows = torch.randn(64, 32, requires_grad=True), torch.arange(64)
-    y = lean_dropout(x, rows, 0.25, seed=1, layer=2)
-    mask = kept_by_position(rows, 32, 0.25, seed=1, layer=2)
-    assert torch.allclose(y, x * mask / 0.75)
-    (gradient,) = torch.autograd.grad(y.sum(), x)
-    assert torch.allclose(gradient, mask / 0.75)
-    kept = kept_bytes(lambda: lean_dropout(x * 2, rows, 0.25, seed=1, layer=2), rows)
-    assert kept == 0
-
-
 def test_attention_s_core_has_the_gradients_and_keeps_a_third_less() -> None:
     scores = torch.randn(6, 16, 16, requires_grad=True)
     value, seen = torch.randn(6, 16, 8, requires_grad=True), torch.randn(6, 16, 8)
@@ -174,23 +143,25 @@ class Block(nn.Module):
         query, key, value = (part.clone(memory_format=torch.contiguous_format) for part in parts)
         scores = query @ key.transpose(-1, -2) / 8**0.5
         rows = torch.arange(batch * 4 * length).view(batch, 4, length)
-        mask = kept_by_position(rows, length, 0.1, seed=0, layer=0)
+        mask = kept_by_position(rows, length, 0.1, key_of(0))
         mixed = self._core(scores, value, mask).transpose(1, 2).reshape(batch, length, 32)
-        tokens = torch.arange(batch * length).view(batch, length)
-        x = self._norm(0, x + self._dropped(self.out(mixed), tokens, 1))
+        x = self._norm(0, x + self._dropped(self.out(mixed), 1))
         inner = self.up(x)
         inner = lean_gelu(inner) if self.lean else F.gelu(inner)
-        return self._norm(1, x + self._dropped(self.down(inner), tokens, 2))
+        return self._norm(1, x + self._dropped(self.down(inner), 2))
 
     def _core(self, scores: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         if self.lean:
             return lean_core(scores, value, mask, 0.1)
         return (torch.softmax(scores, dim=-1) * mask / 0.9) @ value
 
-    def _dropped(self, x: Tensor, rows: Tensor, layer: int) -> Tensor:
+    def _dropped(self, x: Tensor, layer: int) -> Tensor:
+        batch, length, _ = x.shape
+        positions = torch.arange(length)
+        rows = MaskRows(key=key_of(layer), sequence=0, length=length, positions=positions)
         if self.lean:
-            return lean_dropout(x, rows, 0.1, seed=0, layer=layer)
-        return x * kept_by_position(rows, 32, 0.1, seed=0, layer=layer) / 0.9
+            return drop(x, rows, 0.1)
+        return x * kept_by_position(rows.numbers(batch), 32, 0.1, rows.key) / 0.9
 
     def _norm(self, number: int, x: Tensor) -> Tensor:
         norm: Any = self.norms[number]
@@ -233,8 +204,8 @@ def test_a_block_keeps_less_to_the_byte() -> None:
     tokens = batch * length
     gelu = (4 - 1) * tokens * inner
     norms = 2 * (4 * tokens * hidden + 4 * tokens)
-    # Masks of a byte a value, in place of which tokens are numbered once.
-    dropouts = 2 * tokens * hidden - 8 * tokens
+    # Masks of a byte a value.
+    dropouts = 2 * tokens * hidden
     core = 4 * batch * heads * length**2
     # The block's output, which the next block's first product would keep anyway.
     output = 4 * tokens * hidden

@@ -20,6 +20,7 @@ from runtime.engine.streams.device_streams import Progress, SimulatedStreams
 from runtime.engine.training import Training
 from runtime.engine.work.stage_modules import INITIAL_STD, TABLE, TIED, initial_tensor
 from runtime.models.families import model_of
+from tests.runtime.plain_masks import Masks
 from tests.runtime.plain_model import loss_of
 from tests.runtime.thread_ranks import Meeting, ThreadGroup, run_threads
 
@@ -32,7 +33,7 @@ STEPS = 3
 # Adam's update turns on the rounding of a gradient that is no larger than epsilon; what that does
 # to a weight grows with the learning rate: 3e-4 and one such element bring a tensor past 1e-6.
 LEARNING_RATE = 1e-4
-TRAINING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6)
+TRAINING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, dropout_seed=5)
 # The first step's gradients overflow when they are squared, those of later ones do not.
 OVERFLOWING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, loss_scale=2.0**65)
 ON_HOST = replace(TRAINING, steps_on_host=True)
@@ -55,12 +56,13 @@ def workload(family: str = "gpt", *, layers: int = 4, batch: int = 8, **fields: 
     others: dict[str, Any] = {"hidden": 32, "heads": 4, "vocab": 96, "ffn": 64, **fields}
     precision = others.pop("precision", "fp32")
     sequence_length = others.pop("sequence_length", 16)
+    attention = others.pop("attention", "flash")
     spec = ModelSpec.of(family=family, layers=layers, **others)
     return Workload(
         model=spec,
         sequence_length=sequence_length,
         global_batch=batch,
-        attention="flash",
+        attention=attention,
         precision=precision,
     )
 
@@ -106,7 +108,8 @@ def plainly(
         optimizer.param_groups[0]["lr"] = training.learning_rate_at(step)
         optimizer.zero_grad()
         tokens = sequences(work, step)
-        loss = loss_of(work.model, weights, tokens[:, :-1], tokens[:, 1:])
+        masks = Masks(seed=training.dropout_seed, step=step)
+        loss = loss_of(work.model, weights, tokens[:, :-1], tokens[:, 1:], masks)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(weights.values(), training.clip_norm or float("inf"))
         skipped = training.loss_scale is not None and step == 0

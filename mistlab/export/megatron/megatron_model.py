@@ -301,7 +301,7 @@ def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
         yield "--untie-embeddings-and-output-weights"
     if not model.biases:
         yield "--disable-bias-linear"
-    yield f"--attention-dropout {model.dropout!r} --hidden-dropout {model.dropout!r}"
+    yield f"--attention-dropout {model.dropped_shares!r} --hidden-dropout {model.dropout!r}"
     divisor = 1 if model.vocab % tensor_parallel == 0 else VOCAB_MULTIPLE
     yield f"--vocab-size {model.vocab} --make-vocab-size-divisible-by {divisor}"
 
@@ -359,7 +359,7 @@ def model_of(
         rotary_base=base if is_rotary else ROTARY_BASE,
         tied_embeddings=not options.has("--untie-embeddings-and-output-weights"),
         biases=_has_biases(options, found),
-        dropout=_dropout(options, found),
+        **_dropout(options, found),
         vocab=vocab_of(options, found, vocab),
         **fields,
     )
@@ -488,14 +488,17 @@ def _position(options: Options, found: Found) -> str:
     return _READ_POSITIONS[said]
 
 
-def _dropout(options: Options, found: Found) -> float:
+def _dropout(options: Options, found: Found) -> dict[str, float]:
+    """Dropout of tokens, and of attention's shares if it is another; a model without the first has
+    none of the second."""
     names = ("--attention-dropout", "--hidden-dropout")
     silent = [name for name in names if name not in options.words]
     attention, hidden = (options.number(name, DROPOUT, maximum=1) for name in names)
     if silent:
         text = f"{DROPOUT}, Megatron-LM's default: {' and '.join(silent)} are not given"
         found.remark("assumed", "model.dropout", text)
-    if attention != hidden:
-        text = f"--attention-dropout {attention:g}, --hidden-dropout {hidden:g}: took {hidden:g}"
-        found.remark("contradicting", "model.dropout", text)
-    return hidden
+    if attention and not hidden:
+        text = f"{attention:g} without --hidden-dropout: taken as 0"
+        found.remark("ignored", "--attention-dropout", text)
+    differs = hidden and attention != hidden
+    return {"dropout": hidden, **({"attention_dropout": attention} if differs else {})}

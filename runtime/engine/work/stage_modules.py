@@ -21,6 +21,7 @@ from runtime.engine.streams.expert_lanes import StreamedExperts
 from runtime.models.attention import Attention, RotaryTables
 from runtime.models.config import ModelConfig, config_of, structure_of, structure_of_block
 from runtime.models.context import ContextRanks, own_positions
+from runtime.models.dropout import Draws, Dropout, LayerDraws, MaskRows, dropped_shares
 from runtime.models.grouped import ExpertMatrices
 from runtime.models.operators import add_in_norms, causal_softmax, causal_softmax_backward
 from runtime.models.parallel import shard_of
@@ -42,37 +43,51 @@ from runtime.runnable import check_model
 class _InPlace(torch.autograd.Function):
     """Attention (B, S, H, D) of queries, keys and values (B, S, 3 H, D).
 
-    Keeps its input and the shares (B, H, S, S).
+    Keeps its input and the shares (B, H, S, S). Dropout of shares draws by the numbers of ``rows``,
+    again in the backward pass.
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, rows: MaskRows | None, dropout: float) -> Tensor:
+        ctx.rows, ctx.dropout = rows, dropout
         query, key, value = _by_head(qkv).chunk(3, dim=1)
         scores = _product(query, key.mT, _factor(qkv))
         size = scores.shape[-1]
         shares = causal_softmax(scores.view(-1, size, size), size).view_as(scores)
         ctx.save_for_backward(qkv, shares)
         mixed = torch.empty_like(qkv[:, :, : query.shape[1]], memory_format=torch.contiguous_format)
+        if rows is not None:
+            shares = dropped_shares(shares, rows, dropout)
         _product(shares, value, out=_by_head(mixed))
         return mixed
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None, None]:
         qkv, shares = ctx.saved_tensors
+        rows = ctx.rows
         query, key, value = _by_head(qkv).chunk(3, dim=1)
         of_qkv = torch.empty_like(qkv)
         of_query, of_key, of_value = _by_head(of_qkv).chunk(3, dim=1)
         of_mixed = _by_head(gradient)
-        _product(shares.mT, of_mixed, out=of_value)
-        of_scores = causal_softmax_backward(_product(of_mixed, value.mT), shares)
+        used = shares if rows is None else dropped_shares(shares, rows, ctx.dropout)
+        _product(used.mT, of_mixed, out=of_value)
+        del used
+        of_shares = _product(of_mixed, value.mT)
+        if rows is not None:
+            of_shares = dropped_shares(of_shares, rows, ctx.dropout)
+        of_scores = causal_softmax_backward(of_shares, shares)
         _product(of_scores, key, _factor(qkv), out=of_query)
         _product(of_scores.mT, query, _factor(qkv), out=of_key)
-        return of_qkv
+        return of_qkv, None, None
 
 
 def attend_in_place(qkv: Tensor, of: Attention) -> Tensor:
-    """Written-out attention without dropout, with as many heads of keys as of queries."""
-    mixed: Tensor = _InPlace.apply(qkv)
+    """Written-out attention with as many heads of keys as of queries."""
+    dropout = of.config.dropped_shares
+    rows = of.rows_of_shares() if dropout else None
+    mixed: Tensor = _InPlace.apply(qkv, rows, dropout)
     return mixed
 
 
@@ -84,8 +99,7 @@ def let_attend_in_place(module: nn.Module) -> None:
 
 
 def _is_written_out(config: ModelConfig) -> bool:
-    is_plain = config.heads == config.kv_heads and not config.dropout
-    return config.attention == "math" and is_plain
+    return config.attention == "math" and config.heads == config.kv_heads
 
 
 def _by_head(x: Tensor) -> Tensor:
@@ -210,6 +224,14 @@ def layer_modules(
         )
         for layer in shape.layers
     }
+
+
+def let_draw(layers: Mapping[int, LayerModule], draws: Draws) -> None:
+    """Let the masks of all layers follow from position."""
+    for layer, one in layers.items():
+        for module in one.module.modules():
+            if isinstance(module, Dropout | Attention):
+                module.draws = LayerDraws(draws=draws, layer=layer)
 
 
 def _own_shapes(module: nn.Module, *, borrows: bool) -> dict[str, tuple[int, ...]]:

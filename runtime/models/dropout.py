@@ -1,0 +1,231 @@
+"""Dropout whose masks follow, by a hash, from seed, step, layer and token alone.
+
+Any plan draws alike for the tokens that it has, in whatever order, and draws again for the backward
+pass and for recomputation, so nothing is kept. A model without ``Draws``, as in a trace, drops by
+torch's own operator, whose mask takes one byte a value.
+
+Axes: B batch, S tokens of this rank, T tokens of a sequence, H the rank's query heads.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from runtime.models.context import ContextRanks, own_positions
+from runtime.models.operators import kernels_for
+from runtime.models.ranks import TensorParallel, carried
+
+# Multipliers of a hash of 32 bits (lowbias32 of C. Wellons), and the numbers with which the two
+# halves of a key begin.
+MIXERS = (0x7FEB352D, 0x846CA68B)
+BEGINNINGS = (0x9E3779B1, 0x85EBCA77)
+BITS_32 = 0xFFFFFFFF
+# Values of which a CPU holds hashes of 64 bits at once.
+AT_ONCE = 2**14
+# Masks of a layer: of its two halves, and of the shares of its attention.
+FIRST_HALF, SECOND_HALF, SHARES = range(3)
+# A number of 32 bits for rows, and one for columns.
+Key = tuple[int, int]
+Number = TypeVar("Number", int, Tensor)
+
+
+def key_of(*numbers: int) -> Key:
+    """The key of a mask, from the numbers that it is of."""
+    rows, columns = BEGINNINGS
+    for number in numbers:
+        rows = mixed(rows ^ number & BITS_32)
+        columns = mixed(columns ^ number & BITS_32)
+    return rows, columns
+
+
+def mixed(x: Number) -> Number:
+    """A hash of whole numbers of 32 bits, value by value."""
+    for shift, mixer in zip((16, 15), MIXERS, strict=True):
+        x = (x ^ (x >> shift)) * mixer & BITS_32
+    return x ^ (x >> 16)
+
+
+def kept_by_position(rows: Tensor, columns: int, share: float, key: Key) -> Tensor:
+    """Which values dropout of a ``share`` keeps: booleans (rows, columns).
+
+    They follow from the key, the number of each row (of up to 63 bits) and the column alone.
+    """
+    of_column = torch.arange(columns, device=rows.device, dtype=torch.int64)
+    hashes = mixed(hashes_of_rows(rows, key).unsqueeze(-1) ^ mixed(of_column ^ key[1]))
+    return hashes >= threshold_of(share)
+
+
+def hashes_of_rows(rows: Tensor, key: Key) -> Tensor:
+    """A hash of each row's number."""
+    rows = rows.to(torch.int64)
+    return mixed(mixed(rows >> 32 ^ key[0]) ^ rows & BITS_32)
+
+
+def threshold_of(share: float) -> int:
+    """The hash from which on values are kept."""
+    return int(share * (BITS_32 + 1))
+
+
+def dropped(x: Tensor, rows: Tensor, share: float, key: Key) -> Tensor:
+    """``x`` (..., columns) with what is kept larger by what is lost; ``rows`` (...) are numbers."""
+    columns = x.shape[-1]
+    flat, numbers = x.contiguous().view(-1, columns), rows.reshape(-1)
+    if kernels := kernels_for(x):
+        hashes = hashes_of_rows(numbers, key)
+        made = kernels.dropped(flat, hashes, key[1], threshold_of(share), 1 / (1 - share))
+        return made.view(x.shape)
+    made = torch.empty_like(flat)
+    count = max(1, AT_ONCE // columns)
+    for part, own, result in zip(*(one.split(count) for one in (flat, numbers, made)), strict=True):
+        torch.mul(part, kept_by_position(own, columns, share, key), out=result)
+    return made.mul_(1 / (1 - share)).view(x.shape)
+
+
+# Where a rank's layers are: the tokens of the micro-batch that they compute now.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MaskRows:
+    """The rows of a mask: those of some tokens of each sequence, or of each of them in some heads.
+
+    Sequences are numbered from ``sequence`` on. Positions are in a sequence of ``length`` tokens.
+    ``heads`` are those of this rank among ``all_heads``; without any, rows are of tokens.
+    """
+
+    key: Key
+    sequence: int
+    length: int
+    positions: Tensor
+    heads: range = range(0)
+    all_heads: int = 1
+
+    def numbers(self, batch: int) -> Tensor:
+        """Each row's number (B, S), or of rows in heads (B, H, S)."""
+        device = self.positions.device
+        row = torch.arange(self.sequence, self.sequence + batch, device=device)[:, None]
+        if self.heads:
+            first, last = self.heads.start, self.heads.stop
+            row = (row * self.all_heads + torch.arange(first, last, device=device))[..., None]
+        return row * self.length + self.positions
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Draws:
+    """What the masks of a rank follow from, beside layers.
+
+    The micro-batch that is computed begins with the sequence of number ``sequence`` of the
+    ``step``. Of its tokens the rank has those at ``positions``, of which tensor-parallel ranks may
+    split what lies between products: then ``own`` are this rank's.
+    """
+
+    seed: int
+    length: int
+    positions: Tensor
+    own: Tensor
+    step: int = 0
+    sequence: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        seed: int,
+        length: int,
+        ranks: TensorParallel,
+        context: ContextRanks,
+        device: torch.device,
+    ) -> Self:
+        """The draws of a rank that has its part of sequences of ``length`` tokens."""
+        if context.size > 1:
+            positions = own_positions(length, context.rank, context.size).to(device)
+        else:
+            positions = torch.arange(length, device=device)
+        parts = ranks.size if ranks.splits_tokens else 1
+        own = positions.chunk(parts)[ranks.rank if parts > 1 else 0]
+        return cls(seed=seed, length=length, positions=positions, own=own)
+
+    def rows_of(self, layer: int, mask: int) -> MaskRows:
+        """The rows of a mask of tokens in a layer, in the micro-batch that is computed now."""
+        return MaskRows(
+            key=key_of(self.seed, self.step, layer, mask),
+            sequence=self.sequence,
+            length=self.length,
+            positions=self.own,
+        )
+
+    def rows_of_shares(self, layer: int, heads: range, all_heads: int) -> MaskRows:
+        """The rows of the mask of attention's shares in some heads of a layer."""
+        own = self.rows_of(layer, SHARES)
+        return replace(own, positions=self.positions, heads=heads, all_heads=all_heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerDraws:
+    """The draws of one layer."""
+
+    draws: Draws
+    layer: int
+
+    def of_tokens(self, mask: int) -> MaskRows:
+        """The rows of a mask of tokens."""
+        return self.draws.rows_of(self.layer, mask)
+
+    def of_shares(self, heads: range, all_heads: int) -> MaskRows:
+        """The rows of the mask of attention's shares in some heads."""
+        return self.draws.rows_of_shares(self.layer, heads, all_heads)
+
+
+# Operators and the module.
+
+
+def drop(x: Tensor, rows: MaskRows, share: float) -> Tensor:
+    """``x`` (B, S, columns) with dropout of a ``share``, drawn again for the backward pass."""
+
+    def masked(x: Tensor) -> Tensor:
+        return dropped(x, rows.numbers(x.shape[0]), share, rows.key)
+
+    return carried(x, masked, masked)
+
+
+class MixedByDropped(torch.autograd.Function):
+    """Values mixed by shares with dropout; keeps the shares without, which softmax keeps anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, shares: Tensor, value: Tensor, rows: MaskRows, share: float) -> Tensor:
+        """Shares (B K, H/K S, T) times values (B K, T, D)."""
+        ctx.rows, ctx.share = rows, share
+        ctx.save_for_backward(shares, value)
+        return torch.bmm(dropped_shares(shares, rows, share), value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Gradients of shares and values."""
+        shares, value = ctx.saved_tensors
+        of_value = torch.bmm(dropped_shares(shares, ctx.rows, ctx.share).mT, gradients[0])
+        of_shares = torch.bmm(gradients[0], value.mT)
+        return dropped_shares(of_shares, ctx.rows, ctx.share), of_value, None, None
+
+
+def dropped_shares(shares: Tensor, rows: MaskRows, share: float) -> Tensor:
+    """Attention's shares, in any shape with heads in order, with dropout."""
+    queries, keys = rows.positions.shape[0], shares.shape[-1]
+    by_head = shares.view(-1, len(rows.heads), queries, keys)
+    return dropped(by_head, rows.numbers(by_head.shape[0]), share, rows.key).view(shares.shape)
+
+
+class Dropout(nn.Module):
+    """Dropout of the embedding, and of what the halves of a block add to the residual."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+        self.draws: LayerDraws | None = None
+
+    def forward(self, x: Tensor, mask: int = FIRST_HALF) -> Tensor:
+        """Drop values while training."""
+        if self.probability == 0.0 or not self.training:
+            return x
+        if self.draws is None:
+            return torch.native_dropout(x, self.probability, True)[0]
+        return drop(x, self.draws.of_tokens(mask), self.probability)
