@@ -1,13 +1,21 @@
 """How long the live page takes to follow a slider, and to show the first plan of a search.
 
     python -m benchmarks.page_latency
+    python -m benchmarks.page_latency --models
 
 The server runs as users start it, and is asked over HTTP as the page asks it: for each problem the
 first answer (models that it was not asked before), then sliders that move, one question after
-another, while nothing else runs. The figures are milliseconds.
+another. The figures are milliseconds of the wall; where other work runs on the machine, those of
+the server's processors beside them (on Linux) are what its own work takes.
+
+``--models`` measures the first answer of every model of the catalogue. Each is asked in a process
+of its own that is warm as the page's process is, but has seen no other model and finds nothing on
+disk.
 """
 
+import argparse
 import json
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -15,14 +23,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mistlab.core.arrays import Floats
+
+# Milliseconds of the wall and of processors, for each of several answers, the first one first.
+Times = Floats
 ROOT = Path(__file__).parents[1]
-BASE = {
+BASE: dict[str, Any] = {
     "hardware": "h100-80gb",
     "nodes": 1,
     "gpus_per_node": 8,
@@ -45,11 +58,44 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     },
 }
 MOVES = 60
+# Nodes on which each model is asked first.
+NODES = (1, 16, 256)
+# A way to fine-tune in which each model is asked first, too.
+ADAPTED = {"train": "adapters", "adapter_rank": 16, "base": "4bit"}
+LOAD = {"model": "llama3-70b", "gpu": "H100", "gpus": 8, "prompt": 1000, "output": 500}
+# Models that are named, the slowest first.
+SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A running server, asked one question after another."""
+
+    connection: HTTPConnection
+    process: int
+
+    def timed(self, question: str, body: Any) -> tuple[Any, float, float]:
+        """The answer to a question, and milliseconds of the wall and of the server's processors."""
+        began, began_cpu = time.perf_counter(), self._cpu_ms()
+        answer = asked(self.connection, question, body)
+        return answer, 1e3 * (time.perf_counter() - began), self._cpu_ms() - began_cpu
+
+    def _cpu_ms(self) -> float:
+        """Time of all threads of the server and its processes; no number where nobody tells."""
+        children = Path(f"/proc/{self.process}/task/{self.process}/children")
+        if not children.exists():
+            return float("nan")
+        threads = [
+            thread
+            for process in (str(self.process), *children.read_text().split())
+            for thread in Path(f"/proc/{process}/task").iterdir()
+        ]
+        return 1e-6 * sum(int((one / "schedstat").read_text().split()[0]) for one in threads)
 
 
 @contextmanager
-def page() -> Iterator[HTTPConnection]:
-    """A connection to a server that has answered once."""
+def page() -> Iterator[Page]:
+    """A server that has answered once."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -67,7 +113,7 @@ def page() -> Iterator[HTTPConnection]:
                 time.sleep(0.1)
         # Its processes for searches and pictures start meanwhile.
         time.sleep(10)
-        yield connection
+        yield Page(connection=connection, process=process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -80,21 +126,29 @@ def asked(connection: HTTPConnection, question: str, body: Any) -> Any:
     return json.loads(connection.getresponse().read())
 
 
-def moved(connection: HTTPConnection, problem: dict[str, Any]) -> tuple[float, list[float]]:
+def moved(page: Page, problem: dict[str, Any]) -> Times:
     """Milliseconds of a problem's first answer, and of answers while its sliders move."""
-    began = time.perf_counter()
-    plan = asked(connection, "predict", {"problem": problem})["job"]
-    first = 1e3 * (time.perf_counter() - began)
-    took = []
+    answer, *first = page.timed("predict", {"problem": problem})
+    took = [first]
     for move in range(MOVES):
         turned = {"checkpointed_layers": (move % 9) / 8, "zero": move % 2}
         length = problem["sequence_length"] * (1, 2, 4)[move % 3] // 2
-        question = {"problem": {**problem, "sequence_length": length}, "plan": plan}
-        began = time.perf_counter()
-        answer = asked(connection, "predict", {**question, "knobs": turned})
-        took.append(1e3 * (time.perf_counter() - began))
-        assert "prediction" in answer, answer
-    return first, took
+        question = {"problem": {**problem, "sequence_length": length}, "plan": answer["job"]}
+        found, *own = page.timed("predict", {**question, "knobs": turned})
+        took.append(own)
+        assert "prediction" in found, found
+    return np.array(took)
+
+
+def load_moved(page: Page) -> Times:
+    """The same of a served load."""
+    took = []
+    for move in range(MOVES + 1):
+        load = {**LOAD, "prompt": 500 + 100 * move, "gpus": (8, 16, 32)[move % 3]}
+        answer, *own = page.timed("serving", {"load": load})
+        took.append(own)
+        assert "best" in answer, answer
+    return np.array(took)
 
 
 def first_plan(connection: HTTPConnection, problem: dict[str, Any]) -> tuple[float, float]:
@@ -112,19 +166,81 @@ def first_plan(connection: HTTPConnection, problem: dict[str, Any]) -> tuple[flo
     return first, 1e3 * (time.perf_counter() - began)
 
 
+def first_answers() -> list[tuple[float, float, str]]:
+    """Milliseconds, of the processor and of the wall, of every model's first answer, and its name
+    and GPUs; the slowest first."""
+    os.environ["MISTLAB_CACHE"] = ""
+    # After the folder of kept expressions is turned off.
+    from experiments.live_page.worker import warm_up  # noqa: PLC0415
+    from mistlab import catalog  # noqa: PLC0415
+
+    warm_up()
+    ways: list[tuple[int, dict[str, Any]]] = [*((nodes, {}) for nodes in NODES), (1, ADAPTED)]
+    asked_of = [(name, *way) for way in ways for name in catalog.model_names()]
+    forked = multiprocessing.get_context("fork")
+    with forked.Pool(1, maxtasksperchild=1) as processes:
+        return sorted(processes.imap(_first_answer, asked_of, chunksize=1), reverse=True)
+
+
+def _first_answer(asked_of: tuple[str, int, dict[str, Any]]) -> tuple[float, float, str]:
+    from experiments.live_page.questions import predict  # noqa: PLC0415 (after the folder)
+
+    model, nodes, further = asked_of
+    batch = max(BASE["global_batch"], 8 * nodes)
+    problem = {**BASE, "model": model, "nodes": nodes, "global_batch": batch, **further}
+    began, began_cpu = time.perf_counter(), time.process_time()
+    answer = predict({"problem": problem}, lambda event: None)
+    ended, ended_cpu = time.perf_counter(), time.process_time()
+    assert "prediction" in answer, answer
+    name = f"{model} on {8 * nodes:,} GPUs{', adapters' if further else ''}"
+    return 1e3 * (ended_cpu - began_cpu), 1e3 * (ended - began), name
+
+
+def write_models() -> None:
+    """Write the slowest first answers, and their spread."""
+    rows = first_answers()
+    _write(f"{'first answer, ms':40}{'processor':>10}{'wall':>8}")
+    for cpu, wall, name in rows[:SHOWN]:
+        _write(f"{name:40}{cpu:10.0f}{wall:8.0f}")
+    middle = np.percentile([row[:2] for row in rows], 50, axis=0)
+    _write(f"{f'median of {len(rows)}':40}{middle[0]:10.0f}{middle[1]:8.0f}")
+    _write(f"slowest on the wall: {max(row[1] for row in rows):.0f} ms")
+
+
 def main() -> None:
+    """Measure what is asked for."""
+    reader = argparse.ArgumentParser(description=(__doc__ or "").partition(".")[0])
+    reader.add_argument("--models", action="store_true", help="every model's first answer")
+    if reader.parse_args().models:
+        write_models()
+    else:
+        write_problems()
+
+
+def write_problems() -> None:
     """Write a row for each problem, and the worst of all."""
-    worst = []
-    _write(f"{'':28}{'first':>8}{'median':>8}{'95 %':>8}{'search: first plan':>20}{'end':>9}")
-    with page() as connection:
+    sliders = []
+    head = ("first", "its CPU", "slider: median", "95 %", "its CPU", "search: first plan", "end")
+    _write(f"{'':28}" + "".join(f"{name:>{2 + max(7, len(name))}}" for name in head))
+    with page() as running:
         for name, own in PROBLEMS.items():
             problem = {**BASE, **own}
-            first, took = moved(connection, problem)
-            shown, end = first_plan(connection, problem)
-            middle, high = np.percentile(took, [50, 95])
-            worst += took
-            _write(f"{name:28}{first:8.0f}{middle:8.0f}{high:8.0f}{shown:20.0f}{end:9.0f}")
-    _write(f"all sliders: 95 % within {np.percentile(worst, 95):.0f} ms")
+            took = moved(running, problem)
+            shown = first_plan(running.connection, problem)
+            sliders.append(_write_times(name, took, *shown))
+        sliders.append(_write_times("70B served by 8 to 32 GPUs", load_moved(running)))
+    high, cpu = np.percentile(np.concatenate(sliders), 95, axis=0)
+    _write(f"all sliders: 95 % within {high:.0f} ms, of the processor {cpu:.0f}")
+
+
+def _write_times(name: str, took: Times, *search: float) -> Times:
+    """Write a row; return the times of its sliders."""
+    (first, first_cpu), sliders = took[0], took[1:]
+    high, high_cpu = np.percentile(sliders, 95, axis=0)
+    row = f"{name:28}{first:9.0f}{first_cpu:9.0f}{np.median(sliders[:, 0]):16.0f}"
+    row += f"{high:9.0f}{high_cpu:9.0f}"
+    _write(row + "".join(f"{ms:{width}.0f}" for ms, width in zip(search, (20, 9), strict=False)))
+    return sliders
 
 
 def _write(line: str) -> None:

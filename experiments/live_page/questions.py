@@ -36,7 +36,7 @@ Asked = Mapping[str, Any]
 # Tasks of a played iteration that are sent: the first half of them, and the last.
 MOST_DRAWN = 24_000
 # Plans that are drawn where Megatron's rule has none, and the seconds for it.
-DRAWN, DRAWN_S = 400, 0.1
+DRAWN, DRAWN_S = 400, 0.05
 # Links and GPUs this much faster are tried.
 FASTER = (2.0, 4.0)
 # The options of serve_plan that the page has.
@@ -186,15 +186,29 @@ def export(body: Asked, tell: Tell) -> Answer:
 
 
 def serving(body: Asked, tell: Tell) -> Answer:
-    """The layout of GPUs that serves a load best."""
+    """The layout of GPUs that serves a load best, by the closed form."""
     del tell
+    return serve(**_load(body), plays=False)
+
+
+def serving_played(body: Asked, tell: Tell) -> Answer:
+    """The same with its best layout played, request by request."""
+    del tell
+    return serve(**_load(body))
+
+
+def _load(body: Asked) -> dict[str, Any]:
+    """The load of a question, which names no file."""
     question = dict(mapping_of(body.get("load"), "load"))
     for name, value in question.items():
         if name not in SERVED:
             refuse(f"load.{name}", f"is unknown{near_matches(str(name), SERVED)}")
         if isinstance(value, str) and "/" in value:
             refuse(f"load.{name}", f"{value!r} names a file: pick a name")
-    return serve(**question)
+    for name in ("model", "gpu", "gpus"):
+        if not question.get(name):
+            refuse(f"load.{name}", "missing: pick one")
+    return question
 
 
 QUESTIONS: Mapping[str, Callable[[Asked, Tell], Answer]] = {
@@ -211,6 +225,7 @@ QUESTIONS: Mapping[str, Callable[[Asked, Tell], Answer]] = {
     "plan_file": plan_file,
     "export": export,
     "serving": serving,
+    "serving_played": serving_played,
 }
 
 
@@ -226,10 +241,11 @@ def _job(body: Asked) -> Job:
 
 
 def _first_plan(asked: AskedProblem) -> Job:
-    """A plan for a problem without a search: that of Megatron's rule if it fits, else the best of a
-    few drawn ones."""
+    """A plan for a problem without a search: that of Megatron's rule, which knows no experts, if it
+    fits; else the best of a few drawn ones."""
     predictor = SymbolicPredictor(workload=asked.workload, cluster=asked.cluster)
-    found = plan_by_rule(asked.problem, predictor)
+    has_experts = asked.workload.model.experts is not None
+    found = None if has_experts else plan_by_rule(asked.problem, predictor)
     if found is not None:
         return Job(workload=asked.workload, cluster=asked.cluster, plan=found[0])
     best = min(_drawn(asked, predictor), key=lambda one: order_of(one[1]), default=None)

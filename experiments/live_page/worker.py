@@ -5,6 +5,7 @@ A question is ``{"question": ..., "body": ...}``. While it is worked on, each ev
 which then answers with what it has found. The process ends when its input does.
 """
 
+import gc
 import json
 import os
 import signal
@@ -42,7 +43,7 @@ def main() -> None:
     os.dup2(2, 1)
     from experiments.live_page.questions import QUESTIONS  # noqa: PLC0415 (after the limit)
 
-    _warm_up(*sys.argv[1:])
+    warm_up(*sys.argv[1:])
     _write(out, {"ready": True})
     for line in sys.stdin:
         asked = json.loads(line)
@@ -87,9 +88,13 @@ def _write(out: IO[str], event: Mapping[str, Any]) -> None:
         os._exit(0)
 
 
-def _warm_up(lane: str = "") -> None:
+def warm_up(lane: str = "") -> None:
     """Compile what the usual engines need, and for searches the usual spaces."""
-    from experiments.live_page.questions import predict, search  # noqa: PLC0415 (after the limit)
+    from experiments.live_page.questions import (  # noqa: PLC0415 (after the limit)
+        predict,
+        search,
+        serving,
+    )
 
     problem = {
         "model": "llama3-8b",
@@ -103,5 +108,11 @@ def _warm_up(lane: str = "") -> None:
     }
     for engine in WARM:
         predict({"problem": problem, "knobs": {"engine": engine}}, lambda event: None)
+    if lane != "search":
+        load = {"model": "llama3-8b", "gpu": "H100", "gpus": 8}
+        serving({"load": load}, lambda event: None)
     for model in SEARCHED if lane == "search" else ():
         search({"problem": {**problem, "model": model}, "seconds": 0.2}, lambda event: None)
+    # What is loaded by now stays: walking over it took half of a new model's first answer.
+    gc.collect()
+    gc.freeze()

@@ -77,9 +77,11 @@ def serve_plan(options: argparse.Namespace) -> int:
     return DONE
 
 
-def served(options: argparse.Namespace) -> dict[str, Any]:
-    """The answer to the options' question as plain data; refused where no layout meets the
-    goals."""
+def served(options: argparse.Namespace, *, plays: bool = True) -> dict[str, Any]:
+    """The answer to the options' question as plain data; refused where no layout meets the goals.
+
+    Where nobody ``plays`` the best layout, there are no percentiles: they take most of the time.
+    """
     if options.fewest:
         refuse("fewest", "the command alone searches numbers of GPUs: mistlab serve_plan --fewest")
     with as_options():
@@ -87,10 +89,10 @@ def served(options: argparse.Namespace) -> dict[str, Any]:
     timed = _timed(question, options.gpus)
     best = best_of(timed, question.goals)
     if not best:
-        near = nearest_to(timed, question.goals)
-        nearest = "" if near is None else f": the nearest is {near.plan.text}"
-        reject(f"no layout of {options.gpus} {question.space.gpu} meets the goals{nearest}")
-    return _answer(question, best, timed, options)
+        near = _nearest(timed, question, options, "gpus")
+        gpus = f"{options.gpus} {question.space.gpu}"
+        reject(f"no layout of {gpus} meets the goals: the nearest is {near.plan.text}")
+    return _answer(question, best, timed, options, plays=plays)
 
 
 def _question(options: argparse.Namespace) -> ServingQuestion:
@@ -198,12 +200,7 @@ def _none(
     timed: Sequence[ServedPlan], question: ServingQuestion, options: argparse.Namespace
 ) -> int:
     """Why there is no answer: no memory holds the model, or no layout meets the goals."""
-    near = nearest_to(timed, question.goals)
-    if near is None:
-        problem = (
-            f"{options.gpus} {question.space.gpu} hold no replica of {question.space.model.name}"
-        )
-        refuse("--gpus", f"{problem} with one request: give more GPUs, or fewer bits")
+    near = _nearest(timed, question, options, "--gpus")
     if options.json:
         print_json({"error": "no layout meets the goals", "nearest": _mapping(question, near)})
     else:
@@ -213,6 +210,19 @@ def _none(
             f"then {1e3 * near.token_s:.1f} ms a token."
         )
     return NO_ANSWER
+
+
+def _nearest(
+    timed: Sequence[ServedPlan], question: ServingQuestion, options: argparse.Namespace, field: str
+) -> ServedPlan:
+    """The plan nearest to the goals; refused where no memory holds the model."""
+    near = nearest_to(timed, question.goals)
+    if near is None:
+        problem = (
+            f"{options.gpus} {question.space.gpu} hold no replica of {question.space.model.name}"
+        )
+        refuse(field, f"{problem} with one request: give more GPUs, or fewer bits")
+    return near
 
 
 def _mapping(question: ServingQuestion, one: ServedPlan) -> dict[str, Any]:
@@ -237,6 +247,8 @@ def _answer(
     best: Sequence[ServedPlan],
     timed: Sequence[ServedPlan],
     options: argparse.Namespace,
+    *,
+    plays: bool = True,
 ) -> dict[str, Any]:
     return {
         "best": _mapping(question, best[0]),
@@ -244,7 +256,7 @@ def _answer(
         "proven": True,
         "others": [_mapping(question, one) for one in best[1 : options.top]],
         "pareto": [_mapping(question, one) for one in pareto_of(timed)],
-        "played": _played(question, best[0]),
+        "played": _played(question, best[0]) if plays else None,
         "command_lines": _lines(best[0].plan, options.export),
         "goals": asdict(question.goals),
     }

@@ -153,26 +153,36 @@ def _plain(value: Any) -> Any:
 def _value(kind: Any, plain: Any, where: str, read: Callable[[str], Any]) -> Any:
     if kind is sympy.Expr:
         return read(_expect(str, plain, where))
-    if get_origin(kind) is tuple:
-        item = get_args(kind)[0]
+    item = _item_of(kind)
+    if item is not None:
         items = enumerate(_expect(list, plain, where))
-        return tuple(_value(item, entry, f"{where}[{i}]", read) for i, entry in items)
+        return tuple([_value(item, entry, f"{where}[{i}]", read) for i, entry in items])
     if dataclasses.is_dataclass(kind):
         return _instance(kind, _expect(dict, plain, where), where, read)
     return _expect(bool if kind is bool else str, plain, where)
 
 
 def _instance(kind: Any, plain: Mapping[str, Any], where: str, read: Callable[[str], Any]) -> Any:
-    hints = _hints(kind)
-    fields = dataclasses.fields(kind)
-    required = {field.name for field in fields if field.default is dataclasses.MISSING}
-    differing = (required - set(plain)) | (set(plain) - {field.name for field in fields})
-    if differing:
-        keys = ", ".join(sorted(differing))
+    hints, required = _hints(kind), _required(kind)
+    if not required <= plain.keys() <= hints.keys():
+        keys = ", ".join(sorted((required - plain.keys()) | (plain.keys() - hints.keys())))
         reject(f"{where}: keys {keys} are missing or unknown: trace the model again")
     return kind(
         **{name: _value(hints[name], plain[name], f"{where}.{name}", read) for name in plain}
     )
+
+
+@cache
+def _item_of(kind: Any) -> Any:
+    """What a tuple holds; None for what is no tuple."""
+    return get_args(kind)[0] if get_origin(kind) is tuple else None
+
+
+@cache
+def _required(kind: Any) -> frozenset[str]:
+    """The fields without a default."""
+    fields = dataclasses.fields(kind)
+    return frozenset(one.name for one in fields if one.default is dataclasses.MISSING)
 
 
 @cache

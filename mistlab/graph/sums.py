@@ -55,7 +55,7 @@ class Sum:
 
     def __init__(self, terms: Mapping[Powers, Number]) -> None:
         self.terms = {powers: number for powers, number in terms.items() if number}
-        self._hash = hash(frozenset(self.terms.items()))
+        self._hash: int | None = None
 
     @classmethod
     def of(cls, value: Sum | Number) -> Sum:
@@ -82,6 +82,9 @@ class Sum:
         return isinstance(other, Sum) and self.terms == other.terms
 
     def __hash__(self) -> int:
+        # Most sums are steps on the way to another one, and are never asked for it.
+        if self._hash is None:
+            self._hash = hash(frozenset(self.terms.items()))
         return self._hash
 
     def __add__(self, other: Sum | Number) -> Sum:

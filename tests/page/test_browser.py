@@ -83,6 +83,7 @@ def test_every_button_is_clicked_through(seen: Seen) -> None:
         assert got.value.suggested_filename.endswith(ending)
     tab.get_by_role("tab", name="Serving").click()
     tab.locator("#layout").wait_for()
+    tab.locator("#played", has_text="each further token, 95 %").wait_for()
 
 
 def test_a_link_restores_the_page(seen: Seen, browser: Any) -> None:

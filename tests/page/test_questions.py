@@ -36,6 +36,9 @@ CONFIG = {
 }
 
 
+LOAD = {"model": "llama3-8b", "gpu": "H100", "gpus": 8}
+
+
 def ask(question: str, **body: Any) -> dict[str, Any]:
     return QUESTIONS[question](body, lambda event: None)
 
@@ -154,6 +157,8 @@ def test_pasted_texts_are_what_they_say() -> None:
         ("search", {"problem": PROBLEM, "seconds": -1}, "seconds"),
         ("export", {"plan": None, "framework": "megatron"}, "plan"),
         ("serving", {"load": {"model": "llama3-8b", "trace": "/etc/passwd"}}, "load.trace"),
+        ("serving", {"load": {"model": "llama3-8b", "gpu": "H100"}}, "load.gpus: missing"),
+        ("serving", {"load": {**LOAD, "model": "glm-5"}}, "hold no replica of glm-5"),
         ("serving", {"load": {"model": "../x", "gpu": "H100", "gpus": 8}}, "names a file"),
     ],
 )
@@ -163,6 +168,16 @@ def test_wrong_input_is_refused_with_field_and_remedy(
     with pytest.raises(InputError) as refused:
         ask(question, **body)
     assert words in str(refused.value)
+
+
+def test_a_served_load_is_answered_as_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["--model", LOAD["model"], "--gpu", LOAD["gpu"], "--gpus", str(LOAD["gpus"])]
+    assert command("serve_plan", *map(str, line), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["played"]["requests_per_s"] > 0
+    assert json.loads(json.dumps(ask("serving_played", load=LOAD))) == told
+    # While sliders move nothing is played: the rest is the same.
+    assert json.loads(json.dumps(ask("serving", load=LOAD))) == {**told, "played": None}
 
 
 @pytest.mark.parametrize("key", ["order", "profile", "hardware", "model"])

@@ -4,7 +4,7 @@ import { ask, follow, Latest, Refused } from "/asking.js";
 import { card, download, el } from "/parts.js";
 import { check, list, mark, optional, powers, slider } from "/fields.js";
 import { compareCard, gainsCard, goesCard, memoryCard, paretoCard, planCard, searchCard, timeCard, timelineCard } from "/results.js";
-import { LOAD, served, servingForm } from "/serving.js";
+import { LOAD, served, servingForm, stopPlaying } from "/serving.js";
 
 const TABS = { train: "Training", adapt: "Fine-tuning", serve: "Serving" };
 const PROBLEM = {
@@ -482,6 +482,7 @@ function pick(tab) {
     const { problem, plan, knobs } = state;
     state.kept[state.tab] = { problem, plan, knobs };
   }
+  stopPlaying();
   state.tab = tab;
   if (tab in state.kept) Object.assign(state, state.kept[tab]);
   for (const name of ["figures", "choices", "search", "comparison", "pinned", "pareto"]) state[name] = null;

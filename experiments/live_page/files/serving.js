@@ -1,7 +1,7 @@
 // Serving: which layout of GPUs serves a load best.
 
-import { ask, Latest } from "/asking.js";
-import { card, dollars, el, more, seconds, table, whole } from "/parts.js";
+import { ask, Latest, Refused } from "/asking.js";
+import { card, dollars, el, percent, seconds, table, whole } from "/parts.js";
 import { scatter } from "/figures.js";
 import { list, optional, powers, slider } from "/fields.js";
 
@@ -9,7 +9,10 @@ export const LOAD = {
   model: "llama3-70b", gpu: "H100", gpus: 8, weights: "bf16", engine: "vllm", prompt: 1000, output: 500,
   lengths: "lognormal", export: "vllm",
 };
-const latest = new Latest();
+const latest = new Latest(), playing = new Latest();
+// So long nothing may change before the best layout is played, request by request.
+const QUIET_MS = 300;
+let timer = null;
 
 export function servingForm(load, names, changed) {
   const set = (name) => (value) => {
@@ -40,7 +43,37 @@ export async function served(load, results) {
   const answer = await latest.run((signal) => ask("serving", { load }, signal));
   if (answer === null) return null;
   results.replaceChildren(...cards(answer));
+  playing.stop();
+  clearTimeout(timer);
+  timer = setTimeout(() => void playedLater({ ...load }, results), QUIET_MS);
   return answer;
+}
+
+// Percentiles of the best layout, once the question rests; without them the answer stands.
+async function playedLater(load, results) {
+  try {
+    const answer = await playing.run((signal) => ask("serving_played", { load }, signal));
+    const place = results.querySelector("#played");
+    if (answer && place) place.replaceWith(playedCard(answer.played));
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+  }
+}
+
+export function stopPlaying() {
+  playing.stop();
+  clearTimeout(timer);
+}
+
+function playedCard(played) {
+  if (!played) return card("played", "As played, request by request", el("p", { class: "soft" }, "Separate GPUs for prompts are timed in closed form alone."));
+  const share = percent(played.share);
+  return card("played", "As played, request by request",
+    el("dl", { class: "facts" }, [
+      [`first token, ${share} of requests`, `within ${seconds(played.ttft_s)}`],
+      [`each further token, ${share}`, `within ${seconds(played.tpot_s)}`],
+      ["requests a second", played.requests_per_s.toFixed(2)],
+    ].map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))));
 }
 
 function cards(answer) {
@@ -66,6 +99,6 @@ function cards(answer) {
       table("Layouts, the best first", ["layout", "requests/s", "first token", "each token", "output tokens/s a GPU"],
         all.map((one) => [one.plan, one.requests_per_s.toFixed(2), seconds(one.ttft_s), seconds(one.tpot_s), whole(one.output_tokens_per_s_per_gpu)]), 0)),
     lines.length ? card("commands", "How to start it", el("pre", { tabindex: "0" }, lines.join("\n"))) : null,
-    answer.played ? card("played", "As played, request by request", more("Figures", el("pre", { tabindex: "0" }, JSON.stringify(answer.played, null, 2)))) : null,
+    card("played", "As played, request by request", el("p", { class: "soft" }, "Played once the question rests.")),
   ].filter(Boolean);
 }
