@@ -44,8 +44,8 @@ SQUEEZED = """
         of_states={"gradient": lambda times: 1 / times},
     ),
 """
-LEAN = """
-    "lean_layers": Dimension(part="layers", symbol="cl", default=0, noun="blocks lean"),
+THRIFTY = """
+    "thrifty_layers": Dimension(part="layers", symbol="cy", default=0, noun="blocks thrifty"),
 """
 REGIONS = """
     "reduce_regions": Dimension(
@@ -93,20 +93,20 @@ def squeezed_is_like_others(folder: str) -> None:
     train_like_plain(stage=lambda own: own.with_values({"squeezed": 2}))
 
 
-def lean_is_like_others(folder: str) -> None:
+def thrifty_is_like_others(folder: str) -> None:
     """It is predicted, played, searched, written and trained like the others."""
     path = Path(folder) / "plan.yaml"
 
-    def lean(block: LayerGraph) -> LayerGraph:
+    def thrifty(block: LayerGraph) -> LayerGraph:
         forward = block.of_phase("forward")
         return replace(
             block, saved=block.saved[: len(block.saved) // 2], again=forward[: len(forward) // 2]
         )
 
-    TREATMENTS["lean"] = Treatment(dimension="lean_layers", graph=lean)
+    TREATMENTS["thrifty"] = Treatment(dimension="thrifty_layers", graph=thrifty)
     plans = [
         replace(PLAN, stages=(STAGE.with_values(values), STAGE))
-        for values in ({}, {"lean_layers": 2}, {"checkpointed_layers": 1, "lean_layers": 3})
+        for values in ({}, {"thrifty_layers": 2}, {"checkpointed_layers": 1, "thrifty_layers": 3})
     ]
     dump_job(Job(workload=WORK, cluster=CLUSTER, plan=plans[2]), path)
     assert load_job(path).plan == plans[2]
@@ -117,14 +117,14 @@ def lean_is_like_others(folder: str) -> None:
         assert kept[0] > kept[1] > kept[2]
     deeper = replace(WORK, model=catalog.model("gpt3-1.3b"), sequence_length=2048, global_batch=64)
     offered = tuple(range(25))
-    space = replace(space_of("+checkpointing"), lean_layers=offered, micro_batch=(4,))
-    assert any(stage.value("lean_layers") for stage in searched("mist", space, deeper).stages)
+    space = replace(space_of("+checkpointing"), thrifty_layers=offered, micro_batch=(4,))
+    assert any(stage.value("thrifty_layers") for stage in searched("mist", space, deeper).stages)
     pytest.importorskip("torch")
     from runtime.engine.work.layer_passes import LAYER_RUNS, LayerRun, Passes  # noqa: PLC0415
 
     run = LayerRun(forward=Passes.keeping_input, runs_again=True)
-    LAYER_RUNS["lean"] = run
-    both = {"lean_layers": 1, "checkpointed_layers": 1}
+    LAYER_RUNS["thrifty"] = run
+    both = {"thrifty_layers": 1, "checkpointed_layers": 1}
     train_like_plain(stage=lambda own: own.with_values(both))
 
 

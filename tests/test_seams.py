@@ -81,8 +81,8 @@ def test_a_dimension_of_the_mesh_is_a_row(tmp_path: Path) -> None:
 
 
 def test_a_treatment_is_a_row(tmp_path: Path) -> None:
-    """Blocks treated ``lean`` keep half of what they save, and run half of their forward again."""
-    run_with_row(added_rows.LEAN, added_rows.lean_is_like_others, str(tmp_path))
+    """Blocks treated ``thrifty`` keep half of what they save, and half of them run again."""
+    run_with_row(added_rows.THRIFTY, added_rows.thrifty_is_like_others, str(tmp_path))
 
 
 def test_an_order_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,11 +33,17 @@ from mistlab.graph.layer_types import LayerTypes, graphs_of
 from mistlab.graph.library import graph_of
 from mistlab.graph.stored_graph import StoredGraph
 from mistlab.graph.sums import Sum, Value, names_in, where
-from mistlab.graph.symbols import GraphChoice, by_graph, layer_columns, size_columns, size_names
+from mistlab.graph.symbols import (
+    PLAIN_GRAPH,
+    GraphChoice,
+    by_graph,
+    layer_columns,
+    size_columns,
+    size_names,
+)
 from mistlab.graph.treatments import TREATMENTS, Treatment
 from mistlab.machine.hardware import AS_ANOTHER, EIGHT_BIT, OPERATOR_CLASSES, Compute, OperatorClass
 from mistlab.plan.workload import Workload
-from mistlab.schedule.context_ways import RING
 
 CLASSES: tuple[OperatorClass, ...] = (
     *OPERATOR_CLASSES,
@@ -140,7 +146,7 @@ class LayerWork:
 
     def _other(self, choice: GraphChoice) -> Compiled:
         graph = self.split if self.split is not None and choice.splits_tokens else self.graph
-        return _compiled(graph, self.rules, self.treatments, size_names(), choice.exchange)
+        return _compiled(graph, self.rules, self.treatments, size_names(), choice)
 
     @property
     def passes(self) -> Sequence[str]:
@@ -165,12 +171,13 @@ def _compiled(
     rules: KernelRules,
     treatments: tuple[tuple[str, Treatment], ...],
     columns: tuple[str, ...],
-    exchange: int = RING,
+    choice: GraphChoice = PLAIN_GRAPH,
 ) -> Compiled:
     expressions: dict[str, Value] = {}
     numbers: dict[str, int] = {}
     names: dict[tuple[str, tuple[Operator, ...]], str] = {}
-    for layer_type, layer in graphs_of(graph.counts, treatments, exchange).items():
+    layers = graphs_of(graph.counts, treatments, choice.exchange, choice.lean)
+    for layer_type, layer in layers.items():
         expressions |= {
             f"{layer_type} parameters": layer.parameter_count,
             f"{layer_type} experts": layer.expert_parameter_count,

@@ -229,7 +229,8 @@ def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Floats:
 def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Floats, Floats]:
     """The host's seconds (C) for a forward pass, and those for a backward pass; recomputed blocks
     run twice. A cluster's profile is left out."""
-    again = np.sum([batch.value(row.dimension) for row in TREATMENTS.values()], axis=0)
+    twice = [row.dimension for row in TREATMENTS.values() if row.runs_again]
+    again = np.sum([batch.value(name) for name in twice], axis=0)
     ends = host.end_s * (batch.has_embedding + batch.has_head)
     ranks, way = batch.value("context_parallel"), batch.value("context_exchange")
     forward_s, backward_s = of_ranks(host, ranks, way)

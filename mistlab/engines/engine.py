@@ -266,8 +266,9 @@ class Engine:
     With ``steps_apart`` no stage waits for another one's step: stages that begin late go on late,
     and an iteration takes as long as the stage that is longest at it.
     ``keeps_masks`` says whether blocks keep the masks of dropout, or draw them again.
-    ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``runs_here`` whether
-    this package's runtime executes its slot table.
+    ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``runs_lean`` whether
+    blocks may have operators that keep less, ``runs_here`` whether this package's runtime executes
+    its slot table.
     """
 
     name: str
@@ -303,6 +304,7 @@ class Engine:
     expert_exchange: ExpertExchange = AT_ONCE
     optimizers: tuple[Optimizer, ...] = ("adamw",)
     drops_tokens: bool = False
+    runs_lean: bool = False
     runs_here: bool = False
 
     def __post_init__(self) -> None:

@@ -98,6 +98,8 @@ _KERNELS = (
         KernelRule(name=name, bytes_factor=4 / 5)
         for name in ("aten.native_dropout", "aten.native_dropout_backward")
     ),
+    # Blocks with a lean core do no more: no shares after dropout are kept in any block.
+    KernelRule(name="mistlab.drop_again", runs=False),
     # Graphs that are made of traced ones have the mask's byte alone.
     *(
         KernelRule(name=name, module=module, bytes_factor=4.0)
@@ -141,5 +143,6 @@ MISTLAB = Engine(
     context_exchanges=(RING, GATHER, HEADS),
     takes_orders=True,
     keeps_masks=False,
+    runs_lean=True,
     runs_here=True,
 )

@@ -26,6 +26,7 @@ from mistlab.graph.graph import (
 )
 from mistlab.graph.sums import Sum, largest, sympy, total, where
 from mistlab.graph.treatments import PLAIN, TREATMENTS, Treatment, treatments_of
+from mistlab.plan.lean_sets import ALL
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 
 # Splits sequences over context-parallel ranks: makes the layer graphs that they run.
@@ -33,9 +34,7 @@ from mistlab.schedule.context_ways import GATHER, HEADS, RING
 # A rank has s tokens of each sequence, of s cp. Attention alone looks at other ranks' tokens: keys
 # and values go round a ring of the ranks while each rank attends to those that it has (Liu et al.
 # 2023), or each rank gathers them all, or ranks exchange tokens for heads. Of a causal sequence
-# each rank takes one part of the first half and one of the second, so that all have as much to do.
-#
-# With one rank (cp is 1) the graphs count what they counted before.
+# each rank takes one part of each half. With one rank (cp is 1) graphs count what they did before.
 
 
 Part = TypeVar("Part", Operator, SavedTensor, Peak)
@@ -368,16 +367,19 @@ def type_of(kind: str, treatment: str) -> str:
 
 
 def graphs_of(
-    graph: ModelGraph, treatments: Sequence[tuple[str, Treatment]], exchange: int = RING
+    graph: ModelGraph,
+    treatments: Sequence[tuple[str, Treatment]],
+    exchange: int = RING,
+    lean: int = ALL,
 ) -> dict[str, LayerGraph]:
     """The layer graph of each type of a model's layers, in the order of ``LayerTypes.names``;
-    context-parallel ranks exchange keys in the way ``exchange``."""
+    ranks exchange keys in the way ``exchange``, lean blocks have the set ``lean`` of operators."""
     graph = split_over_context(graph, exchange)
     found = {EMBEDDING: graph.embedding}
     for kind in dict.fromkeys(graph.pattern):
         block = graph.kinds[kind]
         found[kind] = block
-        found |= {type_of(kind, name): row.graph(block) for name, row in treatments}
+        found |= {type_of(kind, name): row.of(block, lean) for name, row in treatments}
     return {**found, HEAD: graph.head}
 
 

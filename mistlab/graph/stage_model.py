@@ -32,6 +32,7 @@ from mistlab.graph.library import divides, graph_of, holds, remainders, sequence
 from mistlab.graph.stored_graph import StoredGraph
 from mistlab.graph.sums import sympy
 from mistlab.graph.symbols import (
+    PLAIN_GRAPH,
     GraphChoice,
     by_graph,
     exchanges_of,
@@ -45,7 +46,7 @@ from mistlab.plan.adapter_sizes import adapter_bytes
 from mistlab.plan.dimension import Dimension
 from mistlab.plan.dimensions import DIMENSIONS
 from mistlab.plan.workload import Workload, without_dropout
-from mistlab.schedule.context_ways import HEADS, RING
+from mistlab.schedule.context_ways import HEADS
 from mistlab.stages.stage_batch import StageBatch, StageFigures, StagePeaks
 
 _Treatments = tuple[tuple[str, Treatment], ...]
@@ -201,7 +202,7 @@ class StageModel:
 
     def _other_layers(self, choice: GraphChoice) -> Compiled:
         graph = self.split if self.split is not None and choice.splits_tokens else self.graph
-        return _layers(graph, self.treatments, size_names(), choice.exchange)
+        return _layers(graph, self.treatments, size_names(), choice)
 
 
 # Figures of states, in the order in which adapters' bytes are told.
@@ -219,11 +220,11 @@ def _layers(
     graph: StoredGraph,
     treatments: _Treatments,
     columns: tuple[str, ...],
-    exchange: int = RING,
+    choice: GraphChoice = PLAIN_GRAPH,
 ) -> Compiled:
     expressions = {
         sum_name(name, entry.name): getattr(sums, entry.name)
-        for name, layer in graphs_of(graph.counts, treatments, exchange).items()
+        for name, layer in graphs_of(graph.counts, treatments, choice.exchange, choice.lean).items()
         for sums in (LayerSums.of(layer),)
         for entry in fields(LayerSums)
     }

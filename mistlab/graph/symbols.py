@@ -11,7 +11,9 @@ from mistlab.core.arrays import Bools, Column, Floats, Ints
 from mistlab.graph.compiled import Compiled
 from mistlab.graph.sums import sympy
 from mistlab.plan.dimensions import DIMENSIONS
+from mistlab.plan.lean_sets import ALL, CHOICE
 from mistlab.plan.workload import Workload
+from mistlab.schedule.context_ways import RING
 
 # The symbols of layer graphs and of stages, one or two letters each.
 #
@@ -136,7 +138,8 @@ def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, N
 
 
 # Evaluates each candidate with the graph of its layers: the plain one, the one with sequence
-# parallelism, or either of them with another way for context-parallel ranks to exchange keys.
+# parallelism, or either of them with another way for context-parallel ranks to exchange keys, or
+# with some operators of its lean blocks alone.
 #
 # Axes: C rows of sizes.
 
@@ -145,10 +148,15 @@ Columns = Mapping[str, Floats]
 
 
 class GraphChoice(NamedTuple):
-    """Which graph a candidate runs: whether it splits tokens, and its ``context_exchange``."""
+    """Which graph a candidate runs: whether it splits tokens, its ``context_exchange``, and the
+    ``lean_operators`` of its lean blocks."""
 
-    splits_tokens: bool
-    exchange: int
+    splits_tokens: bool = False
+    exchange: int = RING
+    lean: int = ALL
+
+
+PLAIN_GRAPH = GraphChoice()
 
 
 def splits_tokens(columns: Columns) -> Bools:
@@ -167,24 +175,30 @@ def exchanges_of(columns: Columns) -> Ints:
     return np.where(columns["cp"] > 1, chosen, 0).astype(np.int64)
 
 
+def _lean_of(columns: Columns) -> Ints:
+    """Which operators of the lean blocks of each row (C) are lean."""
+    chosen = columns.get(DIMENSIONS[CHOICE].symbol)
+    return np.asarray(np.zeros(len(columns["tp"])) if chosen is None else chosen).astype(np.int64)
+
+
 def by_graph(plain: Compiled, other: Callable[[GraphChoice], Compiled], columns: Columns) -> Floats:
     """The values (names, C) of expressions: those of ``other`` in rows with another graph.
 
     ``other`` is called only if there are such rows, because compiling takes long.
     """
-    splits, exchanges = splits_tokens(columns), exchanges_of(columns)
-    if not splits.any() and not exchanges.any():
+    chosen = splits_tokens(columns), exchanges_of(columns), _lean_of(columns)
+    if not any(one.any() for one in chosen):
         return plain(columns)
-    pairs = zip(splits.tolist(), exchanges.tolist(), strict=True)
-    choices = sorted({GraphChoice(*pair) for pair in pairs})
+    rows = zip(*(one.tolist() for one in chosen), strict=True)
+    choices = sorted({GraphChoice(*row) for row in rows})
     if len(choices) == 1:
         return _same_names(other(choices[0]), plain)(columns)
     values = plain(columns)
     for choice in choices:
         if any(choice):
-            rows = (splits == choice.splits_tokens) & (exchanges == choice.exchange)
+            own = np.all([one == value for one, value in zip(chosen, choice, strict=True)], axis=0)
             compiled = _same_names(other(choice), plain)
-            values[:, rows] = compiled({name: column[rows] for name, column in columns.items()})
+            values[:, own] = compiled({name: column[own] for name, column in columns.items()})
     return values
 
 

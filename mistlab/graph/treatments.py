@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from mistlab.graph.attention_core import core_recomputed
 from mistlab.graph.graph import LayerGraph, Operator, Peak, SavedTensor
+from mistlab.graph.lean import lean
 from mistlab.graph.sums import Sum, expanded, factors_of, names_in, sympy, total
+from mistlab.plan.dimensions import RECOMPUTED
+from mistlab.plan.lean_sets import ALL, SETS
 
 # Blocks that recompute every second product: torchtitan's selective recomputation ``op``.
 #
@@ -114,13 +118,21 @@ class Treatment:
     """One treatment; its key in ``TREATMENTS`` is its name.
 
     ``dimension`` counts the blocks that have it. ``graph`` makes their layer graph from a plain
-    block's graph. With ``peaks_as_plain`` they need at their fullest moments at least as much as
-    plain blocks, so the moment at which the last plain block runs is never the fullest.
+    block's graph; one that ``is_chosen`` takes kinds of operators, too. With ``peaks_as_plain``
+    they need at their fullest moments at least as much as plain blocks, so the moment at which the
+    last plain block runs is never the fullest. Unless a treatment ``runs_again``, its blocks run
+    nothing of their forward pass once more.
     """
 
-    dimension: str
-    graph: Callable[[LayerGraph], LayerGraph]
+    dimension: str = ""
+    graph: Callable[..., LayerGraph]
     peaks_as_plain: bool = False
+    runs_again: bool = True
+    is_chosen: bool = False
+
+    def of(self, block: LayerGraph, chosen: int = ALL) -> LayerGraph:
+        """The graph of a treated block, of the ``lean_operators`` that a stage has chosen."""
+        return self.graph(block, SETS[chosen]) if self.is_chosen else self.graph(block)
 
 
 def treatments_of(stage: Callable[[str], float]) -> list[str]:
@@ -150,58 +162,15 @@ def recomputed(block: LayerGraph) -> LayerGraph:
     )
 
 
-def core_recomputed(block: LayerGraph) -> LayerGraph:
-    """The block keeps nothing of attention's core (scores, shares, masks, sums) but what enters and
-    leaves it, and runs the core forward again (Korthikanti et al. 2022).
-
-    What is dropped is missing at every moment, but those at which the core itself runs.
-    """
-    dropped = [tensor for tensor in block.saved if _is_of_core(tensor)]
-    gone = total((tensor.size_bytes for tensor in dropped), like=block.input_bytes)
-    return replace(
-        block,
-        saved=tuple(tensor for tensor in block.saved if tensor not in dropped),
-        again=tuple(operator for operator in block.of_phase("forward") if _runs_in_core(operator)),
-        peaks=tuple(_without(peak, gone) for peak in block.peaks),
-    )
-
-
-def _is_of_core(tensor: SavedTensor) -> bool:
-    """Whether a tensor has numbers for heads and positions, and none for channels."""
-    symbols = names_in(tensor.size_bytes)
-    return bool(symbols & {"n", "k"}) and not symbols & {"d", "h", "r", "f"}
-
-
-def _runs_in_core(operator: Operator) -> bool:
-    return operator.module == ATTENTION and operator.name != ROTATES
-
-
-def _without(peak: Peak, gone: sympy.Expr) -> Peak:
-    """A moment without the bytes that are gone, if it had them and is not of the core itself."""
-    left = expanded(peak.size_bytes - gone)
-    had_all = all(share > 0 for share in factors_of(left).values())
-    if peak.operator in OF_CORE or not had_all:
-        return peak
-    return replace(peak, size_bytes=left)
-
-
-# The module whose own operators are attention's core, but for one: rotary embedding comes before.
-ATTENTION, ROTATES = "attention", "mistlab.rotate_"
-# Operators of the core and of its backward pass whose moments may be the fullest.
-OF_CORE = frozenset(
-    (
-        *("aten.clone", "aten.baddbmm", "aten.bmm", "aten.mul", "aten.cat"),
-        "aten.new_zeros",
-        *("mistlab.causal_softmax", "mistlab.causal_softmax_backward"),
-        "aten._scaled_dot_product_flash_attention_for_cpu",
-        "aten._scaled_dot_product_flash_attention_for_cpu_backward",
-    )
-)
-
+# A treatment's dimension has its name, but for that of blocks that recompute everything.
 TREATMENTS: dict[str, Treatment] = {
-    "recomputed": Treatment(dimension="checkpointed_layers", graph=recomputed, peaks_as_plain=True),
-    "core_recomputed": Treatment(dimension="core_recomputed_layers", graph=core_recomputed),
-    "products_recomputed": Treatment(
-        dimension="products_recomputed_layers", graph=products_recomputed, peaks_as_plain=True
-    ),
+    "recomputed": Treatment(dimension=RECOMPUTED, graph=recomputed, peaks_as_plain=True),
+    **{
+        name: replace(row, dimension=f"{name}_layers")
+        for name, row in {
+            "core_recomputed": Treatment(graph=core_recomputed),
+            "products_recomputed": Treatment(graph=products_recomputed, peaks_as_plain=True),
+            "lean": Treatment(graph=lean, runs_again=False, is_chosen=True),
+        }.items()
+    },
 }

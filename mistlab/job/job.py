@@ -445,7 +445,7 @@ def _engine_problem(job: Job) -> FieldError | None:
     if found := _engine_problem_of_workload(job.workload, engine):
         return found
     for index, stage in enumerate(job.plan.stages):
-        for name in (*names_of("savings"), *names_of("mesh")):
+        for name in (*names_of("savings"), *names_of("mesh"), *names_of("layers")):
             value = stage.value(name)
             if problem := engine_problem(name, value, engine, in_pipeline=in_pipeline):
                 key = DIMENSIONS[name].holder or name

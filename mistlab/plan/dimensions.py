@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from mistlab.core.values import one_of
 from mistlab.engines.engine import Engine
 from mistlab.plan import dimension as checks
+from mistlab.plan import lean_sets
 from mistlab.plan.dimension import Dimension, EngineLimit, Part
 from mistlab.schedule.context_ways import WORDS
 
@@ -115,6 +116,21 @@ DIMENSIONS: dict[str, Dimension] = {
             runs=lambda engine, _: engine.context_exchanges, why=lambda *_: "does not"
         ),
     ),
+    lean_sets.CHOICE: Dimension(
+        part="mesh",
+        symbol="lo",
+        chooses_graph=True,
+        maximum=len(lean_sets.WORDS) - 1,
+        default=0,
+        label="lean operators",
+        words=lean_sets.WORDS,
+        is_trained=True,
+        limit=EngineLimit(
+            runs=lambda engine, _: None if engine.runs_lean else (0,),
+            why=lambda *_: "runs plain operators",
+            is_level=True,
+        ),
+    ),
     "micro_batch": Dimension(
         part="mesh",
         symbol="b",
@@ -211,6 +227,20 @@ DIMENSIONS: dict[str, Dimension] = {
         label="products recomputed",
         noun="blocks with every second product recomputed",
         brief="{} with every second product recomputed",
+    ),
+    "lean_layers": Dimension(
+        part="layers",
+        symbol="cl",
+        default=0,
+        label="lean",
+        noun="blocks with lean operators",
+        brief="{} with lean operators",
+        limit=EngineLimit(
+            runs=lambda engine, _: None if engine.runs_lean else (0,),
+            why=lambda *_: "runs plain operators",
+            remedy="leave it out, or give mistlab",
+            is_level=True,
+        ),
     ),
     # Proofs split boxes along the widest choice: optimizer state is six times as large as weights,
     # and activations are copied with every micro-batch. With equal weights the proof of the default

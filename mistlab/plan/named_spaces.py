@@ -124,6 +124,16 @@ _FSDP = SearchSpace(
     state_replicas=_POWERS,
     zero=(2, 3),
 )
+# One GPU or replicas of it, whose blocks have lean operators (Tempo, NeurIPS 2022) or recompute.
+_TEMPO = SearchSpace(
+    name="tempo",
+    data_parallel=_POWERS,
+    tensor_parallel=(1,),
+    pipeline=(1,),
+    zero=(0, 1),
+    recomputation="any",
+    lean_layers=None,
+)
 _EVERYTHING = replace(
     _WIDE,
     name="everything",
@@ -142,7 +152,7 @@ SPACES: Mapping[str, SearchSpace] = {
         for space in (
             *(_MEGATRON, _MEGATRON_TODAY, _MEGATRON_CORE, _ZERO_BUBBLE, _DEEPSPEED),
             *(*_AS_PUBLISHED, _ACESO, _ALPA),
-            *(_MOE, _FSDP, _EVERYTHING, _IN_ANY_ORDER),
+            *(_MOE, _FSDP, _TEMPO, _EVERYTHING, _IN_ANY_ORDER),
         )
     },
 }

@@ -60,7 +60,7 @@ class SearchSpace(dimension_fields.SpaceFields):
         for name, read in _LIMITED.items():
             row, listed = DIMENSIONS[name], read(self)
             assert row.limit is not None
-            for value in (min(listed),) if row.limit.is_level else listed:
+            for value in _hardest(listed, is_level=row.limit.is_level):
                 problems = (engine_problem(name, value, one, in_pipeline=True) for one in rows)
                 if problem := _of_all(problems):
                     refuse(row.holder or name, problem)
@@ -151,15 +151,27 @@ _READERS = {name: attrgetter(row.path or name) for name, row in DIMENSIONS.items
 _LIMITED = {name: read for name, read in _READERS.items() if DIMENSIONS[name].limit is not None}
 
 
-def _run_by(engines: Sequence[Engine], name: str, listed: tuple[float, ...]) -> tuple[float, ...]:
+def _hardest(listed: tuple[float, ...] | None, *, is_level: bool) -> tuple[float, ...]:
+    """The listed values that some engine has to run: of levels the lowest; none where all values
+    are allowed."""
+    if listed is None:
+        return ()
+    return (min(listed),) if is_level else listed
+
+
+def _run_by(
+    engines: Sequence[Engine], name: str, listed: tuple[float, ...] | None
+) -> tuple[float, ...] | None:
     """The listed values of a dimension that an engine runs; if none does, the highest level that
-    runs, or else the first value."""
+    runs, or else the first value. All that it runs where all values are allowed."""
     limit = DIMENSIONS[name].limit
     assert limit is not None
     of_engines = [limit.runs(engine, False) for engine in engines]
     if None in of_engines:
         return listed
     runs = [value for values in of_engines if values is not None for value in values]
+    if listed is None:
+        return tuple(runs)
     default = max(runs) if limit.is_level else runs[0]
     return tuple(value for value in listed if value in runs) or (default,)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mistlab.graph.treatments import PLAIN
+from mistlab.plan.lean_sets import CHOICE, SETS
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_program import Op, flush, iterations
@@ -25,7 +27,7 @@ from runtime.engine.streams.context_lanes import StreamedContext
 from runtime.engine.streams.expert_lanes import StreamedExperts
 from runtime.engine.streams.lanes import Event, StreamedRanks, Streams
 from runtime.engine.training import Training
-from runtime.engine.work.layer_passes import Passes, layer_treatments
+from runtime.engine.work.layer_passes import LAYER_RUNS, Passes, layer_treatments
 from runtime.engine.work.optimizer import Scaling, Stepper, Swaps, Works, works_of_sections
 from runtime.engine.work.parameters import Parameters, Squares
 from runtime.engine.work.products import add_up_inside, add_up_shared
@@ -37,6 +39,7 @@ from runtime.engine.work.stage_modules import (
 )
 from runtime.models.config import TYPE_OF_PRECISION, sums_of
 from runtime.models.dropout import Draws
+from runtime.models.lean_blocks import make_lean
 
 # How many layers' first weights are drawn at once; each takes 8 bytes a parameter meanwhile.
 MOST_DRAWN = 4
@@ -131,9 +134,11 @@ class Executor:
         """Give the layers' modules their parameters, and the runtime's own ways to work."""
         treatments = layer_treatments(self.own, self.shape.blocks)
         modules = {layer: one.module for layer, one in self.layers.items()}
-        for module in modules.values():
+        for layer, module in modules.items():
             add_up_inside(module, ranks)
             let_attend_in_place(module)
+            if LAYER_RUNS[treatments.get(layer, PLAIN)].is_lean:
+                make_lean(module, SETS[self.own.degree(CHOICE)])
         passes = Passes(self.state, modules, treatments, ranks, self.streams, self.device)
         for module in modules.values():
             add_up_shared(module, ranks)

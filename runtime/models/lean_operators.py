@@ -6,11 +6,15 @@ the shares after dropout. Dropout keeps nothing (``runtime.models.dropout``). Gr
 plain operators, to rounding.
 """
 
+import math
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from mistlab.graph.lean import KEPT_CHANNELS
+from runtime.models.ranks import operator
 
 # Nodes of the table of GELU's slope, for each side of its minimum: a straight line between two is
 # nearer to the slope than a number of 32 bits tells.
@@ -67,34 +71,49 @@ def _table(approximate: str, device: torch.device) -> tuple[Tensor, tuple[float,
     return torch.stack(rows).to(torch.float32).to(device), (ends[0], ends[1])
 
 
+@torch.library.custom_op("mistlab::lean_gelu", mutates_args=())
+def gelu_and_side(x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    """GELU, and a byte a value that tells on which side of GELU's minimum the input is."""
+    return _gelu(x, approximate), x > _minimum(approximate)[0]
+
+
+@gelu_and_side.register_fake
+def _(x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+@operator("gradient")
+def lean_gelu_backward(gradient: Tensor, y: Tensor, is_right: Tensor, approximate: str) -> Tensor:
+    """The gradient of GELU's input; the slope is read off by the output's height."""
+    table, ends = _table(approximate, y.device)
+    _, least = _minimum(approximate)
+    root = (y.float() - least).clamp_(min=0).sqrt_()
+    end = torch.where(is_right, ends[1], ends[0])
+    place = (root / end * (NODES - 1)).clamp_(max=NODES - 1)
+    node = place.to(torch.int64).clamp_(max=NODES - 2)
+    rest = place - node
+    flat = table.view(-1)
+    index = is_right.to(torch.int64) * NODES + node
+    slope = flat[index] * (1 - rest) + flat[index + 1] * rest
+    return (gradient.float() * slope).to(gradient.dtype)
+
+
 class LeanGelu(torch.autograd.Function):
     """GELU that keeps its output, and of its input only on which side of the minimum it is."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, approximate: str) -> Tensor:
         """The output; a byte a value tells the side."""
-        lowest, _ = _minimum(approximate)
-        y = _gelu(x, approximate)
+        y, is_right = gelu_and_side(x, approximate)
         ctx.approximate = approximate
-        ctx.save_for_backward(y, x > lowest)
+        ctx.save_for_backward(y, is_right)
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The slope, read off by the output's height above the minimum."""
+        """The gradient times the slope."""
         y, is_right = ctx.saved_tensors
-        table, ends = _table(ctx.approximate, y.device)
-        _, least = _minimum(ctx.approximate)
-        root = (y.float() - least).clamp_(min=0).sqrt_()
-        side = is_right.to(torch.int64)
-        end = torch.where(is_right, ends[1], ends[0])
-        place = (root / end * (NODES - 1)).clamp_(max=NODES - 1)
-        node = place.to(torch.int64).clamp_(max=NODES - 2)
-        rest = place - node
-        flat = table.view(-1)
-        index = side * NODES + node
-        slope = flat[index] * (1 - rest) + flat[index + 1] * rest
-        return (gradients[0].float() * slope).to(gradients[0].dtype), None
+        return lean_gelu_backward(gradients[0], y, is_right, ctx.approximate), None
 
 
 def lean_gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -103,40 +122,90 @@ def lean_gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return y
 
 
-class LeanLayerNorm(torch.autograd.Function):
-    """LayerNorm that keeps its output and one deviation a row.
+# LayerNorm from its output: normal values are (output - bias) / gain.
+#
+# Channels whose gain is nearly 0 do not give their normal values back. Those of the
+# ``KEPT_CHANNELS`` smallest gains are kept in any case, a number that does not depend on values: so
+# no host waits for a device, and bytes are known beforehand. A gain that is lost and has no kept
+# values makes gradients that are no numbers, rather than wrong ones.
 
-    Channels whose gain is nearly 0 do not give their normal values back: those alone are kept.
-    """
+
+@torch.library.custom_op("mistlab::lean_layer_norm", mutates_args=())
+def norm_and_kept(
+    x: Tensor, gain: Tensor, bias: Tensor, epsilon: float, channels: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """LayerNorm, the reciprocal deviation of each row, and the normal values of the channels with
+    the smallest gains."""
+    y, mean, reciprocal = torch.native_layer_norm(x, (x.shape[-1],), gain, bias, epsilon)
+    found = x.index_select(-1, _smallest(gain, channels))
+    return y, reciprocal, ((found - mean) * reciprocal).to(x.dtype)
+
+
+@norm_and_kept.register_fake
+def _(
+    x: Tensor, gain: Tensor, bias: Tensor, epsilon: float, channels: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.shape[:-1]
+    return torch.empty_like(x), x.new_empty((*rows, 1)), x.new_empty((*rows, channels))
+
+
+@operator("y", "gain", "bias")
+def lean_layer_norm_backward(
+    gradient: Tensor, y: Tensor, reciprocal: Tensor, kept: Tensor, gain: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of input, gain and bias."""
+    smallest = _smallest(gain, kept.shape[-1])
+    is_lost = gain.abs() <= LEAST_GAIN * gain.abs().max()
+    divisor = torch.where(is_lost, math.nan, gain.float()).index_fill_(0, smallest, 1.0)
+    normal = ((y.float() - bias.float()) / divisor).to(y.dtype)
+    normal.index_copy_(-1, smallest, kept)
+    # The gradient of a LayerNorm whose input has mean 0 and deviation 1 already.
+    zeros, ones = torch.zeros_like(reciprocal), torch.ones_like(reciprocal)
+    of_x, of_gain, of_bias = torch.ops.aten.native_layer_norm_backward(
+        *(gradient.contiguous(), normal, (y.shape[-1],), zeros, ones, gain, bias),
+        [True, True, True],
+    )
+    return of_x.mul_(reciprocal), of_gain, of_bias
+
+
+def _smallest(gain: Tensor, channels: int) -> Tensor:
+    """The channels with the smallest gains, in order."""
+    return gain.abs().argsort(stable=True)[:channels]
+
+
+def lost_channels(gain: Tensor) -> int:
+    """How many channels do not give their normal values back; the host waits for the answer."""
+    return int((gain.abs() <= LEAST_GAIN * gain.abs().max()).sum())
+
+
+class LeanLayerNorm(torch.autograd.Function):
+    """LayerNorm that keeps its output, a deviation a row and the values of a few channels."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor, bias: Tensor, epsilon: float, channels: int
+    ) -> Tensor:
         """The output."""
-        y, mean, reciprocal = torch.native_layer_norm(x, (x.shape[-1],), gain, bias, epsilon)
-        lost = (gain.abs() <= LEAST_GAIN * gain.abs().max()).nonzero().view(-1)
-        kept = ((x[..., lost].float() - mean) * reciprocal).to(x.dtype)
-        ctx.save_for_backward(y, reciprocal, gain, bias, lost, kept)
+        y, reciprocal, kept = norm_and_kept(x, gain, bias, epsilon, channels)
+        ctx.save_for_backward(y, reciprocal, kept, gain, bias)
         return y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """Gradients of input, gain and bias."""
-        y, reciprocal, gain, bias, lost, kept = ctx.saved_tensors
-        gradient = gradients[0].float()
-        divisor = gain.float().index_fill(0, lost, 1.0)
-        normal = (y.float() - bias.float()) / divisor
-        normal[..., lost] = kept.float()
-        scaled = gradient * gain.float()
-        of_x = scaled - scaled.mean(-1, keepdim=True)
-        of_x = (of_x - normal * (scaled * normal).mean(-1, keepdim=True)) * reciprocal
-        of_gain = (gradient * normal).flatten(0, -2).sum(0)
-        of_bias = gradient.flatten(0, -2).sum(0)
-        return of_x.to(y.dtype), of_gain.to(gain.dtype), of_bias.to(bias.dtype), None
+        return *lean_layer_norm_backward(gradients[0], *ctx.saved_tensors), None, None
 
 
-def lean_layer_norm(x: Tensor, gain: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
-    """LayerNorm over the last dimension."""
-    y: Tensor = LeanLayerNorm.apply(x, gain, bias, epsilon)
+def lean_layer_norm(
+    x: Tensor,
+    gain: Tensor,
+    bias: Tensor,
+    epsilon: float = 1e-5,
+    channels: int = KEPT_CHANNELS,
+) -> Tensor:
+    """LayerNorm over the last dimension; normal values of so many channels are kept, those with
+    the smallest gains."""
+    y: Tensor = LeanLayerNorm.apply(x, gain, bias, epsilon, channels)
     return y
 
 

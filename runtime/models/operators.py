@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -254,9 +255,13 @@ class LayerNorm(nn.Module):
         self.width, self.epsilon = width, NORM_EPSILON
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(width, dtype=dtype))
+        # Another way to work it out than torch's.
+        self.normalise: Callable[[Tensor, LayerNorm], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
+        if self.normalise is not None:
+            return self.normalise(x, self)
         return nn.functional.layer_norm(x, (self.width,), self.weight, self.bias, self.epsilon)
 
 

@@ -6,7 +6,7 @@ can tell them apart. GPT, Llama and Falcon differ only in their ``Structure``.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ class MLP(nn.Module):
         super().__init__()
         widths = (config.ffn, config.ffn) if structure.gated_mlp else (config.ffn,)
         self.structure = structure
+        self.gelu: Callable[[Tensor, str], Tensor] = _gelu
         self.up = ColumnLinear(
             config.hidden, widths, ranks, biases=config.biases, dtype=config.dtype
         )
@@ -45,15 +46,23 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the network to each token; input and output are (batch, sequence, hidden)."""
-        inner = self.up(x)
+        return self.down(self._activated(self.up(x)))
+
+    def _activated(self, inner: Tensor) -> Tensor:
+        """What the second product takes. No name holds what the first one makes while the second
+        one runs."""
         if self.structure.gated_mlp:
-            return self.down(swiglu(inner))
+            return swiglu(inner)
         if self.structure.activation == "relu2":
-            return self.down(SquaredRelu.apply(inner, None))
+            made: Tensor = SquaredRelu.apply(inner, None)
+            return made
         if self.structure.activation == "silu":
-            return self.down(nn.functional.silu(inner))
-        approximate = "tanh" if self.structure.activation == "gelu_tanh" else "none"
-        return self.down(nn.functional.gelu(inner, approximate=approximate))
+            return nn.functional.silu(inner)
+        return self.gelu(inner, "tanh" if self.structure.activation == "gelu_tanh" else "none")
+
+
+def _gelu(x: Tensor, approximate: str) -> Tensor:
+    return nn.functional.gelu(x, approximate=approximate)
 
 
 class Embedding(nn.Module):

@@ -104,7 +104,7 @@ BAD = {
         stage(chekpointed_layers=1),
         (
             "plan.stages[1].chekpointed_layers: unknown key: did you mean 'checkpointed_layers' or "
-            "'core_recomputed_layers'?"
+            "'lean_layers'?"
         ),
     ),
     "unknown section": (

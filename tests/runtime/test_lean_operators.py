@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.dropout import MaskRows, drop, kept_by_position, key_of
-from runtime.models.lean_operators import lean_core, lean_gelu, lean_layer_norm
+from runtime.models.lean_operators import lean_core, lean_gelu, lean_layer_norm, lost_channels
 
 F = nn.functional
 
@@ -83,9 +83,21 @@ def test_layer_norm_s_gradients_are_those_of_its_input(gain: str) -> None:
     bias, seen = torch.randn(32, requires_grad=True), torch.randn(40, 32)
     inputs = (x, weight, bias)
     plain = torch.autograd.grad((F.layer_norm(x, (32,), weight, bias) * seen).sum(), inputs)
-    lean = torch.autograd.grad((lean_layer_norm(x, weight, bias) * seen).sum(), inputs)
+    lost = lost_channels(weight)
+    lean = torch.autograd.grad(
+        (lean_layer_norm(x, weight, bias, channels=max(8, lost)) * seen).sum(), inputs
+    )
     for expected, found in zip(plain, lean, strict=True):
         assert found == pytest.approx(expected, abs=2e-4, rel=1e-3)
+
+
+def test_a_gain_that_is_lost_and_not_kept_makes_no_numbers() -> None:
+    weight = (torch.arange(32) > 8).float().requires_grad_()
+    x, bias = torch.randn(40, 32), torch.zeros(32)
+    y = lean_layer_norm(x, weight, bias)
+    (gradient,) = torch.autograd.grad(y.sum(), weight)
+    # The first eight of nine are kept.
+    assert gradient.isnan().nonzero().view(-1).tolist() == [8]
 
 
 def test_layer_norm_keeps_nothing_that_the_next_product_does_not() -> None:
@@ -101,7 +113,7 @@ def test_layer_norm_keeps_nothing_that_the_next_product_does_not() -> None:
     lean = kept(lambda x: lean_layer_norm(x, weight, bias))
     rows, values = 64 * 4, 64 * 32 * 4
     assert plain == 2 * values + 2 * rows
-    assert lean == values + rows
+    assert lean == values + rows + 8 * rows
 
 
 def test_attention_s_core_has_the_gradients_and_keeps_a_third_less() -> None:
@@ -203,7 +215,8 @@ def test_a_block_keeps_less_to_the_byte() -> None:
         sizes[lean] = kept_bytes(lambda block=block: block(x), *block.parameters())
     tokens = batch * length
     gelu = (4 - 1) * tokens * inner
-    norms = 2 * (4 * tokens * hidden + 4 * tokens)
+    # The input and the mean give way to the values of eight channels.
+    norms = 2 * (4 * tokens * hidden + 4 * tokens - 4 * 8 * tokens)
     # Masks of a byte a value.
     dropouts = 2 * tokens * hidden
     core = 4 * batch * heads * length**2

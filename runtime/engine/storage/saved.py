@@ -125,6 +125,12 @@ class Saved:
         storage.is_here = True
         self.size_bytes += storage.size_bytes
 
+    def leave_out(self, tensor: Tensor) -> None:
+        """Count a tensor no more: the next layer, whose input it is, does."""
+        found = self._storages.pop(storage_of(tensor), None)
+        if found is not None:
+            self.size_bytes -= found.size_bytes
+
     def _storage(self, place: int) -> _SavedStorage:
         return list(self._storages.values())[place]
 

@@ -26,6 +26,7 @@ from runtime.engine.storage.state import ParameterPlaces, StageState
 from runtime.engine.streams.lanes import LaneWork, StreamedRanks, Streams
 from runtime.engine.work.shared_vectors import SharedVectors
 from runtime.models.experts import Experts
+from runtime.models.lean_blocks import keep_lost_channels
 
 
 class _Boundary(torch.autograd.Function):
@@ -112,6 +113,8 @@ class Passes:
         self.shared = SharedVectors(state, modules, self._places, ranks, device)
         # Bytes that a layer keeps for a micro-batch, counted once, where none of its tensors move.
         self._sizes: dict[int, int] = {}
+        # Layers whose norms keep what their gains lose.
+        self._looked_at: set[int] = set()
 
     def forward(
         self, layer: int, micro_batch: int, entry: int, x: Tensor, targets: Tensor | None
@@ -245,11 +248,17 @@ class Passes:
 
     def _plainly(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
         """Run a layer forward; autograd keeps its saved tensors."""
-        if x.is_floating_point():
+        if self._drops_input(layer):
+            x = _Boundary.apply(x, self._anchor, kept.handed)
+        elif x.is_floating_point():
             x = kept.entered = x.detach().requires_grad_()
         y = self._run(layer, x, kept.targets)
         kept.edge = get_gradient_edge(y)
         return y
+
+    def _drops_input(self, layer: int) -> bool:
+        """Whether a layer may keep other tensors than its input, which then nothing is to hold."""
+        return LAYER_RUNS[self.treatments.get(layer, PLAIN)].is_lean
 
     def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: Kept) -> Tensor:
         """Run a layer forward by its treatment, keep its saved tensors and count them."""
@@ -274,10 +283,20 @@ class Passes:
             y = self._run(layer, x, kept.targets)
         kept.edge = get_gradient_edge(y)
         shape = self.state.shape
-        moves = shape.rings_weights(layer) or shape.offload_of(layer).activations > 0
+        leaves = shape.offload_of(layer).activations > 0
+        if not leaves:
+            saved.leave_out(y)
+        moves = shape.rings_weights(layer) or leaves
         if not moves and not self._varies(layer):
             self._sizes[layer] = saved.size_bytes
         return y
+
+    def keeping_less(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
+        """Run a layer of lean operators forward and keep what these need."""
+        if layer not in self._looked_at:
+            self._looked_at.add(layer)
+            keep_lost_channels(self.modules[layer])
+        return self.keeping_all(layer, x, kept)
 
     def _varies(self, layer: int) -> bool:
         """Whether what a layer keeps depends on values: on the tokens that come to experts."""
@@ -308,17 +327,19 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRun:
-    """How a layer with a treatment runs forward, and whether it does so again before its backward
-    pass."""
+    """How a layer with a treatment runs forward, whether it does so again before its backward pass,
+    and whether it ``is_lean``: keeps what its operators make in place of what they take."""
 
     forward: Callable[[Passes, int, Tensor, Kept], Tensor]
     runs_again: bool = False
+    is_lean: bool = False
 
 
 # By the names of ``mistlab.graph.treatments.TREATMENTS``.
 LAYER_RUNS: dict[str, LayerRun] = {
     PLAIN: LayerRun(forward=Passes.keeping_all),
     "recomputed": LayerRun(forward=Passes.keeping_input, runs_again=True),
+    "lean": LayerRun(forward=Passes.keeping_less, is_lean=True),
 }
 
 

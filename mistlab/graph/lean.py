@@ -1,0 +1,259 @@
+"""Blocks whose operators keep less for their backward pass, after Tempo (Andoorveedu et al. 2022).
+
+GELU keeps its output and a byte a value, LayerNorm its output and one deviation a row, attention's
+core its shares and mask but not the shares after dropout, dropout after products nothing. What is
+kept in place of an input is kept by the next product anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mistlab.graph.attention_core import ATTENTION, without
+from mistlab.graph.graph import LayerGraph, Operator, Peak, Phase, SavedTensor
+from mistlab.graph.sums import expanded, factors_of, names_in, product, total
+from mistlab.plan.lean_sets import KINDS
+
+if TYPE_CHECKING:
+    import sympy
+
+# Channels whose normal values a LayerNorm keeps: those with the smallest gains, as an output tells
+# nothing of its input where the gain is 0.
+KEPT_CHANNELS = 8
+
+GELU, NORM, DROPOUT = "aten.gelu", "aten.native_layer_norm", "aten.native_dropout"
+_LEAN = {
+    GELU: "mistlab.lean_gelu",
+    NORM: "mistlab.lean_layer_norm",
+    DROPOUT: "mistlab.lean_dropout",
+}
+DROP_AGAIN = "mistlab.drop_again"
+_WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
+_BYTE = "bool"
+
+
+def lean(block: LayerGraph, kinds: Collection[str] = KINDS) -> LayerGraph:
+    """The block whose operators of these kinds are lean."""
+    for kind in KINDS:
+        if kind in kinds:
+            block = _OF_KIND[kind](block)
+    return block
+
+
+def _changed(
+    block: LayerGraph,
+    *,
+    operators: Iterable[Operator],
+    saved: Iterable[SavedTensor],
+    peak: Callable[[Peak], Peak],
+    more: Iterable[Peak] = (),
+) -> LayerGraph:
+    peaks = (*(peak(one) for one in block.peaks), *more)
+    return replace(block, operators=tuple(operators), saved=tuple(saved), peaks=peaks)
+
+
+def _lean_gelu(block: LayerGraph) -> LayerGraph:
+    """GELU's input, which it keeps alone, gives way to a byte a value."""
+    forward = _named(block, GELU, "forward")
+    if forward is None:
+        return block
+    values = product(forward.outputs[0])
+    width = _WIDTHS[forward.dtype]
+
+    def saved(tensor: SavedTensor) -> SavedTensor:
+        is_input = tensor.module == forward.module and tensor.size_bytes == values * width
+        return replace(tensor, dtype=_BYTE, size_bytes=values) if is_input else tensor
+
+    def operator(one: Operator) -> Operator:
+        if one.module != forward.module or not one.name.startswith(GELU):
+            return one
+        own = _renamed(one, GELU)
+        if one.phase == "forward":
+            return replace(
+                own,
+                outputs=(*one.outputs, one.outputs[0]),
+                written_bytes=one.written_bytes + values,
+            )
+        # It reads output and byte in place of the input.
+        inputs = (*one.inputs, one.inputs[-1])
+        return replace(own, inputs=inputs, read_bytes=one.read_bytes + values)
+
+    gone = values * (width - 1)
+    changed = [saved(tensor) for tensor in block.saved]
+    kept = total((one.size_bytes for one in changed), like=values)
+    # The input is there when output and byte are made. The output is when the gradient of the input
+    # is made of its own, beside the residual's.
+    moments = (
+        Peak(phase="forward", operator=_LEAN[GELU], size_bytes=kept + values * width),
+        Peak(
+            phase="backward",
+            operator=f"{_LEAN[GELU]}_backward",
+            size_bytes=kept + 2 * width * values + block.output_bytes,
+        ),
+    )
+    return _changed(
+        block,
+        operators=map(operator, block.operators),
+        saved=changed,
+        peak=lambda one: _less(one, gone) if _has_all(one, block) else one,
+        more=moments,
+    )
+
+
+def _lean_norms(block: LayerGraph) -> LayerGraph:
+    """Inputs and means of norms give way to outputs, which products keep, and to the values of a
+    few channels."""
+    for one in block.of_phase("forward"):
+        # What a norm makes of a half of the block before the residual, no product keeps.
+        if one.name == NORM and not one.module.endswith("post_norm"):
+            block = _lean_norm(block, one)
+    return block
+
+
+def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
+    width = _WIDTHS[norm.dtype]
+    values, rows = product(norm.outputs[0]), product(norm.outputs[1])
+    channels = values * 0 + KEPT_CHANNELS
+    kept = SavedTensor(
+        module=norm.module,
+        shape=(rows, channels),
+        dtype=norm.dtype,
+        size_bytes=rows * KEPT_CHANNELS * width,
+        is_input=False,
+    )
+    # Of mean and deviation it keeps one.
+    sizes = [values * width, rows * width]
+    own = [one for one in block.saved if one.module == norm.module and one.size_bytes in sizes]
+    dropped = [next(one for one in own if one.size_bytes == size) for size in sizes]
+    saved = [one for one in block.saved if not any(one is other for other in dropped)]
+    moved = kept.size_bytes - rows * width
+
+    def operator(one: Operator) -> Operator:
+        if one.module != norm.module or not one.name.startswith(NORM):
+            return one
+        own = _renamed(one, NORM)
+        if one.phase == "forward":
+            made = (*one.outputs[:2], kept.shape)
+            return replace(own, outputs=made, written_bytes=one.written_bytes + moved)
+        gradient, x, _, deviation, *vectors = one.inputs
+        shapes = (gradient, x, deviation, kept.shape, *vectors)
+        return replace(own, inputs=shapes, read_bytes=one.read_bytes + moved)
+
+    gone = (values - rows * (KEPT_CHANNELS - 1)) * width
+    forward = block.of_phase("forward")
+    place = [one.module for one in forward].index(norm.module)
+    network, attention = _ends(forward)
+
+    def changed(peak: Peak) -> Peak:
+        # The residual holds the input until the forward pass ends.
+        if peak.phase == "forward":
+            return _less(peak, -moved)
+        if _has_all(peak, block):
+            return _less(peak, gone)
+        names = names_in(peak.size_bytes)
+        is_before = place < (network if "f" in names else attention)
+        # A norm's own backward pass needs the output in place of the input.
+        if peak.operator.startswith(NORM) and ("n" not in names or not is_before):
+            return _less(peak, -moved)
+        return _less(peak, gone) if is_before else peak
+
+    return _changed(
+        block, operators=map(operator, block.operators), saved=(*saved, kept), peak=changed
+    )
+
+
+def _lean_core(block: LayerGraph) -> LayerGraph:
+    """Shares after dropout are made again of shares and mask."""
+    forward = _named(block, DROPOUT, "forward", module=ATTENTION)
+    if forward is None:
+        return block
+    dropped = product(forward.outputs[0]) * _WIDTHS[forward.dtype]
+    saved, is_gone = [], False
+    for tensor in block.saved:
+        if not is_gone and tensor.module == ATTENTION and tensor.size_bytes == dropped:
+            is_gone = True
+        else:
+            saved.append(tensor)
+    operators: list[Operator] = []
+    for one in block.operators:
+        is_core = one.phase == "backward" and one.module == ATTENTION
+        if is_core and one.kind == "matmul" and operators[-1].kind == "copy":
+            operators.append(
+                replace(
+                    forward,
+                    name=DROP_AGAIN,
+                    phase="backward",
+                    inputs=forward.outputs,
+                    outputs=(forward.outputs[0],),
+                    read_bytes=forward.written_bytes,
+                    written_bytes=dropped,
+                )
+            )
+        operators.append(one)
+    return _changed(block, operators=operators, saved=saved, peak=lambda one: without(one, dropped))
+
+
+def _lean_dropout(block: LayerGraph) -> LayerGraph:
+    """Masks of dropout after products are drawn again, by their place."""
+    forward = _named(block, DROPOUT, "forward", module="dropout")
+    if forward is None:
+        return block
+    mask = product(forward.outputs[0])
+    masks = [one for one in block.saved if one.module == "dropout" and one.size_bytes == mask]
+
+    def operator(one: Operator) -> Operator:
+        if one.module != "dropout" or not one.name.startswith(DROPOUT):
+            return one
+        own = _renamed(one, DROPOUT)
+        if one.phase == "forward":
+            return replace(own, outputs=one.outputs[:1], written_bytes=one.written_bytes - mask)
+        return replace(own, inputs=one.inputs[:1], read_bytes=one.read_bytes - mask)
+
+    def less(peak: Peak) -> Peak:
+        if not _has_all(peak, block):
+            return peak
+        # In the backward pass the last mask is the first to go.
+        is_last = peak.phase == "backward" and not peak.operator.startswith(DROPOUT)
+        return _less(peak, mask * (len(masks) - is_last))
+
+    kept = (one for one in block.saved if one not in masks)
+    return _changed(block, operators=map(operator, block.operators), saved=kept, peak=less)
+
+
+_OF_KIND = {
+    "gelu": _lean_gelu,
+    "norms": _lean_norms,
+    "core": _lean_core,
+    "dropout": _lean_dropout,
+}
+
+
+def _named(block: LayerGraph, name: str, phase: Phase, *, module: str = "") -> Operator | None:
+    """The first operator of a phase with this name, and of this module if one is given."""
+    return next(
+        (o for o in block.of_phase(phase) if o.name == name and module in ("", o.module)), None
+    )
+
+
+def _renamed(operator: Operator, plain: str) -> Operator:
+    """An operator under its lean name."""
+    return replace(operator, name=operator.name.replace(plain, _LEAN[plain]))
+
+
+def _ends(forward: Sequence[Operator]) -> tuple[int, int]:
+    """The places at which a forward pass's network and attention begin."""
+    network = next((n for n, one in enumerate(forward) if one.module.startswith("mlp.")), 0)
+    attention = next((n for n, one in enumerate(forward) if one.module.startswith("attention.")), 0)
+    return network, attention
+
+
+def _has_all(peak: Peak, block: LayerGraph) -> bool:
+    """Whether everything that a block keeps is there at a moment, as far as sizes tell."""
+    left = expanded(peak.size_bytes - block.saved_bytes)
+    return all(share > 0 for share in factors_of(left).values())
+
+
+def _less(peak: Peak, gone: sympy.Expr) -> Peak:
+    return replace(peak, size_bytes=expanded(peak.size_bytes - gone))

@@ -1,0 +1,36 @@
+"""Blocks of a model whose operators keep less for their backward pass."""
+
+from collections.abc import Collection
+from functools import partial
+
+from torch import Tensor, nn
+
+from mistlab.graph.lean import KEPT_CHANNELS
+from runtime.models.lean_operators import lean_gelu, lean_layer_norm, lost_channels
+from runtime.models.operators import LayerNorm
+from runtime.models.transformer import MLP
+
+
+def make_lean(block: nn.Module, kinds: Collection[str]) -> None:
+    """Let a block's operators of these kinds (``mistlab.plan.lean_sets``) keep less.
+
+    Norms of what attention and the network make are left: no product keeps what they give.
+    """
+    for name, one in block.named_modules():
+        if isinstance(one, MLP) and "gelu" in kinds:
+            one.gelu = lean_gelu
+        elif isinstance(one, LayerNorm) and "norms" in kinds and not name.endswith("post_norm"):
+            one.normalise = partial(_normalise, channels=KEPT_CHANNELS)
+
+
+def keep_lost_channels(block: nn.Module) -> None:
+    """Let lean norms keep the values of all channels that their outputs do not tell, as their gains
+    are now; the host waits for the device."""
+    for one in block.modules():
+        if isinstance(one, LayerNorm) and one.normalise is not None:
+            lost = lost_channels(one.weight)
+            one.normalise = partial(_normalise, channels=max(KEPT_CHANNELS, lost))
+
+
+def _normalise(x: Tensor, norm: LayerNorm, *, channels: int) -> Tensor:
+    return lean_layer_norm(x, norm.weight, norm.bias, norm.epsilon, channels)
