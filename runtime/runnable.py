@@ -174,6 +174,11 @@ def check_model(workload: Workload) -> None:
                 f"workload.{name}: {given} can be predicted and not yet trained: give {value}, or "
                 "leave it out"
             )
+    if not workload.reduces_plainly:
+        reject(
+            f"workload.reduction.kind: {workload.reduction.kind} can be predicted and not yet "
+            "trained: leave reduction out"
+        )
     if workload.optimizer != "adamw":
         reject(
             f"workload.optimizer: {workload.optimizer} can be predicted and not yet trained: give "

@@ -119,7 +119,9 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
     shares = [
         data
         for data in divisors(together)
-        if allows(space.data_parallel, data) and allows(space.micro_batch, together // data)
+        if allows(space.data_parallel, data)
+        and allows(space.micro_batch, together // data)
+        and not problem.workload.reduction.ranks_problem(data)
     ]
     return [
         mesh
@@ -277,6 +279,7 @@ def _is_tried(problem: Problem, mesh: Mesh, micro_batches: int) -> bool:
     """Whether the mesh's ranks can do what its other dimensions say, and a search tries it."""
     setting = Setting(
         degree=mesh.value,
+        value=mesh.value,
         gpus=mesh.num_gpus,
         gpus_per_node=problem.cluster.gpus_per_node,
         workload=problem.workload,

@@ -423,6 +423,7 @@ class StrategySearcher:
         self, problem: Problem, space: SearchSpace, budget: Budget, seed: int
     ) -> SearchResult:
         """The best plan of the space that can be found within the budget."""
+        space = space.beside(problem.workload.reduction)
         ledger = Ledger(
             predictor=self.predictor,
             budget=budget,

@@ -36,7 +36,8 @@ class StageTasks:
     collectives that the layer waits for. ``send_s`` is the time to send a micro-batch to the next
     stage, or its gradients back. ``networks`` are the links of sends after forward (F) and backward
     passes (B). ``tied_s`` is the time to reduce the gradient of a table that the embedding and the
-    head share. ``issues`` has the host's seconds to issue passes of each layer, by kind. Where a
+    head share, ``averaged_s`` the time in which ranks that step by themselves then average all of
+    its weights. ``issues`` has the host's seconds to issue passes of each layer, by kind. Where a
     host is never ahead, passes last at least ``pace`` times as long as they compute.
     """
 
@@ -47,6 +48,7 @@ class StageTasks:
     send_s: float
     networks: Mapping[Kind, tuple[Use, ...]] = field(default_factory=dict)
     tied_s: float = 0.0
+    averaged_s: float = 0.0
     issues: Mapping[Kind, Sequence[float]] = field(default_factory=dict)
     pace: float = 1.0
 
@@ -347,6 +349,9 @@ class _StageTasks:
                 micro_batch=micro_batch,
             )
             before = [self.graph.add(action, row.stream, seconds, after=before)]
+        if averaged_s := sum(tasks.averaged_s for tasks in self.chunks):
+            action = Action(stage=self.stage, kind="U", micro_batch=micro_batch)
+            self.graph.add(action, "gpu_to_gpu", averaged_s, after=before)
 
     def _tasks_of_step(self) -> Iterator[tuple[Task, int, float]]:
         """The tasks of the optimizer's step that take time, each with its layer and its seconds."""

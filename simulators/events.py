@@ -25,6 +25,7 @@ from mistlab.schedule.stage_passes import StagePasses
 from mistlab.stages.plan_orders import passes_of_plan
 from mistlab.stages.stage_batch import StageBatch, batch_of_parts
 from mistlab.stages.stage_shape import parts_of_plan
+from simulators.averaging_cycle import played_cycle_s
 from simulators.build import Name, StageTasks, build_graph, build_stage
 from simulators.graph import LANES, TaskGraph, Use
 from simulators.play import ALONE, Factors, PassTimes, Times, pass_times, play
@@ -62,6 +63,7 @@ def tasks_of_parts(
     # Both ends of a tied table are in one exchange, which takes as long as the first stage's part.
     first = placement.first_stage
     tied_s = float(of_stages[first].tied_s[first]) if tied_ends else 0.0
+    averages = model.workload.averages_weights
     tasks = []
     for number, (part, types, uses) in enumerate(zip(parts, of_parts, networks, strict=True)):
         stage = part.stage
@@ -82,6 +84,7 @@ def tasks_of_parts(
                 send_s=_send_s(of_stages, placement, number),
                 networks=uses,
                 tied_s=tied_s if is_end else 0.0,
+                averaged_s=float(seconds.averaged_s()[types, stage].sum()) if averages else 0.0,
                 # Passes that take as long as their host wait for nothing else of it.
                 issues={} if is_awaited else issues,
                 pace=_pace(model, issues, of_name, types, late_s) if is_held else 1.0,
@@ -355,7 +358,8 @@ class EventSimulator:
 
         ``work`` has a factor for each micro-batch, on the times of its passes, its sends and its
         activations' swaps. ``engine`` plays the plan in place of the plan's own engine; no plan
-        need be able to name it.
+        need be able to name it. Where weights are averaged every few iterations, this one has its
+        share of that.
         """
         graph, factors = self._graph(plan, engine)
         if work is not None:
@@ -380,11 +384,20 @@ class EventSimulator:
         graph, factors = self._graph(plan)
         return DisturbedIteration(graph=graph, factors=tuple(factors), by=variability)
 
-    def _graph(self, plan: Plan, engine: Engine | None = None) -> tuple[TaskGraph, list[Factors]]:
+    def _graph(
+        self, plan: Plan, engine: Engine | None = None, averaged: float | None = None
+    ) -> tuple[TaskGraph, list[Factors]]:
+        """The tasks of an iteration, in which this share of weights is ``averaged``: the mean share
+        of a cycle, if none is given."""
         _check_layers(plan)
         _check_tasks(plan)
         models, passes = self._of_groups(plan, engine), passes_of_plan(plan)
         parts, factors = tasks_of_parts(models, plan, passes, self.cluster)
+        if self.workload.averages_weights:
+            how = self.workload.reduction
+            usual = 0.0 if how.delay else 1 / how.every
+            share = usual if averaged is None else averaged
+            parts = [replace(one, averaged_s=share * one.averaged_s) for one in parts]
         graph = build_graph(parts, models[0].template, passes)
         graph.steps_apart = (engine or ENGINES[plan.engine]).steps_apart
         return graph, factors
@@ -414,7 +427,7 @@ class EventSimulator:
 
     def _predicted(self, plan: Plan, closed: Prediction, simulation: Simulation) -> Prediction:
         figures = iteration_figures(
-            simulation.iteration_s,
+            self._mean_s(plan, simulation),
             num_gpus=plan.num_gpus,
             flop=model_flop(self.workload),
             workload=self.workload,
@@ -432,6 +445,16 @@ class EventSimulator:
             predictor=NAME,
             stages=self._stages(plan, closed, simulation),
         )
+
+    def _mean_s(self, plan: Plan, simulation: Simulation) -> float:
+        """The mean seconds of an iteration of a plan, of which one was played: over a whole cycle
+        of those with and without an average of weights, where these differ."""
+        how = self.workload.reduction
+        if not self.workload.averages_weights or how.every == 1:
+            return simulation.iteration_s
+        alone_s = _played(*self._graph(plan, averaged=0.0)).iteration_s
+        due_s = _played(*self._graph(plan, averaged=1 / how.fragments)).iteration_s
+        return played_cycle_s(how, alone_s, due_s - alone_s) / how.every
 
     def _stages(
         self, plan: Plan, closed: Prediction, simulation: Simulation

@@ -9,7 +9,6 @@ from typing import Any
 
 import simpy
 
-from mistlab.reduction.graphs import offsets_of
 from mistlab.reduction.reduction_costs import RankLink, Reduction
 
 Steps = Generator[simpy.Event, Any, None]
@@ -22,10 +21,10 @@ def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -
     env = simpy.Environment()
     size = how.message_bytes(values)
     if how.kind == "server":
-        _serve(env, ranks, how.shards, link.message_s(size / how.shards))
+        answer_s = link.message_s(how.answer_bytes(values, ranks) / how.shards)
+        _serve(env, ranks, how.shards, (link.message_s(size / how.shards), answer_s))
     elif how.kind == "gossip":
-        rounds = list(offsets_of(how.topology, ranks))
-        _rounds(env, ranks, rounds, link.message_s(size))
+        _rounds(env, ranks, list(how.neighbours(ranks)), link.message_s(size))
     elif how.compressor.is_summable or how.kind == "outer":
         _rounds(env, ranks, [1] * (2 * (ranks - 1)), link.message_s(size / ranks), waits=True)
     else:
@@ -56,12 +55,13 @@ def _rounds(
         env.process(rank(number))
 
 
-def _serve(env: simpy.Environment, ranks: int, shards: int, message_s: float) -> None:
+def _serve(env: simpy.Environment, ranks: int, shards: int, seconds: tuple[float, float]) -> None:
     """Every rank sends its part to each server, which answers all of them when it has all."""
+    message_s, answer_s = seconds
     for _ in range(shards):
         lane = simpy.Resource(env)
         sent = [env.process(_through(env, lane, message_s)) for _ in range(ranks)]
-        env.process(_answers(env, simpy.AllOf(env, sent), ranks, message_s))
+        env.process(_answers(env, simpy.AllOf(env, sent), ranks, answer_s))
 
 
 def _through(env: simpy.Environment, lane: simpy.Resource, message_s: float) -> Steps:

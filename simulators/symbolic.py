@@ -16,7 +16,13 @@ from mistlab.cost.kernels import model_flop, stage_flop
 from mistlab.cost.links import in_one_group, mean_peak_flop_per_s
 from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
 from mistlab.cost.order_memory import figures_in_order, peaks_in_order
-from mistlab.cost.order_times import StagesOnGroups, engine_of, ordered_iterations_s, task_models
+from mistlab.cost.order_times import (
+    StagesOnGroups,
+    engine_of,
+    ordered_iterations_s,
+    task_models,
+    with_late_exchanges,
+)
 from mistlab.cost.pipeline import iteration_s
 from mistlab.cost.slot_work import FEW_ROWS
 from mistlab.cost.tasks import TaskModel
@@ -27,7 +33,7 @@ from mistlab.job.prediction import MemoryByClass, MemoryByPhase, Prediction, Sta
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
 from mistlab.plan.plan import Plan
-from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.plan.workload import Workload
 from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.stages.plan_orders import order_of_plan, shortened
@@ -347,6 +353,9 @@ class SymbolicPredictor:
         else:
             stages = self._ordered(mode, plans)
             iterations = ordered_iterations_s(self._model(mode), plans).tolist()
+        if self.workload.reduction.delay:
+            model = self._model(mode)
+            iterations = with_late_exchanges(model, plans, np.array(iterations)).tolist()
         flop, count = model_flop(self.workload), plans[0].num_stages
         slowest = self._slowest_s(mode, plans) if order is None else iterations
         for number, (plan, seconds) in enumerate(zip(plans, iterations, strict=True)):
@@ -402,7 +411,7 @@ class SymbolicPredictor:
             fits=all(stage.fits for stage in stages)
             and fullest_host(rank_bytes, np.array(gpus), self.cluster) <= 1,
             predictor=NAME,
-            notes=(*calibration.notes(num_gpus), *_remarks(self.workload.model)),
+            notes=(*calibration.notes(num_gpus), *_remarks(self.workload)),
             stages=tuple(stage.prediction for stage in stages),
         )
 
@@ -492,9 +501,13 @@ def _order_of(plan: Plan) -> PipelineOrder | None:
     return None if plan.order == DEFAULT_ORDER else order_of_plan(shortened(plan))
 
 
-def _remarks(model: ModelSpec) -> tuple[str, ...]:
-    """What a model's description has otherwise than the model, as notes of a prediction."""
-    return tuple(f"the model as it is read: {remark}" for remark in model.remarks)
+def _remarks(workload: Workload) -> tuple[str, ...]:
+    """What a model's description has otherwise than the model, and how ranks communicate less, as
+    notes of a prediction."""
+    found = tuple(f"the model as it is read: {remark}" for remark in workload.model.remarks)
+    if workload.reduces_plainly:
+        return found
+    return (*found, f"{workload.reduction.words}: another training, whose loss is not predicted")
 
 
 def _unmeasured(plan: Plan) -> str:

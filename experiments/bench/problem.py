@@ -22,6 +22,7 @@ from mistlab.job.prediction import (
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
+from mistlab.reduction.reduction_text import reduction_named
 from simulators.symbolic import SymbolicPredictor
 
 # The workload and the cluster that the options of a command describe.
@@ -92,7 +93,7 @@ def workload_of(options: argparse.Namespace, **instead: Any) -> Workload:
 def _trained(options: argparse.Namespace) -> dict[str, Any]:
     """What options say of the weights that are trained, for commands that ask."""
     train = {"lora": "adapters"}.get(getattr(options, "train", "all"), "")
-    given = {
+    given: dict[str, Any] = {
         "train": train or getattr(options, "train", None),
         "adapter_rank": getattr(options, "rank", None),
         "base": getattr(options, "base", None),
@@ -100,6 +101,8 @@ def _trained(options: argparse.Namespace) -> dict[str, Any]:
         "states": getattr(options, "states", None),
         "gradients": getattr(options, "gradients", None),
     }
+    if (reduction := getattr(options, "reduction", None)) is not None:
+        given["reduction"] = reduction_named(reduction)
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -28,6 +28,8 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     """The problem and the space of the options; what no plan can divide is refused."""
     workload, cluster = problem_of(options, takes_groups=True)
     space = space_called(options.space or usual_space(workload.model), options.engine)
+    with as_options():
+        space = space.beside(workload.reduction)
     problem = Problem(workload=workload, cluster=cluster)
     for engine in space.engines:
         if why := ENGINES[engine].precision_problem(workload.precision):

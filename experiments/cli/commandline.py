@@ -90,6 +90,12 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "bits in which gradients are summed: the engine's usual ones in the precision, or "
         "these (default: usual)",
     },
+    "--reduction": {
+        "metavar": "KIND[:KEY=VALUE,...]",
+        "help": "how data-parallel ranks communicate less, which is another training: server, "
+        "gossip:topology=ring, local:every=8, outer:every=100,replicas=4, or "
+        "all_reduce:compressor=top_k,share=0.05,feedback=memory (default: sums in every step)",
+    },
     "--rank": {"type": int, "help": "rank of the adapters (default: 16)"},
     "--base": {
         "choices": ("16bit", "8bit", "4bit"),
@@ -152,6 +158,7 @@ TRAINED: Mapping[str, Any] = {
     "loss": None,
     "states": None,
     "gradients": None,
+    "reduction": None,
 }
 # Numbers of the cluster for which some commands have options, in place of the hardware's.
 OF_CLUSTER = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s")

@@ -34,6 +34,7 @@ MOST_TEXT = 1 << 18
 _OF_WORKLOAD = (
     *("sequence_length", "global_batch", "attention", "precision", "optimizer"),
     *("train", "adapter_rank", "adapter_targets", "base", "loss", "states", "gradients"),
+    "reduction",
 )
 _OF_CLUSTER = (
     *("nodes", "gpus_per_node", "keep_free_gib"),

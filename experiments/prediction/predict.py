@@ -48,6 +48,7 @@ WORDS: Mapping[str, str] = {
     "context_exchange_s": "exposed exchanges of context parallelism",
     "expert_exchange_s": "exposed exchanges of experts",
     "data_parallel_s": "exposed reductions and gathers of data parallelism",
+    "averaging_s": "averages of weights, in the mean of a cycle",
     "sends_s": "sends between stages",
     "copies_s": "exposed copies of offloading",
     "hosts_s": "hosts that launch late",

@@ -13,9 +13,9 @@ from experiments.reductions.image_training import WAYS, Digits, training_rows
 from experiments.reductions.published_reductions import published_rows
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import reject
-from mistlab.reduction.compressors import Compressor
+from mistlab.reduction.compression import Compressor
 from mistlab.reduction.convergence import ASSUMPTIONS, Noise
-from mistlab.reduction.graphs import degree_of
+from mistlab.reduction.neighbours import degree_of
 from mistlab.reduction.reduction_costs import RankLink, Reduction
 from simulators.messages import played_exchange_s
 

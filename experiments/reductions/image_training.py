@@ -16,7 +16,7 @@ import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
 from mistlab.core.values import reject
-from mistlab.reduction.compressors import Compressor
+from mistlab.reduction.compression import Compressor
 from mistlab.reduction.feedbacks import Averaging, averaging
 from mistlab.reduction.graphs import mixing_matrix
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from mistlab.reduction.compressors import VALUE_BYTES
+from mistlab.reduction.compression import VALUE_BYTES
 from mistlab.reduction.reduction_costs import RankLink, Reduction, fitted_rate
 
 RESNET_VALUES, RESNET_GPUS = 25_500_000, 256

@@ -8,21 +8,30 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from mistlab.core.arrays import Floats
-from mistlab.cost.exposed import share_of_link
+from mistlab.core.arrays import Floats, Ints
 from mistlab.cost.kernels import stage_flop
 from mistlab.cost.layers import CLASSES, OF_ATTENTION, of_classes
 from mistlab.cost.links import mean_peak_flop_per_s
-from mistlab.cost.order_times import StagesOnGroups, engine_of, ordered_iterations_s, task_models
+from mistlab.cost.order_times import (
+    StagesOnGroups,
+    engine_of,
+    ordered_iterations_s,
+    task_models,
+    with_late_exchanges,
+)
 from mistlab.cost.pipeline import iteration_s
+from mistlab.cost.side_by_side import LINK, until
+from mistlab.cost.slot_work import SlotWork, slot_ends
 from mistlab.cost.stage import StageSlots, StageTimeModel, split_seconds
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.graph.graph import PHASES
 from mistlab.graph.symbols import layer_columns, size_columns
 from mistlab.job.job import Job
 from mistlab.job.prediction import Breakdown, StepParts
+from mistlab.machine.slowdowns import COMPUTE, STREAMS
 from mistlab.plan.plan import Plan
 from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.schedule.slots import PHASES as PASS_PHASES
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import order_of_plan, shortened
 from mistlab.stages.stage_batch import StageBatch, StageSeconds, StageTimes, batch_of_parts
@@ -109,7 +118,7 @@ EXCHANGED = {
 NAMES = (
     *("products_s", "attention_s", "memory_bound_s", "recomputation_s"),
     *EXCHANGED,
-    *("data_parallel_s", "copies_s", "hosts_s", "step_s"),
+    *("data_parallel_s", "averaging_s", "copies_s", "hosts_s", "step_s"),
     *("products_flop", "attention_flop"),
 )
 
@@ -154,10 +163,11 @@ def _parts_of_slots(slots: StageSlots, times: StageSeconds) -> Floats:
     # Ranks wait inside layers for what is no exchange: for hosts.
     found["hosts_s"] = found["hosts_s"] + in_passes(waited)
     busy_s = batch.micro_batches * times.stable_s + times.delta_forward_s + times.delta_backward_s
-    tied_s = slots.outside_passes().tied_s
-    exposed_s = rest_of(busy_s, np.sum([*found.values(), tied_s], axis=0))
+    after_s = slots.outside_passes().after_s
+    exposed_s = rest_of(busy_s, np.sum([*found.values(), after_s], axis=0))
     link = share_of_link(slots, batch.micro_batches)
-    found["data_parallel_s"] = tied_s + link * exposed_s
+    found["averaging_s"] = seconds.averaging_s(counts, of_strategy)
+    found["data_parallel_s"] = after_s - found["averaging_s"] + link * exposed_s
     found["copies_s"] = (1 - link) * exposed_s
     found["products_flop"] = in_passes(kernels.products_flop)
     found["attention_flop"] = in_passes(kernels.attention_flop)
@@ -201,7 +211,7 @@ def split_parts(model: StageTimeModel, batch: StageBatch) -> Floats:
 # Where the GPU-seconds of a plan's iteration go, by the closed form's own sums.
 #
 # Time that several things share counts once: as arithmetic where there is any, then as what sticks
-# out (``mistlab.cost.exposed``). What an iteration takes longer because hosts launch kernels late
+# out (``share_of_link``). What an iteration takes longer because hosts launch kernels late
 # is the difference to hosts that take no time, and what it takes longer because stages send is the
 # difference to sends that take none. In the rest a stage works, or waits for its pipeline: all
 # stages for the bubble, and those that have less to do than the busiest one also for imbalance.
@@ -217,8 +227,8 @@ _BESIDE_OTHERS = ("data_parallel_s", "copies_s")
 
 def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
     """The parts of an iteration of a job's plan, whose predicted seconds may be known already."""
-    if whole_s is None:
-        whole_s = _iteration_s(_model(job, None), job.plan)
+    own_s, late_s = _step_and_late_s(job)
+    whole_s = own_s if whole_s is None else whole_s - late_s
     launched_s = min(_iteration_s(_model(job, _without_hosts), job.plan), whole_s)
     model = _model(job, lambda tasks: replace(_without_hosts(tasks), send_factor=0.0))
     worked_s, works = _worked(model, job.plan)
@@ -235,8 +245,18 @@ def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
         found |= _kernels(found, own, _peak_s(job, index))
         found["hosts_s"] += _beyond(whole_s, launched_s)
         found |= {**differences, "imbalance_s": _beyond(busiest_s, busy_s[index])}
+        found["averaging_s"] += late_s
         stages.append(StepParts(**found))
     return Breakdown.of(tuple(stages), tuple(stage.num_gpus for stage in job.plan.stages))
+
+
+def _step_and_late_s(job: Job) -> tuple[float, float]:
+    """Seconds of an iteration, and by how much it is longer in the mean because exchanges beside
+    other steps come late."""
+    model = _model(job, None)
+    own_s = _iteration_s(model, job.plan)
+    with_late = with_late_exchanges(model, [job.plan], np.array([own_s]))
+    return own_s, float(with_late[0]) - own_s
 
 
 def _beyond(longer_s: float, shorter_s: float) -> float:
@@ -329,3 +349,50 @@ def _peak_s(job: Job, stage: int) -> float:
     first = sum(before.num_gpus for before in job.plan.stages[:stage])
     peak = mean_peak_flop_per_s(job.cluster, job.workload.precision, first, gpus)
     return stage_flop(job.workload, job.plan, stage) / (gpus * peak)
+
+
+# What sticks out of the slots of a stage: how long no arithmetic hides communication and copies.
+#
+# A slot takes as long as its arithmetic, or longer. What it takes longer is exposed. It belongs to
+# the streams beside the arithmetic, each by how long it works on when the arithmetic alone would be
+# done; if all are done by then and only slowed the arithmetic down, by how long each works.
+#
+# Axes: C candidates, S distinct strategies, K kinds of slots, P phases; the four streams first.
+
+_COPIES = [place for place in range(len(STREAMS)) if place not in (COMPUTE, LINK)]
+
+
+def share_of_link(slots: StageSlots, micro_batches: Ints) -> Floats:
+    """The share (C) of what is exposed in stages' slots that belongs to collectives between GPUs;
+    the rest belongs to copies. The stages run so many micro-batches (C)."""
+    alone = SlotWork(slots.seconds, slots.kinds).alone()
+    ends = slot_ends(slots.seconds, alone, is_least=False)
+    link_s, copies_s = _over_all(slots, _divided(alone, ends), micro_batches)
+    both_s = link_s + copies_s
+    # Tasks of a step run one after another as arithmetic, and no engine with such tasks copies.
+    return np.where(both_s > 0, link_s / np.where(both_s > 0, both_s, 1.0), 1.0)
+
+
+def _over_all(slots: StageSlots, one: Floats, micro_batches: Ints) -> Floats:
+    """Seconds (2, C) of an iteration, from those of slots (2, P, K, S)."""
+    every, found = np.ones(len(slots.kinds), dtype=np.bool_), np.zeros((2, len(slots.batch)))
+    for number, phase in enumerate(PASS_PHASES):
+        # A stage runs its first and its last pass once, and others as often as it is left to do.
+        times = np.maximum(micro_batches - 1, 0) if phase in ("forward", "backward") else 1
+        found += times * slots.summed([(one[:, number], every)])
+    return found
+
+
+def _divided(alone: Floats, ends: Floats) -> Floats:
+    """Seconds (2, P, K, S) for which slots with these tasks (4, P, K, S) are longer than their
+    arithmetic, of collectives and of copies."""
+    arithmetic_s = alone[COMPUTE]
+    exposed_s = until(STREAMS, ends, alone) - arithmetic_s
+    beyond = np.clip(ends - arithmetic_s, 0.0, alone)
+    beyond[COMPUTE] = 0.0
+    others = alone.copy()
+    others[COMPUTE] = 0.0
+    weights = np.where(beyond.sum(axis=0) > 0, beyond, others)
+    total = weights.sum(axis=0)
+    shares = weights / np.where(total > 0, total, 1.0)
+    return np.stack([exposed_s * shares[LINK], exposed_s * shares[_COPIES].sum(axis=0)])

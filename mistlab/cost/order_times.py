@@ -310,7 +310,8 @@ def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
     reductions = [row for row in phases["last_backward"] if row.kind == "R"][-1:]
     ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
     tied_s = np.where(ties, seconds.tied_s, 0.0)
-    return np.stack([summed(reductions), tied_s, summed(phases["step"])])
+    steps_s = summed(phases["step"]) + seconds.averaging_s(counts, slice(None))
+    return np.stack([summed(reductions), tied_s, steps_s])
 
 
 def _turn_times(
@@ -360,3 +361,27 @@ def beside_backward(model: StageTimeModel, batch: StageBatch, *, splits: bool) -
     longer_s = np.maximum(until(STREAMS, ends, together) - layer_s, 0.0)
     (beside_s,) = slots.summed([(longer_s[None], is_below)])
     return np.stack([beside_s, are_shared(seconds)[slots.strategies.index]])
+
+
+# Exchanges of outer steps that go on beside further steps: an iteration is longer by what sticks
+# out of those steps, in the mean of a cycle.
+
+
+def exchanges_s(model: StageTimeModel, batch: StageBatch) -> Floats:
+    """Seconds (C) of an exchange of all weights of stages."""
+    counts = model.tasks.types.counts(batch.columns)
+    return np.asarray((counts * _seconds(model, batch).averaged_s()).sum(axis=0))
+
+
+def with_late_exchanges(
+    model: StagesOnGroups, plans: Sequence[Plan], iterations_s: Floats
+) -> Floats:
+    """Mean seconds of each plan's iterations, whose own seconds are given; all plans have equally
+    many stages."""
+    how = model.tasks.workload.reduction
+    if not how.delay:
+        return iterations_s
+    whole_s = model.by_group(exchanges_s, StageBatch.of_plans(plans)).reshape(len(plans), -1)
+    longest_s = whole_s.max(axis=1) / how.fragments
+    late_s = [how.mean_step_s(*both) for both in zip(iterations_s, longest_s, strict=True)]
+    return np.array(late_s)

@@ -350,11 +350,11 @@ class StageTimeModel:
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         if passes.beside_sends:
             times = _beside_sends(times, passes, outside, batch.in_flight)
-        delta_backward_s = times["delta_backward_s"] + outside.tied_s
+        delta_backward_s = times["delta_backward_s"] + outside.after_s
         of_host = issued.times(
             passes,
             np.maximum(batch.layers, 1),
-            (passes.inside["backward"] + delta_backward_s, passes.after_last_s + outside.tied_s),
+            (passes.inside["backward"] + delta_backward_s, passes.after_last_s + outside.after_s),
             (meeting * received, meeting * sent),
         )
         seconds = StageSeconds(
@@ -385,14 +385,14 @@ def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutsidePasses(ColumnSet):
     """The times of candidates (C) that are no part of their passes: sends there and back, how many
-    times as long sends take beside arithmetic, and reductions of tied tables. Reductions of
-    gradients ``in_place`` go on after the last backward pass has computed."""
+    times as long sends take beside arithmetic, reductions of tied tables and averages of weights
+    afterwards. Those of gradients ``in_place`` go on when the last backward pass has computed."""
 
     received_s: Floats
     sent_s: Floats
     send_slowed: Floats
     together_slowed: Floats
-    tied_s: Floats
+    after_s: Floats
     in_place: Bools
 
 
@@ -451,13 +451,15 @@ class StageSlots:
         ways = seconds.receive_s[of_strategy], seconds.send_s[of_strategy]
         # The first stage ends last, so it has the time of tied tables.
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
+        tied_s = np.where(ties, seconds.tied_s[of_strategy], 0.0)
+        counts = self.tasks.types.counts(batch.columns)
         send_slowed, together_slowed = sends_beside_arithmetic(seconds)
         return OutsidePasses(
             received_s=np.where(batch.has_embedding, 0.0, _sent_over(batch.comes_from, *ways)),
             sent_s=np.where(batch.has_head, 0.0, _sent_over(batch.goes_to, *ways)),
             send_slowed=send_slowed[of_strategy],
             together_slowed=together_slowed[of_strategy],
-            tied_s=np.where(ties, seconds.tied_s[of_strategy], 0.0),
+            after_s=tied_s + seconds.averaging_s(counts, of_strategy),
             in_place=reduces_in_place(seconds)[of_strategy],
         )
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.core.arrays import Bools, Floats, Ints
+from mistlab.core.arrays import Bools, Floats, Ints, Rows
 from mistlab.core.distinct import Known
 from mistlab.core.values import UncalibratedError
 from mistlab.cost.kernels import (
@@ -41,6 +41,7 @@ from mistlab.cost.layers import (
     work_of,
 )
 from mistlab.cost.links import Copy, LinkTime, LinkTimes, Shapes, exchanged_s, late_s, shapes_of
+from mistlab.cost.reductions import ReductionTimes
 from mistlab.cost.side_by_side import SlowedBy, factors_of, lowered, raised, slowdowns_of_group
 from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime
 from mistlab.graph.compiled import Compiled, compile_sums, kept
@@ -56,6 +57,7 @@ from mistlab.graph.treatments import TREATMENTS, Treatment
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import OperatorClass
 from mistlab.plan.dimensions import DIMENSIONS, names_of, states_as_changed
+from mistlab.plan.reducing import replicated
 from mistlab.plan.workload import Workload
 from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import SHARDED_GRADIENTS, Template
@@ -88,6 +90,7 @@ class TaskModel:
     host: HostTime | None
     kernels: KernelRules
     step_s_a_parameter: float
+    moved_s_a_byte: float
     expert_exchange: ExpertExchange
     meet: Callable[[TaskSeconds], TaskSeconds] | None = None
     send_factor: float = 1.0
@@ -123,6 +126,7 @@ class TaskModel:
         memory = engine.memory_in(workload.precision, workload.optimizer)
         step_moved = engine.step_moved_in(workload.precision, workload.optimizer)
         rules = engine.rules_in(workload.precision)
+        moved_s_a_byte = hardware.compute.rate("step").s_per_byte
         return cls(
             workload=workload,
             cluster=cluster,
@@ -141,7 +145,8 @@ class TaskModel:
             host=host_of(engine, graph_of(workload).block_operators, hardware.compute),
             kernels=rules,
             expert_exchange=engine.expert_exchange,
-            step_s_a_parameter=step_moved * hardware.compute.rate("step").s_per_byte,
+            step_s_a_parameter=step_moved * moved_s_a_byte,
+            moved_s_a_byte=moved_s_a_byte,
         )
 
     def factors_of_group(self, gpus_in_node: int, nodes: int, kept: Kept = "own") -> Floats:
@@ -191,6 +196,8 @@ class TaskModel:
 
     def seconds(self, columns: Mapping[str, NDArray[Any]]) -> TaskSeconds:
         """The times for columns of ``task_columns``."""
+        if self.workload.averages_weights:
+            columns = replicated(columns, self.workload.reduction)
         seconds = TaskSeconds(self, columns)
         return seconds if self.meet is None else self.meet(seconds)
 
@@ -222,6 +229,16 @@ class TaskSeconds:
         self.tied_s = self._tied()
         self.parameters = np.stack([layer.parameters for layer in self.of_type])
         self.experts = np.stack([layer.experts for layer in self.of_type])
+        self.reductions = ReductionTimes(
+            how=model.workload.reduction,
+            shapes=self.shapes,
+            over=self._over,
+            send=model.send,
+            gpus_per_node=model.cluster.gpus_per_node,
+            gradient=self.memory.reduced_gradient,
+            remembered=self.memory.remembered,
+            moved_s=model.moved_s_a_byte,
+        )
         self.tensor_s: dict[str, Floats] = {}
         self.hidden_s: Floats = np.zeros_like(self.parameters)
         self.exchanges = LayerExchanges(self._over, self._to_experts, self.shapes.of_several)
@@ -279,12 +296,17 @@ class TaskSeconds:
         return self._of_states("gather", "all_gather", "U", self.memory.kept_weight)
 
     def _reduce(self) -> Floats:
-        gradient = self.memory.reduced_gradient
+        gradient, work = self.memory.reduced_gradient, self.model.workload
+        if not (work.reduces_plainly or work.averages_weights):
+            less = self.reductions.sent_less_s("reduce", self.parameters - self.experts)
+            return less + self.reductions.sent_less_s("reduce experts", self.experts)
         scattered = self._of_states("gather", "reduce_scatter", "R", gradient)
-        # Replicas sum a block's shards over the network while the next block's are scattered.
-        shards = self._factored("R", self._own_parameters(1) * gradient)
-        scattered = np.maximum(scattered, self._over("state replicas", "all_reduce", shards))
-        reduced = self._of_states("reduce", "all_reduce", "R", gradient)
+        if not work.averages_weights:
+            # Replicas sum a block's shards over the network while the next block's are scattered.
+            shards = self._factored("R", self._own_parameters(1) * gradient)
+            scattered = np.maximum(scattered, self._over("state replicas", "all_reduce", shards))
+        whole = "gather" if work.averages_weights else "reduce"
+        reduced = self._of_states(whole, "all_reduce", "R", gradient)
         return np.asarray(np.where(self.zero >= 1, scattered, reduced))
 
     def _of_states(self, group: str, collective: Collective, kind: str, bytes_each: Any) -> Floats:
@@ -296,6 +318,19 @@ class TaskSeconds:
             experts = self._factored(kind, self.experts * bytes_each)
             seconds = seconds + self._over(f"{group} experts", collective, experts)
         return seconds
+
+    def averaged_s(self) -> Floats:
+        """Seconds (T, S) of one exchange of a layer's weights between ranks that step by
+        themselves."""
+        return self.reductions.averaged_s(self._own_parameters(1))
+
+    def averaging_s(self, counts: Floats, strategies: Rows | slice) -> Floats:
+        """The mean seconds (C) of a step in which stages with so many layers (T, C) of these
+        strategies average their weights after all passes; none of exchanges beside other steps."""
+        how = self.model.workload.reduction
+        if not self.model.workload.averages_weights or how.delay:
+            return np.zeros(counts.shape[1])
+        return np.asarray((counts * self.averaged_s()[:, strategies]).sum(axis=0) / how.every)
 
     def _own_parameters(self, level: int) -> Floats:
         """Parameters (T, S) whose states a rank has, if a ZeRO level shards these states."""

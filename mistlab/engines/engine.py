@@ -60,6 +60,10 @@ class EngineMemory:
     ``compiled``). Workspaces and buckets take ``fixed_mib`` whatever the plan. Frozen weights of
     blocks take ``frozen_weight`` bytes, if not as many as others. Logits are those of
     ``loss_tokens`` tokens at once, if this is not 0.
+
+    Where data-parallel ranks communicate less, ``remembered`` bytes are kept of what was cut off of
+    whole gradients, ``outer`` ones of outer steps, divided as optimizer state is, and there is room
+    for ``arriving`` ones of another rank's largest layer.
     """
 
     weight: int
@@ -78,6 +82,9 @@ class EngineMemory:
     wide_logits: int = 0
     frozen_weight: float = 0.0
     loss_tokens: int = 0
+    remembered: int = 0
+    outer: int = 0
+    arriving: int = 0
 
     @property
     def reduced_gradient(self) -> int:

@@ -15,6 +15,7 @@ from mistlab.plan.dimension import Dimension
 from mistlab.plan.dimensions import DIMENSIONS, dimensions_of_axes, ranks_of
 from mistlab.plan.plan import StagePlan
 from mistlab.plan.workload import Workload
+from mistlab.reduction.reduction_costs import PLAIN_REDUCTION
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 
 # The engine that takes every plan. Jobs change under it, and get the target's engine at the end.
@@ -95,7 +96,7 @@ def _sayable_workload(workload: Workload, target: Target) -> Workload:
         workload = replace(workload, gradients="usual")
     if not target.drops_tokens:
         workload = replace(workload, expert_capacity=None, expert_padding=False)
-    return replace(workload, expert_imbalance=1.0)
+    return replace(workload, expert_imbalance=1.0, reduction=PLAIN_REDUCTION)
 
 
 def _says_sums(workload: Workload, target: Target) -> bool:

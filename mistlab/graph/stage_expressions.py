@@ -63,8 +63,12 @@ def gradients(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> Sta
 
 
 def optimizer(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
-    """Bytes of optimizer state, which is sharded from ZeRO-1 on."""
-    return _states(blocks, ends, memory.optimizer, level=1, ratio="wo")
+    """Bytes of optimizer state, which is sharded from ZeRO-1 on; states of outer steps stay on the
+    device."""
+    own = _states(blocks, ends, memory.optimizer, level=1, ratio="wo")
+    if not memory.outer:
+        return own
+    return replace(own, device=own.device + sharded(blocks + ends, level=1) * memory.outer)
 
 
 def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
@@ -172,7 +176,9 @@ def stage_expressions(
         optimizer=optimizer(blocks, ends, memory),
         activations=_activations(embedding, every),
         buffers_bytes=_buffers((blocks + ends).every, embedding, largest_block, head, memory)
-        + memory.fixed_mib * MIB_BYTES,
+        + memory.fixed_mib * MIB_BYTES
+        + memory.remembered * (blocks + ends).every
+        + memory.arriving * _largest(embedding, largest_block, head),
         step_buffer_bytes=step_buffer,
         logits_bytes=t * _logits(head),
         largest_parameters=_largest(embedding, largest_block, head),

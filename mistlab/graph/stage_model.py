@@ -45,6 +45,7 @@ from mistlab.graph.treatments import PLAIN, TREATMENTS, Treatment
 from mistlab.plan.adapter_sizes import adapter_bytes
 from mistlab.plan.dimension import Dimension
 from mistlab.plan.dimensions import DIMENSIONS
+from mistlab.plan.reducing import replicated
 from mistlab.plan.workload import Workload, without_dropout
 from mistlab.schedule.context_ways import HEADS
 from mistlab.stages.stage_batch import StageBatch, StageFigures, StagePeaks
@@ -138,6 +139,9 @@ class StageModel:
     ) -> tuple[Bools, Mapping[str, Floats]]:
         sizes, rows = self._sizes_of(batch)
         shared = Shared(table=sizes.table, index=rows)
+        if self.workload.averages_weights:
+            columns = replicated(batch.columns, self.workload.reduction)
+            batch = StageBatch.of_columns(columns)
         tables = tuple(DIMENSIONS.items()), tuple(TREATMENTS.items())
         stages = compiled(self.memory, self.workload.model.head_has_table, *tables)
         values = stages(batch.by_symbol(stages.columns), shared)

@@ -428,6 +428,7 @@ def _stage_problem(job: Job, step: Step) -> FieldError | None:
     for index, stage in enumerate(job.plan.stages):
         setting = Setting(
             degree=stage.degree,
+            value=stage.value,
             gpus=stage.num_gpus,
             gpus_per_node=job.cluster.gpus_per_node,
             workload=job.workload,

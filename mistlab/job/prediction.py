@@ -23,9 +23,10 @@ class StepParts(Checked):
     by ``products_s``, attention by ``attention_s``, and operators that the GPU's memory limits do
     no arithmetic that counts for ``memory_bound_s``. ``recomputation_s`` runs a second time. Of
     communication and copies only what no arithmetic hides is here: exchanges inside layers among
-    ranks of each group, reductions and gathers of data parallelism, sends between stages, copies of
-    offloading. For ``hosts_s`` GPUs wait because kernels are launched late. A GPU waits for its
-    pipeline longer than the busiest stage by ``imbalance_s``, and as long as that by ``bubble_s``.
+    ranks of each group, reductions and gathers of data parallelism, ``averaging_s`` of weights of
+    ranks that step by themselves, sends between stages, copies of offloading. For ``hosts_s`` GPUs
+    wait because kernels are launched late. A GPU waits for its pipeline longer than the busiest
+    stage by ``imbalance_s``, and as long as that by ``bubble_s``.
     """
 
     arithmetic_s: float = field(metadata=_SECONDS)
@@ -37,6 +38,7 @@ class StepParts(Checked):
     context_exchange_s: float = field(metadata=_SECONDS)
     expert_exchange_s: float = field(metadata=_SECONDS)
     data_parallel_s: float = field(metadata=_SECONDS)
+    averaging_s: float = field(metadata=_SECONDS)
     sends_s: float = field(metadata=_SECONDS)
     copies_s: float = field(metadata=_SECONDS)
     hosts_s: float = field(metadata=_SECONDS)

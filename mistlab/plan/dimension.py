@@ -22,6 +22,7 @@ class Setting(NamedTuple):
     """What a stage's values are checked against: its other values, its GPUs, and its job."""
 
     degree: Callable[[str], int]
+    value: Callable[[str], float]
     gpus: int
     gpus_per_node: int
     workload: Workload
@@ -213,9 +214,51 @@ def _without_experts(degree: int) -> str:
     return f"{degree}, but the model has no experts: give 1, or a model with experts"
 
 
+def averaging_problem(setting: Setting) -> str:
+    """Why so many data-parallel ranks cannot average as the workload's reduction says."""
+    if setting.workload.reduces_plainly:
+        return ""
+    ranks = setting.degree("data_parallel")
+    if problem := setting.workload.reduction.ranks_problem(ranks):
+        return f"{ranks}, but workload.reduction does not go with it: {problem}"
+    return ""
+
+
+def level_problem(setting: Setting) -> str:
+    """Why a stage cannot shard its states beside the workload's reduction."""
+    if setting.workload.reduces_plainly:
+        return ""
+    return setting.workload.reduction.sharding_problem(setting.degree("zero"))
+
+
+def weights_stay(setting: Setting) -> str:
+    """Why weights cannot leave the GPU beside the workload's reduction."""
+    return _stays(setting, "offload_weights")
+
+
+def gradients_stay(setting: Setting) -> str:
+    """Why gradients cannot leave the GPU beside the workload's reduction."""
+    return _stays(setting, "offload_gradients")
+
+
+def optimizer_stays(setting: Setting) -> str:
+    """Why optimizer state cannot leave the GPU beside the workload's reduction."""
+    return _stays(setting, "offload_optimizer")
+
+
+def _stays(setting: Setting, name: str) -> str:
+    how, share = setting.workload.reduction, setting.value(name)
+    if not share or setting.workload.reduces_plainly:
+        return ""
+    return f"{share:g}, and workload.reduction is {how.kind}, which needs it on the GPU: give 0"
+
+
 def replicas_problem(setting: Setting) -> str:
     """Why a stage's ranks cannot keep so many replicas of states."""
     replicas, data = setting.degree("state_replicas"), setting.degree("data_parallel")
+    how = setting.workload.reduction
+    if replicas > 1 and not setting.workload.reduces_plainly:
+        return f"{replicas}, and workload.reduction is {how.kind}: leave it out"
     if data % replicas:
         return f"{replicas} does not divide data_parallel {data}: give a divisor"
     gpus = setting.gpus // replicas

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 States = TypeVar("States", bound="DataclassInstance")
 
 
+_STAYS = {
+    "weights": checks.weights_stay,
+    "gradients": checks.gradients_stay,
+    "optimizer": checks.optimizer_stays,
+}
+
+
 def _offloaded(
     symbol: str, kind: str, task: str, *, coarse_parts: int = 2, box_weight: int = 1
 ) -> Dimension:
@@ -51,6 +58,7 @@ def _offloaded(
         coarse_parts=coarse_parts,
         box_weight=box_weight,
         of_tasks={task: _as_it_is},
+        checks={"states": _STAYS[kind]} if kind in _STAYS else {},
     )
 
 
@@ -78,6 +86,7 @@ DIMENSIONS: dict[str, Dimension] = {
         minimum=1,
         brief="{} data",
         is_trained=True,
+        checks={"states": checks.averaging_problem},
         axes=("data",),
     ),
     "tensor_parallel": Dimension(
@@ -200,6 +209,7 @@ DIMENSIONS: dict[str, Dimension] = {
         amount="ZeRO-{}",
         is_told=True,
         is_trained=True,
+        checks={"states": checks.level_problem},
         limit=EngineLimit(runs=_levels, why=_sharded, is_level=True),
     ),
     "checkpointed_layers": Dimension(

@@ -10,9 +10,12 @@ from mistlab.engines.engine import ENGINES, Engine, names_for_plans
 from mistlab.plan import dimension_fields
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, engine_problem, ranks_of
 from mistlab.plan.made_fields import check_lists
+from mistlab.reduction.reduction_costs import Reduction
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
 
 OffloadRatios = dimension_fields.OffloadRatios
+# States that stay on the GPU beside a reduction: ranks average weights, or remember gradients.
+STAYS = ("offload_weights", "offload_gradients", "offload_optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,19 @@ class SearchSpace(dimension_fields.SpaceFields):
         if held:
             changes["offload"] = replace(self.offload, **held)
         return replace(self, **changes)
+
+    def beside(self, how: Reduction) -> "SearchSpace":
+        """The plans that go with a reduction, at the highest level of ZeRO that does if the space
+        has none so low; refuses a reduction that cannot be searched."""
+        if how.is_plain:
+            return self
+        if how.delay:
+            problem = f"{how.delay} in a search, whose proofs have no exchanges beside steps"
+            refuse("reduction", f"delay {problem}: give 0, and predict the plan with it")
+        most = how.most_sharded
+        levels = tuple(level for level in self.zero if level <= most) or (most,)
+        stays = dict.fromkeys(STAYS, (0.0,))
+        return self.with_lists({"zero": levels, "state_replicas": (1,), **stays})
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
         """The values of a dimension that the space lists, sorted; None allows any value."""

@@ -24,6 +24,8 @@ from mistlab.core.values import (
 )
 from mistlab.engines.adapters import Base, Loss, States, Train, training
 from mistlab.engines.engine import Engine, Optimizer, Precision, Sums
+from mistlab.plan.reducing import reducing
+from mistlab.reduction.reduction_costs import PLAIN_REDUCTION, Reduction
 
 # How a model was trained by those who published it: tokens, tokens of a batch, learning rate.
 #
@@ -445,7 +447,8 @@ class Workload:
     dequantised before each product from 8 or 4 (``base``). A loss in chunks has the logits of some
     tokens at once. The ``states`` are mixed as the engine does it, or weights, gradients and
     moments have 16 bits. ``gradients`` are summed over micro-batches and ranks in the bits that the
-    engine usually has, or in these.
+    engine usually has, or in these. By a ``reduction`` that is not plain, data-parallel ranks
+    communicate less, and another training is the outcome.
     """
 
     model: ModelSpec
@@ -466,10 +469,14 @@ class Workload:
     loss: Loss = "whole"
     states: States = "mixed"
     gradients: Sums = "usual"
+    reduction: Reduction = PLAIN_REDUCTION
 
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_adapters()
+        if self.train == "adapters" and not self.reduces_plainly:
+            problem = f"{self.reduction.kind}, and train is adapters, whose gradients are small"
+            refuse("reduction.kind", f"{problem}: leave reduction out, or give train: all")
         if self.states == "16bit" and self.gradients == "32bit":
             problem = "32bit, and states have 16bit: leave one of them out"
             refuse("gradients", problem)
@@ -501,15 +508,25 @@ class Workload:
     @property
     def is_plain(self) -> bool:
         """Whether engines train as their rows say: all weights, usual states, sums and losses."""
-        usual = self.states == "mixed" and self.gradients == "usual"
+        usual = self.states == "mixed" and self.gradients == "usual" and self.reduces_plainly
         return self.train == "all" and self.loss == "whole" and usual
+
+    @property
+    def reduces_plainly(self) -> bool:
+        """Whether data-parallel ranks sum whole gradients in every step."""
+        return self.reduction == PLAIN_REDUCTION or self.reduction.is_plain
+
+    @property
+    def averages_weights(self) -> bool:
+        """Whether data-parallel ranks step by themselves, and average weights."""
+        return self.reduction != PLAIN_REDUCTION and self.reduction.is_apart
 
     def trained_by(self, engine: Engine) -> Engine:
         """The row of an engine as it trains this."""
         if self.is_plain:
             return engine
         kinds = self.train, self.base, self.loss, self.states, self.gradients, self.optimizer
-        return training(engine, *kinds)
+        return reducing(training(engine, *kinds), self.reduction)
 
     @property
     def rank(self) -> int:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from mistlab.core.values import Checked, bounded
-from mistlab.reduction.graphs import contraction
+from mistlab.reduction.graphs import contraction, contraction_of
 from mistlab.reduction.reduction_costs import Reduction
 
 ASSUMPTIONS = (
@@ -39,7 +39,8 @@ class Noise(Checked):
         whole = 1 / steps
         spread = 0.0
         if how.kind == "gossip":
-            rate = contraction(how.topology, ranks)
+            offsets = how.offsets and how.neighbours(ranks)
+            rate = contraction_of(offsets, ranks) if offsets else contraction(how.topology, ranks)
             gap = 1 - rate
             spread += (rate * self.noise) ** (2 / 3) / gap ** (1 / 3)
             spread += (rate * self.unlike) ** (2 / 3) / gap ** (2 / 3)

@@ -11,7 +11,8 @@ import numpy as np
 
 from mistlab.core.arrays import Floats
 from mistlab.core.values import near_matches, refuse
-from mistlab.reduction.compressors import Compressor
+from mistlab.reduction.compression import Compressor, matrix_shape
+from mistlab.reduction.compressors import compressed
 
 
 class Averaging(Protocol):
@@ -23,7 +24,18 @@ class Averaging(Protocol):
 
 
 def _compressed(how: Compressor, rows: Floats, rng: np.random.Generator) -> Floats:
-    return np.stack([how(row, rng) for row in rows])
+    """Each rank's row as the others read it. Factors of low rank share their left one, of the mean
+    of all rows, so that messages add up on their way (PowerSGD)."""
+    if how.kind != "power":
+        return np.stack([compressed(how, row, rng) for row in rows])
+    size = rows.shape[1]
+    height, width = matrix_shape(size)
+    padded = np.zeros((len(rows), height * width))
+    padded[:, :size] = rows
+    matrices = padded.reshape(len(rows), height, width)
+    start = rng.standard_normal((width, min(how.rank, height, width)))
+    left, _ = np.linalg.qr(matrices.mean(axis=0) @ start)
+    return np.asarray((left @ (left.T @ matrices)).reshape(len(rows), -1)[:, :size])
 
 
 def _mean(rows: Floats) -> Floats:
@@ -71,7 +83,7 @@ class Doubling:
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
         """The compressed mean."""
         wanted = self.workers.average(gradients, rng) + self.memory
-        sent = self.compressor(wanted, rng)
+        sent = compressed(self.compressor, wanted, rng)
         self.memory = wanted - sent
         return sent
 
@@ -103,17 +115,17 @@ class InRounds:
     def average(self, gradients: Floats, rng: np.random.Generator) -> Floats:
         """The mean, sent in rounds both ways."""
         wanted = gradients + self.memory
-        sent = np.stack([self._sent(row, rng) for row in wanted])
+        sent = self._sent(wanted, rng)
         self.memory = wanted - sent
-        mean = sent.mean(axis=0) + self.server
-        back = self._sent(mean, rng)
+        mean = _mean(sent) + self.server
+        back = self._sent(mean[None], rng)[0]
         self.server = mean - back
-        return back
+        return np.asarray(back, dtype=np.float64)
 
-    def _sent(self, vector: Floats, rng: np.random.Generator) -> Floats:
-        sent = np.zeros_like(vector)
+    def _sent(self, rows: Floats, rng: np.random.Generator) -> Floats:
+        sent = np.zeros_like(rows)
         for _ in range(self.rounds):
-            sent = sent + self.compressor(vector - sent, rng)
+            sent = sent + _compressed(self.compressor, rows - sent, rng)
         return sent
 
 
@@ -124,12 +136,12 @@ FEEDBACKS: Mapping[str, type[Averaging]] = {
     "ef21": ChangesOnly,
     "neolithic": InRounds,
 }
-# Vectors as large as the gradients that a rank keeps for each.
-VECTORS_KEPT: Mapping[str, int] = {"none": 0, "memory": 1, "double": 1, "ef21": 1, "neolithic": 1}
 
 
-def averaging(feedback: str, compressor: Compressor) -> Averaging:
-    """The averaging of this name, at the start of a run."""
+def averaging(feedback: str, compressor: Compressor, rounds: int = 2) -> Averaging:
+    """The averaging of this name, at the start of a run; ``neolithic`` sends in so many rounds."""
     if feedback not in FEEDBACKS:
         refuse("feedback", f"{feedback!r} is unknown{near_matches(feedback, FEEDBACKS)}")
+    if feedback == "neolithic":
+        return InRounds(compressor, rounds)
     return FEEDBACKS[feedback](compressor)  # type: ignore[call-arg]

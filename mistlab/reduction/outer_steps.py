@@ -13,6 +13,7 @@ import numpy as np
 
 from mistlab.core.arrays import Floats
 from mistlab.core.values import bounded, check_fields, refuse
+from mistlab.reduction.outer_schedule import OuterSchedule
 
 # The change of a rank's weights, a row, by an inner step, a column a fragment.
 InnerStep = Callable[[Floats, int], Floats]
@@ -32,22 +33,12 @@ class OuterSteps:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.every % self.fragments:
-            problem = f"{self.every} steps are no multiple of {self.fragments} fragments"
-            refuse("every", f"{problem}: give one, so that fragments follow at equal distances")
-        if self.delay >= self.distance:
-            problem = f"{self.delay} reaches to the exchange before, {self.distance} steps earlier"
-            refuse("delay", f"{problem}: give less")
+        _ = self.schedule
 
     @property
-    def distance(self) -> int:
-        """The inner steps between exchanges of two fragments."""
-        return self.every // self.fragments
-
-    def fragment_due(self, step: int) -> int | None:
-        """The fragment that takes its outer step after this inner step, if one does."""
-        turn, rest = divmod(step, self.distance)
-        return None if rest or not step else (turn - 1) % self.fragments
+    def schedule(self) -> OuterSchedule:
+        """When fragments take their outer steps."""
+        return OuterSchedule(every=self.every, fragments=self.fragments, delay=self.delay)
 
 
 @dataclass(slots=True)
@@ -74,11 +65,11 @@ class OuterRun:
         """One inner step of every rank, and the outer step that is due after it."""
         self.step += 1
         self.weights = self.weights + inner(self.weights, self.step)
-        starting = self.how.fragment_due(self.step + self.how.delay)
+        starting = self.how.schedule.starting(self.step)
         if starting is not None:
             change = self.shared[starting] - self.weights[:, starting]
             self._changes[starting] = change.mean(axis=0)
-        due = self.how.fragment_due(self.step)
+        due = self.how.schedule.due(self.step)
         if due is not None:
             self._outer(due)
 

@@ -5,23 +5,51 @@ sends one at a time and receives one at a time. ``simulators.messages`` plays th
 message.
 """
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from mistlab.core.values import Checked, bounded, check_fields, near_matches, refuse
-from mistlab.reduction.compressors import VALUE_BYTES, Compressor
-from mistlab.reduction.feedbacks import FEEDBACKS, VECTORS_KEPT
-from mistlab.reduction.graphs import TOPOLOGIES, degree_of
+from mistlab.core.values import Checked, bounded, check_fields, one_of, refuse
+from mistlab.reduction.compression import VALUE_BYTES, Compressor
+from mistlab.reduction.neighbours import Topology, offsets_of, parts_of_graph
+from mistlab.reduction.outer_schedule import OuterSchedule
 
-Kind = Literal["all_reduce", "server", "gossip", "local", "outer"]
-REDUCTION_KINDS: tuple[Kind, ...] = get_args(Kind)
+ReductionKind = Literal["all_reduce", "server", "gossip", "local", "outer"]
+Feedback = Literal["none", "memory", "double", "ef21", "neolithic"]
+REDUCTION_KINDS: tuple[ReductionKind, ...] = get_args(ReductionKind)
 # Kinds whose ranks do not hold equal weights between two exchanges, or not exactly.
 APART = ("gossip", "local", "outer")
 # The highest level of ZeRO that goes with each.
 MOST_SHARDED = {"all_reduce": 3, "server": 0, "gossip": 0, "local": 0, "outer": 3}
 MOST_SHARDED_COMPRESSED = 1
+# The kinds that each choice is for; others leave it out.
+OF_KINDS: Mapping[str, tuple[ReductionKind, ...]] = {
+    "topology": ("gossip",),
+    "offsets": ("gossip",),
+    "every": ("local", "outer"),
+    "compressor": ("all_reduce", "server"),
+    "feedback": ("all_reduce", "server"),
+    "rounds": ("all_reduce", "server"),
+    "shards": ("server",),
+    "replicas": ("outer",),
+    **dict.fromkeys(("outer_bits", "fragments", "delay", "mixed", "rate", "momentum"), ("outer",)),
+}
 # Gradients whole, as they are.
 WHOLE = Compressor()
+# Vectors as large as the gradients that a rank keeps of its own for a feedback, and those of their
+# mean, which the server keeps, or every rank where messages are gathered: what was cut off of the
+# mean, or the mean of all estimates.
+VECTORS_KEPT: Mapping[Feedback, int] = {
+    "none": 0, "memory": 1, "double": 1, "ef21": 1, "neolithic": 1,
+}  # fmt: skip
+OF_THE_MEAN: Mapping[Feedback, int] = {
+    "none": 0, "memory": 0, "double": 1, "ef21": 1, "neolithic": 1,
+}  # fmt: skip
+# Feedbacks by which the mean is compressed, too.
+BOTH_WAYS: tuple[Feedback, ...] = ("double", "neolithic")
+# Outer steps keep the weights that all share, and momenta.
+OUTER_VECTORS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,50 +68,146 @@ class RankLink(Checked):
 class Reduction:
     """How ranks of data parallelism bring their gradients or weights together.
 
-    ``every`` is the number of steps between two exchanges (tau). ``shards`` are the servers that
-    share the gradients. Outer steps average in ``outer_bits`` a value, of one of ``fragments`` at a
-    time; with ``overlapped`` the inner steps go on meanwhile.
+    Gradients are summed by all ranks (``all_reduce``) or by ``shards`` servers, whole or compressed
+    with a feedback, ``neolithic`` in so many ``rounds``. Or ranks step by themselves, and average
+    weights: with neighbours on a graph in every step (``gossip``), by a ``topology`` or by their
+    own ``offsets``; with all others ``every`` so many steps (``local``); or by outer steps of that
+    distance (``outer``), in ``outer_bits`` a value, of one of ``fragments`` at a time, with an
+    outer ``rate`` and Nesterov's ``momentum``. A fragment's change may be sent while ``delay``
+    further steps go on; then a rank goes on from the new weights, ``mixed`` with so much of its
+    own. Outer steps are those of ``replicas``, each of which trains as a plan says, or of all
+    data-parallel ranks.
     """
 
-    kind: Kind = "all_reduce"
-    topology: str = "one_peer"
+    kind: ReductionKind = "all_reduce"
+    topology: Topology = "one_peer"
+    offsets: tuple[int, ...] = field(default=(), metadata=bounded(minimum=1))
     every: int = field(default=1, metadata=bounded(minimum=1))
     compressor: Compressor = WHOLE
-    feedback: str = "none"
+    feedback: Feedback = "none"
+    rounds: int = field(default=2, metadata=bounded(minimum=1))
     shards: int = field(default=1, metadata=bounded(minimum=1))
-    outer_bits: int = field(default=32, metadata=bounded(minimum=1, maximum=32))
+    replicas: int | None = field(default=None, metadata=bounded(minimum=2))
+    outer_bits: int = field(default=32, metadata=bounded(minimum=2, maximum=32))
     fragments: int = field(default=1, metadata=bounded(minimum=1))
-    overlapped: bool = False
+    delay: int = field(default=0, metadata=bounded(minimum=0))
+    mixed: float = field(default=0.0, metadata=bounded(minimum=0, maximum=1))
+    rate: float = field(default=0.7, metadata=bounded(above=0))
+    momentum: float = field(default=0.9, metadata=bounded(minimum=0, maximum=1))
 
     def __post_init__(self) -> None:
-        if self.kind not in REDUCTION_KINDS:
-            refuse("kind", f"{self.kind!r} is unknown{near_matches(self.kind, REDUCTION_KINDS)}")
         check_fields(self)
-        if self.topology not in TOPOLOGIES:
-            named = near_matches(self.topology, TOPOLOGIES)
-            refuse("topology", f"{self.topology!r} is unknown{named}")
-        if self.feedback not in FEEDBACKS:
-            named = near_matches(self.feedback, FEEDBACKS)
-            refuse("feedback", f"{self.feedback!r} is unknown{named}")
-        if self.every > 1 and self.kind not in ("local", "outer"):
-            problem = f"{self.every}: {self.kind} exchanges in every step: give 1, or kind local"
-            refuse("every", problem)
+        self._check_kind()
+        if self.feedback != "none" and self.compressor.kind == "none":
+            problem = f"{self.feedback}, and compressor is none, which cuts nothing off"
+            refuse("feedback", f"{problem}: give a compressor, or leave it out")
+        if self.feedback == "ef21" and self.compressor.is_unbiased:
+            problem = (
+                f"ef21 needs a compressor that cuts off, and {self.compressor.kind} is unbiased"
+            )
+            refuse("feedback", f"{problem}, so give top_k, sign or power, or feedback: memory")
+        if self.kind == "outer":
+            _ = self.schedule
+
+    def _check_kind(self) -> None:
+        """Refuse what belongs to other kinds."""
+        for entry in fields(self):
+            kinds = OF_KINDS.get(entry.name, REDUCTION_KINDS)
+            given = getattr(self, entry.name)
+            if self.kind in kinds or given == entry.default:
+                continue
+            if isinstance(given, Compressor):
+                given = given.kind
+            problem = f"{given}, and kind is {self.kind}, which has none"
+            if entry.name == "every":
+                problem = f"{given}, and kind {self.kind} exchanges in every step"
+            refuse(entry.name, f"{problem}: give kind: {one_of(kinds)}, or leave it out")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all ranks sum whole gradients in every step, as engines do by themselves."""
+        return self.kind == "all_reduce" and self.compressor.kind == "none"
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether ranks step by themselves and average their weights afterwards."""
+        return self.kind in APART
+
+    @property
+    def schedule(self) -> OuterSchedule:
+        """When fragments of outer steps are averaged."""
+        return OuterSchedule(every=self.every, fragments=self.fragments, delay=self.delay)
+
+    def replicas_of(self, ranks: int) -> int:
+        """How many replicas of weights so many data-parallel ranks have, each of which steps by
+        itself."""
+        if not self.is_apart:
+            return 1
+        return ranks if self.replicas is None else self.replicas
+
+    def neighbours(self, ranks: int, step: int = 0) -> Sequence[int]:
+        """The offsets of the ranks that a rank hears from in a step of ``gossip``."""
+        if not self.offsets:
+            return offsets_of(self.topology, ranks, step)
+        found = dict.fromkeys(offset % ranks for offset in self.offsets)
+        return [offset for offset in found if offset]
+
+    def rounds_of_neighbours(self, ranks: int) -> Sequence[Sequence[int]]:
+        """The offsets of ``gossip`` in each of the steps after which they come again."""
+        changes = self.topology == "one_peer" and not self.offsets and ranks > 1
+        steps = math.ceil(math.log2(ranks)) if changes else 1
+        return [self.neighbours(ranks, step) for step in range(steps)]
+
+    def ranks_problem(self, ranks: int) -> str:
+        """Why so many data-parallel ranks cannot average like this; empty if they can."""
+        replicas = self.replicas_of(ranks)
+        if self.replicas is not None and ranks % replicas:
+            return (
+                f"{ranks} data-parallel ranks do not divide into {replicas} replicas: give a "
+                "multiple, or other replicas"
+            )
+        if self.kind != "gossip" or ranks == 1 or not self.offsets:
+            return ""
+        parts = parts_of_graph(self.offsets, ranks)
+        if parts == 1:
+            return ""
+        listed = ", ".join(map(str, self.offsets))
+        return (
+            f"{listed} among {ranks} ranks make {parts} graphs that never hear of one another: add "
+            "an offset that connects them, such as 1"
+        )
 
     def sharding_problem(self, level: int) -> str:
         """Why a level of ZeRO does not go with the reduction; empty if it does."""
-        most = MOST_SHARDED[self.kind]
-        if self.compressor.kind != "none":
-            most = min(most, MOST_SHARDED_COMPRESSED)
+        most = self.most_sharded
         if level <= most:
             return ""
-        why = "each rank keeps weights of its own" if self.kind in APART else "it is compressed"
+        why = "each rank keeps weights of its own"
+        if not self.is_apart:
+            compresses = self.compressor.kind != "none"
+            why = "ranks compress whole gradients" if compresses else "servers sum whole gradients"
         return f"ZeRO-{level} shards what {self.kind} needs whole ({why}): give ZeRO-{most} at most"
+
+    @property
+    def most_sharded(self) -> int:
+        """The highest level of ZeRO that goes with the reduction."""
+        most = MOST_SHARDED[self.kind]
+        return min(most, MOST_SHARDED_COMPRESSED) if self.compressor.kind != "none" else most
 
     def message_bytes(self, values: int) -> float:
         """The bytes of a whole exchange's message of so many values."""
         if self.kind == "outer":
             return values / self.fragments * self.outer_bits / 8
-        return float(self.compressor.sent_bytes(values))
+        rounds = self.rounds if self.feedback == "neolithic" else 1
+        return float(rounds * self.compressor.sent_bytes(values))
+
+    def answer_bytes(self, values: int, ranks: int) -> float:
+        """The bytes of servers' answer to a rank: the mean, which is compressed by some feedbacks,
+        and is otherwise the messages of all ranks, or whole where that is less."""
+        sent = self.message_bytes(values)
+        if self.compressor.kind == "none" or self.feedback in BOTH_WAYS:
+            return sent
+        return min(VALUE_BYTES * values, ranks * sent)
 
     def exchange_s(self, values: int, ranks: int, link: RankLink) -> float:
         """The seconds of one exchange among so many ranks."""
@@ -91,32 +215,90 @@ class Reduction:
             return 0.0
         size = self.message_bytes(values)
         if self.kind == "server":
-            return 2 * ranks * link.message_s(size / self.shards)
+            sizes = size, self.answer_bytes(values, ranks)
+            return ranks * sum(link.message_s(one / self.shards) for one in sizes)
         if self.kind == "gossip":
-            return degree_of(self.topology, ranks) * link.message_s(size)
+            return len(self.neighbours(ranks)) * link.message_s(size)
         if self.compressor.is_summable or self.kind == "outer":
             return 2 * (ranks - 1) * link.message_s(size / ranks)
         return (ranks - 1) * link.message_s(size)
 
     def step_s(self, compute_s: float, values: int, ranks: int, link: RankLink) -> float:
         """The mean seconds of a step whose computation takes so long."""
-        exchange_s = self.exchange_s(values, ranks, link)
-        # Every fragment is exchanged once in each cycle.
-        if self.kind == "outer":
-            exchange_s *= self.fragments
-        if self.overlapped:
-            return max(compute_s, exchange_s / self.every)
-        return compute_s + exchange_s / self.every
+        return self.mean_step_s(compute_s, self.exchange_s(values, ranks, link))
+
+    def mean_step_s(self, step_s: float, exchange_s: float) -> float:
+        """The mean seconds of a step, over a cycle of steps that take so long without an exchange.
+
+        Outer steps exchange every fragment once in a cycle, beside the steps of their delay.
+        """
+        late_s = max(0.0, exchange_s - self.delay * step_s)
+        return step_s + self.exchanges_a_step * late_s
+
+    @property
+    def exchanges_a_step(self) -> float:
+        """The number of exchanges, of a fragment if there are several, over that of steps."""
+        return self.fragments / self.every
+
+    def vectors_kept(self, ranks: int = 2) -> int:
+        """Vectors as large as the gradients that a rank remembers between steps."""
+        if ranks == 1 or self.is_apart:
+            return 0
+        mean = 0 if self.kind == "server" else OF_THE_MEAN[self.feedback]
+        return VECTORS_KEPT[self.feedback] + mean
 
     def buffer_bytes(self, values: int, ranks: int) -> int:
         """The bytes that a rank keeps for it beyond what training needs: memories of what was cut
         off, weights of a neighbour that arrive, and the outer steps' weights and momenta."""
-        kept = VECTORS_KEPT[self.feedback]
+        kept = self.vectors_kept(ranks)
         if self.kind == "gossip" and ranks > 1:
             kept += 1
         if self.kind == "outer":
-            kept += 2
+            kept += OUTER_VECTORS
         return VALUE_BYTES * values * kept
+
+    def __str__(self) -> str:
+        return self.words
+
+    @property
+    def words(self) -> str:
+        """What is averaged, with whom and how often, in words."""
+        if self.kind == "gossip":
+            by = f"offsets {', '.join(map(str, self.offsets))}" if self.offsets else self.topology
+            return f"weights averaged with neighbours ({by.replace('_', ' ')}) after every step"
+        if self.kind == "local":
+            return f"weights averaged over all ranks every {self.every} steps"
+        if self.kind == "outer":
+            return self._outer_words
+        how = "by all ranks" if self.kind == "all_reduce" else f"by {self.shards} servers"
+        if self.kind == "server" and self.shards == 1:
+            how = "by a server"
+        return f"gradients averaged {how}{self._compressed_words}"
+
+    @property
+    def _outer_words(self) -> str:
+        whose = "of every rank" if self.replicas is None else f"of {self.replicas} replicas"
+        parts = f" in {self.fragments} fragments" if self.fragments > 1 else ""
+        late = f", {self.delay} steps late" if self.delay else ""
+        bits = f", {self.outer_bits} bits a value" if self.outer_bits < 32 else ""
+        return f"outer steps {whose} every {self.every} steps{parts}{late}{bits}"
+
+    @property
+    def _compressed_words(self) -> str:
+        one = self.compressor
+        kinds = {
+            "none": "",
+            "qsgd": f", quantised to {one.levels} levels",
+            "top_k": f", the largest {one.share:.2%} of each".replace(".00%", "%"),
+            "sign": ", their signs alone",
+            "power": f", as factors of rank {one.rank}",
+        }
+        rounds = f" in {self.rounds} rounds" if self.feedback == "neolithic" else ""
+        back = "" if self.feedback == "none" else f", with feedback {self.feedback}{rounds}"
+        return f"{kinds[one.kind]}{back}"
+
+
+PLAIN_REDUCTION = Reduction()
 
 
 def fitted_rate(seconds: float, values: int, ranks: int) -> float:

@@ -1,0 +1,120 @@
+"""The times of reductions that send less: compressed gradients, servers, averages of weights.
+
+Axes: T types of layers, S strategies.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from mistlab.core.arrays import Floats, Ints
+from mistlab.cost.links import LinkTime, Shapes
+from mistlab.graph.graph import Collective
+from mistlab.reduction.compression import BITS_A_BYTE, VALUE_BYTES
+from mistlab.reduction.reduction_costs import Reduction
+
+# The group of ranks with the same part of the weights, each of another replica.
+REPLICAS = "state replicas"
+
+
+class SendLink(Protocol):
+    """The time of a message to another GPU, while so many GPUs of a node send."""
+
+    def __call__(self, *, across_nodes: bool, at_once: int) -> LinkTime:
+        """The link's time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReductionTimes:
+    """The times of a workload's reduction for each strategy.
+
+    ``over`` gives the seconds of a collective over a group. Whole gradients have ``gradient`` bytes
+    a value, and ``remembered`` ones stay of what was cut off. A kernel takes ``moved_s`` for each
+    byte that it reads or writes.
+    """
+
+    how: Reduction
+    shapes: Shapes
+    over: Callable[[str, Collective, Floats], Floats]
+    send: SendLink
+    gpus_per_node: int
+    gradient: int
+    remembered: int
+    moved_s: float
+
+    def sent_less_s(self, group: str, values: Floats) -> Floats:
+        """Seconds (T, S) of averaging so many gradients over a group, compressed or by servers."""
+        if not values.any():
+            return np.zeros_like(values)
+        how, ranks = self.how, self.shapes.ranks[group]
+        sent, answers = self._message_bytes(values, ranks)
+        if how.kind == "server":
+            seconds = self._served_s(group, sent, answers)
+        elif how.compressor.is_summable:
+            seconds = self.over(group, "all_reduce", sent)
+        else:
+            answers = sent * ranks
+            seconds = self.over(group, "all_gather", answers)
+        if how.compressor.kind == "none":
+            return seconds
+        # A kernel reads gradients and what is remembered, and writes messages and the new memory;
+        # another one reads what comes, and writes the mean.
+        each = self.gradient + VALUE_BYTES + 2 * self.remembered
+        moved = np.where(ranks > 1, values * each + sent + answers, 0.0)
+        return np.asarray(seconds + moved * self.moved_s)
+
+    def averaged_s(self, values: Floats) -> Floats:
+        """Seconds (T, S) of one exchange of so many weights between replicas."""
+        bits = self.how.outer_bits if self.how.kind == "outer" else BITS_A_BYTE * VALUE_BYTES
+        size_bytes = values * bits / BITS_A_BYTE
+        if self.how.kind != "gossip":
+            return self.over(REPLICAS, "all_reduce", size_bytes)
+        seconds = np.zeros_like(size_bytes)
+        for rows, gpus, spanned in self.shapes.of_several(REPLICAS):
+            rounds = self.how.rounds_of_neighbours(gpus * spanned)
+            for offset in (offset for offsets in rounds for offset in offsets):
+                links = self._links_to(offset, gpus, spanned)
+                longest_s = np.maximum.reduce([link(size_bytes[..., rows]) for link in links])
+                seconds[..., rows] += longest_s / len(rounds)
+        return seconds
+
+    def _links_to(self, offset: int, gpus: int, nodes: int) -> list[LinkTime]:
+        """The links over which ranks send to those at an offset, all at once: inside nodes, and to
+        other nodes."""
+        ranks = gpus * nodes
+        away = min(offset, ranks - offset)
+        found = [self.send(across_nodes=False, at_once=1)] if away < gpus else []
+        if nodes > 1:
+            # All groups of a node send at once.
+            at_once = min(away, gpus) * max(1, self.gpus_per_node // gpus)
+            found.append(self.send(across_nodes=True, at_once=at_once))
+        return found
+
+    def _served_s(self, group: str, sent: Floats, answers: Floats) -> Floats:
+        """Seconds (T, S) of messages to servers, which are ranks of the group, and back: each takes
+        them one after another."""
+        shards, seconds = self.how.shards, np.zeros_like(sent)
+        for rows, gpus, spanned in self.shapes.of_several(group):
+            in_node = min(gpus, -(-shards // spanned))
+            link = self.send(across_nodes=spanned > 1, at_once=in_node)
+            both_s = link(sent[..., rows] / shards) + link(answers[..., rows] / shards)
+            seconds[..., rows] = gpus * spanned * both_s
+        return seconds
+
+    def _message_bytes(self, values: Floats, ranks: Ints) -> tuple[Floats, Floats]:
+        """Bytes (T, S) of a rank's message of so many gradients, and of what a server answers."""
+        if self.how.compressor.kind == "none":
+            return values * self.gradient, values * self.gradient
+        pairs = np.stack([values.ravel(), np.broadcast_to(ranks, values.shape).ravel()])
+        distinct, index = np.unique(pairs, axis=1, return_inverse=True)
+        found = np.array(
+            [
+                (self.how.message_bytes(size), self.how.answer_bytes(size, count))
+                for size, count in distinct.round().astype(np.int64).T.tolist()
+            ]
+        )
+        sent, answers = found[index.ravel()].T
+        return sent.reshape(values.shape), answers.reshape(values.shape)

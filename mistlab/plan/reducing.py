@@ -1,0 +1,39 @@
+"""What an engine keeps whose data-parallel ranks communicate less."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from mistlab.engines.engine import Engine
+from mistlab.reduction.compression import VALUE_BYTES
+from mistlab.reduction.reduction_costs import OUTER_VECTORS, Reduction
+
+# Numbers of candidates, an array; this room does without NumPy.
+Column = Any
+
+
+@lru_cache(maxsize=256)
+def reducing(engine: Engine, how: Reduction) -> Engine:
+    """The engine whose ranks bring gradients or weights together like this: what they remember of
+    compressed gradients, the outer steps' weights and momenta, and room for a neighbour's layer."""
+    if how.is_plain:
+        return engine
+    memory = {
+        name: replace(
+            row,
+            remembered=VALUE_BYTES * how.vectors_kept(),
+            outer=VALUE_BYTES * OUTER_VECTORS if how.kind == "outer" else 0,
+            arriving=VALUE_BYTES if how.kind == "gossip" else 0,
+        )
+        for name, row in engine.memory.items()
+    }
+    return replace(engine, memory=memory)
+
+
+def replicated(columns: Mapping[str, Column], how: Reduction) -> Mapping[str, Column]:
+    """Columns of candidates with the replicas of states that a reduction makes of data-parallel
+    ranks."""
+    data = columns["data_parallel"]
+    replicas: Column = data if how.replicas is None else 0 * data + how.replicas
+    return {**columns, "state_replicas": replicas}
