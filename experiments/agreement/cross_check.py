@@ -421,7 +421,7 @@ def _altered(plan: Plan) -> Iterator[tuple[str, Plan, Altered]]:
     kinds = {row.kind for of_phase in rows for row in of_phase}
     for kind, words in _REMOVABLE.items():
         if kind in kinds:
-            yield words, plan, _without_tasks(kind)
+            yield words, plan, partial(_without_tasks, kind)
     if plan.num_stages > 1:
         yield "sends", plan, _without_sends
     if engine.host is not None:
@@ -447,17 +447,13 @@ def _without(offload: Offload, kind: str) -> Offload:
     return replace(offload, **{kind: 0.0})
 
 
-def _without_tasks(kind: Kind) -> Altered:
+def _without_tasks(kind: Kind, tasks: TaskModel) -> TaskModel:
     """Times of tasks in whose slot table a kind of task is not."""
-
-    def altered(tasks: TaskModel) -> TaskModel:
-        phases = {
-            phase: tuple(row for row in rows if row.kind != kind)
-            for phase, rows in tasks.template.phases.items()
-        }
-        return replace(tasks, template=replace(tasks.template, phases=phases))
-
-    return altered
+    phases = {
+        phase: tuple(row for row in rows if row.kind != kind)
+        for phase, rows in tasks.template.phases.items()
+    }
+    return replace(tasks, template=replace(tasks.template, phases=phases))
 
 
 def _without_sends(tasks: TaskModel) -> TaskModel:

@@ -7,6 +7,7 @@ of the mesh. Each has values from mild to strong, and changes all stages alike.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, combinations, product
 
 from experiments.pages.groups import grouped
@@ -105,13 +106,13 @@ def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
     engine = ENGINES[plan.engine]
     for degree in DEGREES:
         words = f"tensor parallelism times {degree} (replicas divided by it)"
-        yield Change(kind="tensor parallelism", words=words, made=_tensor(degree))
+        yield Change(kind="tensor parallelism", words=words, made=partial(_tensor, degree))
     for degree in DEGREES:
         words = f"stages times {degree} (replicas divided by it)"
-        yield Change(kind="stages", words=words, made=_pipeline(degree))
+        yield Change(kind="stages", words=words, made=partial(_pipeline, degree))
     for size in _smaller(max(stage.micro_batch for stage in plan.stages)):
         words = f"micro-batches of {size}"
-        yield Change(kind="micro-batch", words=words, made=_micro_batch(size))
+        yield Change(kind="micro-batch", words=words, made=partial(_micro_batch, size))
     for level in range(1, engine.highest_zero_of(in_pipeline=plan.num_stages > 1) + 1):
         yield Change(kind="ZeRO", words=f"ZeRO-{level}", made=_at_least({"zero": level}))
     for name in counts_of_blocks():
@@ -164,55 +165,43 @@ def _count(name: str, share: float) -> Callable[[Plan], Plan | None]:
     return _stagewise(change)
 
 
-def _micro_batch(size: int) -> Callable[[Plan], Plan | None]:
+def _micro_batch(size: int, plan: Plan) -> Plan | None:
     """Smaller micro-batches, and as many more of them."""
-
-    def made(plan: Plan) -> Plan | None:
-        times, rest = divmod(max(stage.micro_batch for stage in plan.stages), size)
-        if rest or any(stage.micro_batch % times for stage in plan.stages):
-            return None
-        stages = tuple(
-            stage.with_values({"micro_batch": stage.micro_batch // times}) for stage in plan.stages
-        )
-        return replace(plan, micro_batches=times * plan.micro_batches, stages=stages)
-
-    return made
+    times, rest = divmod(max(stage.micro_batch for stage in plan.stages), size)
+    if rest or any(stage.micro_batch % times for stage in plan.stages):
+        return None
+    stages = tuple(
+        stage.with_values({"micro_batch": stage.micro_batch // times}) for stage in plan.stages
+    )
+    return replace(plan, micro_batches=times * plan.micro_batches, stages=stages)
 
 
-def _tensor(degree: int) -> Callable[[Plan], Plan | None]:
+def _tensor(degree: int, plan: Plan) -> Plan | None:
     """Each layer over more GPUs, and fewer replicas with more micro-batches."""
-
-    def made(plan: Plan) -> Plan | None:
-        if any(stage.data_parallel % degree for stage in plan.stages):
-            return None
-        stages = tuple(
-            stage.with_values(
-                {
-                    "tensor_parallel": stage.tensor_parallel * degree,
-                    "data_parallel": stage.data_parallel // degree,
-                }
-            )
-            for stage in plan.stages
+    if any(stage.data_parallel % degree for stage in plan.stages):
+        return None
+    stages = tuple(
+        stage.with_values(
+            {
+                "tensor_parallel": stage.tensor_parallel * degree,
+                "data_parallel": stage.data_parallel // degree,
+            }
         )
-        return replace(plan, micro_batches=degree * plan.micro_batches, stages=stages)
+        for stage in plan.stages
+    )
+    return replace(plan, micro_batches=degree * plan.micro_batches, stages=stages)
 
-    return made
 
-
-def _pipeline(degree: int) -> Callable[[Plan], Plan | None]:
+def _pipeline(degree: int, plan: Plan) -> Plan | None:
     """Each stage as several of them, and fewer replicas with more micro-batches."""
-
-    def made(plan: Plan) -> Plan | None:
-        if any(stage.data_parallel % degree or stage.layers < degree for stage in plan.stages):
-            return None
-        stages = tuple(
-            part
-            for stage in plan.stages
-            for part in _parts(stage, degree, stage.data_parallel // degree)
-        )
-        return replace(plan, micro_batches=degree * plan.micro_batches, stages=stages)
-
-    return made
+    if any(stage.data_parallel % degree or stage.layers < degree for stage in plan.stages):
+        return None
+    stages = tuple(
+        part
+        for stage in plan.stages
+        for part in _parts(stage, degree, stage.data_parallel // degree)
+    )
+    return replace(plan, micro_batches=degree * plan.micro_batches, stages=stages)
 
 
 def _parts(stage: StagePlan, degree: int, replicas: int) -> Iterator[StagePlan]:

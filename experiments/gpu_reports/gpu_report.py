@@ -6,6 +6,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from experiments.calibration.noted_machine import noted_machine
@@ -344,20 +345,16 @@ def work(options: argparse.Namespace) -> int:
     return _tell(figures, options) if done else NO_ANSWER
 
 
-def profiled_in_process(device: str, *, quick: bool) -> Profiler:
+def profiled_in_process(device: str, out: Path, seconds: float, *, quick: bool) -> bool:
     """The profiler of one device; its tables go on where they were."""
-
-    def profiler(out: Path, seconds: float) -> bool:
-        command = [sys.executable, "-m", "experiments.profile_hardware", "--out", str(out)]
-        command += ["--only", "measure", "--device", device, "--gpus-per-node", "1"]
-        command += ["--tables", str(out.parent / "tables"), *(["--quick"] if quick else [])]
-        progress("profiling; what was measured is kept when the time is over")
-        done = ended_within(command, seconds)
-        if done is not None and done.returncode:
-            reject(f"the profile ended with status {done.returncode}: {done.stderr.strip()}")
-        return done is not None
-
-    return profiler
+    command = [sys.executable, "-m", "experiments.profile_hardware", "--out", str(out)]
+    command += ["--only", "measure", "--device", device, "--gpus-per-node", "1"]
+    command += ["--tables", str(out.parent / "tables"), *(["--quick"] if quick else [])]
+    progress("profiling; what was measured is kept when the time is over")
+    done = ended_within(command, seconds)
+    if done is not None and done.returncode:
+        reject(f"the profile ended with status {done.returncode}: {done.stderr.strip()}")
+    return done is not None
 
 
 def _work(folder: Path, options: argparse.Namespace) -> bool:
@@ -367,7 +364,7 @@ def _work(folder: Path, options: argparse.Namespace) -> bool:
         folder=folder,
         plans=PLANS,
         runner=runner,
-        profiler=profiled_in_process(options.device, quick=options.quick),
+        profiler=partial(profiled_in_process, options.device, quick=options.quick),
         seconds=60 * options.minutes,
         expected_s={one.name: one.seconds for one in estimates(PLANS)},
     )

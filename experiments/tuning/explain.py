@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Literal, Self
 
 import numpy as np
@@ -69,15 +70,12 @@ def _steps(stage: StagePlan, num_stages: int, space: SearchSpace) -> Iterator[tu
         )
         lower = max((choice for choice in choices if choice < now), default=None)
         if lower is not None:
-            yield change_words(name, now, lower), _stepping(name, lower)
+            yield change_words(name, now, lower), partial(_stepping, name, lower)
 
 
-def _stepping(name: str, value: float) -> Step:
-    def step(stage: StagePlan) -> StagePlan:
-        most = stage.layers if name in counts_of_blocks() else value
-        return stage.with_values({name: min(value, most)})
-
-    return step
+def _stepping(name: str, value: float, stage: StagePlan) -> StagePlan:
+    most = stage.layers if name in counts_of_blocks() else value
+    return stage.with_values({name: min(value, most)})
 
 
 def _larger_micro_batches(plan: Plan, problem: Problem, space: SearchSpace) -> Iterator[Neighbour]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from mistlab.shell.command_parts import DECLARATIONS
 from mistlab.shell.expansion import Words, redirected
@@ -315,38 +316,31 @@ class Evaluator:
         condition = self.condition(command.line, source, value, self.session.assumed)
         if isinstance(value, Unknown):
             assert condition.cause is not None
-            ways = [self._as(command, number, status) for status in (0, 1)]
+            ways = [partial(self._as, command, number, status) for status in (0, 1)]
             divided(self.session, state, condition.cause, ways, condition)
             return
         status = 0 if value else 1
         guarded(
             self.session,
             state,
-            [self._next(command, number, status), self._next(command, number, 1 - status)],
+            [partial(self._next, command, number, each) for each in (status, 1 - status)],
             condition,
         )
 
-    def _next(self, command: AndOr, number: int, status: int) -> Callable[[State], None]:
+    def _next(self, command: AndOr, number: int, status: int, state: State) -> None:
         """The command behind an operator, where its status asks for it, and all behind it."""
-
-        def way(state: State) -> None:
-            if (truth(state) is True) != (status == 0):
-                state.status = status
-            if (status == 0) == (command.operators[number] == "&&"):
-                is_last = number + 1 == len(command.operators)
-                self.session.tests += not is_last
-                self.command(command.commands[number + 1], state)
-                self.session.tests -= not is_last
-            self._rest(command, number + 1, state)
-
-        return way
-
-    def _as(self, command: AndOr, number: int, status: int) -> Callable[[State], None]:
-        def way(state: State) -> None:
+        if (truth(state) is True) != (status == 0):
             state.status = status
-            self._rest(command, number, state)
+        if (status == 0) == (command.operators[number] == "&&"):
+            is_last = number + 1 == len(command.operators)
+            self.session.tests += not is_last
+            self.command(command.commands[number + 1], state)
+            self.session.tests -= not is_last
+        self._rest(command, number + 1, state)
 
-        return way
+    def _as(self, command: AndOr, number: int, status: int, state: State) -> None:
+        state.status = status
+        self._rest(command, number, state)
 
     def _pipeline(self, command: Pipeline, state: State) -> None:
         if len(command.commands) == 1:
@@ -367,13 +361,10 @@ class Evaluator:
             child.input = given
             if number < len(commands) - 1:
                 child.output = Text()
-            apart(self.session, child, self._way(command))
+            apart(self.session, child, partial(self.command, command))
             given = child.output
             state.written.update(child.written)
         _return(state, child)
-
-    def _way(self, command: Command) -> Callable[[State], None]:
-        return lambda state: self.command(command, state)
 
     def _case(self, command: Case, state: State) -> None:
         words = Words(self.session, state)
@@ -420,20 +411,19 @@ class Evaluator:
         source = f"case {command.subject.source}"
         condition = self.condition(command.line, source, unknown, assumed)
         assert condition.cause is not None
-        ways = [self._arm_way(command.arms, number) for number in range(len(command.arms))]
+        ways: list[Callable[[State], None]] = [
+            partial(self._arm_way, command.arms, number) for number in range(len(command.arms))
+        ]
         is_whole = any(pattern.bare == "*" for arm in command.arms for pattern in arm.patterns)
         if not is_whole:
             ways.append(lambda _: None)
         divided(self.session, state, condition.cause, ways, condition)
 
-    def _arm_way(self, arms: Sequence[Arm], number: int) -> Callable[[State], None]:
-        def way(state: State) -> None:
-            for arm in arms[number:]:
-                self._body(arm.body, state)
-                if arm.ending != ";&" or state.flow:
-                    return
-
-        return way
+    def _arm_way(self, arms: Sequence[Arm], number: int, state: State) -> None:
+        for arm in arms[number:]:
+            self._body(arm.body, state)
+            if arm.ending != ";&" or state.flow:
+                return
 
 
 def truth(state: State) -> Maybe:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -48,50 +49,38 @@ def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> P
     return replace(plan, stages=tuple(alike(largest, other.layers) for other in plan.stages))
 
 
-def _recompute(sign: int) -> Move:
+def _recompute(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
     """Recompute more or fewer blocks, or treat them in another way: by one, by a quarter or half of
     those that can be, or all."""
-
-    def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-        own = plan.stages[stage]
-        counts = own.counts
-        for name, count in counts.items():
-            most = own.layers - sum(counts.values()) if sign > 0 else count
-            for step in sorted({1, most // 4, most // 2, most} - {0}):
-                if step <= most:
-                    changed = own.with_values({name: count + sign * step})
-                    yield _saving(plan, stage, changed, space)
-
-    return move
+    own = plan.stages[stage]
+    counts = own.counts
+    for name, count in counts.items():
+        most = own.layers - sum(counts.values()) if sign > 0 else count
+        for step in sorted({1, most // 4, most // 2, most} - {0}):
+            if step <= most:
+                changed = own.with_values({name: count + sign * step})
+                yield _saving(plan, stage, changed, space)
 
 
-def _shard(sign: int) -> Move:
+def _shard(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
     """Take a higher or a lower ZeRO level."""
-
-    def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-        own = plan.stages[stage]
-        for name in _LEVELS:
-            for level in space.listed(name) or ():
-                if (level - own.value(name)) * sign > 0:
-                    yield _saving(plan, stage, own.with_values({name: level}), space)
-
-    return move
+    own = plan.stages[stage]
+    for name in _LEVELS:
+        for level in space.listed(name) or ():
+            if (level - own.value(name)) * sign > 0:
+                yield _saving(plan, stage, own.with_values({name: level}), space)
 
 
-def _offload(sign: int) -> Move:
+def _offload(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
     """Keep more or less of one kind of state in host memory."""
-
-    def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-        own = plan.stages[stage]
-        for name in OFFLOADS:
-            ratios = space.listed(name) or ()
-            now = ratios.index(own.value(name))
-            others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
-            # The next ratio, and the last.
-            for ratio in dict.fromkeys([*others[:1], *others[-1:]]):
-                yield _saving(plan, stage, own.with_values({name: ratio}), space)
-
-    return move
+    own = plan.stages[stage]
+    for name in OFFLOADS:
+        ratios = space.listed(name) or ()
+        now = ratios.index(own.value(name))
+        others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
+        # The next ratio, and the last.
+        for ratio in dict.fromkeys([*others[:1], *others[-1:]]):
+            yield _saving(plan, stage, own.with_values({name: ratio}), space)
 
 
 def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
@@ -142,48 +131,40 @@ def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
                 yield _with_stages(plan, {stage: smaller, place: larger})
 
 
-def _micro_batch(factor: float) -> Move:
+def _micro_batch(factor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
     """Make the micro-batches of all stages larger or smaller, and fewer or more."""
-
-    def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-        del stage, space
-        count = plan.micro_batches / factor
-        sizes = [own.micro_batch * factor for own in plan.stages]
-        if all(map(_is_count, (count, *sizes))):
-            stages = tuple(
-                replace(own, micro_batch=int(size))
-                for own, size in zip(plan.stages, sizes, strict=True)
-            )
-            yield replace(plan, micro_batches=int(count), stages=stages)
-
-    return move
+    del stage, space
+    count = plan.micro_batches / factor
+    sizes = [own.micro_batch * factor for own in plan.stages]
+    if all(map(_is_count, (count, *sizes))):
+        stages = tuple(
+            replace(own, micro_batch=int(size))
+            for own, size in zip(plan.stages, sizes, strict=True)
+        )
+        yield replace(plan, micro_batches=int(count), stages=stages)
 
 
-def _split(tensor: float) -> Move:
+def _split(tensor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
     """Take more tensor and less data parallelism on the same GPUs, or the reverse. Where all stages
     change, the number of micro-batches may change to match."""
-
-    def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-        if space.unequal_meshes:
-            own = plan.stages[stage]
-            for changed in _remeshed(own, own.data_parallel / tensor, own.tensor_parallel * tensor):
-                yield _with_stages(plan, {stage: changed})
-            return
-        for count in (plan.micro_batches, plan.micro_batches * tensor):
-            stages = [
-                changed
-                for own in plan.stages
-                for changed in _remeshed(
-                    replace(own, micro_batch=own.micro_batch * plan.micro_batches),
-                    own.data_parallel / tensor,
-                    own.tensor_parallel * tensor,
-                    micro_batches=count,
-                )
-            ]
-            if len(stages) == plan.num_stages and _is_count(count):
-                yield replace(plan, micro_batches=int(count), stages=tuple(stages))
-
-    return move
+    if space.unequal_meshes:
+        own = plan.stages[stage]
+        for changed in _remeshed(own, own.data_parallel / tensor, own.tensor_parallel * tensor):
+            yield _with_stages(plan, {stage: changed})
+        return
+    for count in (plan.micro_batches, plan.micro_batches * tensor):
+        stages = [
+            changed
+            for own in plan.stages
+            for changed in _remeshed(
+                replace(own, micro_batch=own.micro_batch * plan.micro_batches),
+                own.data_parallel / tensor,
+                own.tensor_parallel * tensor,
+                micro_batches=count,
+            )
+        ]
+        if len(stages) == plan.num_stages and _is_count(count):
+            yield replace(plan, micro_batches=int(count), stages=tuple(stages))
 
 
 def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
@@ -232,20 +213,21 @@ def _is_count(number: float) -> bool:
 
 _MOVES: Mapping[Resource, tuple[Move, ...]] = {
     "compute": (
-        *(_recompute(-1), _give_layers, _take_gpus, _micro_batch(2), _split(2), _split(0.5)),
+        *(partial(_recompute, -1), _give_layers, _take_gpus),
+        *(partial(_micro_batch, 2), partial(_split, 2), partial(_split, 0.5)),
         *(_change, _change_mesh, _reorder),
     ),
     "communication": (
-        *(_offload(-1), _shard(-1), _split(0.5), _split(2)),
-        *(_micro_batch(2), _micro_batch(0.5), _give_layers, _take_gpus, _change),
+        *(partial(_offload, -1), partial(_shard, -1), partial(_split, 0.5), partial(_split, 2)),
+        *(partial(_micro_batch, 2), partial(_micro_batch, 0.5), _give_layers, _take_gpus, _change),
         *(_change_mesh, _reorder),
     ),
     "memory": (
-        *(_recompute(1), _shard(1), _offload(1), _micro_batch(0.5)),
-        *(_split(2), _split(0.5), _give_layers, _take_gpus, _change),
-        *(_change_mesh, _reorder),
+        *(partial(_recompute, 1), partial(_shard, 1), partial(_offload, 1)),
+        *(partial(_micro_batch, 0.5), partial(_split, 2), partial(_split, 0.5)),
+        *(_give_layers, _take_gpus, _change, _change_mesh, _reorder),
     ),
-    "host": (_offload(-1), _shard(1), _give_layers, _change),
+    "host": (partial(_offload, -1), partial(_shard, 1), _give_layers, _change),
 }
 
 

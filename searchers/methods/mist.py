@@ -10,6 +10,7 @@ begins with smaller parts of the space. Orders of passes without a formula are b
 """
 
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -40,7 +41,7 @@ PARTS_SHARE = 0.25
 def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
     """The strategy with one of the solvers of ``searchers.exact.milp``; it ends when its plan is
     known to be within a tolerance (a share of the plan's time) of the best."""
-    join = _joined_by(solver)
+    join = partial(_joined_by, solver)
 
     def mist(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
@@ -93,14 +94,10 @@ def _searched(hierarchy: Hierarchy, join: Joiner, tolerance: float) -> Ending:
     return hierarchy.joined_coarse_to_fine(join)
 
 
-def _joined_by(solver: str) -> Joiner:
+def _joined_by(solver: str, menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
     """A joiner that asks a solver only where there are stages to join, and imports it only then."""
+    if menus.group.num_stages == 1:
+        return join_exactly(menus, limit_s)
+    from searchers.exact.milp import join_by  # noqa: PLC0415 (the solver is slow to import)
 
-    def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-        if menus.group.num_stages == 1:
-            return join_exactly(menus, limit_s)
-        from searchers.exact.milp import join_by  # noqa: PLC0415 (the solver is slow to import)
-
-        return join_by(solver, PATIENCE_S)(menus, limit_s)
-
-    return join
+    return join_by(solver, PATIENCE_S)(menus, limit_s)
