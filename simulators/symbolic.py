@@ -456,9 +456,7 @@ class SymbolicPredictor:
             self._memory[engine] = StageModel.of(self.workload, engine)
         return self._memory[engine]
 
-    def _costs(
-        self, mode: EngineMode, batch: StageBatch, figures: StageFigures | StagePeaks
-    ) -> StageCosts:
+    def _costs(self, mode: EngineMode, batch: StageBatch, figures: StagePeaks) -> StageCosts:
         reserved = reserved_bytes(figures, batch, self.cluster, mode.engine)
         return StageCosts(
             seconds=self._model(mode)(batch),

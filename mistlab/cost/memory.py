@@ -19,7 +19,7 @@ from mistlab.machine.hardware import Allocator
 from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan
 from mistlab.stages.held_moments import HeldMoments, PassMoments
-from mistlab.stages.stage_batch import StageBatch, StageFigures, StagePeaks
+from mistlab.stages.stage_batch import StageBatch, StagePeaks
 
 # The most bytes that stages hold while they run their passes, layer by layer, beside their states.
 #
@@ -194,7 +194,7 @@ def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
 
 
 def reserved_bytes(
-    figures: StageFigures | StagePeaks, batch: StageBatch, cluster: Cluster, engine: Engine
+    figures: StagePeaks, batch: StageBatch, cluster: Cluster, engine: Engine
 ) -> Floats:
     """The most bytes that torch's allocator holds on a GPU (C), from the peak of tensors."""
 

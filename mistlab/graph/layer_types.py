@@ -396,14 +396,10 @@ class OperatorWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerExpressions:
-    """The work and memory of a layer, for one micro-batch on one rank.
+class LayerMemory:
+    """The memory of a layer, for one micro-batch on one rank. ``saved_bytes`` are kept for the
+    backward pass, and the peaks include them."""
 
-    ``saved_bytes`` are kept for the backward pass, and the peaks include them. Operators that run
-    again belong to the backward pass.
-    """
-
-    work: Mapping[tuple[Phase, Kind], OperatorWork]
     parameters: sympy.Expr
     expert_parameters: sympy.Expr
     saved_bytes: sympy.Expr
@@ -411,6 +407,13 @@ class LayerExpressions:
     forward_peak_bytes: sympy.Expr
     backward_peak_bytes: sympy.Expr
     output_bytes: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerExpressions(LayerMemory):
+    """The work and memory of a layer. Operators that run again belong to the backward pass."""
+
+    work: Mapping[tuple[Phase, Kind], OperatorWork]
 
     def flop(self, phase: Phase) -> sympy.Expr:
         """Floating-point operations of a phase, over all classes."""
@@ -465,16 +468,9 @@ def _work(operators: list[Operator]) -> OperatorWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSums:
+class LayerSums(LayerMemory):
     """The sums of a layer that stages need: expressions in sizes, or symbols for them."""
 
-    parameters: sympy.Expr
-    expert_parameters: sympy.Expr
-    saved_bytes: sympy.Expr
-    input_bytes: sympy.Expr
-    forward_peak_bytes: sympy.Expr
-    backward_peak_bytes: sympy.Expr
-    output_bytes: sympy.Expr
     forward_flop: sympy.Expr
     backward_flop: sympy.Expr
     forward_moved_bytes: sympy.Expr
@@ -486,7 +482,7 @@ class LayerSums:
     def of(cls, graph: LayerGraph) -> Self:
         """The sums of one layer."""
         layer = expressions_of(graph)
-        plain = {name: getattr(layer, name) for name in _PLAIN}
+        plain = {entry.name: getattr(layer, entry.name) for entry in fields(LayerMemory)}
         phases: dict[str, sympy.Expr] = {}
         for phase in PHASES:
             phases |= {
@@ -505,9 +501,6 @@ class LayerSums:
                 for entry in fields(cls)
             }
         )
-
-
-_PLAIN = [entry.name for entry in fields(LayerExpressions) if entry.name != "work"]
 
 
 def sum_name(layer: str, name: str) -> str:

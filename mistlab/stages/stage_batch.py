@@ -246,11 +246,12 @@ class StagePeaks:
     @property
     def peak_bytes(self) -> Floats:
         """The highest of the three peaks."""
-        return _highest(self)
+        passes = np.maximum(self.forward_peak_bytes, self.backward_peak_bytes)
+        return np.asarray(np.maximum(passes, self.step_peak_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StageFigures:
+class StageFigures(StagePeaks):
     """The memory and work of each candidate: bytes of one rank, work for one micro-batch on it.
 
     ``feasible`` is false if sizes do not divide; then the other figures mean nothing. The peaks
@@ -261,7 +262,6 @@ class StageFigures:
     ``head_parameters`` those of the head.
     """
 
-    feasible: Bools
     parameters: Floats
     weights_bytes: Floats
     gradients_bytes: Floats
@@ -270,29 +270,12 @@ class StageFigures:
     buffers_bytes: Floats
     step_buffer_bytes: Floats
     logits_bytes: Floats
-    held_bytes: Floats
-    largest_parameters: Floats
-    head_parameters: Floats
-    forward_peak_bytes: Floats
-    backward_peak_bytes: Floats
-    step_peak_bytes: Floats
-    host_bytes: Floats
     forward_flop: Floats
     backward_flop: Floats
     forward_moved_bytes: Floats
     backward_moved_bytes: Floats
     forward_collective_bytes: Floats
     backward_collective_bytes: Floats
-
-    @property
-    def peak_bytes(self) -> Floats:
-        """The highest of the three peaks."""
-        return _highest(self)
-
-
-def _highest(peaks: StagePeaks | StageFigures) -> Floats:
-    passes = np.maximum(peaks.forward_peak_bytes, peaks.backward_peak_bytes)
-    return np.asarray(np.maximum(passes, peaks.step_peak_bytes))
 
 
 # What a time of a stage is: a part of each steady pass; of the first or the last pass; of waits for
