@@ -9,6 +9,7 @@ from typing import Any
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
 from mistlab.core.values import near_matches, reject
+from mistlab.engines.engine import Precision
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.workload import Attention, Workload
@@ -40,7 +41,7 @@ class Case:
         """GPUs of the case."""
         return self.nodes * self.gpus_per_node
 
-    def problem(self) -> Problem:
+    def problem(self, precision: Precision = "fp16") -> Problem:
         """The case as a problem for searches."""
         return Problem(
             workload=Workload(
@@ -48,7 +49,7 @@ class Case:
                 sequence_length=self.sequence_length,
                 global_batch=self.global_batch,
                 attention=self.attention,
-                precision="fp16",
+                precision=precision,
             ),
             cluster=Cluster(
                 hardware=catalog.hardware(self.hardware),

@@ -10,51 +10,29 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.bench import Bench
+from experiments.bench.cases import Case
 from experiments.bench.remembered import answers
 from experiments.bench.search_options import searchers_called
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.pages.charts import Lines
 from experiments.pages.study import Report, Study
 from experiments.pages.tables import Row, number, table, table_of
-from mistlab import catalog
 from mistlab.core.values import near_matches, reject
 from mistlab.engines.engine import Precision
-from mistlab.job.search import Budget, Problem
-from mistlab.machine.cluster import Cluster
+from mistlab.job.search import Budget
 from mistlab.plan.named_spaces import space_of
-from mistlab.plan.workload import Workload
+from mistlab.plan.workload import Attention
 from searchers.registry import SEARCHERS
 from searchers.strategy import STAGES_A_PLAN, StrategySearcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QualityProblem:
+class QualityProblem(Case):
     """A problem and the space that all searchers choose from."""
 
-    model: str
-    hardware: str
-    nodes: int
-    gpus_per_node: int
-    sequence_length: int
-    global_batch: int
+    attention: Attention = "flash"
     space: str
     precision: Precision = "bf16"
-
-    def problem(self) -> Problem:
-        """The problem for searches."""
-        workload = Workload(
-            model=catalog.model(self.model),
-            sequence_length=self.sequence_length,
-            global_batch=self.global_batch,
-            attention="flash",
-            precision=self.precision,
-        )
-        cluster = Cluster(
-            hardware=catalog.hardware(self.hardware),
-            nodes=self.nodes,
-            gpus_per_node=self.gpus_per_node,
-        )
-        return Problem(workload=workload, cluster=cluster)
 
     @property
     def words(self) -> str:
@@ -184,7 +162,7 @@ def _asked(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Qualit
 def searched(asked: QualityQuestion) -> dict[str, Any]:
     """The row of a search, whose clock is the processor's."""
     of = PROBLEMS[asked.name]
-    bench, space = Bench.of(of.problem()), space_of(of.space)
+    bench, space = Bench.of(of.problem(of.precision)), space_of(of.space)
     bench.warm_up(space)
     searcher = StrategySearcher(
         strategy=SEARCHERS[asked.searcher], predictor=bench.predictor, clock=time.process_time
