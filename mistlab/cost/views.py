@@ -9,7 +9,7 @@ Axes: C candidates, S stages.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, final
 
@@ -97,7 +97,6 @@ def viewed(predictor: Predictor, view: View) -> Predictor:
     return _ViewedPlans(predictor=predictor, view=view)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ViewedPlans:
     """A predictor of plans, with the changes of a view."""
@@ -112,36 +111,25 @@ class _ViewedPlans:
     def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
         """The predicted cost of each plan in this view, in order."""
         predictions = self.predictor.predict_many(plans)
-        if (extras := self.view.extras) is not None:
-            both = zip(plans, predictions, strict=True)
-            predictions = [
-                _lasting(one, plan, _by_stages(one, plan, extras), extras) for plan, one in both
-            ]
-        return predictions
+        if (extras := self.view.extras) is None:
+            return predictions
+        both = list(zip(plans, predictions, strict=True))
+        if isinstance(self.predictor, StageCostModel):
+            times = _by_chains(self.predictor, plans, extras)
+        else:
+            times = [_by_stages(one, plan, extras) for plan, one in both]
+        return [
+            _lasting(one, plan, of_plan, extras)
+            for (plan, one), of_plan in zip(both, times, strict=True)
+        ]
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ViewedStages:
+class _ViewedStages(_ViewedPlans):
     """A predictor of plans and stages, with the changes of a view."""
 
     predictor: PlanAndStagePredictor
-    view: View
-
-    def predict(self, plan: Plan) -> Prediction:
-        """The predicted cost of a plan in this view."""
-        return self.predict_many([plan])[0]
-
-    def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
-        """The predicted cost of each plan in this view, in order."""
-        predictions = self.predictor.predict_many(plans)
-        if (extras := self.view.extras) is not None:
-            times = dict(_by_chains(self.predictor, plans, extras))
-            predictions = [
-                _lasting(one, plan, times[place], extras)
-                for place, (plan, one) in enumerate(zip(plans, predictions, strict=True))
-            ]
-        return predictions
 
     def stage_costs(self, batch: StageBatch, *, engine: str = "mistlab") -> StageCosts:
         """The costs of each candidate in this view."""
@@ -157,10 +145,9 @@ def _lasting(prediction: Prediction, plan: Plan, times: float, extras: Extras) -
     return prediction.lasting(times, stages=stages)
 
 
-def _by_chains(
-    predictor: StageCostModel, plans: Sequence[Plan], extras: Extras
-) -> Iterator[tuple[int, float]]:
-    """The number of each plan, and how many times as long its longest chain is as seen."""
+def _by_chains(predictor: StageCostModel, plans: Sequence[Plan], extras: Extras) -> list[float]:
+    """How many times as long each plan's longest chain is as seen."""
+    times = np.empty(len(plans))
     alike: dict[tuple[str, int], list[int]] = defaultdict(list)
     for place, plan in enumerate(plans):
         alike[plan.engine, plan.num_stages].append(place)
@@ -172,7 +159,8 @@ def _by_chains(
             iteration_s(StageTimes.of(one, len(places), -1), micro_batches)
             for one in (seconds, extras.times(seconds, batch.micro_batches))
         )
-        yield from zip(places, (seen_s / full_s).tolist(), strict=True)
+        times[places] = seen_s / full_s
+    return [*times.tolist()]
 
 
 def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
