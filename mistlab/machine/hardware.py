@@ -421,7 +421,7 @@ class Node(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatasheetFigures:
+class DatasheetFigures(Checked):
     """The figures of ``gpu`` and ``node`` under which a file's curves were measured.
 
     Where the file states another figure now, the curves that depend on it are scaled.
@@ -433,9 +433,6 @@ class DatasheetFigures:
     intra_node_gbytes_per_s: float = field(metadata=quantity())
     inter_node_gbytes_per_s: float = field(metadata=quantity())
     host_link_gbytes_per_s: float = field(metadata=quantity())
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mistlab.core.values import bounded, check_fields
+from mistlab.core.values import Checked, bounded
 
 Decay = Literal["constant", "linear", "cosine"]
 # The loss scale for fp16 gradients, whose 5 bits of exponent would round small values to zero.
@@ -15,7 +15,7 @@ MOST_FACTOR = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class Training(Checked):
     """Settings of training, which do not depend on the plan.
 
     The learning rate rises over ``warmup_steps``. Then it stays, or falls to a tenth of
@@ -38,9 +38,6 @@ class Training:
     growth_interval: int = field(default=2000, metadata=bounded(minimum=1))
     steps_on_host: bool = False
     dropout_seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def needs_norm(self) -> bool:
