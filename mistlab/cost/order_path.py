@@ -102,16 +102,6 @@ class EndTimes:
     steps_s: Floats
     layers: Ints
 
-    @classmethod
-    def of_nothing(cls, like: Floats) -> Self:
-        """No ends of as many parts."""
-        return cls(
-            reductions_s=np.zeros_like(like),
-            tied_s=np.zeros_like(like),
-            steps_s=np.zeros_like(like),
-            layers=np.ones_like(like, dtype=np.int64),
-        )
-
     def rests_s(self, times: StageTimes, split: SplitTimes | None) -> Floats:
         """Seconds (C, P) of reductions that are left when a part's last backward pass has computed.
 
@@ -124,29 +114,6 @@ class EndTimes:
         last_s = split.weights_s + times.within_backward_s
         beside_s = last_s * (1 - 1 / np.maximum(self.layers, 1))
         return np.maximum(rests_s, self.reductions_s - beside_s)
-
-
-def order_iteration_s(
-    times: StageTimes,
-    passes: tuple[StagePasses, ...],
-    split: SplitTimes | None = None,
-    *,
-    host: HostTimes | None = None,
-    at_end: EndTimes | None = None,
-    turned: TurnTimes | None = None,
-    steps_apart: bool = False,
-) -> Floats:
-    """Seconds (C) of one iteration in which stages run these passes, and share no networks."""
-    path = OrderPath(
-        times=times,
-        passes=passes,
-        split=split,
-        host=host,
-        at_end=EndTimes.of_nothing(times.forward_s) if at_end is None else at_end,
-        turned=turned,
-        steps_apart=steps_apart,
-    )
-    return path.iteration_s()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

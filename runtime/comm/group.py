@@ -110,17 +110,6 @@ class Alone:
 GroupMaker = Callable[[str, Sequence[int]], Group | None]
 
 
-def own_groups(rank: int, join: Callable[[str, Sequence[int]], Group]) -> GroupMaker:
-    """A function that makes the groups of one rank; ``join`` makes those that have other ranks."""
-
-    def make(name: str, ranks: Sequence[int]) -> Group | None:
-        if rank not in ranks:
-            return None
-        return Alone() if len(ranks) == 1 else join(name, ranks)
-
-    return make
-
-
 def own_part(whole: Tensor, group: Group) -> Tensor:
     """This rank's part of a flat tensor that is cut into one equal part for each rank."""
     return whole.chunk(group.size)[group.rank]

@@ -16,7 +16,6 @@ from mistlab.cost.order_path import (
     InOrder,
     SplitTimes,
     order_bound_s,
-    order_iteration_s,
 )
 from mistlab.cost.order_times import extended_s
 from mistlab.schedule.orders import (
@@ -31,7 +30,7 @@ from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import named_order
 from mistlab.stages.stage_batch import StageTimes
-from tests.mistlab.test_order_path import equal
+from tests.mistlab.test_order_path import equal, order_iteration_s
 
 CANDIDATES = 12
 

@@ -5,18 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mistlab.core.arrays import Floats
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.order_path import (
     EndTimes,
     HostTimes,
+    OrderPath,
     SplitTimes,
+    TurnTimes,
     order_bound_s,
-    order_iteration_s,
 )
 from mistlab.cost.pipeline import iteration_s
 from mistlab.schedule.orders import interleaved, zero_bubble
 from mistlab.schedule.placement import loop
-from mistlab.schedule.stage_passes import passes_of
+from mistlab.schedule.stage_passes import StagePasses, passes_of
 from mistlab.stages.plan_orders import named_order, order_of_text
 from mistlab.stages.stage_batch import StageTimes
 from tests.pipeline_orders import all_forwards_first
@@ -42,6 +44,31 @@ def times_of(
             **others,
         }
     )
+
+
+def order_iteration_s(
+    times: StageTimes,
+    passes: tuple[StagePasses, ...],
+    split: SplitTimes | None = None,
+    *,
+    host: HostTimes | None = None,
+    at_end: EndTimes | None = None,
+    turned: TurnTimes | None = None,
+    steps_apart: bool = False,
+) -> Floats:
+    """Seconds (C) of one iteration in which stages run these passes, and share no networks."""
+    no_s, one = np.zeros_like(times.forward_s), np.ones_like(times.forward_s, dtype=np.int64)
+    no_ends = EndTimes(reductions_s=no_s, tied_s=no_s, steps_s=no_s, layers=one)
+    path = OrderPath(
+        times=times,
+        passes=passes,
+        split=split,
+        host=host,
+        at_end=no_ends if at_end is None else at_end,
+        turned=turned,
+        steps_apart=steps_apart,
+    )
+    return path.iteration_s()
 
 
 def equal(parts: int, forward: float, backward: float, send_s: float = 0.0) -> StageTimes:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mistlab.core.values import InputError
-from mistlab.cost.order_path import SplitTimes, order_bound_s, order_iteration_s
+from mistlab.cost.order_path import SplitTimes, order_bound_s
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.orders import TURNING, order_problem
 from mistlab.schedule.placement import Placement, StageChunk, loop, most_chunks, turning
@@ -18,7 +18,7 @@ from mistlab.stages.held_moments import in_flight_of_plan
 from mistlab.stages.plan_orders import named_order, order_of_plan, order_of_text
 from mistlab.stages.stage_batch import StageBatch, batch_of_parts
 from mistlab.stages.stage_shape import parts_of_plan
-from tests.mistlab.test_order_path import equal
+from tests.mistlab.test_order_path import equal, order_iteration_s
 
 STAGE = StagePlan(layers=4, data_parallel=1, tensor_parallel=1, micro_batch=1)
 

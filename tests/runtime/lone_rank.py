@@ -1,10 +1,10 @@
 """Groups of which one rank alone exists; the others would have the same values."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from runtime.comm.group import GroupMaker, own_groups, own_part
+from runtime.comm.group import Alone, Group, GroupMaker, own_part
 
 
 class LoneGroup:
@@ -39,6 +39,17 @@ class LoneGroup:
         del sends
         for tensor, _ in receives:
             tensor.fill_(0.02)
+
+
+def own_groups(rank: int, join: Callable[[str, Sequence[int]], Group]) -> GroupMaker:
+    """A function that makes the groups of one rank; ``join`` makes those that have other ranks."""
+
+    def make(name: str, ranks: Sequence[int]) -> Group | None:
+        if rank not in ranks:
+            return None
+        return Alone() if len(ranks) == 1 else join(name, ranks)
+
+    return make
 
 
 def lone(rank: int) -> GroupMaker:

@@ -13,13 +13,14 @@ from torch import Tensor
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
-from runtime.comm.group import Alone, GroupMaker, own_groups
+from runtime.comm.group import Alone, GroupMaker
 from runtime.comm.topology import Connections, connected
 from runtime.engine.executor import Executor, Report
 from runtime.engine.streams.device_streams import Progress, SimulatedStreams
 from runtime.engine.training import Training
 from runtime.engine.work.stage_modules import INITIAL_STD, TABLE, TIED, initial_tensor
 from runtime.models.families import model_of
+from tests.runtime.lone_rank import own_groups
 from tests.runtime.plain_masks import Masks
 from tests.runtime.plain_model import loss_of
 from tests.runtime.thread_ranks import Meeting, ThreadGroup, run_threads

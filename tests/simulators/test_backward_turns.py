@@ -5,7 +5,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost import order_times
-from mistlab.cost.order_path import TurnTimes, order_iteration_s
+from mistlab.cost.order_path import TurnTimes
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
@@ -13,7 +13,7 @@ from mistlab.schedule.stage_passes import passes_of
 from mistlab.stages.plan_orders import named_order
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
-from tests.mistlab.test_order_path import equal
+from tests.mistlab.test_order_path import equal, order_iteration_s
 
 
 def difference(hardware: str, nodes: int, batch: int, plan: Plan, model: str) -> float:
