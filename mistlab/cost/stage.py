@@ -451,15 +451,14 @@ class StageSlots:
         ways = seconds.receive_s[of_strategy], seconds.send_s[of_strategy]
         # The first stage ends last, so it has the time of tied tables.
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
-        tied_s = np.where(ties, seconds.tied_s[of_strategy], 0.0)
-        counts = self.tasks.types.counts(batch.columns)
+        averaged_s = seconds.averaging_s(self.tasks.types.counts(batch.columns), of_strategy)
         send_slowed, together_slowed = sends_beside_arithmetic(seconds)
         return OutsidePasses(
             received_s=np.where(batch.has_embedding, 0.0, _sent_over(batch.comes_from, *ways)),
             sent_s=np.where(batch.has_head, 0.0, _sent_over(batch.goes_to, *ways)),
             send_slowed=send_slowed[of_strategy],
             together_slowed=together_slowed[of_strategy],
-            after_s=tied_s + seconds.averaging_s(counts, of_strategy),
+            after_s=np.where(ties, seconds.tied_s[of_strategy], 0.0) + averaged_s,
             in_place=reduces_in_place(seconds)[of_strategy],
         )
 
