@@ -135,8 +135,8 @@ def trains_here(model: ModelSpec) -> str:
         return "blocks of a pattern, which scan or lack a half: give a model without a pattern"
     if model.experts and model.parallel_block:
         return "experts beside attention: give parallel_block: false"
-    if model.experts and model.biases:
-        return "experts with biases: give biases: false"
+    if model.experts and model.biases and model.experts.shared_ffn:
+        return "biases beside experts for all tokens: give biases: false"
     if model.further_tokens:
         return "blocks for tokens after the next: leave further_tokens out"
     return "dropout 1, which leaves nothing: give less" if model.dropout == 1 else ""
@@ -162,10 +162,10 @@ def check_model(workload: Workload) -> None:
         name = workload.model.name or "this model"
         reject(f"workload.model: {name} can be predicted and not yet trained: {why}")
     _check_dropped_shares(workload)
-    if workload.expert_capacity is not None:
+    if workload.expert_padding:
         reject(
-            f"workload.expert_capacity: {workload.expert_capacity:g} can be predicted and not yet "
-            "trained: leave it out; experts then take all tokens that come"
+            "workload.expert_padding: True can be predicted and not yet trained: leave it out; "
+            "experts then take the tokens that come, up to their capacity"
         )
     usual = {"train": "all", "loss": "whole", "states": "mixed"}
     for name, value in usual.items():

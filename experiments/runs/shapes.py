@@ -297,8 +297,9 @@ def hybrid_of_sizes(known: ModelSpec, sizes: Mapping[str, int | None]) -> ModelS
     scan, experts = known.state_space, known.experts
     if experts is not None and (ffn := sizes.get("ffn")):
         times = ffn / experts.ffn
-        widths = {"ffn": ffn, "shared_ffn": round(experts.shared_ffn * times)}
-        given |= {"ffn": round(known.ffn * times), "experts": replace(experts, **widths)}
+        shared_ffn = round(experts.shared_ffn * times)
+        narrower = replace(experts, ffn=ffn, shared_ffn=shared_ffn)
+        given |= {"ffn": round(known.ffn * times), "experts": narrower}
     if scan is None:
         return replace(known, **given)
     wider = given.get("hidden", known.hidden) / known.hidden

@@ -169,6 +169,7 @@ def _train(
     directory: RunDirectory | None,
 ) -> None:
     last = options.steps + (0 if goes_on(options) else session.steps)
+    warned: set[int] = set()
     while session.steps < last:
         report, seconds = session.step()
         row = history.add(session.steps, report, seconds)
@@ -181,6 +182,8 @@ def _train(
         if directory is not None:
             directory.add_row(row)
         _tell(session, report, seconds)
+        if session.is_first:
+            _warn_of_routers(report, warned)
         own = len(history.rows) - history.earlier
         if session.is_first and (own == WARM_UP or session.steps == last):
             history.note_clocks(session.clocks())
@@ -194,6 +197,8 @@ def _tell(session: "Session", report: "Report", seconds: float) -> None:
     stage = session.settings.stage
     if session.is_first:
         loss = "" if report.loss is None else f"  loss {report.loss:.6f}"
+        if report.router_loss is not None:
+            loss += f"  routers' loss {report.router_loss:.6f}"
         norm = "" if report.gradient_norm is None else f"  norm {report.gradient_norm:.3f}"
         left_out = "  overflow, step left out" if report.skipped else ""
         progress(
@@ -202,6 +207,14 @@ def _tell(session: "Session", report: "Report", seconds: float) -> None:
             f"MFU {mfu_of(session.job, stage, seconds):.2%}  "
             f"peak {peak / GIB_BYTES:.3f} GiB{left_out}"
         )
+
+
+def _warn_of_routers(report: "Report", warned: set[int]) -> None:
+    """Say, once for each block, that nearly all tokens go to one expert."""
+    for one in report.lopsided:
+        if one.block not in warned:
+            warned.add(one.block)
+            progress(f"warning: {one}")
 
 
 def _finish(

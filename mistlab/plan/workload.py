@@ -25,6 +25,7 @@ from mistlab.core.values import (
 from mistlab.engines.adapters import Base, Loss, States, Train, training
 from mistlab.engines.engine import Engine, Optimizer, Precision, Sums
 from mistlab.plan.reducing import reducing
+from mistlab.plan.routers import PLAIN_ROUTER, Router
 from mistlab.reduction.reduction_costs import PLAIN_REDUCTION, Reduction
 
 # How a model was trained by those who published it: tokens, tokens of a batch, learning rate.
@@ -64,7 +65,8 @@ class Experts:
     Experts that every token takes are one network of the width ``shared_ffn``. The first
     ``dense_blocks`` blocks of the model have a plain network instead, of the model's own width.
     With ``hidden`` above 0 a token is made so short before it goes to its experts, and long again
-    after it came back.
+    after it came back. The ``router`` says which experts a token takes. With a ``gate_limit`` above
+    0 gates and values of a gated network are cut off there, and gated as gpt-oss does it.
     """
 
     count: int = field(metadata=bounded(minimum=2, most=MOST_EXPERTS))
@@ -73,11 +75,15 @@ class Experts:
     shared_ffn: int = field(default=0, metadata=bounded(minimum=0, most=MOST_WIDTH))
     hidden: int = field(default=0, metadata=bounded(minimum=0, most=MOST_HIDDEN))
     dense_blocks: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
+    router: Router = PLAIN_ROUTER
+    gate_limit: float = field(default=0.0, metadata=bounded(minimum=0, most=1e6))
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.active > self.count:
             refuse("active", f"{self.active} is more than the experts: give at most {self.count}")
+        with within("router"):
+            self.router.check(self.count, self.active)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +323,10 @@ class ModelSpec:
         if dense > self.layers:
             problem = f"{dense} is more than the model's layers: give at most {self.layers}"
             refuse("experts.dense_blocks", problem)
+        limit = 0.0 if self.experts is None else self.experts.gate_limit
+        if limit and self.mlp_type != "gated_mlp":
+            problem = f"{limit:g} without gates: give mlp_type: gated_mlp, or leave it out"
+            refuse("experts.gate_limit", problem)
 
     def _check_pattern(self) -> None:
         if (self.state_space is None) != (not set(self.pattern) & set("MG")):

@@ -82,6 +82,8 @@ class Touched:
         """
         leaves = self.shape.offload.activations > 0
         reads = (self.weights, *self.borrowed("weights"))
+        if self.shape.routers == "corrected":
+            reads = (*reads, ("report",))
         return reads, ((("leaving", self.entry),) if leaves else ())
 
     def backward(self) -> tuple[Buffers, Buffers]:
@@ -89,10 +91,11 @@ class Touched:
         returns = self.shape.offload_of(self.layer).activations > 0
         reads: Buffers = (("returned", self.entry),) if returns else ()
         reads = (self.weights, *self.borrowed("weights"), *reads)
+        routed: Buffers = () if self.shape.routers == "none" else (("routed",),)
         if not self.shape.passes.splits_backward:
-            return reads, (*self._added(), *self.borrowed("gradients"))
+            return reads, (*self._added(), *self.borrowed("gradients"), *routed)
         in_b = self.shape.adds_table_in_b(self.layer)
-        return reads, (self.borrowed("gradients") if in_b else ())
+        return reads, (*(self.borrowed("gradients") if in_b else ()), *routed)
 
     def of_weights(self) -> tuple[Buffers, Buffers]:
         """W: adds to gradients what the backward pass of inputs has left."""

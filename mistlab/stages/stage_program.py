@@ -156,7 +156,9 @@ class _Tasks:
             yield self._reduction("tied", writes=(*tables, ("table",)))
             yield Op(task="drop table", lane="compute", phase="step", writes=(("table",),))
             squares = (*squares, ("squares", -1))
-        yield self._reduction("report", reads=(*squares, ("losses",)), writes=(("report",),))
+        routed: Buffers = () if shape.routers == "none" else (("routed",),)
+        reads = (*squares, ("losses",))
+        yield self._reduction("report", reads=reads, writes=(("report",), *routed))
 
     def _reduction(self, task: Extra, *, reads: Buffers = (), writes: Buffers) -> Op:
         return Op(task=task, lane="reduce_scatter", phase="step", reads=reads, writes=writes)

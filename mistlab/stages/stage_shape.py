@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Self
+from typing import Literal, Self
 
 from mistlab.engines.engine import ENGINES
 from mistlab.plan.dimensions import counts_of_blocks, ranks_of
@@ -132,6 +132,8 @@ def _ways(stage: StagePlan) -> list[str]:
 
 # The shape of a stage: the choices of a plan that decide which tasks the stage has.
 
+# What tasks do with routers of experts: nothing, or note choices, and correct routers by them.
+Routers = Literal["none", "noted", "corrected"]
 
 # The number of entries in the rings of a stage that the runtime executes.
 RING = ring_entries(ENGINES["mistlab"].template().depth)
@@ -171,7 +173,7 @@ class StageShape:
     ``replicas`` ranks have the same weights: data-parallel and context-parallel ones. ``chunks``
     are in the order of the model. ``ends`` are the stages that have the embedding and the head.
     Tied embeddings share one table (``shares_table``), or have a table each, which ``ties`` keeps
-    alike.
+    alike. Choices of routers are noted, and corrected by what all ranks have noted, or neither.
     """
 
     template: Template
@@ -189,6 +191,7 @@ class StageShape:
     steps_on_host: bool
     passes: StagePasses = NO_PASSES
     receipts: StageReceipts = NO_RECEIPTS
+    routers: Routers = "none"
 
     @classmethod
     def of(
@@ -199,6 +202,7 @@ class StageShape:
         clips: bool = False,
         tied: bool = False,
         steps_on_host: bool = False,
+        routers: Routers = "none",
     ) -> Self:
         """The shape of one of a plan's stages."""
         own, ends = plan.stages[stage], ends_of_plan(plan)
@@ -221,6 +225,7 @@ class StageShape:
             replicas=replicas,
             offload=own.offload,
             clips=clips,
+            routers=routers,
             ties=tied and stage in ends and not shares,
             shares_table=shares,
             steps_on_host=steps_on_host,

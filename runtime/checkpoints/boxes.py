@@ -100,6 +100,12 @@ def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
                         offsets=part.offsets,
                         values=parameters.values(layer, number, part),
                     )
+    place = executor.connections.place
+    is_first = place.data == place.context == place.tensor == 0
+    for name, values in executor.routers.corrections().items():
+        if is_first or not written:
+            whole = tuple(values.shape)
+            yield Box(name=name, whole=whole, offsets=(0,), values=values)
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:

@@ -14,6 +14,7 @@ from runtime.checkpoints.tensor_files import TensorPlace, header_of
 from runtime.comm.processes import meet
 from runtime.engine.executor import Executor
 from runtime.models.config import TYPE_OF_PRECISION
+from runtime.models.experts import CORRECTION
 from runtime.models.families import shapes_of_model
 
 
@@ -22,7 +23,11 @@ def export(executor: Executor, workload: Workload, path: Path) -> None:
     executor.flush()
     unfinished = path.with_name(path.name + ".part")
     kind = TYPE_OF_PRECISION[workload.precision]
-    kinds = {name: (shape, kind) for name, shape in shapes_of_model(workload).items()}
+    kinds = {
+        # A rounded correction would choose other experts.
+        name: (shape, torch.float32 if name.endswith(CORRECTION) else kind)
+        for name, shape in shapes_of_model(workload).items()
+    }
     header, places = header_of(unfinished, kinds)
     if executor.connections.rank == 0:
         with unfinished.open("wb") as file:
@@ -52,4 +57,11 @@ def _write(executor: Executor, kind: torch.dtype, places: Mapping[str, TensorPla
             )
             flat = masters[piece.begin : piece.begin + piece.numel].to(kind).view(bits)
             file[box] = flat.view(piece.sizes).numpy()
+            file.flush()
+    of_rank = executor.connections.place
+    if of_rank.data == of_rank.context == of_rank.tensor == 0:
+        for name, values in executor.routers.corrections().items():
+            one = places[name]
+            file = np.memmap(one.file, "<f4", "r+", offset=one.begin, shape=one.shape)
+            file[:] = values.cpu().numpy()
             file.flush()

@@ -31,6 +31,7 @@ from runtime.engine.work.layer_passes import LAYER_RUNS, Passes, layer_treatment
 from runtime.engine.work.optimizer import Scaling, Stepper, Swaps, Works, works_of_sections
 from runtime.engine.work.parameters import Parameters, Squares
 from runtime.engine.work.products import add_up_inside, add_up_shared
+from runtime.engine.work.router_notes import Lopsided, RouterNotes, routers_of
 from runtime.engine.work.stage_modules import (
     HOST,
     layer_modules,
@@ -53,13 +54,16 @@ class Report:
     """The results of an iteration, the same on every rank.
 
     The norm is missing where it was not asked for, or where gradients overflowed and the step is
-    left out. The loss is missing where a stage without the head ran by itself.
+    left out. The loss is missing where a stage without the head ran by itself. Routers' losses,
+    whose gradients are followed too, are no part of it, but ``router_loss``: their sum over blocks.
     """
 
     loss: float | None
     gradient_norm: float | None
     loss_scale: float
     skipped: bool
+    router_loss: float | None = None
+    lopsided: tuple[Lopsided, ...] = ()
 
 
 class Executor:
@@ -86,6 +90,7 @@ class Executor:
             clips=training.needs_norm,
             tied=workload.model.tied_embeddings,
             steps_on_host=training.steps_on_host,
+            routers=routers_of(workload.model),
         )
         self.programs = iterations(self.shape, 2)
         self.flushing = flush(self.shape)
@@ -134,6 +139,7 @@ class Executor:
         """Give the layers' modules their parameters, and the runtime's own ways to work."""
         treatments = layer_treatments(self.own, self.shape.blocks)
         modules = {layer: one.module for layer, one in self.layers.items()}
+        self.routers = RouterNotes(self.model, modules, self._share, self.device)
         for layer, module in modules.items():
             add_up_inside(module, ranks)
             let_attend_in_place(module)
@@ -171,6 +177,8 @@ class Executor:
             gradient_norm=scaling.norm.item() if has_norm else None,
             loss_scale=scaling.scale.item(),
             skipped=skipped,
+            router_loss=self.routers.reported_loss,
+            lopsided=self.routers.lopsided(),
         )
 
     def flush(self) -> None:
@@ -319,15 +327,20 @@ class Executor:
 
     def _report(self) -> Pending | None:
         place, shape = self.connections.place, self.shape
+        micro_batches = shape.micro_batches * shape.replicas
         mine = torch.zeros(2, device=self.device)
         if shape.has_head and place.tensor == 0:
-            mine[0] = self._losses / (shape.micro_batches * shape.replicas)
+            mine[0] = self._losses / micro_batches
         mine[1] = sum(one.total() for one in self.squares)
+        if shape.routers != "none":
+            mine = torch.cat([mine, self.routers.taken(micro_batches)])
 
         def take() -> None:
-            self._reported = mine
+            self._reported = mine[:2]
             if self.training.needs_norm:
                 self.scaling.judge(mine[1])
+            if shape.routers != "none":
+                self.routers.learn(mine[2:], self.scaling.overflow)
 
         return then(self.connections.world.all_reduce(mine), take)
 

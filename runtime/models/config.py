@@ -11,6 +11,7 @@ import torch
 
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.library import kinds_of
+from mistlab.plan.routers import Router
 from mistlab.plan.workload import ROTARY_BASE, Attention, ModelSpec, Workload
 from runtime.models.ranks import Size, space_of
 
@@ -81,7 +82,8 @@ class ModelConfig:
     Sizes are those of the whole model. ``positions`` is the longest sequence. Rotary embedding
     turns ``rotated`` channels of each head, with the base ``rotary_base``. The last
     ``unused_vocab`` tokens are padding, which the model never predicts. Sizes from ``window`` on
-    belong to parts that the structure may have.
+    belong to parts that the structure may have. Layer graphs have no ``router``: its rule changes
+    no cost. With a ``capacity`` an expert takes so many times the mean of a sequence's copies.
     """
 
     hidden: Size
@@ -116,6 +118,9 @@ class ModelConfig:
     scan_groups: Size = 0
     states: Size = 0
     expert_ranks: ExpertRanks = ExpertRanks()
+    router: Router | None = None
+    gate_limit: float = 0.0
+    capacity: float = 0.0
 
     @property
     def dropped_shares(self) -> float:
@@ -177,6 +182,7 @@ def config_of(
         unused_vocab=spec.padded_vocab(tensor_parallel) - spec.vocab,
         rotary_base=spec.rotary_base,
         expert_ranks=expert_ranks,
+        capacity=workload.expert_capacity or 0.0,
     )
 
 
@@ -190,7 +196,8 @@ def _sizes_of_parts(spec: ModelSpec) -> dict[str, Any]:
     if spec.experts is not None:
         sizes |= {"experts": spec.experts.count, "expert_ffn": spec.experts.ffn}
         sizes |= {"active": spec.experts.active, "shared_ffn": spec.experts.shared_ffn}
-        sizes |= {"expert_hidden": spec.experts.hidden}
+        sizes |= {"expert_hidden": spec.experts.hidden, "gate_limit": spec.experts.gate_limit}
+        sizes |= {"router": spec.experts.router}
     if spec.state_space is not None:
         scan = spec.state_space
         sizes |= {"scan_heads": scan.heads, "scan_channels": scan.channels}

@@ -3,6 +3,7 @@
 Axes: T tokens, A experts a token takes, R = T A rows, E experts, G experts on this rank.
 """
 
+import math
 from functools import partial
 from typing import Any, Protocol
 
@@ -10,9 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.config import ExpertRanks, ModelConfig, Structure, shard
-from runtime.models.grouped import Counts, ExpertMatrices, WeightedSwiglu
+from runtime.models.context import ContextRanks
+from runtime.models.grouped import Counts, ExpertMatrices, LimitedSwiglu, WeightedSwiglu
 from runtime.models.parallel import SmallMatrix
-from runtime.models.ranks import Size, TensorParallel, carried, counted, operator
+from runtime.models.ranks import Size, TensorParallel, carried, counted, operator, value_of
+from runtime.models.routers import (
+    Following,
+    RouteBy,
+    RouterWatch,
+    Watched,
+    Whose,
+    shares_of_choices,
+    within_capacity,
+)
 from runtime.models.state_space import SquaredRelu
 
 # Fused operators of blocks with experts; a trace sees each as one operator.
@@ -150,6 +161,56 @@ class Unpermute(torch.autograd.Function):
         return copies(gradient, *ctx.saved_tensors), None, None
 
 
+# Copies of tokens of which experts drop some: there are ``rows`` others.
+
+
+class PermuteKept(torch.autograd.Function):
+    """``Permute``, without copies that are chosen for no expert; these come last."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tokens: Tensor, weights: Tensor, chosen: Tensor, rows: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Copies, their weights and their places."""
+        order = chosen.flatten().argsort(stable=True)[:rows].clone()
+        ctx.mark_non_differentiable(order)
+        ctx.save_for_backward(order)
+        ctx.shape = chosen.shape
+        return tokens[order // chosen.shape[1]], weights.flatten()[order], order
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, of_copies: Tensor, of_weights: Tensor, _: Tensor
+    ) -> tuple[Tensor, Tensor, None, None]:
+        """The sum of the gradients of a token's copies; none of dropped ones."""
+        (order,) = ctx.saved_tensors
+        whole = of_weights.new_zeros(ctx.shape).view(-1).index_copy_(0, order, of_weights)
+        return _summed_kept(of_copies, order, ctx.shape), whole.view(ctx.shape), None, None
+
+
+class UnpermuteKept(torch.autograd.Function):
+    """``Unpermute`` of copies of which some were dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, shape: tuple[int, int]) -> Tensor:
+        """The sum of each token's copies, of choices of a ``shape`` (T, A)."""
+        ctx.save_for_backward(order)
+        ctx.each = shape[1]
+        return _summed_kept(rows, order, shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        """A token's gradient is that of each copy."""
+        (order,) = ctx.saved_tensors
+        return gradient[order // ctx.each], None, None
+
+
+def _summed_kept(rows: Tensor, order: Tensor, shape: tuple[int, int]) -> Tensor:
+    tokens, each = shape
+    back = rows.new_zeros((tokens * each, rows.shape[1]), dtype=torch.float32)
+    return back.index_copy_(0, order, rows.float()).view(tokens, each, -1).sum(1).to(rows.dtype)
+
+
 # The feed-forward part of a block with experts.
 #
 # A router chooses experts for each token. Copies of tokens go to the ranks that have their
@@ -157,6 +218,10 @@ class Unpermute(torch.autograd.Function):
 # group, which have the same tokens, take a part of the tokens each.
 #
 # Axes: B batch, S sequence, T this rank's tokens, R rows that its experts take.
+
+
+# The name of the numbers by which a router's scores are corrected.
+CORRECTION = "experts.correction"
 
 
 class Experts(nn.Module):
@@ -184,19 +249,36 @@ class Experts(nn.Module):
         self.down = ExpertMatrices(ranks_of, self.own, hidden, inner, **kind)
         # How copies of tokens reach their experts, where a model runs on ranks that are there.
         self.trips: Trips | None = None
+        # Ranks that have the other tokens of each sequence, and who watches the router, if any do.
+        self.context: ContextRanks | None = None
+        self.watch: RouterWatch | None = None
+        self.correction: Tensor | None
+        corrects = config.router is not None and config.router.correction
+        count = value_of(config.experts) if corrects else 0
+        self.register_buffer("correction", torch.zeros(count) if corrects else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum of what each token's experts make of it; input and output are (B, S, hidden)."""
         tokens = x.flatten(0, 1) if self.ranks.splits_tokens else own_tokens(x, self.ranks)
-        made = self._routed(tokens)
+        made = self._routed(tokens, x.shape[0])
         if self.ranks.splits_tokens:
             return made.view(x.shape)
         return all_tokens(made, self.ranks).view(x.shape)
 
-    def _routed(self, tokens: Tensor) -> Tensor:
-        weights, chosen = Route.apply(self.router(tokens), self.config.active)
+    def _routed(self, tokens: Tensor, batch: Size) -> Tensor:
+        logits = self.router(tokens)
+        router = self.config.router
+        if router is None or router.is_plain:
+            weights, chosen = Route.apply(logits, self.config.active)
+        else:
+            weights, chosen = RouteBy.apply(logits, self.correction, router, self.config.active)
+        kept = None
+        if router is not None:
+            weights, kept = self._watched(weights, logits, chosen, batch)
         if self.shorter is not None:
             tokens = self.shorter(tokens)
+        if kept is not None:
+            return self._of_kept(tokens, weights, chosen.masked_fill(~kept, self.config.experts))
         rows, of_rows, order = Permute.apply(tokens, weights, chosen)
         if self.trips is not None:
             trip = self.trips.trip(chosen, self.own)
@@ -218,11 +300,58 @@ class Experts(nn.Module):
         back: Tensor = Unpermute.apply(made, order, tokens.shape[0])
         return back if self.longer is None else self.longer(back)
 
+    def _watched(
+        self, weights: Tensor, logits: Tensor, chosen: Tensor, batch: Size
+    ) -> tuple[Tensor, Tensor | None]:
+        """The weights, which follow the router's losses, and the choices within the experts'
+        capacity, if they have one."""
+        config, router = self.config, self.config.router
+        assert router is not None
+        whose = Whose(batch=value_of(batch), ranks=self.ranks, context=self.context)
+        balances = self.watch is not None and router.balance_loss > 0
+        kept = shares = None
+        if balances or config.capacity:
+            with torch.no_grad():
+                pairs = torch.stack([weights, chosen.float()], -1).flatten(1)
+                of_all, all_chosen = whose.whole(pairs).unflatten(-1, (-1, 2)).unbind(-1)
+                experts = value_of(config.experts)
+                if balances:
+                    shares = shares_of_choices(all_chosen, experts)
+                if config.capacity:
+                    mean = all_chosen[0].numel() / experts
+                    most = math.ceil(config.capacity * mean)
+                    kept = whose.own(within_capacity(of_all, all_chosen, experts, most))
+        if self.watch is not None:
+            following = Following(router, whose, self.watch)
+            weights = Watched.apply(weights, logits, chosen, shares, following)
+        return weights, kept
+
+    def _of_kept(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """The sum of what experts make of a token's kept copies; dropped ones are not sent.
+        ``chosen`` (T, A) has the number of experts in the place of an expert that drops a token."""
+        if self.trips is not None:
+            trip = self.trips.trip(chosen, self.own)
+            rows, of_rows, order = PermuteKept.apply(tokens, weights, chosen, trip.rows)
+            rows, of_rows = (carried(each, trip.there, trip.back) for each in (rows, of_rows))
+            made = carried(self._made(rows, of_rows, trip.counts), trip.back, trip.there)
+        else:
+            counts = chosen.flatten().bincount(minlength=self.own + 1)[: self.own]
+            rows, of_rows, order = PermuteKept.apply(tokens, weights, chosen, int(counts.sum()))
+            made = self._made(rows, of_rows, counts)
+        back: Tensor = UnpermuteKept.apply(made, order, chosen.shape)
+        return back if self.longer is None else self.longer(back)
+
     def _made(self, rows: Tensor, of_rows: Tensor, counts: Counts) -> Tensor:
         """What this rank's experts make of their rows."""
-        return self.down(self._activated(self.up(rows, counts), of_rows), counts)
+        inner = self.up(rows, counts)
+        # A layer graph adds biases as they are: what rows weigh is nothing beside them.
+        weights = of_rows if self.config.router is not None else None
+        return self.down(self._activated(inner, of_rows), counts, weights)
 
     def _activated(self, inner: Tensor, weights: Tensor) -> Tensor:
+        if self.config.gate_limit:
+            limited: Tensor = LimitedSwiglu.apply(inner, weights, self.config.gate_limit)
+            return limited
         if self.structure.gated_mlp:
             gated: Tensor = WeightedSwiglu.apply(inner, weights)
             return gated
@@ -239,6 +368,10 @@ class Trip(Protocol):
     def counts(self) -> tuple[int, ...]:
         """The numbers of rows (G) of this rank's experts."""
 
+    @property
+    def rows(self) -> int:
+        """The number of copies that this rank sends."""
+
     def there(self, rows: Tensor) -> Tensor:
         """The rows of this rank's experts, in the order of experts, of copies in that order."""
 
@@ -250,7 +383,8 @@ class Trips(Protocol):
     """Ranks that have experts, and send one another copies of tokens."""
 
     def trip(self, chosen: Tensor, own: int) -> Trip:
-        """The way of copies to the ``chosen`` experts (T, A), of which each rank has ``own``."""
+        """The way of copies to the ``chosen`` experts (T, A), of which each rank has ``own``; no
+        copy goes where a number is that of no expert."""
 
 
 def own_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:

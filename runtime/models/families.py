@@ -94,9 +94,12 @@ def model_of(
 
 
 def shapes_of_model(workload: Workload) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's parameters, unsplit; nothing is allocated."""
+    """The shapes of a model's parameters, unsplit, and of routers' corrections; nothing is
+    allocated."""
     with torch.device("meta"):
-        return {name: tuple(one.shape) for name, one in model_of(workload).named_parameters()}
+        model = model_of(workload)
+    named = (*model.named_parameters(), *model.named_corrections())
+    return {name: tuple(one.shape) for name, one in named}
 
 
 # A block whose activations are computed again for the backward pass, by torch's checkpointing.

@@ -153,6 +153,78 @@ class WeightedSwiglu(torch.autograd.Function):
         return weighted_swiglu_backward(gradient, *ctx.saved_tensors)
 
 
+# gpt-oss's gate: of cut-off halves, with a steeper sigmoid; the other half is moved by one.
+
+
+STEEPNESS = 1.702
+
+
+class LimitedSwiglu(torch.autograd.Function):
+    """Gated rows times their weights, where gates and values are cut off at a limit; keeps its
+    input."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_and_up: Tensor, weights: Tensor, limit: float) -> Tensor:
+        """The weighted inner vectors."""
+        ctx.save_for_backward(gate_and_up, weights)
+        ctx.limit = limit
+        gate, up = gate_and_up.float().chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        made = (up + 1) * gate * torch.sigmoid(STEEPNESS * gate) * weights[:, None]
+        return made.to(gate_and_up.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        """Gradients of the rows and of their weights; none where values are cut off."""
+        gate_and_up, weights = ctx.saved_tensors
+        limit, wide = ctx.limit, gradient.float()
+        gate, up = gate_and_up.float().chunk(2, dim=-1)
+        open_gate, open_up = gate <= limit, up.abs() <= limit
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1
+        share = torch.sigmoid(STEEPNESS * gate)
+        of_weights = (wide * up * gate * share).sum(-1)
+        scaled = wide * weights[:, None]
+        of_gate = scaled * up * share * (1 + STEEPNESS * gate * (1 - share)) * open_gate
+        both = torch.cat([of_gate, scaled * gate * share * open_up], dim=-1)
+        return both.to(gate_and_up.dtype), of_weights.to(weights.dtype), None
+
+
+class AddWeighted(torch.autograd.Function):
+    """Adds each group's bias, times its rows' weights, to a fresh product, in place. Ranks that
+    each have a summand of the products add it once: where ``adds``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, bias: Tensor, counts: tuple[int, ...], weights: Tensor, adds: bool
+    ) -> Tensor:
+        """The rows with their group's weighted bias."""
+        ctx.mark_dirty(rows)
+        ctx.save_for_backward(bias, weights)
+        ctx.counts, ctx.adds = counts, adds
+        if adds:
+            parts = zip(rows.split(counts), bias, weights.split(counts), strict=True)
+            for group, own, of_group in parts:
+                group.addcmul_(of_group[:, None].to(own.dtype), own)
+        return rows
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, None, Tensor | None, None]:
+        """The gradient itself, its weighted sum over each group, and that of the weights."""
+        bias, weights = ctx.saved_tensors
+        groups = gradient.split(ctx.counts)
+        pairs = zip(groups, weights.split(ctx.counts), strict=True)
+        of_bias = torch.stack([of_group.to(group.dtype) @ group for group, of_group in pairs])
+        if not ctx.needs_input_grad[3]:
+            return gradient, of_bias, None, None, None
+        of_weights = torch.zeros_like(weights)
+        if ctx.adds:
+            of_rows = [group @ own for group, own in zip(groups, bias, strict=True)]
+            of_weights.copy_(torch.cat(of_rows))
+        return gradient, of_bias, None, of_weights, None
+
+
 # The matrices of a rank's experts.
 
 
@@ -180,10 +252,21 @@ class ExpertMatrices(nn.Module):
         self.weight = nn.Parameter(torch.empty(groups, outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(groups, outputs, dtype=dtype)) if biases else None
 
-    def forward(self, rows: Tensor, counts: Counts) -> Tensor:
-        """The products (R, outputs)."""
+    def forward(self, rows: Tensor, counts: Counts, weights: Tensor | None = None) -> Tensor:
+        """The products (R, outputs), of rows that have these ``weights`` already; biases get them
+        too."""
         made = self.multiply(rows, self.weight, counts)
-        return made if self.bias is None else AddByGroup.apply(made, self.bias, counts)
+        if self.bias is None:
+            return made
+        if weights is None and isinstance(counts, Tensor):
+            return AddByGroup.apply(made, self.bias, counts)
+        known = tuple(counts.tolist()) if isinstance(counts, Tensor) else counts
+        if weights is None:
+            weights = made.new_ones(len(made), dtype=torch.float32)
+        # Where each rank has a summand of all products, one of them adds the bias.
+        adds = self.splits("bias") or self.ranks.tensor_rank == 0
+        whole: Tensor = AddWeighted.apply(made, self.bias, known, weights, adds)
+        return whole
 
     def splits(self, leaf: str) -> bool:
         """Whether ranks with parts of the same experts have unlike parts of a parameter."""

@@ -6,7 +6,7 @@ can tell them apart. GPT, Llama and Falcon differ only in their ``Structure``.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from runtime.models.attention import Attention, PartedAttention, RotaryTables
 from runtime.models.config import ModelConfig, Structure
 from runtime.models.dropout import FIRST_HALF, SECOND_HALF, Dropout
-from runtime.models.experts import Experts
+from runtime.models.experts import CORRECTION, Experts
 from runtime.models.latent_attention import LatentAttention
 from runtime.models.operators import LayerNorm, RMSNorm, swiglu
 from runtime.models.parallel import (
@@ -273,6 +273,12 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config, one, ranks, rotary) for one in blocks)
         tied = self.embedding.tokens.weight if config.tied_embeddings else None
         self.head = Head(config, structure, ranks, tied)
+
+    def named_corrections(self) -> Iterator[tuple[str, Tensor]]:
+        """The numbers by which routers correct experts' scores, which no gradient moves."""
+        for name, one in self.named_buffers():
+            if name.endswith(CORRECTION):
+                yield name, one
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """The mean loss, or the logits without ``targets``."""

@@ -8,12 +8,13 @@ Axes: B batch, S sequence, H heads, K key and value heads, D channels of a head.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mistlab.plan.workload import ModelSpec
+from mistlab.plan.workload import Experts, ModelSpec
 from tests.runtime.plain_masks import FIRST, SECOND, Masks
 
 Weights = Mapping[str, Tensor]
@@ -38,25 +39,49 @@ class Part:
         return functional.linear(x, self["weight"], self.get("bias"))
 
 
+@dataclass(kw_only=True)
+class Routing:
+    """What is known of routers besides weights: an expert takes ``capacity`` times the mean number
+    of a sequence's choices at most. Notes the sum of routers' losses, and choices by block."""
+
+    capacity: float | None = None
+    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
+    losses: list[Tensor] = field(default_factory=list)
+    choices: dict[int, Tensor] = field(default_factory=dict)
+
+
 def loss_of(
-    spec: ModelSpec, weights: Weights, tokens: Tensor, targets: Tensor, masks: Masks | None = None
+    spec: ModelSpec,
+    weights: Weights,
+    tokens: Tensor,
+    targets: Tensor,
+    masks: Masks | None = None,
+    *,
+    routing: Routing | None = None,
 ) -> Tensor:
-    """The mean loss of all tokens' targets; with ``masks`` dropout drops."""
-    logits = logits_of(spec, weights, tokens, masks)
+    """The mean loss of all tokens' targets, without the losses of routers; with ``masks`` dropout
+    drops."""
+    logits = logits_of(spec, weights, tokens, masks, routing=routing)
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def logits_of(
-    spec: ModelSpec, weights: Weights, tokens: Tensor, masks: Masks | None = None
+    spec: ModelSpec,
+    weights: Weights,
+    tokens: Tensor,
+    masks: Masks | None = None,
+    *,
+    routing: Routing | None = None,
 ) -> Tensor:
     """The logits (B, S, vocabulary)."""
+    routing = routing or Routing()
     table = weights["embedding.tokens.weight"]
     x = functional.embedding(tokens, table)
     if spec.position_embedding == "absolute":
         x = x + weights["embedding.positions"][: tokens.shape[1]]
     x = dropped(spec, x, masks, 0, FIRST)
     for block in range(spec.layers):
-        x = block_of(spec, block, Part(weights, f"blocks.{block}"), x, masks)
+        x = block_of(spec, block, Part(weights, f"blocks.{block}"), x, masks, routing)
     head = weights["head.projection.weight"] if not spec.tied_embeddings else table
     return functional.linear(norm(spec, Part(weights, "head.norm"), x), head)
 
@@ -67,7 +92,7 @@ def dropped(spec: ModelSpec, x: Tensor, masks: Masks | None, layer: int, mask: i
 
 
 def block_of(
-    spec: ModelSpec, block: int, own: Part, x: Tensor, masks: Masks | None = None
+    spec: ModelSpec, block: int, own: Part, x: Tensor, masks: Masks | None, routing: Routing
 ) -> Tensor:
     """A block's output: attention and a network, one after the other or side by side."""
     inner = norm(spec, own.inside("attention_norm"), x)
@@ -76,10 +101,10 @@ def block_of(
     if spec.post_norms:
         made = norm(spec, own.inside("attention_post_norm"), made)
     if spec.parallel_block:
-        made = made + network_of(spec, block, own, inner)
+        made = made + network_of(spec, block, own, inner, routing)
         return x + dropped(spec, made, masks, block + 1, FIRST)
     x = x + dropped(spec, made, masks, block + 1, FIRST)
-    made = network_of(spec, block, own, norm(spec, own.inside("mlp_norm"), x))
+    made = network_of(spec, block, own, norm(spec, own.inside("mlp_norm"), x), routing)
     if spec.post_norms:
         made = norm(spec, own.inside("mlp_post_norm"), made)
     return x + dropped(spec, made, masks, block + 1, SECOND)
@@ -98,12 +123,16 @@ def rms(spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor:
 # Networks: one for all tokens, or experts of which each token takes a few.
 
 
-def network_of(spec: ModelSpec, block: int, own: Part, x: Tensor) -> Tensor:
+def network_of(spec: ModelSpec, block: int, own: Part, x: Tensor, routing: Routing) -> Tensor:
     """What a block's network makes: experts, where the block has some."""
     experts = spec.experts
     if experts is None or block < experts.dense_blocks:
         return network(spec, own.inside("mlp"), x)
-    made = experts_of(spec, own.inside("experts"), x.flatten(0, 1)).view(x.shape)
+    inside = own.inside("experts")
+    taken = torch.cat([routed(spec, block, inside, one, routing) for one in x])
+    routing.loss = routing.loss + torch.stack(routing.losses).mean()
+    routing.losses.clear()
+    made = experts_of(spec, inside, x.flatten(0, 1), taken).view(x.shape)
     return made + network(spec, own.inside("shared"), x) if experts.shared_ffn else made
 
 
@@ -126,19 +155,83 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def experts_of(spec: ModelSpec, own: Part, tokens: Tensor) -> Tensor:
-    """Each token's sum over its largest experts, weighed by a softmax over these alone."""
+def experts_of(spec: ModelSpec, own: Part, tokens: Tensor, taken: Tensor) -> Tensor:
+    """Each token's sum over experts, weighed by what it takes (T, E) of each."""
     assert spec.experts is not None
-    largest, chosen = own.inside("router").linear(tokens).topk(spec.experts.active, -1)
-    shares = largest.softmax(-1)
     made = torch.zeros_like(tokens)
     ups, downs = own.inside("up"), own.inside("down")
     for expert in range(spec.experts.count):
-        rows, places = (chosen == expert).nonzero(as_tuple=True)
-        inner = functional.linear(tokens[rows], ups["weight"][expert])
-        outcome = functional.linear(activated(spec, inner), downs["weight"][expert])
-        made = made.index_add(0, rows, outcome * shares[rows, places, None])
+        rows = taken[:, expert].nonzero().squeeze(1)
+        inner = functional.linear(tokens[rows], ups["weight"][expert], bias_of(ups, expert))
+        limit = spec.experts.gate_limit
+        inner = limited(inner, limit) if limit else activated(spec, inner)
+        outcome = functional.linear(inner, downs["weight"][expert], bias_of(downs, expert))
+        made = made.index_add(0, rows, outcome * taken[rows, expert, None])
     return made
+
+
+def bias_of(own: Part, expert: int) -> Tensor | None:
+    biases = own.get("bias")
+    return None if biases is None else biases[expert]
+
+
+def limited(inner: Tensor, limit: float) -> Tensor:
+    """The gate of gpt-oss."""
+    gate, up = inner.chunk(2, -1)
+    gate = torch.minimum(gate, torch.full_like(gate, limit))
+    up = torch.minimum(torch.maximum(up, torch.full_like(up, -limit)), torch.full_like(up, limit))
+    return gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
+
+
+def routed(spec: ModelSpec, block: int, own: Part, tokens: Tensor, routing: Routing) -> Tensor:
+    """What each token of a sequence takes (S, E) of each expert; 0 of those it did not choose, and
+    of those that have no room for it."""
+    experts = spec.experts
+    assert experts is not None
+    router = experts.router
+    logits = own.inside("router").linear(tokens)
+    scores = logits.softmax(-1) if router.scores == "softmax" else logits.sigmoid()
+    with torch.no_grad():
+        chosen = choices_of(experts, scores, own.get("correction"))
+    taken = scores * chosen
+    if router.normalized:
+        taken = taken / taken.sum(-1, keepdim=True)
+    taken = taken * router.scale
+    share = chosen.mean(0) * experts.count / experts.active
+    even = (scores / scores.sum(-1, keepdim=True)).mean(0)
+    loss = router.balance_loss * (share * even).sum()
+    loss = loss + router.z_loss * logits.exp().sum(-1).log().square().mean()
+    routing.losses.append(loss)
+    routing.choices[block] = routing.choices.get(block, 0) + chosen.sum(0)
+    if routing.capacity is None:
+        return taken
+    most = math.ceil(routing.capacity * len(tokens) * experts.active / experts.count)
+    return taken * with_room(taken.detach(), most)
+
+
+def choices_of(experts: Experts, scores: Tensor, correction: Tensor | None) -> Tensor:
+    """1 for each expert (S, E) that a token chooses, 0 for others."""
+    router = experts.router
+    own = scores if correction is None else scores + correction
+    size = experts.count // router.groups
+    if router.groups > 1:
+        grouped = own.view(len(own), router.groups, size)
+        best = grouped.sort(-1, descending=True)[0][..., : router.best_of_group].sum(-1)
+        good = best.argsort(-1, descending=True)[:, : router.active_groups]
+        places = torch.arange(experts.count) // size
+        allowed = (good[:, :, None] == places).any(1)
+        own = own.masked_fill(~allowed, -math.inf)
+    first = own.argsort(-1, descending=True)[:, : experts.active]
+    return torch.zeros_like(scores).scatter(1, first, 1.0)
+
+
+def with_room(taken: Tensor, most: int) -> Tensor:
+    """1 for each token (S, E) that is among the ``most`` with the largest weights of an expert."""
+    room = torch.zeros_like(taken)
+    for expert, weights in enumerate(taken.T):
+        order = weights.argsort(descending=True, stable=True)[:most]
+        room[order, expert] = 1
+    return room
 
 
 # Attention.
@@ -235,3 +328,16 @@ def attended(
         scores = torch.cat([scores, extra], -1)
     shares = drop(scores.softmax(-1)[..., : key.shape[1]])
     return torch.einsum("bhst,bthc->bshc", shares, value)
+
+
+# The corrections of routers, which no gradient moves.
+
+
+def corrected(
+    spec: ModelSpec, corrections: Mapping[str, Tensor], choices: Mapping[int, Tensor]
+) -> None:
+    """Move each expert's correction by its choices in a step: up if it has fewer than the mean."""
+    assert spec.experts is not None
+    for block, counts in choices.items():
+        step = spec.experts.router.correction_rate * (counts.mean() - counts).sign()
+        corrections[f"blocks.{block}.experts.correction"].add_(step)

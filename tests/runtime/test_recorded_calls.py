@@ -180,6 +180,27 @@ CASES |= {
             ),
         ),
     ),
+    "choices by parts of sequences of context ranks": (
+        workload(
+            "llama",
+            layers=2,
+            batch=4,
+            experts={**EXPERTS, "router": {"balance_loss": 0.1, "z_loss": 0.1}},
+        ),
+        Plan(
+            micro_batches=2,
+            stages=(
+                stage(
+                    2,
+                    tensor_parallel=2,
+                    sequence_parallel=1,
+                    context_parallel=2,
+                    expert_parallel=2,
+                    checkpointed_layers=1,
+                ),
+            ),
+        ),
+    ),
     "experts in a V": (
         workload("llama", batch=4, experts={**EXPERTS, "shared_ffn": 0}),
         Plan(
@@ -267,6 +288,10 @@ class Sizes:
         keys = tokens * work.model.head_dim * work.model.kv_heads // own.tensor_parallel
         one = own.micro_batch if own.sequence_parallel else 1
         parts = own.tensor_parallel if own.sequence_parallel else 1
+        experts, noted, choices = work.model.experts, 0, 0
+        if experts is not None:
+            blocks = work.model.layers - experts.dense_blocks
+            noted, choices = 1 + blocks * experts.count, 2 * tokens * experts.active
         self._layers = layers
         self._sizes = {
             # Parts of sequences are gathered and scattered sequence by sequence.
@@ -275,7 +300,9 @@ class Sizes:
             OF_POSITIONS: work.sequence_length * hidden,
             **dict.fromkeys(("largest logits", "logits at targets", "sums of powers"), tokens),
             "gradients of a table": work.model.vocab * hidden,
-            "losses and squares": 2,
+            "losses and squares": 2 + noted,
+            "choices of tokens by tensor ranks": choices,
+            "choices of tokens by context ranks": choices * own.context_parallel,
             "sequence": work.sequence_length // own.context_parallel * hidden // parts,
             "keys and values": 2 * own.context_parallel * keys,
             "gradients of keys and values": 2 * own.context_parallel * keys,

@@ -7,6 +7,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from runtime.engine.work.stage_modules import INITIAL_STD, TABLE, TIED, initial_
 from runtime.models.families import model_of
 from tests.runtime.lone_rank import own_groups
 from tests.runtime.plain_masks import Masks
-from tests.runtime.plain_model import loss_of
+from tests.runtime.plain_model import Routing, corrected, loss_of
 from tests.runtime.thread_ranks import Meeting, ThreadGroup, run_threads
 
 # A parameter before training, by name and shape, and whether embeddings are tied.
@@ -94,10 +95,12 @@ def plainly(
     """One process, the plain model, torch's own AdamW, the whole batch at once; with a loss scale,
     the first step is left out. Tests that train alike share the result, and leave it as it is."""
     tied = work.model.tied_embeddings
+    model = model_of(work)
     weights = {
         name: start(name, tuple(parameter.shape), tied=tied).requires_grad_()
-        for name, parameter in model_of(work).named_parameters()
+        for name, parameter in model.named_parameters()
     }
+    corrections = {name: torch.zeros_like(one) for name, one in model.named_corrections()}
     optimizer = torch.optim.AdamW(
         weights.values(),
         betas=(training.beta1, training.beta2),
@@ -110,16 +113,26 @@ def plainly(
         optimizer.zero_grad()
         tokens = sequences(work, step)
         masks = Masks(seed=training.dropout_seed, step=step)
-        loss = loss_of(work.model, weights, tokens[:, :-1], tokens[:, 1:], masks)
-        loss.backward()
+        routing = Routing(capacity=work.expert_capacity)
+        known, targets = {**weights, **corrections}, tokens[:, 1:]
+        loss = loss_of(work.model, known, tokens[:, :-1], targets, masks, routing=routing)
+        (loss + routing.loss).backward()
         norm = torch.nn.utils.clip_grad_norm_(weights.values(), training.clip_norm or float("inf"))
         skipped = training.loss_scale is not None and step == 0
         if not skipped:
             optimizer.step()
+            if corrections:
+                corrected(work.model, corrections, routing.choices)
         reports.append(
-            Report(loss=loss.item(), gradient_norm=norm.item(), loss_scale=1.0, skipped=skipped)
+            Report(
+                loss=loss.item(),
+                gradient_norm=norm.item(),
+                loss_scale=1.0,
+                skipped=skipped,
+                router_loss=routing.loss.item(),
+            )
         )
-    trained = {name: one.detach() for name, one in weights.items()}
+    trained = {name: one.detach() for name, one in (weights | corrections).items()}
     return Trained(reports=reports, weights=trained)
 
 
@@ -217,6 +230,7 @@ def whole_weights(work: Workload, executors: Sequence[Executor]) -> dict[str, Te
                 )
                 flat = masters[piece.begin : piece.begin + piece.numel]
                 weights[piece.name][box] = flat.view(piece.sizes)
+        weights.update(executor.routers.corrections())
     if executors[0].shape.shares_table:
         weights[TIED] = weights[TABLE]
     return weights
@@ -225,6 +239,12 @@ def whole_weights(work: Workload, executors: Sequence[Executor]) -> dict[str, Te
 def assert_alike(found: Trained, expected: Trained) -> None:
     """Losses within 1e-6, each tensor within 1e-6 of its norm."""
     np.testing.assert_allclose(found.losses, expected.losses, rtol=TOLERANCE)
+    of_routers = [
+        (mine.router_loss, its.router_loss)
+        for mine, its in zip(found.reports, expected.reports, strict=True)
+    ]
+    for mine, its in of_routers:
+        assert mine is None or mine == pytest.approx(its, rel=TOLERANCE)
     assert [r.skipped for r in found.reports] == [r.skipped for r in expected.reports]
     for name, tensor in expected.weights.items():
         error = (found.weights[name] - tensor).norm() / tensor.norm()

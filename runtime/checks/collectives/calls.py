@@ -24,6 +24,7 @@ from runtime.comm.library import Work
 from runtime.comm.topology import Topology, connected
 from runtime.engine.storage.boundary import link_of_message
 from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
+from runtime.engine.work.router_notes import routers_of
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange"]
 # The first iteration, and a second one, which all later ones are like.
@@ -36,6 +37,7 @@ GATHERS_OF_BLOCK = 2
 ACTIVATIONS, THEIR_GRADIENTS = "activations", "gradients of activations"
 LOSS = ("largest logits", "logits at targets", "sums of powers")
 # Gradients of what all tensor-parallel ranks hold, where each has those of its own tokens.
+CHOICES = "choices of tokens"
 OF_VECTORS, OF_POSITIONS = "gradients of shared vectors, layer", "gradients of positions"
 
 
@@ -97,7 +99,13 @@ def calls_of(
     topology = Topology(plan=plan, tied=tied, experts=model.experts is not None)
     sums = SUMS_OF_PARALLEL_BLOCK if workload.model.parallel_block else SUMS_OF_BLOCK
     shapes = [
-        StageShape.of(plan, stage, clips=clips, tied=tied, steps_on_host=steps_on_host)
+        StageShape.of(
+            *(plan, stage),
+            clips=clips,
+            tied=tied,
+            steps_on_host=steps_on_host,
+            routers=routers_of(model),
+        )
         for stage in range(plan.num_stages)
     ]
     learns_positions = workload.model.position_embedding == "absolute"
@@ -109,6 +117,7 @@ def calls_of(
             learns_positions=learns_positions,
             has_head_norms=workload.model.qk_norm,
             experts=model.experts,
+            drops=workload.expert_capacity is not None,
         ).steps()
         for shape in shapes
     ]
@@ -210,6 +219,7 @@ class _Stage:
     learns_positions: bool = False
     has_head_norms: bool = False
     experts: Experts | None = None
+    drops: bool = False
     known: dict[tuple[object, ...], tuple[Call, ...]] = field(default_factory=dict)
 
     def steps(self) -> tuple[Step, ...]:
@@ -358,6 +368,14 @@ class _Stage:
         """Numbers of rows, copies and their weights go to experts, and one thing comes back;
         backward, gradients go the same ways. Tensor-parallel ranks that do not split tokens gather
         what each has made of its part, and gradients of it."""
+        chosen: tuple[Call, ...] = ()
+        if self.experts is not None and (self.drops or self.experts.router.balance_loss):
+            # What a sequence's tokens chose is gathered where ranks have parts of it.
+            chosen = tuple(
+                Call(group=group, kind="all_gather", what=f"{CHOICES} by {group} ranks")
+                for group in ("tensor", "context")
+                if self._ranks(group) > 1
+            )
         there = tuple(
             Call(group=group, kind="all_to_all", what="rows")
             for group in ("experts", "expert tensor")
@@ -368,7 +386,7 @@ class _Stage:
         if self._ranks("tensor") > 1 and not self._splits_tokens:
             what = ACTIVATIONS if phase == "forward" else THEIR_GRADIENTS
             gathered = (Call(group="tensor", kind="all_gather", what=what),)
-        ways = (*there * 3, *back) if phase == "forward" else (*there, *back * 2)
+        ways = (*chosen, *there * 3, *back) if phase == "forward" else (*there, *back * 2)
         return (*ways, *gathered)
 
     def _keys(self, phase: "Passes") -> tuple[Call, ...]:

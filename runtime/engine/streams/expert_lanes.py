@@ -37,6 +37,11 @@ class StreamedTrip:
     order: Tensor | None
     counts: tuple[int, ...]
 
+    @property
+    def rows(self) -> int:
+        """The number of copies that this rank sends."""
+        return sum(self.sent)
+
     def there(self, rows: Tensor) -> Tensor:
         """The rows (R, ..) of this rank's experts, in their order."""
         ranks = self.ranks
@@ -79,14 +84,17 @@ class StreamedExperts:
         )
 
     def trip(self, chosen: Tensor, own: int) -> StreamedTrip:
-        """The way of copies to the ``chosen`` experts, of which each rank has ``own``.
+        """The way of copies to the ``chosen`` experts, of which each rank has ``own``; no copy goes
+        where a number is that of no expert.
 
         The host waits here until it knows how many rows come: their memory is allocated next.
         """
         ranks, parts = self.experts.size, self.tensor.size
         flat = chosen.flatten()
         # ``bincount`` would make the host wait twice.
-        to_each = flat.new_zeros(ranks * own).scatter_add_(0, flat, torch.ones_like(flat))
+        # Dropped copies have the number behind all experts'.
+        to_each = flat.new_zeros(ranks * own + 1).scatter_add_(0, flat, torch.ones_like(flat))
+        to_each = to_each[:-1]
         from_each = to_each
         if ranks > 1:
             from_each = self.exchanged(self.experts, to_each, [own] * ranks, [own] * ranks)

@@ -273,6 +273,7 @@ class _Builder:
                 block = Block(self.config, structure, self.ranks, self.rotary)
                 if block.experts is not None:
                     block.experts.trips = self.experts
+                    block.experts.context = self.context
                 if isinstance(block.attention, Attention):
                     block.attention.context = self.context
                 return block

@@ -1,0 +1,75 @@
+"""How a model's tokens choose their experts, and what keeps the choice even in training."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mistlab.core.values import MOST_EXPERTS, bounded, check_fields, refuse
+
+Scores = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """A router's rule: which experts a token takes, and with which weights.
+
+    An expert's score is its share in a softmax over all experts, or a sigmoid of its own number. A
+    token takes the experts with the largest scores; with ``groups`` those of the ``active_groups``
+    best groups alone, where a group is as good as the sum of its ``best_of_group`` best scores.
+    With ``correction`` each expert has a number that is added to its score for the choice, and for
+    nothing else. The weights are the scores of the chosen experts, ``normalized`` to a sum of 1 or
+    as they are, times ``scale``.
+
+    In training, each step adds ``correction_rate`` to the corrections of experts that took fewer
+    tokens than the mean, and takes it from those of the others. To the loss whose gradients are
+    followed is added ``balance_loss`` times the sum over experts of their share in a sequence's
+    choices, times the mean of their scores in it, times their number; and ``z_loss`` times the mean
+    square of the logarithm of a token's sum of powers. No cost depends on any of it.
+    """
+
+    scores: Scores = "softmax"
+    normalized: bool = True
+    scale: float = field(default=1.0, metadata=bounded(above=0, most=1e6))
+    correction: bool = False
+    correction_rate: float = field(default=0.0, metadata=bounded(minimum=0, most=1e3))
+    groups: int = field(default=1, metadata=bounded(minimum=1, most=MOST_EXPERTS))
+    active_groups: int = field(default=1, metadata=bounded(minimum=1, most=MOST_EXPERTS))
+    best_of_group: int = field(default=2, metadata=bounded(minimum=1, most=MOST_EXPERTS))
+    balance_loss: float = field(default=0.0, metadata=bounded(minimum=0, most=1e6))
+    z_loss: float = field(default=0.0, metadata=bounded(minimum=0, most=1e6))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.active_groups > self.groups:
+            problem = f"{self.active_groups} is more than the groups: give at most {self.groups}"
+            refuse("active_groups", problem)
+        if self.correction_rate and not self.correction:
+            problem = f"{self.correction_rate:g} without correction, which it changes"
+            refuse("correction_rate", f"{problem}: give correction: true, or leave it out")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether weights are a softmax over the scores of the chosen experts, as layer graphs
+        have them."""
+        is_usual = self.scores == "softmax" and self.normalized and self.scale == 1.0
+        return is_usual and self.groups == 1 and not self.correction
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether training adds losses of its own."""
+        return self.balance_loss > 0 or self.z_loss > 0
+
+    def check(self, count: int, active: int) -> None:
+        """Refuse groups that do not divide ``count`` experts, or lack ``active`` ones."""
+        if count % self.groups:
+            problem = f"{self.groups} does not divide {count} experts: give a divisor of count"
+            refuse("groups", problem)
+        size = count // self.groups
+        if self.groups > 1 and self.best_of_group > size:
+            problem = f"{self.best_of_group} is more than a group's {size} experts"
+            refuse("best_of_group", f"{problem}: give at most {size}")
+        if self.active_groups * size < active:
+            problem = f"{self.active_groups} of {size} experts each are fewer than {active} active"
+            refuse("active_groups", f"{problem}: give at least {-(-active // size)}")
+
+
+PLAIN_ROUTER = Router()

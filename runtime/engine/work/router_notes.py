@@ -1,0 +1,141 @@
+"""What the routers of a rank's blocks chose in an iteration, and their losses, for all ranks.
+
+A micro-batch's choices are noted in its backward pass, which runs once, even where a block runs
+forward again. The iteration's report sums them over all ranks: each token of the model's batch is
+counted once for each expert that it chose, whatever the plan.
+
+Axes: L blocks of the model that have experts, E experts.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mistlab.plan.workload import ModelSpec
+from mistlab.stages.stage_shape import Routers
+from runtime.models.experts import CORRECTION, Experts
+
+# A router has lost its way if an expert is chosen by at least this share of all tokens, and at
+# least so many times as often as the mean.
+MOST_TOKENS, TIMES_THE_MEAN = 0.9, 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lopsided:
+    """A block, numbered from 0, most of whose tokens chose one expert: the ``share`` that did."""
+
+    block: int
+    expert: int
+    share: float
+
+    def __str__(self) -> str:
+        return (
+            f"block {self.block}: {self.share:.0%} of the tokens go to expert {self.expert}, whose "
+            "ranks do all the work: give workload.model.experts.router a balance_loss, a z_loss or "
+            "a correction_rate, or a lower learning rate"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _WatchedBlock:
+    """One block's router, as the model sees it."""
+
+    notes: "RouterNotes"
+    counts: Tensor
+
+    def share(self) -> Tensor:
+        return self.notes.share_of_loss()
+
+    def note(self, counts: Tensor, loss: Tensor) -> None:
+        self.counts.add_(counts)
+        self.notes.loss.add_(loss)
+
+
+class RouterNotes:
+    """The notes of one rank."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        modules: Mapping[int, nn.Module],
+        share_of_loss: Callable[[], Tensor],
+        device: torch.device,
+    ) -> None:
+        self.share_of_loss = share_of_loss
+        self.experts = spec.experts
+        first = 0 if spec.experts is None else spec.experts.dense_blocks
+        blocks = 0 if spec.experts is None else spec.layers - first
+        count = 0 if spec.experts is None else spec.experts.count
+        self._first = first
+        self._counts = torch.zeros(blocks, count, device=device)
+        self.loss = torch.zeros((), device=device)
+        self._reported = torch.zeros(1 + blocks * count, device=device)
+        self._own: dict[int, Experts] = {}
+        for layer, module in modules.items():
+            for one in module.modules():
+                if isinstance(one, Experts):
+                    place = layer - 1 - first
+                    self._own[place] = one
+                    one.watch = _WatchedBlock(notes=self, counts=self._counts[place])
+                    if one.correction is not None:
+                        one.correction = torch.zeros(count, device=device)
+
+    def taken(self, micro_batches: int) -> Tensor:
+        """The notes of this rank as one vector, which begin anew: the mean loss of so many
+        micro-batches of all replicas, then choices (L E)."""
+        made = torch.cat([self.loss[None] / micro_batches, self._counts.flatten()])
+        self._counts.zero_()
+        self.loss.zero_()
+        return made
+
+    def learn(self, notes: Tensor, overflow: Tensor) -> None:
+        """Take all ranks' notes, and move the corrections of this rank's routers by them; not where
+        a step is left out."""
+        assert self.experts is not None
+        self._reported = notes
+        if not self.experts.router.correction_rate:
+            return
+        whole = notes[1:].view(self._counts.shape)
+        for place, one in self._own.items():
+            assert one.correction is not None
+            missing = whole[place].mean() - whole[place]
+            one.correction += self.experts.router.correction_rate * missing.sign() * (1 - overflow)
+
+    @property
+    def reported_loss(self) -> float | None:
+        """The loss of all routers in the last iteration; None if they have none."""
+        follows = self.experts is not None and self.experts.router.has_losses
+        return self._reported[0].item() if follows else None
+
+    def corrections(self) -> dict[str, Tensor]:
+        """The corrections of this rank's routers, by name; they are alike on all its stage's
+        ranks."""
+        return {
+            f"blocks.{self._first + place}.{CORRECTION}": one.correction
+            for place, one in self._own.items()
+            if one.correction is not None
+        }
+
+    def lopsided(self) -> tuple[Lopsided, ...]:
+        """The blocks most of whose tokens chose one expert in the last iteration."""
+        if self.experts is None:
+            return ()
+        whole = self._reported[1:].view(self._counts.shape).cpu()
+        tokens = whole.sum(-1) / self.experts.active
+        shares = whole / tokens.clamp(min=1)[:, None]
+        most, at = shares.max(-1)
+        least = max(MOST_TOKENS, TIMES_THE_MEAN * self.experts.active / self.experts.count)
+        return tuple(
+            Lopsided(block=self._first + place, expert=int(at[place]), share=float(share))
+            for place, share in enumerate(most.tolist())
+            if share >= least
+        )
+
+
+def routers_of(spec: ModelSpec) -> Routers:
+    """What a stage's tasks do with the routers of its blocks."""
+    if spec.experts is None:
+        return "none"
+    return "corrected" if spec.experts.router.correction_rate else "noted"
