@@ -18,14 +18,17 @@ from mistlab.core.files import parse_yaml
 from mistlab.serving.changing import Changing, LayoutPair, batch_s, changing_of, rank_layout
 from mistlab.serving.engine_constants import ServedRun, fitted_constants
 from mistlab.serving.load import Lengths, ServingLoad, drawn_load
+from mistlab.serving.phase_schedule import PhaseLimits
 from mistlab.serving.resharding import Layout, layouts_of
 from mistlab.serving.steady import capacity_tokens
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
-from simulators.serving.changing_layouts import Phases, PlayedPhases, play_phases
+from simulators.serving.changing_layouts import PlayedPhases, play_phases
 from simulators.serving.continuous import Batching, play_continuous
 from simulators.serving.step_clock import StepClock
 
 LONGEST = 8
+# Tokens of a block of keys and values.
+BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,7 @@ class PlayedCase:
         self.load = self._drawn(seed)
         self.clocks: dict[Layout, StepClock] = {}
         self.room: dict[Layout, int] = {}
+        self._changing: dict[LayoutPair, Changing] = {}
         longest = max(map(sum, zip(self.load.prompts, self.load.outputs, strict=True)))
         by = {name: np.array([value]) for name, value in self.constants.items()}
         for layout in layouts_of(case.count, model.heads, model.layers):
@@ -154,7 +158,9 @@ class PlayedCase:
 
     def changing(self, pair: LayoutPair) -> Changing:
         """What a pair means here."""
-        return changing_of(self.plain, pair, self.constants)
+        if pair not in self._changing:
+            self._changing[pair] = changing_of(self.plain, pair, self.constants)
+        return self._changing[pair]
 
     def estimated(self, pair: LayoutPair) -> float:
         """Requests a second of a pair in closed form."""
@@ -169,31 +175,27 @@ class PlayedCase:
         return len(load) / seconds
 
     def played(
-        self, pair: LayoutPair, *, threshold: float | None = None, host_tokens: int | None = None
+        self, pair: LayoutPair, *, threshold: float | None = None, has_host: bool = True
     ) -> PlayedPhases:
         """A pair, its requests played one by one."""
-        changing = self.changing(pair)
-        if host_tokens is not None:
-            changing = replace(changing, host_tokens=host_tokens)
-        of = self.case.population
-        phases = Phases(
-            gpu_tokens=changing.gpu_tokens,
-            host_tokens=changing.host_tokens,
+        changing, of = self.changing(pair), self.case.population
+        limits = PhaseLimits(
+            reading_blocks=changing.reading_tokens // BLOCK,
+            decoding_blocks=changing.decoding_tokens // BLOCK,
+            host_blocks=changing.host_tokens // BLOCK * has_host,
+            block=BLOCK,
             threshold=of.threshold if threshold is None else threshold,
-            to_decode_s=changing.to_decode_s,
-            to_prompts_s=changing.to_prompts_s,
-            copy_s=changing.copy_s,
             budget=of.budget,
             sequences=of.sequences,
             readers=pair.reading.dp,
             decoders=pair.decoding.dp,
         )
         clocks = self.clocks[pair.reading], self.clocks[pair.decoding]
-        return play_phases(self.load, clocks, phases)
+        return play_phases(self.load, clocks, limits, changing.times)
 
 
 # Requests of a quick run, and its cases.
-QUICK_REQUESTS, QUICK_EVERY = 150, 9
+QUICK_REQUESTS, QUICK_EVERY = 150, 12
 # Thresholds that are tried for the best pair.
 THRESHOLDS = (0.0, 0.05, 0.2, 0.5)
 # The case whose output lengths are varied, and these lengths.
@@ -300,11 +302,9 @@ def case_row(case: SeesawCase, seed: int) -> dict[str, Any]:
 
 
 def _without_tiers(played: PlayedCase, pair: LayoutPair) -> float:
-    """Requests a second if what waits has to fit where it is decoded: the host's tier is no larger
-    than the GPUs'."""
-    changing = played.changing(pair)
-    tokens = min(changing.gpu_tokens, changing.host_tokens)
-    return played.played(pair, host_tokens=tokens).requests_per_s
+    """Requests a second if keys and values wait on the GPUs alone."""
+    runs = (played.played(pair, threshold=share, has_host=False) for share in THRESHOLDS)
+    return max(run.requests_per_s for run in runs)
 
 
 def varied_outputs(of: SeesawPopulation, seed: int, *, quick: bool) -> list[tuple[int, float]]:
@@ -390,7 +390,7 @@ def words_of(
 
 _ABOUT_PARTS = (
     "Where the time of the best pair goes, and its gain with one ingredient left out: one layout "
-    "for both phases, no more in the host's tier than the GPUs hold, and a change back as soon as "
+    "for both phases, no tier in host memory, and a change back as soon as "
     "a prompt has room."
 )
 

@@ -1,18 +1,27 @@
 """Layouts that change, in closed form: what a batch of requests takes by phases (Seesaw).
 
-A round reads as many prompts as the host's tier holds, changes to decoding, decodes them, and
-changes back. Copies to the host run beside the reading of prompts, copies back beside decoding.
+A round reads as many prompts as both tiers hold, changes to decoding, decodes what waits in the
+host's tier, and changes back; the last round decodes everything. Copies to the host run beside the
+reading of prompts, copies back beside decoding.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import lcm
 
 import numpy as np
 
 from mistlab.core.units import GIB_BYTES
-from mistlab.serving.gpu_facts import gpu_named
+from mistlab.serving.gpu_facts import ServingGpu, gpu_named
 from mistlab.serving.load import ServingLoad
-from mistlab.serving.resharding import Layout, change_s, host_bytes_per_s
+from mistlab.serving.model_tensors import tensor_sizes
+from mistlab.serving.resharding import (
+    Layout,
+    change_s,
+    host_bytes_per_s,
+    moved_of_cache,
+    peer_bytes_per_s,
+)
 from mistlab.serving.steady import HELD_OUTPUT, capacity_tokens, decode_step_s, prompt_pass_s
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
@@ -35,17 +44,33 @@ class LayoutPair:
         return f"{self.reading.text} -> {self.decoding.text}"
 
 
+# Seconds for which each rank takes keys and values of a token, by replica before and after.
+Moves = Mapping[tuple[int, int], Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTimes:
+    """How long phases take: seconds of a change to decoding and back, seconds of a token's keys and
+    values to the host and back, and between ranks in both changes."""
+
+    to_decode_s: float = 0.0
+    to_prompts_s: float = 0.0
+    store_s: float = 0.0
+    fetch_s: float = 0.0
+    decoding_moves: Moves = field(default_factory=dict)
+    prompts_moves: Moves = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changing:
-    """Everything about a pair but the load: tokens that fit on the GPUs while they decode and in
-    the host's tier, seconds of both changes, and seconds to copy a token's keys and values."""
+    """Everything about a pair but the load: tokens that fit on a replica of each layout and in the
+    host's tier, and times."""
 
     pair: LayoutPair
-    gpu_tokens: int
+    reading_tokens: int
+    decoding_tokens: int
     host_tokens: int
-    to_decode_s: float
-    to_prompts_s: float
-    copy_s: float
+    times: PhaseTimes
 
 
 def rank_layout(plain: RankLayout, layout: Layout) -> RankLayout:
@@ -56,20 +81,52 @@ def rank_layout(plain: RankLayout, layout: Layout) -> RankLayout:
 def changing_of(plain: RankLayout, pair: LayoutPair, constants: Mapping[str, float]) -> Changing:
     """What a pair of layouts means for a model on its GPUs."""
     gpu, gpus = gpu_named(plain.gpu), pair.decoding.gpus
-    whole = LayoutColumns.of([rank_layout(plain, Layout())])
-    decode = LayoutColumns.of([rank_layout(plain, pair.decoding)])
+    each = [rank_layout(plain, one) for one in (Layout(), pair.reading, pair.decoding)]
+    columns = LayoutColumns.of(each)
     by = {name: np.array([value]) for name, value in constants.items()}
-    weight_bytes, cache_bytes = float(whole.weight_bytes[0]), float(whole.cache_bytes[0])
+    room = capacity_tokens(columns, by)
+    whole, reading, decoding = (float(one) for one in columns.cache_bytes)
     on_node = min(1.0, gpus / gpu.gpus_per_node)
     host_bytes = gpu.host_memory_gib * GIB_BYTES * HOST_SHARE * on_node
+    over = lcm(pair.reading.tp, pair.decoding.tp)
+    # Weights in 16 bits: what other precisions move follows their bytes.
+    sizes = tensor_sizes(plain.model, 2, over)
+    scale = float(columns.weight_bytes[0]) / sum(one.split + one.whole for one in sizes)
+    ways = (pair.reading, pair.decoding), (pair.decoding, pair.reading)
+    changes = [scale * change_s(*way, sizes, gpu) for way in ways]
+    moves = [_moves(*way, plain, whole, gpu) for way in ways]
+    rate = host_bytes_per_s(gpu, gpus)
     return Changing(
         pair=pair,
-        gpu_tokens=int(capacity_tokens(decode, by)[0]) * pair.decoding.dp,
-        host_tokens=int(host_bytes / cache_bytes),
-        to_decode_s=change_s(pair.reading, pair.decoding, weight_bytes, gpu),
-        to_prompts_s=change_s(pair.decoding, pair.reading, weight_bytes, gpu),
-        copy_s=cache_bytes / gpus / host_bytes_per_s(gpu, gpus),
+        reading_tokens=int(room[1]),
+        decoding_tokens=int(room[2]),
+        host_tokens=int(host_bytes / whole),
+        times=PhaseTimes(
+            to_decode_s=changes[0],
+            to_prompts_s=changes[1],
+            # Replicas copy beside one another.
+            store_s=reading / rate / pair.reading.dp,
+            fetch_s=decoding / rate / pair.decoding.dp,
+            decoding_moves=moves[0],
+            prompts_moves=moves[1],
+        ),
     )
+
+
+def _moves(
+    before: Layout, after: Layout, plain: RankLayout, cache_bytes: float, gpu: ServingGpu
+) -> dict[tuple[int, int], tuple[float, ...]]:
+    """Seconds for which each rank takes keys and values of a token, by replica before and after."""
+    each_s = cache_bytes / peer_bytes_per_s(gpu)
+    heads, blocks = plain.model.kv_heads, plain.model.layers
+    return {
+        (source, target): tuple(
+            each_s * float(share)
+            for share in moved_of_cache((before, source), (after, target), heads, blocks)
+        )
+        for source in range(before.dp)
+        for target in range(after.dp)
+    }
 
 
 def batch_s(
@@ -83,7 +140,7 @@ def batch_s(
     """Seconds of a batch of requests that come at once; ``limits`` are the tokens of a pass, and
     requests that run on a replica."""
     requests, prompt, output = len(load), load.mean_prompt, load.mean_output
-    budget, sequences = limits
+    (budget, sequences), times = limits, of.times
     by = {name: np.array([value]) for name, value in constants.items()}
     reading = LayoutColumns.of([rank_layout(plain, of.pair.reading)])
     together = max(1.0, budget // prompt)
@@ -92,12 +149,12 @@ def batch_s(
     tokens, looked = np.array([together * prompt]), np.array([squares / prompt / 2])
     read_s = float(prompt_pass_s(reading, by, tokens, looked)[0]) / together
     read_s /= of.pair.reading.dp
-    a_round = min(float(requests), max(1.0, of.host_tokens / prompt))
-    rounds = float(np.ceil(requests / a_round))
     replicas = of.pair.decoding.dp
-    room = of.gpu_tokens / (prompt + HELD_OUTPUT * output)
-    running = max(1.0, min(room, sequences * replicas, a_round))
-    # A round ends with fewer and fewer requests, the longest answers last.
+    room = of.decoding_tokens * replicas / (prompt + HELD_OUTPUT * output)
+    running = max(1.0, min(room, sequences * replicas, float(requests)))
+    a_round = max(1.0, of.host_tokens / prompt)
+    rounds = max(1.0, float(np.ceil((requests - running) / a_round)))
+    # The batch ends with fewer and fewer requests, the longest answers last.
     alive = np.append(running * np.array(LEFT), 1.0)
     alive = np.maximum(alive[alive >= 1.0], 1.0)
     ends = np.quantile(load.outputs, 1 - alive / running)
@@ -109,8 +166,9 @@ def batch_s(
     context = np.full(len(counts), prompt + output / 2)
     step_s = decode_step_s(decoding, by, counts / replicas, context)
     tail_s = float(np.sum(steps * step_s))
-    full = max(0.0, requests / rounds - running) / running * (output - 1)
-    decoding_s = rounds * (full * float(step_s[0]) + tail_s)
-    reading_s = requests * max(read_s, prompt * of.copy_s)
-    changes_s = rounds * of.to_decode_s + (rounds - 1) * of.to_prompts_s
-    return reading_s + max(decoding_s, requests * prompt * of.copy_s) + changes_s
+    full = max(0.0, requests - running) / running * (output - 1)
+    decoding_s = full * float(step_s[0]) + tail_s
+    copied = max(0.0, requests - running) * prompt
+    reading_s = max(requests * read_s, copied * times.store_s)
+    changes_s = rounds * times.to_decode_s + (rounds - 1) * times.to_prompts_s
+    return reading_s + max(decoding_s, copied * times.fetch_s) + changes_s

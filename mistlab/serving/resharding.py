@@ -1,14 +1,17 @@
-"""Layouts that change on the same GPUs: which weights move where, and what a change takes.
+"""Layouts that change on the same GPUs: which weights and keys and values move where, and for how
+long.
 
 Rank ``r`` of a replica of ``tp x pp`` has the layers of stage ``r // tp`` and the part ``r % tp``
-of each of their tensors. What a rank has under both layouts stays; the rest comes from the peers
-that have it, or from a copy of all weights in host memory, whichever is faster. All ranks move at
-once.
+of each of their tensors. Layer 0 is the embedding, and the head comes last. What a rank has under
+both layouts stays; the rest comes from the peers that have it, or from a copy of all weights in
+host memory, whichever is faster. All ranks move at once, a layer of each stage at a time, so that a
+buffer of one layer is enough.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 
 from mistlab.core.units import GBYTES
 from mistlab.serving.gpu_facts import ServingGpu
@@ -17,6 +20,9 @@ from mistlab.serving.gpu_facts import ServingGpu
 GPUS_A_HOST_LINK = 2
 # A change drains the pipeline, frees and takes memory and captures no graph again: seconds.
 CHANGE_S = 0.2
+
+# From and to a share of a whole.
+Part = tuple[Fraction, Fraction]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -38,13 +44,45 @@ class Layout:
         parts = [(self.dp, "dp"), (self.tp, "tp"), (self.pp, "pp")]
         return " ".join(f"{name}{degree}" for degree, name in parts if degree > 1) or "tp1"
 
-    def share_of(self, rank: int) -> tuple[tuple[Fraction, Fraction], tuple[Fraction, Fraction]]:
-        """The layers and the part of tensors that a rank has, each from and to a share of the
-        whole."""
-        own = rank % (self.tp * self.pp)
-        stage, part = divmod(own, self.tp)
-        layers = Fraction(stage, self.pp), Fraction(stage + 1, self.pp)
-        return layers, (Fraction(part, self.tp), Fraction(part + 1, self.tp))
+    def replica_of(self, rank: int) -> int:
+        """The replica that a rank is in."""
+        return rank // (self.tp * self.pp)
+
+    def stage_of(self, rank: int) -> int:
+        """The stage that a rank has."""
+        return rank % (self.tp * self.pp) // self.tp
+
+    def ranks_of(self, replica: int, stage: int) -> range:
+        """The ranks of a stage, which share its tensors."""
+        first = replica * self.tp * self.pp + stage * self.tp
+        return range(first, first + self.tp)
+
+    def blocks_of(self, rank: int, blocks: int) -> range:
+        """The blocks, counted from 0, that a rank's stage has."""
+        stage = self.stage_of(rank)
+        return range(blocks * stage // self.pp, blocks * (stage + 1) // self.pp)
+
+    def layers_of(self, rank: int, blocks: int) -> range:
+        """The layers that a rank's stage has: 0 is the embedding, then blocks, then the head."""
+        own, stage = self.blocks_of(rank, blocks), self.stage_of(rank)
+        first = 0 if stage == 0 else own.start + 1
+        return range(first, own.stop + 1 + (stage == self.pp - 1))
+
+    def part_of(self, rank: int) -> Part:
+        """The part of each tensor of its layers that a rank has."""
+        return _part(rank % self.tp, self.tp)
+
+    def heads_of(self, rank: int, kv_heads: int) -> Part:
+        """The part of heads of keys and values that a rank has; with more ranks than heads,
+        several have the same one."""
+        place = rank % self.tp
+        if self.tp <= kv_heads:
+            return _part(place, self.tp)
+        return _part(place * kv_heads // self.tp, kv_heads)
+
+
+def _part(place: int, parts: int) -> Part:
+    return Fraction(place, parts), Fraction(place + 1, parts)
 
 
 def layouts_of(gpus: int, heads: int, layers: int) -> Iterator[Layout]:
@@ -60,35 +98,110 @@ def _divisors(number: int) -> list[int]:
     return [one for one in range(1, number + 1) if number % one == 0]
 
 
-def overlap(before: Layout, after: Layout, rank: int) -> Fraction:
-    """The share of all weights that a rank has both before and after a change."""
-    (layers, part), (new_layers, new_part) = before.share_of(rank), after.share_of(rank)
-    return _common(layers, new_layers) * _common(part, new_part)
+def common(first: Part, second: Part) -> Part:
+    """The part that two parts have in common; an empty one begins where it ends."""
+    begin = max(first[0], second[0])
+    return begin, max(begin, min(first[1], second[1]))
 
 
-def _common(first: tuple[Fraction, Fraction], second: tuple[Fraction, Fraction]) -> Fraction:
-    return max(Fraction(0), min(first[1], second[1]) - max(first[0], second[0]))
+def width(part: Part) -> Fraction:
+    """The share of the whole that a part is."""
+    return part[1] - part[0]
 
 
-def moved_shares(before: Layout, after: Layout) -> list[Fraction]:
-    """The share of all weights that each rank takes anew in a change."""
-    each = Fraction(1, after.tp * after.pp)
-    return [each - overlap(before, after, rank) for rank in range(after.gpus)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSizes:
+    """Bytes of tensors that lie together, in each of ``layers``: of those that ranks split, and of
+    those that each rank has whole."""
+
+    layers: tuple[int, ...]
+    split: int
+    whole: int
+
+    def lie_in(self, layers: range) -> bool:
+        """Whether a rank with some layers has them."""
+        return any(layer in layers for layer in self.layers)
 
 
-def moved_bytes(before: Layout, after: Layout, weight_bytes: float) -> float:
-    """Bytes of weights that all ranks together take anew in a change."""
-    return float(sum(moved_shares(before, after))) * weight_bytes
+def moved_bytes(before: Layout, after: Layout, sizes: Sequence[TensorSizes]) -> list[int]:
+    """Bytes of weights that each rank takes anew in a change; ``sizes`` are those of all layers."""
+    blocks = max(max(one.layers) for one in sizes) - 1
+    return [_moved_to(rank, before, after, sizes, blocks) for rank in range(after.gpus)]
 
 
-def change_s(before: Layout, after: Layout, weight_bytes: float, gpu: ServingGpu) -> float:
-    """Seconds of a change of layouts; none if they are equal."""
+def _moved_to(
+    rank: int, before: Layout, after: Layout, sizes: Sequence[TensorSizes], blocks: int
+) -> int:
+    layers, had = after.layers_of(rank, blocks), before.layers_of(rank, blocks)
+    part = after.part_of(rank)
+    new = width(part) - width(common(part, before.part_of(rank)))
+    kept: list[TensorSizes] = []
+    taken: list[TensorSizes] = []
+    for one in sizes:
+        if one.lie_in(layers):
+            (kept if one.lie_in(had) else taken).append(one)
+    split = new * sum(one.split for one in kept) + width(part) * sum(one.split for one in taken)
+    return ceil(split) + sum(one.whole for one in taken)
+
+
+def moved_of_cache(
+    before: tuple[Layout, int], after: tuple[Layout, int], kv_heads: int, blocks: int
+) -> list[Fraction]:
+    """The share of a request's keys and values that each rank takes anew, where a replica of one
+    layout gives it to a replica of another."""
+    (old, source), (new, target) = before, after
+    moved = []
+    for rank in range(new.gpus):
+        layers, part = new.blocks_of(rank, blocks), new.heads_of(rank, kv_heads)
+        taken = len(layers) * width(part) if new.replica_of(rank) == target else Fraction(0)
+        if taken and old.replica_of(rank) == source:
+            had = old.blocks_of(rank, blocks)
+            both = len(range(max(layers.start, had.start), min(layers.stop, had.stop)))
+            taken -= both * width(common(part, old.heads_of(rank, kv_heads)))
+        moved.append(taken / blocks)
+    return moved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentPart:
+    """A part of tensors that one rank sends to another."""
+
+    source: int
+    target: int
+    part: Part
+
+
+def pieces_to(
+    rank: int, wanted: Part, kept: Part | None, peers: Iterable[tuple[int, Part]]
+) -> list[SentPart]:
+    """Who sends which part to a rank that wants one and keeps what it has of it; ``peers`` are
+    ranks with their parts, and of those with the same part the first is asked."""
+    left = [wanted]
+    if kept is not None and width(common(wanted, kept)):
+        left = [(wanted[0], kept[0]), (kept[1], wanted[1])]
+    pieces, asked = [], set()
+    for peer, part in peers:
+        if part in asked:
+            continue
+        asked.add(part)
+        parts = [common(one, part) for one in left if one[0] < one[1]]
+        pieces += [SentPart(source=peer, target=rank, part=one) for one in parts if width(one)]
+    return pieces
+
+
+def change_s(before: Layout, after: Layout, sizes: Sequence[TensorSizes], gpu: ServingGpu) -> float:
+    """Seconds of a change of layouts without keys and values; none if they are equal."""
     if before == after:
         return 0.0
-    most = float(max(moved_shares(before, after))) * weight_bytes
+    most = max(moved_bytes(before, after, sizes))
     by_host_s = most / host_bytes_per_s(gpu, after.gpus)
-    by_peers_s = most / (gpu.intra_node_gbytes_per_s * GBYTES)
+    by_peers_s = most / peer_bytes_per_s(gpu)
     return CHANGE_S + min(by_host_s, by_peers_s)
+
+
+def peer_bytes_per_s(gpu: ServingGpu) -> float:
+    """Bytes a second that a GPU takes from others of its node."""
+    return gpu.intra_node_gbytes_per_s * GBYTES
 
 
 def host_bytes_per_s(gpu: ServingGpu, gpus: int) -> float:

@@ -86,9 +86,9 @@ class RankWork:
 def rank_work(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -> RankWork:
     """The work of a rank under ``tp``-way tensor parallelism of attention and plain networks, with
     experts over ``ep`` ranks, each divided by ``expert_tp``."""
-    graph = _graph(model)
+    graph = serving_graph(model)
     turns = Counter(graph.pattern[block % len(graph.pattern)] for block in range(model.layers))
-    sizes = _sizes(model, tp=tp, ep=ep, expert_tp=expert_tp)
+    sizes = graph_sizes(model, tp=tp, ep=ep, expert_tp=expert_tp)
     totals: defaultdict[str, float] = defaultdict(float)
     for kind, blocks in turns.items():
         of_kind = _values(graph, kind, sizes)
@@ -140,7 +140,8 @@ _LARGEST = frozenset(("attends", "windowed"))
 
 
 @cache
-def _graph(model: ModelSpec) -> StoredGraph:
+def serving_graph(model: ModelSpec) -> StoredGraph:
+    """The layer graphs of a model that serves."""
     workload = Workload(
         model=model,
         sequence_length=GRAPH_TOKENS,
@@ -151,7 +152,8 @@ def _graph(model: ModelSpec) -> StoredGraph:
     return graph_of(workload)
 
 
-def _sizes(model: ModelSpec, *, tp: int, ep: int, expert_tp: int) -> dict[str, float]:
+def graph_sizes(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -> dict[str, float]:
+    """The sizes of a model for its layer graphs, on ranks that share its tensors."""
     workload = Workload(
         model=model, sequence_length=1, global_batch=1, attention="flash", precision="bf16"
     )

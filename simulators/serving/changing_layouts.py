@@ -1,51 +1,42 @@
-"""Seesaw, played: prompts are read under one layout, answers decoded under another, on the same
-GPUs (Seesaw, arXiv 2503.06433).
+"""Seesaw, played: the schedule of its phases (``mistlab.serving.phase_schedule``) in time.
 
-Keys and values of read prompts go to host memory while the next prompts are read. When that tier
-is full, or no prompt is left, weights are re-sharded and the tier is decoded: requests come back as
-the GPUs have room for them. Once at most a threshold of the tier is left and prompts wait, running
-requests go to host memory too, and weights are re-sharded back.
+Copies to and from the host run one after another, beside passes and steps; a change of layouts
+waits for them.
 """
 
 from collections import deque
-from collections.abc import Generator
-from dataclasses import dataclass, field
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
 
-from mistlab.core.values import refuse
+from mistlab.serving.changing import Moves, PhaseTimes
 from mistlab.serving.load import ServingLoad
+from mistlab.serving.phase_schedule import (
+    Action,
+    Change,
+    DecodeSteps,
+    Drop,
+    Fetch,
+    Moved,
+    PhaseLimits,
+    PhaseSchedule,
+    ReadPrompts,
+    Store,
+    Wait,
+)
 from simulators.serving.continuous import PlayedRequest, played_requests
 from simulators.serving.step_clock import StepClock
-
-MOST_TOGETHER = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phases:
-    """How phases change: tokens that the GPUs of all replicas hold while they decode, tokens of the
-    host's tier, the share of it at which prompts are read again, seconds of a change to decoding
-    and back, and seconds to copy one token's keys and values."""
-
-    gpu_tokens: int
-    host_tokens: int
-    threshold: float
-    to_decode_s: float
-    to_prompts_s: float
-    copy_s: float
-    budget: int = 8192
-    sequences: int = 1024
-    readers: int = 1
-    decoders: int = 1
 
 
 @dataclass(slots=True, kw_only=True)
 class PlayedPhases:
-    """A played run with changing layouts: its requests, seconds in all and by what they went to,
-    changes of layouts, and the fullest moments of both tiers in tokens."""
+    """A played run with changing layouts: its requests and actions, seconds in all and by what they
+    went to, changes of layouts, and the fullest moments of both tiers in blocks."""
 
     requests: list[PlayedRequest]
+    actions: list[Action]
     seconds: float
     changes: int
     reading_s: float
@@ -61,238 +52,188 @@ class PlayedPhases:
         return len(self.requests) / self.seconds if self.seconds else 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Changing:
-    """The state of a run: prompts that wait, requests in host memory, and those that run."""
+class _PhasePlayer:
+    """A schedule's clock, which performs its actions in simulated time."""
 
-    phases: Phases
-    reading: StepClock
-    decoding: StepClock
-    waiting: deque[PlayedRequest]
-    arriving: deque[PlayedRequest]
-    host: deque[PlayedRequest] = field(default_factory=deque)
-    running: list[PlayedRequest] = field(default_factory=list)
-    done: list[PlayedRequest] = field(default_factory=list)
-    host_tokens: int = 0
-    gpu_tokens: int = 0
-    copied_at_s: float = 0.0
-    played: PlayedPhases = field(
-        default_factory=lambda: PlayedPhases(
-            requests=[],
-            seconds=0.0,
-            changes=0,
-            reading_s=0.0,
-            decoding_s=0.0,
-            changing_s=0.0,
-            copying_s=0.0,
-            peak_gpu=0,
-            peak_host=0,
-        )
-    )
-    keeps_tokens: bool = False
+    def __init__(
+        self,
+        load: ServingLoad,
+        clocks: tuple[StepClock, StepClock],
+        limits: PhaseLimits,
+        times: PhaseTimes,
+        environment: simpy.Environment,
+    ) -> None:
+        self.reading, self.decoding = clocks
+        self.limits, self.times = limits, times
+        self.environment = environment
+        self.requests = played_requests(load)
+        self.arriving = deque(self.requests)
+        self.schedule = PhaseSchedule(load, limits, self)
+        self.copied_at_s = 0.0
+        self.fetched_s: deque[float] = deque()
+        self.is_filled = False
+        self.actions: list[Action] = []
+        self.spent = dict.fromkeys(("reading_s", "decoding_s", "changing_s", "copying_s"), 0.0)
+        self.changes = 0
+        self.keeps_tokens = False
 
-    def process(self, environment: simpy.Environment) -> Generator[simpy.Event, Any, None]:
-        while self.waiting or self.host or self.running or self.arriving:
-            self._take_arrived(environment.now)
-            if self.waiting and self._has_room(self.waiting[0]):
-                yield from self._read(environment)
-            if self.host or self.running:
-                yield from self._change(environment, self.phases.to_decode_s)
-                yield from self._decode(environment)
-                if self.waiting or self.arriving:
-                    yield from self._change(environment, self.phases.to_prompts_s)
-            elif self.arriving and not self.waiting:
-                # Some may have come while copies ended.
-                ahead_s = self.arriving[0].arrival_s - environment.now
-                yield environment.timeout(max(0.0, ahead_s))
+    # What the schedule asks.
 
-    def _take_arrived(self, now_s: float) -> None:
-        while self.arriving and self.arriving[0].arrival_s <= now_s + 1e-12:
-            self.waiting.append(self.arriving.popleft())
+    def arrived(self) -> list[int]:
+        """Requests that have come by now."""
+        come = []
+        while self.arriving and self.arriving[0].arrival_s <= self.environment.now + 1e-12:
+            come.append(self.arriving.popleft().number)
+        return come
 
-    def _has_room(self, request: PlayedRequest) -> bool:
-        return self.host_tokens + request.prompt <= self.phases.host_tokens
+    def is_fetched(self, request: int) -> bool:
+        """Whether a request's copy has ended."""
+        return self.requests[request].ready_s <= self.environment.now
 
-    def _change(
-        self, environment: simpy.Environment, seconds: float
-    ) -> Generator[simpy.Event, Any, None]:
+    def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
+        """Steps until the next request comes, from its arrival or from the host."""
+        coming = [*self._next_fetched(), *[one.arrival_s for one in list(self.arriving)[:1]]]
+        if not coming:
+            return 10**9
+        ahead_s = min(coming) - self.environment.now
+        return int(ahead_s / self._step_s(requests, 1)) + 1
+
+    def _next_fetched(self) -> list[float]:
+        """When the next copy from the host ends; they end in order."""
+        while self.fetched_s and self.fetched_s[0] <= self.environment.now:
+            self.fetched_s.popleft()
+        return list(self.fetched_s)[:1]
+
+    # What it does.
+
+    def process(self) -> Generator[simpy.Event, Any, None]:
+        for action in self.schedule.actions():
+            self.actions.append(action)
+            start_s = self.environment.now
+            match action:
+                case ReadPrompts():
+                    yield from self._read(action)
+                    self.spent["reading_s"] += self.environment.now - start_s
+                case DecodeSteps():
+                    yield from self._decode(action)
+                    self.spent["decoding_s"] += self.environment.now - start_s
+                case Store():
+                    self._copy(action.tokens * self.times.store_s)
+                case Fetch():
+                    self._copy(action.tokens * self.times.fetch_s)
+                    self.requests[action.request].ready_s = self.copied_at_s
+                    self.fetched_s.append(self.copied_at_s)
+                case Change():
+                    yield from self._change(action)
+                case Drop():
+                    self.requests[action.request].dropped += 1
+                case Wait():
+                    yield from self._wait()
+
+    def _copy(self, seconds: float) -> None:
+        self.copied_at_s = max(self.copied_at_s, self.environment.now) + seconds
+
+    def _read(self, action: ReadPrompts) -> Generator[simpy.Event, Any, None]:
+        """A pass on one of the replicas, which take turns. Passes follow one another through the
+        stages; only the first of a phase waits for the last stage."""
+        tokens = sum(action.tokens)
+        pairs = sum(one**2 / 2 for one in action.tokens)
+        each_s = self.reading.pass_s(tokens, pairs / tokens)
+        if not self.is_filled:
+            stages = self.reading.stages
+            yield self.environment.timeout(each_s * (stages - 1) / stages)
+            self.is_filled = True
+        yield self.environment.timeout(each_s / self.limits.readers)
+        for number in action.requests:
+            request, now_s = self.requests[number], self.environment.now
+            if request.first_s is None:
+                request.first_s = now_s
+            self._made(request, 1, now_s, 0.0)
+
+    def _decode(self, action: DecodeSteps) -> Generator[simpy.Event, Any, None]:
+        start_s = self.environment.now
+        each_s = self._step_s(action.requests, action.steps)
+        yield self.environment.timeout(each_s * action.steps)
+        for numbers in action.requests:
+            for number in numbers:
+                self._made(self.requests[number], action.steps, start_s + each_s, each_s)
+
+    def _step_s(self, requests: Sequence[Sequence[int]], steps: int) -> float:
+        """Seconds of a step in the middle of some; replicas decode beside one another."""
+        slowest_s = 0.0
+        for numbers in requests:
+            if numbers:
+                held = sum(self.schedule.requests[number].held + 1 for number in numbers)
+                context = held / len(numbers) + (steps - 1) / 2
+                slowest_s = max(slowest_s, self.decoding.decode_s(len(numbers), context))
+        return slowest_s
+
+    def _made(self, request: PlayedRequest, tokens: int, first_s: float, each_s: float) -> None:
+        if self.keeps_tokens:
+            request.token_times += [first_s + each_s * step for step in range(tokens)]
+        request.made += tokens
+        if request.made == request.output:
+            request.end_s = self.environment.now
+
+    def _change(self, action: Change) -> Generator[simpy.Event, Any, None]:
+        now_s, to_decoding = self.environment.now, action.to == "decoding"
+        if self.copied_at_s > now_s:
+            self.spent["copying_s"] += self.copied_at_s - now_s
+            yield self.environment.timeout(self.copied_at_s - now_s)
+        times = self.times
+        seconds = times.to_decode_s if to_decoding else times.to_prompts_s
         if seconds:
-            self.played.changes += 1
-            self.played.changing_s += seconds
-            yield environment.timeout(seconds)
+            self.changes += 1
+        seconds += self._moved_s(
+            action.moved, times.decoding_moves if to_decoding else times.prompts_moves
+        )
+        self.is_filled = False
+        self.spent["changing_s"] += seconds
+        yield self.environment.timeout(seconds)
 
-    def _read(self, environment: simpy.Environment) -> Generator[simpy.Event, Any, None]:
-        """Read prompts until the host's tier is full or none is left. Passes follow one another
-        through the stages; copies to the host run beside them."""
-        start_s = environment.now
-        yield environment.timeout(self._fill_s())
-        while self.waiting and self._has_room(self.waiting[0]):
-            batch: list[PlayedRequest] = []
-            tokens = 0
-            while self.waiting and self._has_room(self.waiting[0]):
-                if batch and tokens + self.waiting[0].prompt > self.phases.budget:
-                    break
-                request = self.waiting.popleft()
-                batch.append(request)
-                tokens += request.prompt
-                self.host_tokens += request.prompt
-            self.played.peak_host = max(self.played.peak_host, self.host_tokens)
-            yield environment.timeout(self._pass_s(batch))
-            self._first_tokens(batch, environment.now)
-            # A prompt's keys and values leave when they are made.
-            begun_s = max(self.copied_at_s, environment.now)
-            self.copied_at_s = begun_s + tokens * self.phases.copy_s
-            self._take_arrived(environment.now)
-        self.played.reading_s += environment.now - start_s
-        if self.copied_at_s > environment.now:
-            self.played.copying_s += self.copied_at_s - environment.now
-            yield environment.timeout(self.copied_at_s - environment.now)
+    def _moved_s(self, moved: Sequence[Moved], moves: Moves) -> float:
+        """Seconds until the busiest rank has its part of all keys and values that stay."""
+        tokens: dict[tuple[int, int], int] = {}
+        for one in moved:
+            way = one.source, one.target
+            tokens[way] = tokens.get(way, 0) + one.tokens
+        each = [[count * share for share in moves.get(way, ())] for way, count in tokens.items()]
+        return max(map(sum, zip(*[one for one in each if one], strict=True)), default=0.0)
 
-    def _fill_s(self) -> float:
-        """Seconds until the last stage has its first pass."""
-        if self.reading.stages == 1:
-            return 0.0
-        first = min(self.waiting[0].prompt, self.phases.budget)
-        return self.reading.pass_s(first, 0) * (self.reading.stages - 1) / self.reading.stages
-
-    def _pass_s(self, batch: list[PlayedRequest]) -> float:
-        """Seconds of a pass over some prompts on one of the replicas, which take turns."""
-        tokens = sum(request.prompt for request in batch)
-        pairs = sum(request.prompt**2 / 2 for request in batch)
-        return self.reading.pass_s(tokens, pairs / tokens) / self.phases.readers
-
-    def _first_tokens(self, batch: list[PlayedRequest], now_s: float) -> None:
-        for request in batch:
-            request.read = request.prompt
-            request.first_s = now_s
-            request.made = 1
-            if self.keeps_tokens:
-                request.token_times.append(now_s)
-            if request.output == 1:
-                request.end_s = now_s
-                self.host_tokens -= request.prompt
-                self.done.append(request)
-            else:
-                self.host.append(request)
-
-    def _decode(self, environment: simpy.Environment) -> Generator[simpy.Event, Any, None]:
-        """Decode until the host's tier has at most its threshold and prompts wait."""
-        start_s = environment.now
-        while self.host or self.running:
-            self._take_arrived(environment.now)
-            if self._turns_back():
-                break
-            self._bring_back(environment.now)
-            ready = [one for one in self.running if one.ready_s <= environment.now]
-            if ready:
-                yield from self._steps(environment, ready)
-            else:
-                next_s = min(one.ready_s for one in self.running)
-                self.played.copying_s += next_s - environment.now
-                yield environment.timeout(next_s - environment.now)
-        self.played.decoding_s += environment.now - start_s
-        sent_s = self._send_back(len(self.running)) * self.phases.copy_s
-        if sent_s:
-            self.played.copying_s += sent_s
-            yield environment.timeout(sent_s)
-
-    def _turns_back(self) -> bool:
-        """Whether prompts are read again: they wait, little is left in the host's tier, and it has
-        room for all that runs and for the next prompt."""
-        if not self.waiting or self.host_tokens > self.phases.threshold * self.phases.host_tokens:
-            return False
-        held = self.host_tokens + self.gpu_tokens + self.waiting[0].prompt
-        return held <= self.phases.host_tokens
-
-    def _bring_back(self, now_s: float) -> None:
-        """Copy requests from the host to the GPUs, as long as these have room for them and for the
-        next tokens of all."""
-        while self.host and len(self.running) < self.phases.sequences * self.phases.decoders:
-            request = self.host[0]
-            held = request.prompt + request.made - 1
-            if self.gpu_tokens + held + len(self.running) + 1 > self.phases.gpu_tokens:
-                break
-            self.host.popleft()
-            self.copied_at_s = max(self.copied_at_s, now_s) + held * self.phases.copy_s
-            request.ready_s = self.copied_at_s
-            self.host_tokens -= held
-            self.gpu_tokens += held
-            self.running.append(request)
-        self.played.peak_gpu = max(self.played.peak_gpu, self.gpu_tokens)
-
-    def _steps(
-        self, environment: simpy.Environment, ready: list[PlayedRequest]
-    ) -> Generator[simpy.Event, Any, None]:
-        """Decode those that are on the GPUs, until one of them ends, another has come, or room
-        runs out."""
-        if self.gpu_tokens + len(ready) > self.phases.gpu_tokens:
-            self._send_back(1)
-            return
-        context = sum(one.prompt + one.made for one in ready) / len(ready)
-        sequences = -(-len(ready) // self.phases.decoders)
-        together = min(MOST_TOGETHER, *(one.output - one.made for one in ready))
-        together = min(together, (self.phases.gpu_tokens - self.gpu_tokens) // len(ready))
-        coming = [one.ready_s for one in self.running if one.ready_s > environment.now]
-        coming += [one.arrival_s for one in list(self.arriving)[:1]]
+    def _wait(self) -> Generator[simpy.Event, Any, None]:
+        now_s, coming = self.environment.now, self._next_fetched()
         if coming:
-            each_s = self.decoding.decode_s(sequences, context)
-            together = min(together, int((min(coming) - environment.now) / each_s) + 1)
-        each_s = self.decoding.decode_s(sequences, context + (together - 1) / 2)
-        start_s = environment.now
-        yield environment.timeout(each_s * together)
-        self.gpu_tokens += together * len(ready)
-        self.played.peak_gpu = max(self.played.peak_gpu, self.gpu_tokens)
-        for one in ready:
-            one.made += together
-            if self.keeps_tokens:
-                one.token_times += [start_s + each_s * (step + 1) for step in range(together)]
-            if one.made == one.output:
-                one.end_s = environment.now
-                self.gpu_tokens -= one.prompt + one.made - 1
-                self.done.append(one)
-        self.running = [one for one in self.running if one.end_s is None]
-
-    def _send_back(self, count: int) -> int:
-        """Copy the last running requests to the host, or drop them where it is full; the tokens
-        copied."""
-        copied = 0
-        for _ in range(count):
-            request = self.running.pop()
-            held = request.prompt + request.made - 1
-            self.gpu_tokens -= held
-            self.host_tokens += held
-            self.host.appendleft(request)
-            copied += held
-        self.played.peak_host = max(self.played.peak_host, self.host_tokens)
-        return copied
+            self.spent["copying_s"] += min(coming) - now_s
+        coming += [one.arrival_s for one in list(self.arriving)[:1]]
+        yield self.environment.timeout(max(0.0, min(coming) - now_s))
 
 
 def play_phases(
     load: ServingLoad,
     clocks: tuple[StepClock, StepClock],
-    phases: Phases,
+    limits: PhaseLimits,
+    times: PhaseTimes,
     *,
     keeps_tokens: bool = False,
 ) -> PlayedPhases:
     """Play a load on GPUs that change layouts; clocks are those for prompts and for decoding."""
-    tier = min(phases.gpu_tokens, phases.host_tokens)
-    for place, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
-        if prompt + output > tier:
-            problem = f"{prompt} and {output} tokens of output, but a tier holds {tier} tokens"
-            refuse(f"prompts[{place}]", f"{problem}: give larger tiers, or shorter requests")
-    requests = played_requests(load)
     environment = simpy.Environment()
-    reading, decoding = clocks
-    run = _Changing(
-        phases=phases,
-        reading=reading,
-        decoding=decoding,
-        waiting=deque(),
-        arriving=deque(requests),
-        keeps_tokens=keeps_tokens,
-    )
-    environment.process(run.process(environment))
+    player = _PhasePlayer(load, clocks, limits, times, environment)
+    player.keeps_tokens = keeps_tokens
+    environment.process(player.process())
     environment.run()
-    run.played.requests = run.done
-    run.played.seconds = environment.now
-    return run.played
+    done = sorted((one for one in player.requests if one.end_s is not None), key=_end)
+    return PlayedPhases(
+        requests=done,
+        actions=player.actions,
+        seconds=environment.now,
+        changes=player.changes,
+        peak_gpu=player.schedule.peak_gpu,
+        peak_host=player.schedule.peak_host,
+        **player.spent,
+    )
+
+
+def _end(request: PlayedRequest) -> float:
+    assert request.end_s is not None
+    return request.end_s

@@ -12,10 +12,21 @@ from hypothesis import strategies as st
 
 from mistlab import catalog
 from mistlab.core.values import InputError
+from mistlab.serving.changing import PhaseTimes
 from mistlab.serving.load import Lengths, ServingLoad, drawn_load, load_of_trace
-from mistlab.serving.resharding import Layout, layouts_of, moved_bytes, moved_shares
+from mistlab.serving.phase_schedule import PhaseLimits
+from mistlab.serving.resharding import (
+    Layout,
+    TensorSizes,
+    common,
+    layouts_of,
+    moved_bytes,
+    moved_of_cache,
+    pieces_to,
+    width,
+)
 from mistlab.serving.step_cost import RankLayout
-from simulators.serving.changing_layouts import Phases, play_phases
+from simulators.serving.changing_layouts import play_phases
 from simulators.serving.continuous import Batching, PlayedRequest, play_continuous
 from simulators.serving.step_clock import StepClock
 from tests.serving.steady_cases import random_case
@@ -81,37 +92,39 @@ def test_continuous_batching_serves_each_token_once(
 @settings(max_examples=400)
 @given(
     drawn=REQUESTS,
-    gpu_tokens=st.integers(420, 3000),
-    host_tokens=st.integers(420, 5000),
+    blocks=st.tuples(*[st.integers(27, 200)] * 3),
+    has_host=st.booleans(),
     threshold=st.floats(0, 0.9),
-    change_s=st.floats(0, 2),
-    copy_s=st.floats(0, 1e-3),
+    seconds=st.tuples(st.floats(0, 2), st.floats(0, 1e-3)),
     sequences=st.integers(1, 32),
+    replicas=st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
 def test_changing_layouts_serve_each_token_once(
     drawn: list[tuple[int, int, float]],
-    gpu_tokens: int,
-    host_tokens: int,
+    blocks: tuple[int, int, int],
+    has_host: bool,
     threshold: float,
-    change_s: float,
-    copy_s: float,
+    seconds: tuple[float, float],
     sequences: int,
+    replicas: tuple[int, int],
 ) -> None:
     load = load_of(drawn)
-    phases = Phases(
-        gpu_tokens=gpu_tokens,
-        host_tokens=host_tokens,
+    limits = PhaseLimits(
+        reading_blocks=blocks[0],
+        decoding_blocks=blocks[1],
+        host_blocks=blocks[2] * has_host,
         threshold=threshold,
-        to_decode_s=change_s,
-        to_prompts_s=change_s,
-        copy_s=copy_s,
-        budget=512,
+        budget=400,
         sequences=sequences,
+        readers=replicas[0],
+        decoders=replicas[1],
     )
-    played = play_phases(load, (PIPELINE, CLOCK), phases, keeps_tokens=True)
+    change_s, copy_s = seconds
+    times = PhaseTimes(to_decode_s=change_s, to_prompts_s=change_s, store_s=copy_s, fetch_s=copy_s)
+    played = play_phases(load, (PIPELINE, CLOCK), limits, times, keeps_tokens=True)
     check_served(load, played.requests)
-    assert played.peak_gpu <= gpu_tokens
-    assert played.peak_host <= host_tokens
+    assert played.peak_gpu <= max(blocks[:2])
+    assert played.peak_host <= blocks[2] * has_host
 
 
 def test_blocks_come_back_whole() -> None:
@@ -158,17 +171,10 @@ def test_ten_thousand_requests_play_in_seconds() -> None:
 @pytest.mark.parametrize("play", ["continuous", "phases"])
 def test_a_request_that_no_memory_holds_is_refused(play: str) -> None:
     load = ServingLoad(prompts=(10, 500), outputs=(5, 5), arrivals_s=(0.0, 0.0))
-    phases = Phases(
-        gpu_tokens=400,
-        host_tokens=400,
-        threshold=0,
-        to_decode_s=0,
-        to_prompts_s=0,
-        copy_s=0,
-    )
+    limits = PhaseLimits(reading_blocks=40, decoding_blocks=25, host_blocks=40)
     plays = {
         "continuous": lambda: play_continuous(load, CLOCK, Batching(capacity=400)),
-        "phases": lambda: play_phases(load, (CLOCK, CLOCK), phases),
+        "phases": lambda: play_phases(load, (CLOCK, CLOCK), limits, PhaseTimes()),
     }
     with pytest.raises(InputError, match=r"prompts\[1\].*500.*give"):
         plays[play]()
@@ -190,18 +196,48 @@ def test_loads_are_refused_by_field_and_remedy() -> None:
         ServingLoad(prompts=(1, 1), outputs=(1, 1), arrivals_s=(2.0, 1.0))
 
 
+# An embedding, four blocks and a head, each with a tensor that ranks split and one that all have.
+SIZES = [TensorSizes(layers=(layer,), split=64, whole=3) for layer in range(6)]
+
+
 def test_weights_that_a_rank_has_already_stay() -> None:
     pipeline, tensors = Layout(pp=4), Layout(tp=4)
-    # Of its fourth of each tensor a rank has the fourth of the layers that it had before.
-    assert [float(share) for share in moved_shares(pipeline, tensors)] == [3 / 16] * 4
-    assert moved_bytes(pipeline, tensors, 16.0) == 12.0
-    assert moved_bytes(tensors, tensors, 16.0) == 0
+    # A fourth of each of six layers, and the whole tensors, but for the layers that it had before.
+    assert moved_bytes(pipeline, tensors, SIZES) == [4 * 19, 5 * 19, 5 * 19, 4 * 19]
+    # Three fourths of each layer that a rank's stage has; what all have is there already.
+    assert moved_bytes(tensors, pipeline, SIZES) == [96, 48, 48, 96]
+    assert moved_bytes(tensors, tensors, SIZES) == [0] * 4
 
 
-@pytest.mark.parametrize("gpus", [4, 8])
-def test_a_change_and_its_way_back_leave_every_rank_whole(gpus: int) -> None:
-    for before in layouts_of(gpus, 64, 80):
-        for after in layouts_of(gpus, 64, 80):
-            for shares, layout in ((moved_shares(before, after), after),):
-                assert len(shares) == gpus
-                assert all(0 <= share <= 1 / (layout.tp * layout.pp) for share in shares)
+def test_a_tied_table_moves_once() -> None:
+    sizes = [TensorSizes(layers=(0, 3), split=64, whole=0)]
+    sizes += [TensorSizes(layers=(layer,), split=0, whole=0) for layer in (1, 2)]
+    assert moved_bytes(Layout(tp=2), Layout(pp=2), sizes) == [32, 32]
+    assert moved_bytes(Layout(pp=2), Layout(tp=2), sizes) == [0, 0]
+
+
+@pytest.mark.parametrize("gpus", [4, 6, 8])
+def test_pieces_are_what_ranks_lack(gpus: int) -> None:
+    for before in layouts_of(gpus, 24, 8):
+        for after in layouts_of(gpus, 24, 8):
+            for rank in range(gpus):
+                old = before.replica_of(rank)
+                peers = [(one, before.part_of(one)) for one in before.ranks_of(old, 0)]
+                kept = before.part_of(rank) if before.stage_of(rank) == 0 else None
+                wanted = after.part_of(rank)
+                pieces = pieces_to(rank, wanted, kept, peers)
+                covered = sum(width(one.part) for one in pieces)
+                covered += width(common(wanted, kept)) if kept else 0
+                assert covered == width(wanted)
+                for one in pieces:
+                    assert width(common(one.part, dict(peers)[one.source])) == width(one.part)
+
+
+def test_keys_and_values_move_to_ranks_that_lack_them() -> None:
+    pipeline, tensors = Layout(pp=2), Layout(tp=2)
+    assert moved_of_cache((pipeline, 0), (tensors, 0), 4, 8) == [0.25, 0.25]
+    # One head for both: each has all of it, and had half of the blocks.
+    assert moved_of_cache((pipeline, 0), (tensors, 0), 1, 8) == [0.5, 0.5]
+    # From one replica to the other everything moves.
+    assert moved_of_cache((Layout(dp=2), 0), (Layout(dp=2), 1), 4, 8) == [0, 1]
+    assert moved_of_cache((Layout(dp=2), 1), (Layout(dp=2), 1), 4, 8) == [0, 0]

@@ -1,0 +1,76 @@
+"""Bytes that ranks take and copy while they serve by phases, from the schedule's actions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.serving.model_tensors import tensor_sizes
+from mistlab.serving.phase_schedule import Action, Change, Fetch, Store
+from mistlab.serving.resharding import Layout, moved_bytes, moved_of_cache, width
+
+BYTES_EACH = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseBytes:
+    """What one rank takes from others in each change, of weights and of keys and values, and what
+    it copies to the host's tier and back."""
+
+    weights: list[int]
+    cache: list[int]
+    stored: int
+    fetched: int
+
+
+def phase_bytes(
+    actions: Sequence[Action], layouts: tuple[Layout, Layout], workload: Workload
+) -> list[PhaseBytes]:
+    """What each rank takes and copies."""
+    model, bytes_each = workload.model, BYTES_EACH[workload.precision]
+    changes = [one for one in actions if isinstance(one, Change)]
+    over = lcm(*(layout.tp for layout in layouts))
+    sizes = tensor_sizes(model, bytes_each, over, workload.sequence_length)
+    ways = {"decoding": layouts, "prompts": (layouts[1], layouts[0])}
+    weights = {to: moved_bytes(*way, sizes) for to, way in ways.items()}
+    token = 2 * model.layers * model.kv_heads * model.head_dim * bytes_each
+    kept = [_kept_bytes(one, ways[one.to], model, token) for one in changes]
+    stored = [[0] * layouts[0].gpus, [0] * layouts[0].gpus]
+    now = layouts[0]
+    for one in actions:
+        if isinstance(one, Change):
+            now = ways[one.to][1]
+        elif isinstance(one, Store | Fetch):
+            for rank in range(now.gpus):
+                if now.replica_of(rank) == one.replica:
+                    share = _share(now, rank, model)
+                    stored[isinstance(one, Fetch)][rank] += int(share * token * one.tokens)
+    return [
+        PhaseBytes(
+            weights=[weights[one.to][rank] for one in changes if layouts[0] != layouts[1]],
+            cache=[each[rank] for each in kept],
+            stored=stored[0][rank],
+            fetched=stored[1][rank],
+        )
+        for rank in range(layouts[0].gpus)
+    ]
+
+
+def _share(layout: Layout, rank: int, model: ModelSpec) -> Fraction:
+    """The share of a request's keys and values that a rank of its replica has."""
+    blocks = len(layout.blocks_of(rank, model.layers))
+    return Fraction(blocks, model.layers) * width(layout.heads_of(rank, model.kv_heads))
+
+
+def _kept_bytes(
+    change: Change, way: tuple[Layout, Layout], model: ModelSpec, token: int
+) -> list[int]:
+    """Bytes of keys and values that each rank takes in a change."""
+    taken = [Fraction(0)] * way[0].gpus
+    for one in change.moved:
+        before, after = (way[0], one.source), (way[1], one.target)
+        shares = moved_of_cache(before, after, model.kv_heads, model.layers)
+        for rank, share in enumerate(shares):
+            taken[rank] += share * token * one.tokens
+    return [int(one) for one in taken]

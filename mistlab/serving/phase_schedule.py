@@ -1,0 +1,482 @@
+"""Seesaw's phases as a schedule: which prompts are read, where keys and values wait, and what is
+decoded, in which order (Seesaw, arXiv 2503.06433).
+
+Prompts are read under one layout, answers decoded under another, on the same GPUs. Keys and values
+of read prompts stay on the GPUs while there is room, then go to host memory. When both tiers are
+full, or no prompt is left, layouts change, and all are decoded: requests come back from the host as
+the GPUs have room for them. Once at most a threshold of the tier is left and prompts wait, layouts
+change back; running requests stay on the GPUs, and what finds no room there goes to the host.
+
+The schedule knows no time: a clock tells it which requests have come and which copies have ended.
+Whoever plays or runs it performs its actions in order.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from mistlab.core.values import Checked, bounded, refuse
+from mistlab.serving.load import ServingLoad
+
+# Steps taken together at most, so that contexts are those of their middle.
+MOST_TOGETHER = 64
+MOST_BLOCKS = 10**12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseLimits(Checked):
+    """What phases may hold: tokens of a block of keys and values; blocks on the GPUs of a replica
+    that reads prompts and of one that decodes, and in the host's tier; the share of a tier at which
+    prompts are read again; tokens of a pass, requests that run on a replica, and replicas."""
+
+    block: int = field(default=16, metadata=bounded(minimum=1))
+    reading_blocks: int = field(metadata=bounded(minimum=1, most=MOST_BLOCKS))
+    decoding_blocks: int = field(metadata=bounded(minimum=1, most=MOST_BLOCKS))
+    host_blocks: int = field(metadata=bounded(minimum=0, most=MOST_BLOCKS))
+    threshold: float = field(default=0.05, metadata=bounded(minimum=0, maximum=1))
+    budget: int = field(default=8192, metadata=bounded(minimum=1))
+    sequences: int = field(default=1024, metadata=bounded(minimum=1))
+    readers: int = field(default=1, metadata=bounded(minimum=1))
+    decoders: int = field(default=1, metadata=bounded(minimum=1))
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that so many tokens take."""
+        return -(-tokens // self.block)
+
+    def check(self, load: ServingLoad) -> None:
+        """Refuse a load with a request that some tier does not hold even alone."""
+        tiers = [self.reading_blocks, self.decoding_blocks, *[self.host_blocks] * self.has_host]
+        for place, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
+            if self.blocks(prompt + output) > min(tiers):
+                held = min(tiers) * self.block
+                problem = f"{prompt} and {output} tokens of output, but a tier holds {held} tokens"
+                refuse(f"prompts[{place}]", f"{problem}: give larger tiers, or shorter requests")
+
+    @property
+    def has_host(self) -> bool:
+        """Whether there is a tier in host memory."""
+        return self.host_blocks > 0
+
+
+# Actions, in the order in which they are performed.
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompts:
+    """A pass of a replica over whole prompts; those that were dropped, with what they had made."""
+
+    replica: int
+    requests: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Keys and values of a request, copied from a replica to the host."""
+
+    request: int
+    replica: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Keys and values of a request, copied from the host to a replica."""
+
+    request: int
+    replica: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Keys and values of a request, forgotten: no tier has room, so it is read again."""
+
+    request: int
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A request that stays on the GPUs while layouts change, from a replica to one of the other
+    layout."""
+
+    request: int
+    tokens: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Another layout: weights move, and keys and values that are on the GPUs."""
+
+    to: Literal["decoding", "prompts"]
+    moved: tuple[Moved, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSteps:
+    """So many steps, in each of which every request gets a token; requests by replica."""
+
+    requests: tuple[tuple[int, ...], ...]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do until a copy ends or a request comes."""
+
+
+Action = ReadPrompts | Store | Fetch | Drop | Change | DecodeSteps | Wait
+
+
+class PhaseClock(Protocol):
+    """What a schedule asks whoever performs it."""
+
+    def arrived(self) -> Sequence[int]:
+        """Requests that have come since it was last asked, in order."""
+
+    def is_fetched(self, request: int) -> bool:
+        """Whether the copy of a request from the host has ended."""
+
+    def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
+        """Steps of these requests, by replica, until the next one comes."""
+
+
+@dataclass(slots=True)
+class PhasedRequest:
+    """A request under way: its lengths, and tokens that it has made."""
+
+    number: int
+    prompt: int
+    output: int
+    made: int = 0
+
+    @property
+    def to_read(self) -> int:
+        """Tokens whose keys and values it needs before it makes the next token."""
+        return self.prompt + self.made
+
+    @property
+    def held(self) -> int:
+        """Tokens whose keys and values it has: all but the last one made."""
+        return self.prompt + self.made - 1
+
+
+class _Residents:
+    """Requests on the GPUs of one layout, by replica in the order in which they came there."""
+
+    def __init__(self, limits: PhaseLimits, blocks: int, replicas: int) -> None:
+        self.limits, self.blocks = limits, blocks
+        self.replicas: list[dict[int, PhasedRequest]] = [{} for _ in range(replicas)]
+        # Blocks of each replica now, and with a further token of each request.
+        self.used, self.used_next = [0] * replicas, [0] * replicas
+
+    def add(self, request: PhasedRequest, replica: int) -> None:
+        self.replicas[replica][request.number] = request
+        self._count(request, replica, 1)
+
+    def remove(self, request: PhasedRequest, replica: int) -> None:
+        del self.replicas[replica][request.number]
+        self._count(request, replica, -1)
+
+    def _count(self, request: PhasedRequest, replica: int, sign: int) -> None:
+        self.used[replica] += sign * self.limits.blocks(request.held)
+        self.used_next[replica] += sign * self.limits.blocks(request.held + 1)
+
+    def grown(self, replica: int) -> None:
+        """Count blocks again: requests have made tokens."""
+        held = [one.held for one in self.replicas[replica].values()]
+        self.used[replica] = sum(map(self.limits.blocks, held))
+        self.used_next[replica] = sum(self.limits.blocks(one + 1) for one in held)
+
+    def place(
+        self, tokens: int, *, ahead: bool = False, near: tuple[int, int] | None = None
+    ) -> int | None:
+        """The replica with the most room for a further request of so many tokens, or ``ahead``
+        for a further token of all requests, too; None if none has room. Those on the same GPUs as
+        one of so many other replicas (``near``) come first."""
+        needed, used = self.limits.blocks(tokens + ahead), self.used_next if ahead else self.used
+        own: range | tuple[()] = ()
+        if near is not None:
+            first, count = near[0] * len(used) // near[1], len(used) // near[1]
+            own = range(first, first + max(1, count))
+        best = max(
+            (
+                (place in own, self.blocks - taken - needed, -place)
+                for place, taken in enumerate(used)
+                if taken + needed <= self.blocks
+                and len(self.replicas[place]) < self.limits.sequences
+            ),
+            default=None,
+        )
+        return None if best is None else -best[2]
+
+    def all(self) -> list[tuple[int, PhasedRequest]]:
+        """Replica and request of all, in the order of replicas."""
+        return [(place, one) for place, each in enumerate(self.replicas) for one in each.values()]
+
+    def __bool__(self) -> bool:
+        return any(self.replicas)
+
+
+class PhaseSchedule:
+    """The actions that serve a load in phases; ``peak_gpu`` and ``peak_host`` are the most blocks
+    on a replica and in the host's tier."""
+
+    def __init__(self, load: ServingLoad, limits: PhaseLimits, clock: PhaseClock) -> None:
+        limits.check(load)
+        self.limits, self._clock = limits, clock
+        self.requests = [
+            PhasedRequest(number, prompt, output)
+            for number, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True))
+        ]
+        self._coming = len(self.requests)
+        self._waiting: deque[PhasedRequest] = deque()
+        self._host: deque[PhasedRequest] = deque()
+        self._host_used = self._turn = 0
+        # Passes whose keys and values go to the host need blocks until they are copied.
+        whole = map(sum, zip(load.prompts, load.outputs, strict=True))
+        longest = max(limits.budget, *whole)
+        self._passing = min(limits.reading_blocks, limits.blocks(longest)) * limits.has_host
+        self._readers = self._none_read()
+        self._decoders = _Residents(limits, limits.decoding_blocks, limits.decoders)
+        self.peak_gpu = self.peak_host = 0
+
+    def _none_read(self) -> _Residents:
+        of = self.limits
+        return _Residents(of, of.reading_blocks - self._passing, of.readers)
+
+    def actions(self) -> Iterator[Action]:
+        """All actions in order, until no request is left."""
+        while True:
+            self._arrive()
+            yield from self._read()
+            if self._readers or self._host:
+                yield self._to_decoding()
+                yield from self._decode()
+                yield from self._to_prompts()
+            elif self._coming and not self._waiting:
+                yield Wait()
+            if not (self._coming or self._waiting or self._host or self._readers):
+                return
+
+    def _arrive(self) -> None:
+        come = self._clock.arrived()
+        self._coming -= len(come)
+        self._waiting.extend(self.requests[number] for number in come)
+
+    # Reading prompts.
+
+    def _read(self) -> Iterator[Action]:
+        while self._waiting:
+            replica = self._turn % self.limits.readers
+            batch = self._batch(replica)
+            if not batch:
+                return
+            self._turn += 1
+            numbers = tuple(one.number for one, _ in batch)
+            yield ReadPrompts(replica, numbers, tuple(one.held for one, _ in batch))
+            yield from self._has_read(replica, batch)
+            self._arrive()
+
+    def _batch(self, replica: int) -> list[tuple[PhasedRequest, bool]]:
+        """The requests of the next pass, which count as read from here on, each with whether it
+        goes to the host."""
+        batch: list[tuple[PhasedRequest, bool]] = []
+        tokens = passing = 0
+        while self._waiting:
+            request = self._waiting[0]
+            if batch and tokens + request.to_read > self.limits.budget:
+                break
+            place = self._place_of(request, replica, passing)
+            if place is None:
+                break
+            self._waiting.popleft()
+            tokens += request.to_read
+            request.made += 1
+            batch.append((request, place == "host"))
+            if place == "host":
+                passing += self.limits.blocks(request.held)
+                self._host_used += self.limits.blocks(request.held)
+                self.peak_host = max(self.peak_host, self._host_used)
+            else:
+                self._readers.add(request, replica)
+                near = replica, self.limits.readers
+                target = self._decoders.place(request.held, ahead=True, near=near)
+                assert target is not None
+                self._decoders.add(request, target)
+        self.peak_gpu = max(self.peak_gpu, self._readers.used[replica] + passing)
+        return batch
+
+    def _place_of(
+        self, request: PhasedRequest, replica: int, passing: int
+    ) -> Literal["gpu", "host"] | None:
+        """Where a request's keys and values wait, if there is room anywhere: on the GPUs they have
+        room under both layouts."""
+        of, needed = self.limits, self.limits.blocks(request.to_read)
+        is_free = self._readers.used[replica] + needed <= self._readers.blocks
+        if is_free and self._decoders.place(request.to_read, ahead=True) is not None:
+            return "gpu"
+        if self._host_used + needed <= of.host_blocks and passing + needed <= self._passing:
+            return "host"
+        return None
+
+    def _has_read(self, replica: int, batch: list[tuple[PhasedRequest, bool]]) -> Iterator[Action]:
+        for request, goes in batch:
+            if request.made < request.output:
+                if goes:
+                    self._host.append(request)
+                    yield Store(request.number, replica, request.held)
+            elif goes:
+                self._host_used -= self.limits.blocks(request.held)
+            else:
+                self._readers.remove(request, replica)
+                for place, one in self._decoders.all():
+                    if one is request:
+                        self._decoders.remove(request, place)
+
+    # Changes.
+
+    def _to_decoding(self) -> Change:
+        sources = {one.number: replica for replica, one in self._readers.all()}
+        moved = [
+            Moved(one.number, one.held, sources[one.number], target)
+            for target, one in self._decoders.all()
+        ]
+        self._readers = self._none_read()
+        return Change("decoding", tuple(moved))
+
+    def _to_prompts(self) -> Iterator[Action]:
+        """Find room under the other layout for requests that run; those without go to the host."""
+        if not (self._waiting or self._coming):
+            return
+        moved = []
+        for source, request in self._decoders.all():
+            target = self._readers.place(request.held, near=(source, self.limits.decoders))
+            if target is None:
+                yield self._let_go(request, source)
+            else:
+                self._readers.add(request, target)
+                moved.append(Moved(request.number, request.held, source, target))
+        yield Change("prompts", tuple(moved))
+
+    def _let_go(self, request: PhasedRequest, replica: int) -> Store | Drop:
+        """Send a request from a decoding replica to the host, or drop it where that is full."""
+        self._decoders.remove(request, replica)
+        blocks = self.limits.blocks(request.held)
+        if self._host_used + blocks > self.limits.host_blocks:
+            self._waiting.appendleft(request)
+            return Drop(request.number, replica)
+        self._host.appendleft(request)
+        self._host_used += blocks
+        self.peak_host = max(self.peak_host, self._host_used)
+        return Store(request.number, replica, request.held)
+
+    # Decoding.
+
+    def _decode(self) -> Iterator[Action]:
+        while self._host or self._decoders:
+            self._arrive()
+            if self._turns_back():
+                return
+            yield from self._fetch()
+            ready = tuple(
+                tuple(number for number in each if self._clock.is_fetched(number))
+                for each in self._decoders.replicas
+            )
+            if not any(ready):
+                yield Wait()
+                continue
+            steps, crowded = self._steps(ready)
+            if crowded is None:
+                yield DecodeSteps(ready, steps)
+                self._stepped(ready, steps)
+            else:
+                last = next(reversed(self._decoders.replicas[crowded].values()))
+                yield self._let_go(last, crowded)
+
+    def _turns_back(self) -> bool:
+        """Whether prompts are read again: they wait, little is left, and the next has room."""
+        if not self._waiting:
+            return False
+        of = self.limits
+        if of.has_host:
+            is_low = self._host_used <= of.threshold * of.host_blocks
+        else:
+            is_low = sum(self._decoders.used) <= of.threshold * of.decoding_blocks * of.decoders
+        return is_low and self._has_room()
+
+    def _has_room(self) -> bool:
+        """Whether the next prompt finds room once those that run have found theirs."""
+        of, after, over = self.limits, self._none_read(), self._host_used
+        for source, request in self._decoders.all():
+            target = after.place(request.held, near=(source, of.decoders))
+            if target is None:
+                over += of.blocks(request.held)
+            else:
+                after.add(request, target)
+        needed = of.blocks(self._waiting[0].to_read)
+        if over + needed <= of.host_blocks:
+            return True
+        replica = self._turn % of.readers
+        is_free = after.used[replica] + needed <= after.blocks
+        has_place = self._decoders.place(self._waiting[0].to_read, ahead=True) is not None
+        return over <= of.host_blocks and is_free and has_place
+
+    def _fetch(self) -> Iterator[Action]:
+        """Copy requests from the host to the GPUs, while these have room for the next tokens."""
+        while self._host:
+            request = self._host[0]
+            target = self._decoders.place(request.held, ahead=True)
+            if target is None:
+                return
+            self._host.popleft()
+            self._host_used -= self.limits.blocks(request.held)
+            self._decoders.add(request, target)
+            yield Fetch(request.number, target, request.held)
+
+    def _steps(self, ready: Sequence[Sequence[int]]) -> tuple[int, int | None]:
+        """Steps until a request ends, another comes or has been fetched, or room runs out; and a
+        replica without room for a single one."""
+        most = min(MOST_TOGETHER, self._clock.most_steps(ready))
+        for replica, numbers in enumerate(ready):
+            if not numbers:
+                continue
+            running = [self.requests[number] for number in numbers]
+            most = min(most, *[one.output - one.made for one in running])
+            held = np.array([one.held for one in running])
+            idle = 0
+            if len(numbers) < len(self._decoders.replicas[replica]):
+                idle = self._decoders.used[replica] - self._blocks(held, 0)
+            room = self._decoders.blocks - idle
+            if self._blocks(held, 1) > room:
+                return 0, replica
+            # Steps up to ``low`` have room; halves of the rest are tried.
+            low = 1
+            while low < most:
+                if self._blocks(held, most) <= room:
+                    break
+                middle = (low + most) // 2
+                if self._blocks(held, middle) <= room:
+                    low, most = middle, most - 1
+                else:
+                    most = middle - 1
+        return most, None
+
+    def _blocks(self, held: "np.ndarray[tuple[int], np.dtype[np.int64]]", ahead: int) -> int:
+        return int(np.sum(-(-(held + ahead) // self.limits.block)))
+
+    def _stepped(self, ready: Sequence[Sequence[int]], steps: int) -> None:
+        for replica, numbers in enumerate(ready):
+            for number in numbers:
+                self.requests[number].made += steps
+            self._decoders.grown(replica)
+            self.peak_gpu = max(self.peak_gpu, self._decoders.used[replica])
+            for number in numbers:
+                if self.requests[number].made == self.requests[number].output:
+                    self._decoders.remove(self.requests[number], replica)
