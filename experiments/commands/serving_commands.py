@@ -51,6 +51,14 @@ SERVING_COMMANDS: Mapping[str, Group] = {
             experiment("serving"),
             examples={"a first look": "--quick"},
         ),
+        "run_serving": command(
+            "experiments.serve.run_serving:run_serving",
+            {"seed": 0, "json": False},
+            option("plan", "a model, two layouts and requests", **path("PLAN.yaml")),
+            flag("--check", "answer all requests by one process, too, and compare"),
+            option("--timeout", "seconds to wait for other ranks", 300.0, metavar="SECONDS"),
+            examples={"two layouts of one rank": "plan.yaml --check"},
+        ),
         "predict_serving": command(
             "experiments.serve.predict_serving:predict_serving",
             {"json": False},

@@ -6,7 +6,7 @@ Axes: B batch, S sequence, H the rank's query heads, D channels of a head.
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,13 @@ Attend = Callable[[Tensor, "Attention"], Tensor]
 HeadsShape = tuple[Size, Size, Size, Size]
 
 
+class KeptKeys(Protocol):
+    """Keys and values of tokens that an attention has seen before."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Keep the new tokens' keys and values, and attend to all that their sequences have."""
+
+
 class RotaryTables(nn.Module):
     """Cosines and sines (positions, rotated / 2), shared by all blocks of a model."""
 
@@ -113,6 +120,8 @@ class Attention(nn.Module):
         self.context: ContextRanks | None = None
         # What masks of shares follow from, where they follow from position.
         self.draws: LayerDraws | None = None
+        # Keys and values of earlier tokens, where a model serves.
+        self.kept: KeptKeys | None = None
         self.rotary = rotary
         self.ranks = ranks
         self.heads = shard(config.heads, ranks.size, "a number of heads of")
@@ -136,6 +145,8 @@ class Attention(nn.Module):
 
     def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention (B, S, H, D) on the keys of all tokens, those of other ranks too."""
+        if self.kept is not None:
+            return self.kept.attend(query, key, value)
         ranks = self.context
         if ranks is None:
             return self.mixed_here(query, key, value)

@@ -4,7 +4,7 @@ Each takes a ``TensorParallel``. It knows the number of ranks and the own rank's
 reduces and gathers tensors. In a trace there are no other ranks: collectives are only recorded.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -285,15 +285,22 @@ def shard_of(
 
 
 def _part(module: nn.Module, leaf: str, tensor: Tensor, rank: int, ranks: int) -> Tensor:
-    if isinstance(module, ColumnLinear):
-        blocks = tensor.split(list(module.blocks))
-        return torch.cat([block.chunk(ranks)[rank] for block in blocks])
-    if isinstance(module, VocabularyEmbedding):
-        return tensor.chunk(ranks)[rank]
     if isinstance(module, ExpertMatrices):
         return module.part_of(leaf, tensor)
+    split = split_of(module, leaf, tensor.shape)
+    if split is None:
+        return tensor
+    axis, blocks = split
+    return torch.cat([one.chunk(ranks, axis)[rank] for one in tensor.split(blocks, axis)], axis)
+
+
+def split_of(module: nn.Module, leaf: str, shape: Sequence[int]) -> tuple[int, list[int]] | None:
+    """The axis along which ranks split a parameter, and the blocks on it that are each split by
+    themselves; None if each rank has the parameter whole. ``shape`` is that of the whole."""
+    if isinstance(module, ColumnLinear):
+        return 0, list(module.blocks)
     if isinstance(module, RowLinear) and leaf == "weight":
-        return tensor.chunk(ranks, dim=1)[rank]
-    if leaf in OF_HEADS:
-        return tensor.chunk(ranks)[rank]
-    return tensor
+        return 1, [shape[1]]
+    if isinstance(module, VocabularyEmbedding) or leaf in OF_HEADS:
+        return 0, [shape[0]]
+    return None

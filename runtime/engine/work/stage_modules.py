@@ -213,14 +213,14 @@ def layer_modules(
     if context.size > 1:
         tokens, further = workload.sequence_length, context
         places = own_positions(tokens, context.rank, context.size).to(device)
-    rotary = _rotary(config, workload, device, places)
-    build = _Builder(workload, config, ranks, rotary, further, places, experts)
-    unsplit = _Builder(workload, config_of(workload), OneRank(), build.rotary)
+    rotary = rotary_tables(config, workload, device, places)
+    build = LayerBuilder(workload, config, ranks, rotary, further, places, experts)
+    unsplit = LayerBuilder(workload, config_of(workload), OneRank(), build.rotary)
     return {
         layer: LayerModule(
-            prefix=_prefix(layer, workload.model.layers),
+            prefix=prefix_of(layer, workload.model.layers),
             module=build.with_norms(layer),
-            whole_shapes=_own_shapes(unsplit.layer(layer), borrows=shape.borrows_table(layer)),
+            whole_shapes=own_shapes(unsplit.layer(layer), borrows=shape.borrows_table(layer)),
         )
         for layer in shape.layers
     }
@@ -234,14 +234,17 @@ def let_draw(layers: Mapping[int, LayerModule], draws: Draws) -> None:
                 module.draws = LayerDraws(draws=draws, layer=layer)
 
 
-def _own_shapes(module: nn.Module, *, borrows: bool) -> dict[str, tuple[int, ...]]:
+def own_shapes(module: nn.Module, *, borrows: bool) -> dict[str, tuple[int, ...]]:
+    """Shapes of a layer's parameters; a head that borrows the table has none of its own."""
     shapes = shapes_of(module)
     if borrows:
         del shapes[TIED.removeprefix("head.")]
     return shapes
 
 
-class _Builder:
+class LayerBuilder:
+    """Builds layers as modules without storage: the embedding is layer 0, and the head the last."""
+
     def __init__(
         self,
         workload: Workload,
@@ -258,11 +261,13 @@ class _Builder:
         self.config, self.ranks, self.rotary = config, ranks, rotary
 
     def with_norms(self, layer: int) -> nn.Module:
+        """A layer whose norms have the model's epsilon."""
         module = self.layer(layer)
         add_in_norms(module, self.spec.norm_epsilon)
         return module
 
     def layer(self, layer: int) -> nn.Module:
+        """A layer by its number."""
         with torch.device("meta"):
             if layer == 0:
                 embedding = Embedding(self.config, self.structure, self.ranks)
@@ -280,7 +285,7 @@ class _Builder:
             return Head(self.config, self.structure, self.ranks)
 
 
-def _rotary(
+def rotary_tables(
     config: ModelConfig, workload: Workload, device: torch.device, places: Tensor | None
 ) -> RotaryTables | None:
     """Tables of rotary positions: of all positions in order, or of ``places``."""
@@ -297,7 +302,8 @@ def _padded(tensor: Tensor, rows: int) -> Tensor:
     return nn.functional.pad(tensor, (0, 0, 0, rows - tensor.shape[0]))
 
 
-def _prefix(layer: int, blocks: int) -> str:
+def prefix_of(layer: int, blocks: int) -> str:
+    """The beginning of the names of a layer's parameters."""
     if layer == 0:
         return "embedding."
     return f"blocks.{layer - 1}." if layer <= blocks else "head."

@@ -1,0 +1,107 @@
+"""Layouts that change while they serve, run: what moved, in which phases, and whether the tokens
+are those of one process."""
+
+import argparse
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from experiments.cli.commandline import DONE, NO_ANSWER, print_json
+from experiments.pages.tables import table
+from mistlab.core.units import MIB_BYTES
+from mistlab.serving.changing_run import ChangingRun, load_changing_run
+from mistlab.serving.phase_bytes import PhaseBytes, phase_bytes
+
+if TYPE_CHECKING:
+    from runtime.serving.phased_rank import ServedRun
+
+
+def run_serving(options: argparse.Namespace) -> int:
+    """Serve requests by phases: prompts under one layout, answers under another, on one set of CPU
+    processes, as Seesaw does on GPUs.
+
+    Start as many processes as the layouts have ranks, with torchrun; a layout of one rank needs
+    none. Weights and prompts are drawn by the seed. With --check the first process answers all
+    requests by itself, too, and tells whether the tokens are the same: status 1 if they are not.
+    """
+    from runtime.serving.phased_session import job_of, serve  # noqa: PLC0415 (needs torch)
+    from runtime.serving.whole_model import tokens_of_whole  # noqa: PLC0415 (needs torch)
+
+    run = load_changing_run(options.plan)
+    load = run.load(options.seed, options.plan.parent)
+    job = job_of(run, load, options.seed)
+    world, runs = serve(run, job, options.timeout)
+    if world.rank:
+        return DONE
+    layouts = run.prefill.layout, run.decode.layout
+    predicted = phase_bytes(runs[0].actions, layouts, run.workload)
+    answer = answer_of(run, runs, predicted)
+    if options.check:
+        answer["tokens_equal_one_process"] = tokens_of_whole(job) == runs[0].tokens
+    if options.json:
+        print_json(answer)
+    else:
+        print("\n".join(words_of(answer)))
+    return DONE if answer.get("tokens_equal_one_process", True) else NO_ANSWER
+
+
+def answer_of(
+    run: ChangingRun, runs: "list[ServedRun]", predicted: list[PhaseBytes]
+) -> dict[str, Any]:
+    """What all ranks did, as JSON has it; bytes are those of all ranks together."""
+    first = runs[0]
+    moved = {
+        "weights": sum(sum(one.weight_bytes) for one in runs),
+        "keys and values between ranks": sum(sum(one.cache_bytes) for one in runs),
+        "keys and values to the host": sum(one.stored_bytes for one in runs),
+        "keys and values from the host": sum(one.fetched_bytes for one in runs),
+    }
+    foretold = (
+        sum(sum(one.weights) for one in predicted),
+        sum(sum(one.cache) for one in predicted),
+        sum(one.stored for one in predicted),
+        sum(one.fetched for one in predicted),
+    )
+    return {
+        "ranks": len(runs),
+        "prefill": run.prefill.layout.text,
+        "decode": run.decode.layout.text,
+        "requests": len(first.tokens),
+        "tokens": sum(map(len, first.tokens)),
+        "actions": dict(Counter(type(one).__name__ for one in first.actions)),
+        "seconds": {name: max(one.seconds[name] for one in runs) for name in first.seconds},
+        "bytes": moved,
+        "predicted_bytes": dict(zip(moved, foretold, strict=True)),
+        "outputs": first.tokens,
+    }
+
+
+ACTIONS = {
+    "ReadPrompts": "passes over prompts",
+    "Change": "changes of layouts",
+    "DecodeSteps": "runs of decoding steps",
+    "Store": "requests copied to the host",
+    "Fetch": "requests copied back",
+    "Drop": "requests dropped and read again",
+}
+
+
+def words_of(answer: dict[str, Any]) -> list[str]:
+    """The lines that are printed."""
+    seconds = ", ".join(f"{name} {value:.2f} s" for name, value in answer["seconds"].items())
+    counts = [f"{count} {ACTIONS[name]}" for name, count in answer["actions"].items()]
+    rows = [
+        [name, f"{count / MIB_BYTES:.3f}", f"{answer['predicted_bytes'][name] / MIB_BYTES:.3f}"]
+        for name, count in answer["bytes"].items()
+    ]
+    under = f"prompts under {answer['prefill']}, answers under {answer['decode']}"
+    lines = [
+        f"{answer['ranks']} ranks, {under}",
+        f"{answer['requests']} requests, {answer['tokens']} tokens: {'; '.join(counts)}",
+        f"longest of all ranks: {seconds}",
+        "",
+        table(["moved", "MiB", "predicted"], rows),
+    ]
+    if "tokens_equal_one_process" in answer:
+        equal = "the same as" if answer["tokens_equal_one_process"] else "NOT those of"
+        lines.append(f"Tokens are {equal} one process computes from the whole model.")
+    return lines

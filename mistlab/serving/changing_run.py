@@ -1,0 +1,171 @@
+"""A file that says what to run with changing layouts: a model, both layouts, tiers and requests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mistlab.core.files import naming, read_csv, read_yaml
+from mistlab.core.values import (
+    MOST_TOKENS,
+    Checked,
+    bounded,
+    check_fields,
+    from_mapping,
+    refuse,
+    within,
+)
+from mistlab.job.job import model_from
+from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.serving.load import Lengths, ServingLoad, Shape, drawn_load, load_of_trace
+from mistlab.serving.phase_schedule import PhaseLimits
+from mistlab.serving.resharding import Layout
+
+MOST_RANKS = 4096
+LONGEST = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees(Checked):
+    """Replicas, and tensor and pipeline parallelism of each."""
+
+    dp: int = field(default=1, metadata=bounded(minimum=1, most=MOST_RANKS))
+    tp: int = field(default=1, metadata=bounded(minimum=1, most=MOST_RANKS))
+    pp: int = field(default=1, metadata=bounded(minimum=1, most=MOST_RANKS))
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that these degrees make."""
+        return Layout(dp=self.dp, tp=self.tp, pp=self.pp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnRequests(Checked):
+    """So many requests that come at once, with drawn lengths around these means, or as long as
+    those of a ``trace``."""
+
+    count: int = field(default=16, metadata=bounded(minimum=1, most=10**6))
+    prompt: float = field(default=32.0, metadata=bounded(above=0, most=MOST_TOKENS))
+    output: float = field(default=16.0, metadata=bounded(above=0, most=MOST_TOKENS))
+    lengths: Shape = "lognormal"
+    trace: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangingRun:
+    """What ``run_serving`` runs. Tiers are in tokens: what a replica holds while it reads prompts
+    and while it decodes, and what the host holds."""
+
+    model: ModelSpec
+    prefill: Degrees
+    decode: Degrees
+    requests: DrawnRequests = field(default_factory=DrawnRequests)
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    context: int = field(default=512, metadata=bounded(minimum=2, most=MOST_TOKENS))
+    block: int = field(default=16, metadata=bounded(minimum=1, most=MOST_TOKENS))
+    reading_tokens: int = field(default=2048, metadata=bounded(minimum=1, most=10**12))
+    decoding_tokens: int = field(default=2048, metadata=bounded(minimum=1, most=10**12))
+    host_tokens: int = field(default=8192, metadata=bounded(minimum=0, most=10**12))
+    threshold: float = field(default=0.05, metadata=bounded(minimum=0, maximum=1))
+    budget: int = field(default=512, metadata=bounded(minimum=1, most=MOST_TOKENS))
+    sequences: int = field(default=64, metadata=bounded(minimum=1, most=10**6))
+    weights_from: Literal["peers", "host"] = "peers"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        reading, decoding = self.prefill.layout.gpus, self.decode.layout.gpus
+        if reading != decoding:
+            problem = f"{reading} ranks read prompts and {decoding} decode"
+            refuse("decode", f"{problem}: give two layouts of the same ranks")
+        for name in ("prefill", "decode"):
+            self._check_layout(name, getattr(self, name))
+        for name in ("reading_tokens", "decoding_tokens"):
+            if getattr(self, name) < self.block:
+                problem = f"{getattr(self, name)} are not a block of {self.block}"
+                refuse(name, f"{problem}: give at least {self.block}")
+
+    def _check_layout(self, name: str, degrees: Degrees) -> None:
+        model = self.model
+        for what in ("heads", "kv_heads"):
+            count = getattr(model, what)
+            if count % degrees.tp:
+                refuse(f"{name}.tp", f"{degrees.tp} does not divide {what} {count}: give a divisor")
+        if model.ffn % degrees.tp:
+            refuse(f"{name}.tp", f"{degrees.tp} does not divide ffn {model.ffn}: give a divisor")
+        if degrees.pp > model.layers:
+            problem = f"{degrees.pp} is more than the layers {model.layers}"
+            refuse(f"{name}.pp", f"{problem}: give at most these")
+        unlike = {
+            "experts": model.experts,
+            "latent": model.latent,
+            "pattern": model.pattern,
+            "sinks": model.sinks,
+        }
+        for what, part in unlike.items():
+            if part:
+                refuse(f"model.{what}", "is not served by phases here: give a model without")
+
+    @property
+    def workload(self) -> Workload:
+        """The model with the longest request as its sequence."""
+        return Workload(
+            model=self.model,
+            sequence_length=self.context,
+            global_batch=1,
+            attention="flash",
+            precision=self.precision,
+        )
+
+    @property
+    def limits(self) -> PhaseLimits:
+        """What phases may hold."""
+        return PhaseLimits(
+            block=self.block,
+            reading_blocks=self.reading_tokens // self.block,
+            decoding_blocks=self.decoding_tokens // self.block,
+            host_blocks=self.host_tokens // self.block,
+            threshold=self.threshold,
+            budget=self.budget,
+            sequences=self.sequences,
+            readers=self.prefill.dp,
+            decoders=self.decode.dp,
+        )
+
+    def load(self, seed: int, folder: Path) -> ServingLoad:
+        """The requests: those of the trace, in order and at once, or drawn by a seed."""
+        of = self.requests
+        if of.trace is not None:
+            given = load_of_trace(read_csv(folder / of.trace), of.trace)
+            load = ServingLoad(
+                prompts=given.prompts,
+                outputs=given.outputs,
+                arrivals_s=(0.0,) * len(given),
+            )
+        else:
+            lengths = [
+                Lengths(shape=of.lengths, tokens=mean, most=round(LONGEST * mean) + 1)
+                for mean in (of.prompt, of.output)
+            ]
+            draw = np.random.default_rng(seed)
+            load = drawn_load(of.count, (lengths[0], lengths[1]), draw)
+        with within("requests"):
+            load.check_context(self.context)
+            self.limits.check(load)
+        return load
+
+
+def changing_run(content: Mapping[str, Any], folder: Path) -> ChangingRun:
+    """The run that a mapping says; paths in it begin at a folder."""
+    given = dict(content)
+    if "model" not in given:
+        refuse("model", "missing: give a catalogue name, a path or a mapping")
+    given["model"] = model_from(given["model"], folder)
+    return from_mapping(ChangingRun, given)
+
+
+def load_changing_run(path: Path) -> ChangingRun:
+    """The run that a YAML file says."""
+    with naming(path):
+        return changing_run(read_yaml(path), path.parent)

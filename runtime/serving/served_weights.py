@@ -1,0 +1,274 @@
+"""A rank's parts of a model's tensors, which move to those of another layout while it runs.
+
+The old parts that stay are copied within the rank; the rest comes from the ranks that have it, or
+from whole tensors in host memory. A layer of each stage moves at a time, and what a rank no longer
+needs goes before the next ones come, so that no rank ever holds two layers more than it serves.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+
+import torch
+from torch import Tensor, nn
+
+from mistlab.plan.workload import Workload
+from mistlab.serving.resharding import Layout, Part, SentPart, common, pieces_to, width
+from runtime.comm.group import Group, finished
+from runtime.engine.work.stage_modules import (
+    TABLE,
+    TIED,
+    LayerBuilder,
+    initial_tensor,
+    own_shapes,
+    prefix_of,
+    rotary_tables,
+)
+from runtime.models.attention import RotaryTables
+from runtime.models.config import TYPE_OF_PRECISION, ModelConfig, config_of
+from runtime.models.parallel import split_of
+from runtime.models.ranks import OneRank, TensorParallel
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTensor:
+    """A tensor of the whole model: its shape, the axis along which ranks split it with the blocks
+    that are split by themselves (None: every rank has it whole), and the layers that need it."""
+
+    name: str
+    shape: tuple[int, ...]
+    split: tuple[int, tuple[int, ...]] | None
+    layers: tuple[int, ...]
+
+    def local_shape(self, part: Part) -> list[int]:
+        """The shape of a rank's part."""
+        shape = list(self.shape)
+        if self.split is not None:
+            shape[self.split[0]] = int(shape[self.split[0]] * width(part))
+        return shape
+
+    def pieces(self, local: Tensor, own: Part, part: Part) -> list[Tensor]:
+        """Views of a part of the tensor in the memory of a rank that has ``own`` of it."""
+        if self.split is None:
+            return [local]
+        axis, blocks = self.split
+        views, first = [], 0
+        for size in blocks:
+            begin, count = int(size * (part[0] - own[0])), int(size * width(part))
+            views.append(local.narrow(axis, first + begin, count))
+            first += int(size * width(own))
+        return views
+
+
+def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
+    """All tensors of a model, layer by layer; a tied table lies in the first and the last one."""
+    builder = LayerBuilder(workload, config, OneRank(), rotary_tables(config, workload, CPU, None))
+    blocks, tied, found = workload.model.layers, workload.model.tied_embeddings, []
+    for layer in range(blocks + 2):
+        module = builder.layer(layer)
+        for name, shape in own_shapes(module, borrows=tied and layer > blocks).items():
+            path, _, leaf = name.rpartition(".")
+            split = split_of(module.get_submodule(path), leaf, shape)
+            full = prefix_of(layer, blocks) + name
+            shared = tied and full == TABLE
+            found.append(
+                ModelTensor(
+                    name=full,
+                    shape=shape,
+                    split=None if split is None else (split[0], tuple(split[1])),
+                    layers=(layer, blocks + 1) if shared else (layer,),
+                )
+            )
+    return found
+
+
+def config_over(workload: Workload, layouts: Sequence[Layout]) -> ModelConfig:
+    """The sizes of a model, its vocabulary padded for the ranks of all layouts."""
+    vocab = workload.model.padded_vocab(lcm(*(layout.tp for layout in layouts)))
+    return replace(config_of(workload), vocab=vocab, unused_vocab=vocab - workload.model.vocab)
+
+
+# A parameter's whole values, without padding, by its name and shape.
+Start = Callable[[str, tuple[int, ...]], Tensor]
+
+
+def drawn_by(workload: Workload, seed: int) -> Start:
+    """First weights of a model, drawn by a seed and a parameter's name."""
+    tied = workload.model.tied_embeddings
+    return lambda name, shape: initial_tensor(name, shape, seed, tied=tied)
+
+
+def whole_tensors(
+    workload: Workload, tensors: Sequence[ModelTensor], start: Start
+) -> Iterator[tuple[ModelTensor, Tensor]]:
+    """All tensors, whole; rows of padding are zeros."""
+    for one in tensors:
+        shape = one.shape
+        if one.name in (TABLE, TIED):
+            shape = (workload.model.vocab, *shape[1:])
+        begun = start(one.name, shape)
+        rows = one.shape[0] - shape[0]
+        yield one, nn.functional.pad(begun, (0, 0, 0, rows)) if rows else begun
+
+
+class ServedWeights:
+    """A rank's parts of all tensors under one layout at a time; ``moved_bytes`` counts what it took
+    from elsewhere in each change."""
+
+    def __init__(
+        self,
+        tensors: Sequence[ModelTensor],
+        blocks: int,
+        layout: Layout,
+        world: Group,
+        dtype: torch.dtype,
+    ) -> None:
+        self.tensors, self.blocks, self.layout = tensors, blocks, layout
+        self.world, self.dtype = world, dtype
+        self.parts: dict[str, Tensor] = {}
+        self.moved_bytes: list[int] = []
+
+    def load(self, whole: Iterator[tuple[ModelTensor, Tensor]]) -> None:
+        """Cut this rank's parts out of whole tensors."""
+        part, ranks = self.layout.part_of(self.world.rank), self.world.rank
+        for one, tensor in whole:
+            if self._has(one, ranks, self.layout):
+                local = torch.empty(one.local_shape(part), dtype=self.dtype)
+                self._fill(one, local, part, part, tensor)
+                self.parts[one.name] = local
+
+    def _has(self, one: ModelTensor, rank: int, layout: Layout) -> bool:
+        return any(layer in layout.layers_of(rank, self.blocks) for layer in one.layers)
+
+    def _fill(self, one: ModelTensor, local: Tensor, own: Part, part: Part, whole: Tensor) -> None:
+        """Copy a part out of a whole tensor."""
+        everything = Layout().part_of(0)
+        sources = one.pieces(whole, everything, part)
+        for to, come in zip(one.pieces(local, own, part), sources, strict=True):
+            to.copy_(come)
+
+    def change(self, after: Layout, host: Mapping[str, Tensor] | None = None) -> None:
+        """Take the parts of another layout: from other ranks, or, if it is given, from whole
+        tensors in host memory."""
+        moved = 0
+        for tensors in self._rounds():
+            moved += self._move(tensors, after, host)
+        self.layout = after
+        self.moved_bytes.append(moved)
+
+    def _rounds(self) -> Iterator[list[ModelTensor]]:
+        """Tensors that move together: the first layers of all stages, then the second ones."""
+        firsts = [self.layout.ranks_of(0, stage)[0] for stage in range(self.layout.pp)]
+        place = {
+            layer: number
+            for rank in firsts
+            for number, layer in enumerate(self.layout.layers_of(rank, self.blocks))
+        }
+        for number in range(max(place.values()) + 1):
+            yield [one for one in self.tensors if place[one.layers[0]] == number]
+
+    def _move(
+        self, tensors: Sequence[ModelTensor], after: Layout, host: Mapping[str, Tensor] | None
+    ) -> int:
+        rank = self.world.rank
+        own, part = self.layout.part_of(rank), after.part_of(rank)
+        fresh: dict[str, Tensor] = {}
+        sends: list[tuple[Tensor, int]] = []
+        receives: list[tuple[Tensor, int]] = []
+        places: list[list[Tensor]] = []
+        moved = 0
+        for one in tensors:
+            if self._has(one, rank, after):
+                fresh[one.name] = self._kept(one, own, part)
+            for piece in self._pieces(one, after):
+                if piece.target == rank:
+                    views = one.pieces(fresh[one.name], part, piece.part)
+                    moved += sum(view.numel() * view.itemsize for view in views)
+                    if host is not None:
+                        self._fill(one, fresh[one.name], part, piece.part, host[one.name])
+                        continue
+                    count = sum(view.numel() for view in views)
+                    receives.append((torch.empty(count, dtype=self.dtype), piece.source))
+                    places.append(views)
+                elif piece.source == rank and host is None:
+                    views = one.pieces(self.parts[one.name], own, piece.part)
+                    sends.append((torch.cat([view.flatten() for view in views]), piece.target))
+        finished(self.world.exchange(sends, receives))
+        for (values, _), views in zip(receives, places, strict=True):
+            come = values.split([view.numel() for view in views])
+            for view, numbers in zip(views, come, strict=True):
+                view.copy_(numbers.view(view.shape))
+        for one in tensors:
+            self.parts.pop(one.name, None)
+        self.parts |= fresh
+        return moved
+
+    def _kept(self, one: ModelTensor, own: Part, part: Part) -> Tensor:
+        """Memory for a rank's new part, with what it has of it already."""
+        old = self.parts.get(one.name)
+        if old is not None and (own == part or one.split is None):
+            return old
+        local = torch.empty(one.local_shape(part), dtype=self.dtype)
+        both = common(own, part)
+        if old is not None and width(both):
+            for to, come in zip(
+                one.pieces(local, part, both), one.pieces(old, own, both), strict=True
+            ):
+                to.copy_(come)
+        return local
+
+    def _pieces(self, one: ModelTensor, after: Layout) -> Iterator[SentPart]:
+        """Who sends which part of a tensor to whom, the same list on every rank."""
+        before = self.layout
+        for target in range(self.world.size):
+            if not self._has(one, target, after):
+                continue
+            had = self._has(one, target, before)
+            replica = before.replica_of(target)
+            each = before.tp * before.pp
+            holders = [
+                peer
+                for peer in range(replica * each, (replica + 1) * each)
+                if self._has(one, peer, before)
+            ]
+            part = after.part_of(target)
+            if one.split is None:
+                if not had:
+                    source = holders[target % len(holders)]
+                    yield SentPart(source=source, target=target, part=part)
+                continue
+            kept = before.part_of(target) if had else None
+            peers = [(peer, before.part_of(peer)) for peer in holders]
+            yield from pieces_to(target, part, kept, peers)
+
+
+class ServedLayers:
+    """The modules of the layers that a rank has under a layout, on the rank's own tensors."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        config: ModelConfig,
+        layers: range,
+        ranks: TensorParallel,
+        weights: ServedWeights,
+    ) -> None:
+        self.rotary: RotaryTables | None = rotary_tables(config, workload, CPU, None)
+        blocks, tied = workload.model.layers, workload.model.tied_embeddings
+        builder = LayerBuilder(workload, config, ranks, self.rotary)
+        self.modules: dict[int, nn.Module] = {}
+        for layer in layers:
+            module, prefix = builder.with_norms(layer), prefix_of(layer, blocks)
+            tensors = {}
+            for name, _ in module.named_parameters():
+                full = TABLE if tied and prefix + name == TIED else prefix + name
+                tensors[name] = weights.parts[full]
+            module.load_state_dict(tensors, assign=True)
+            self.modules[layer] = module.eval()
+
+
+def dtype_of(workload: Workload) -> torch.dtype:
+    """The type of a model's numbers."""
+    return TYPE_OF_PRECISION[workload.precision]

@@ -1,0 +1,35 @@
+"""All requests of a job answered by one process, one by one, from the whole model: no caches, no
+batches, no other rank."""
+
+from dataclasses import replace
+
+import torch
+
+from mistlab.plan.workload import Workload
+from runtime.models.families import model_of
+from runtime.models.transformer import Transformer
+from runtime.serving.phased_rank import PhasedJob
+from runtime.serving.served_weights import Start
+
+
+def tokens_of_whole(job: PhasedJob) -> list[list[int]]:
+    """Each request's tokens: always the likeliest next one, with the whole sequence read anew."""
+    model = whole_model(job.workload, job.start)
+    answers = []
+    with torch.no_grad():
+        for prompt, output in zip(job.prompts, job.load.outputs, strict=True):
+            sequence = list(prompt)
+            for _ in range(output):
+                logits = model(torch.tensor([sequence]))
+                sequence.append(int(logits[0, -1].argmax()))
+            answers.append(sequence[len(prompt) :])
+    return answers
+
+
+def whole_model(workload: Workload, start: Start) -> Transformer:
+    """A model with its first weights; its attention is written out, which all devices have."""
+    model = model_of(replace(workload, attention="math"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(start(name, tuple(parameter.shape)))
+    return model.eval()
