@@ -117,11 +117,41 @@ def test_fine_tuning_is_predicted_as_it_trains(seen: Seen) -> None:
 
 def test_pasted_content_becomes_the_question(seen: Seen) -> None:
     tab = seen.tab
-    tab.get_by_text("Paste a file").click()
+    tab.get_by_text("Your own: pick or paste a file").click()
     tab.locator("#paste").fill(json.dumps(CONFIG))
     tab.get_by_role("button", name="Read it").click()
     tab.locator("#read-as", has_text="Read as the model").wait_for()
     tab.locator("#plan", has_text="blocks 0 to 7").wait_for()
+    deeper = json.dumps({**CONFIG, "num_hidden_layers": 12}).encode()
+    file = {"name": "config.json", "mimeType": "application/json", "buffer": deeper}
+    tab.locator("#pick").set_input_files([file])
+    tab.locator("#plan", has_text="blocks 0 to 11").wait_for()
+
+
+def test_on_a_phone_the_answer_stays_in_sight(browser: Any, running: RunningPage) -> None:
+    one = Seen(browser, viewport=PHONE)
+    tab = one.opened(running.address)
+    tab.locator("#brief", has_text="proven").wait_for()
+    assert tab.locator("#iteration").bounding_box()["y"] > PHONE["height"]
+    before, address = tab.locator("#brief strong").inner_text(), tab.url
+    assert before == tab.locator("#iteration").inner_text()
+    tab.locator("[data-slider=global_batch]").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.locator("#brief strong", has_not_text=before).wait_for()
+    for words, place in (("Answer", "#iteration"), ("Question", "[data-field=model]")):
+        tab.locator("#brief").get_by_role("link", name=words).click()
+        tab.wait_for_function(
+            "place => { const top = document.querySelector(place).getBoundingClientRect().top;"
+            " return top > 0 && top < innerHeight / 2; }",
+            arg=place,
+        )
+        brief, shown = tab.locator("#brief").bounding_box(), tab.locator(place).bounding_box()
+        assert 0 <= brief["y"] <= shown["y"]
+        assert tab.locator("#problem").is_hidden()
+    # The address still restores the page.
+    assert tab.url.startswith(address[: address.index("#") + 9])
+    assert one.said == []
+    one.context.close()
 
 
 def test_what_is_wrong_is_said_beside_its_field(browser: Any, running: RunningPage) -> None:

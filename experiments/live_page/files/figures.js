@@ -7,7 +7,7 @@ const FILLS = ["#8ccbee", "#f2c14e", "#7fd1b0", "#f0a58f", "#d3b3e5", "#c9d46a",
 export const fill = (number) => FILLS[number % FILLS.length];
 
 const described = (width, height, label, ...children) =>
-  svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, ...children);
+  svg("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": label }, ...children);
 
 // Rectangles whose areas are as their sizes, as near to squares as rows of them can be.
 export function squares(sizes, x, y, width, height) {
@@ -45,18 +45,22 @@ export function squares(sizes, x, y, width, height) {
 export function treemap(parts, label) {
   const [width, height] = [roomy(), 250];
   const places = squares(parts.map((part) => part.bytes), 0, 0, width, height);
-  return described(width, height, label, parts.map((part, number) => {
+  const has = (place) => place && place.width > 62 && place.height > 34;
+  // Areas without room for their names are told below.
+  const small = parts.filter((part, number) => !has(places[number]));
+  const drawn = described(width, height, label, parts.map((part, number) => {
     const place = places[number];
     if (!place) return null;
     const group = svg("g", {}, svg("title", {}, `${part.name}: ${gib(part.bytes)}`),
       svg("rect", { ...place, fill: part.fill, stroke: "var(--paper)", "stroke-width": 2 }));
-    if (place.width > 62 && place.height > 34) {
+    if (has(place)) {
       group.append(
         svg("text", { class: "on", x: place.x + 6, y: place.y + 16 }, clipped(part.name, place.width)),
         svg("text", { class: "on", x: place.x + 6, y: place.y + 31 }, gib(part.bytes)));
     }
     return group;
   }));
+  return el("div", {}, drawn, legend(small.map((part) => ({ name: `${part.name} ${gib(part.bytes)}`, fill: part.fill }))));
 }
 
 const clipped = (text, width) =>
@@ -77,8 +81,8 @@ export function boundsBar(low, middle, high) {
 }
 
 // Parts of a whole, the largest first, a bar each.
-export function bars(rows, label) {
-  const width = roomy(), left = 0.5 * width, bar = 0.5 * width - 100;
+export function bars(rows, label, width = roomy()) {
+  const left = 0.5 * width, bar = 0.5 * width - 100;
   // Where there is no room beside it, a bar stands below its name.
   const below = width < 480, line = below ? 40 : 24, height = rows.length * line + 4;
   const most = Math.max(...rows.map((row) => row.value), 1e-12);

@@ -1,7 +1,8 @@
 // The page: what is asked, what is shown, and the link that restores both.
 
 import { ask, follow, Latest, Refused } from "/asking.js";
-import { card, download, el } from "/parts.js";
+import { brief } from "/brief.js";
+import { card, download, el, fold } from "/parts.js";
 import { check, list, mark, optional, powers, slider } from "/fields.js";
 import { compareCard, gainsCard, goesCard, memoryCard, paretoCard, planCard, searchCard, timeCard, timelineCard } from "/results.js";
 import { LOAD, served, servingForm, stopPlaying } from "/serving.js";
@@ -71,6 +72,12 @@ function tell(error) {
   place.hidden = !error;
   place.textContent = error ? error.message : "";
   mark(form, error && error.field ? error.field : "");
+  tellBrief(error && error.message);
+}
+function tellBrief(error) {
+  const words = brief(state, error).filter(Boolean);
+  $("brief").hidden = !words.length;
+  $("brief-words").replaceChildren(...words);
 }
 const say = (words) => { $("status").textContent = words; };
 
@@ -221,7 +228,7 @@ const CARDS = {
   plan: () => planCard(state.figures, state.choices, names, knobTurned,
     Object.keys(state.knobs).length ? () => { state.knobs = {}; void predictNow(); } : null),
   memory: () => memoryCard(state.figures, state.stage, (stage) => { state.stage = stage; show("memory"); }),
-  goes: () => goesCard(state.figures, names),
+  goes: () => goesCard(state.figures, names, Boolean(state.search)),
   timeline: () => timelineCard(state.timeline, () => void askExtra("playing", "timeline", { plan: state.figures.job }, "timeline"), false),
   compare: () => compareCard(state,
     () => { state.pinned = state.figures; void compareNow(); show("compare"); },
@@ -275,6 +282,7 @@ async function copyLink() {
 
 function show(only) {
   if (state.tab === "serve") return;
+  if ($("problem").hidden) tellBrief(null);
   if (!state.figures) {
     const part = CARDS.search();
     results.replaceChildren(...(part ? [part] : []));
@@ -352,6 +360,7 @@ function trainingForm() {
       setProblem("hardware")(value);
       makeForm();
     }),
+    pasteField(),
     slider("nodes", "nodes", powers(1, 4096), state.problem.nodes, setProblem("nodes")),
     slider("gpus_per_node", "GPUs of each node", counts, state.problem.gpus_per_node, setProblem("gpus_per_node")),
     slider("global_batch", "sequences of a step", powers(1, 16384), state.problem.global_batch, setProblem("global_batch")),
@@ -364,14 +373,13 @@ function trainingForm() {
       slider("keep_free_gib", "GiB to keep free on each GPU", [0, 1, 2, 4, 6, 8, 12, 16, 20], state.problem.keep_free_gib || 0, setProblem("keep_free_gib")),
       optional("intra_node_gbytes_per_s", "GB/s inside a node (empty: the hardware's)", state.problem.intra_node_gbytes_per_s, setProblem("intra_node_gbytes_per_s")),
       optional("inter_node_gbytes_per_s", "GB/s of a node's network (empty: the hardware's)", state.problem.inter_node_gbytes_per_s, setProblem("inter_node_gbytes_per_s"))),
-    el("fieldset", {}, el("legend", {}, "Goal"),
+    fold("Goal",
       optional("tokens", "tokens to train on, in billions", state.money.tokens, (value) => { state.money.tokens = value; show(); keep(); }),
       optional("price", "dollars an hour of a GPU", state.money.price, (value) => { state.money.price = value; show(); keep(); })),
-    el("fieldset", {}, el("legend", {}, "Search"),
+    fold("Search",
       slider("seconds", "seconds at most", [1, 2, 5, 10, 20, 60, 120], state.seconds, (value) => { state.seconds = value; }),
       check("search again when the question changes", state.auto, (value) => { state.auto = value; }),
       el("div", { class: "row" }, el("button", { type: "button", class: "main", id: "search-now", onclick: () => void searchNow() }, "Search"))),
-    pasteField(),
   ].filter(Boolean);
 }
 
@@ -393,8 +401,15 @@ function adapterFields() {
 
 function pasteField() {
   const text = el("textarea", { id: "paste", "data-field": "text", spellcheck: "false", placeholder: "config.json, launch script, plan file, hardware file" });
-  return el("details", {}, el("summary", {}, "Paste a file"),
-    el("div", { class: "field" }, el("label", { for: "paste" }, "a model's config.json, a launch script or configuration, a plan file, or a hardware file"), text),
+  const pick = el("input", { id: "pick", type: "file" });
+  pick.addEventListener("change", async () => {
+    if (!pick.files.length) return;
+    text.value = await pick.files[0].text();
+    void pasteNow(text.value);
+  });
+  return el("details", {}, el("summary", {}, "Your own: pick or paste a file"),
+    el("div", { class: "field" }, el("label", { for: "pick" }, "a model's config.json, a launch script or configuration, a plan file, or a hardware file"), pick),
+    el("div", { class: "field" }, el("label", { for: "paste" }, "or its content"), text),
     el("button", { type: "button", id: "read", onclick: () => void pasteNow(text.value) }, "Read it"),
     el("div", { id: "read-as" }));
 }
@@ -443,6 +458,8 @@ async function serveNow() {
   const began = performance.now();
   const answer = await trying(() => served(state.load, results));
   if (answer) {
+    state.served = answer;
+    tellBrief(null);
     results.dataset.answered = String(performance.now() - began);
     say("answered");
   }
@@ -450,10 +467,10 @@ async function serveNow() {
 }
 
 function makeForm() {
-  const opened = [...form.querySelectorAll("details[open] > summary")].map((one) => one.textContent);
+  const opened = new Map([...form.querySelectorAll("details > summary")].map((one) => [one.textContent, one.parentElement.open]));
   form.replaceChildren(...(state.tab === "serve" ? servingForm(state.load, names, () => void serveNow()) : trainingForm()));
   for (const summary of form.querySelectorAll("summary")) {
-    if (opened.includes(summary.textContent)) summary.parentElement.open = true;
+    if (opened.has(summary.textContent)) summary.parentElement.open = opened.get(summary.textContent);
   }
 }
 
@@ -502,6 +519,16 @@ function begin(isRestored = false) {
     if (state.auto) void searchNow();
   }
   keep();
+}
+
+// Links inside the page must leave the address alone: it restores the page.
+for (const link of document.querySelectorAll('a[href^="#"]')) {
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    const place = $(link.getAttribute("href").slice(1));
+    place.focus({ preventScroll: true });
+    place.scrollIntoView();
+  });
 }
 
 form.addEventListener("submit", (event) => event.preventDefault());

@@ -21,10 +21,10 @@ export const svg = (tag, attributes, ...children) =>
   filled(document.createElementNS(SVG, tag), attributes, children);
 
 // The width of a figure: that of the column, so that its letters stay readable on a phone.
-export function roomy() {
+export function roomy(isAlone = false) {
   const width = document.getElementById("results").clientWidth;
   // Where there is room cards stand two and two.
-  return Math.max(260, Math.min(560, (width > 780 ? width / 2 - 8 : width) - 36));
+  return Math.max(260, Math.min(isAlone ? 720 : 560, (width > 780 && !isAlone ? width / 2 - 8 : width) - 36));
 }
 
 export const GIB = 2 ** 30;
@@ -57,6 +57,10 @@ export function table(caption, head, rows, best = -1) {
 
 export const more = (summary, ...children) =>
   el("details", {}, el("summary", {}, summary), ...children);
+
+// Where the screen is narrow, what is rarely asked is folded.
+export const fold = (summary, ...children) => el("details",
+  { class: "fold", open: !window.matchMedia("(max-width: 60rem)").matches }, el("summary", {}, summary), ...children);
 
 export const card = (id, title, ...children) =>
   el("section", { class: "card", id, "aria-labelledby": `${id}-title` },

@@ -1,6 +1,6 @@
 // The answer for training: time and bounds, plan and its choices, memory, where the time goes.
 
-import { card, dollars, el, gib, lasting, more, percent, seconds, table, whole } from "/parts.js";
+import { card, dollars, el, gib, lasting, more, percent, roomy, seconds, table, whole } from "/parts.js";
 import { bars, boundsBar, course, drawTimeline, fill, legend, scatter, treemap } from "/figures.js";
 import { chooser, list } from "/fields.js";
 
@@ -83,14 +83,14 @@ export function memoryCard(figures, shown, pick) {
       ["stage", ...CLASSES, "reserved", "room", "host"], rows)));
 }
 
-export function goesCard(figures, names) {
+export function goesCard(figures, names, isAlone) {
   const parts = Object.entries(figures.breakdown.parts)
     .map(([key, value]) => ({ key, value, name: names.parts[key] }))
     .filter((part) => part.value > 5e-4 * figures.prediction.iteration_s)
     .sort((a, b) => b.value - a.value)
     .map((part) => ({ ...part, words: `${seconds(part.value)}, ${percent(part.value / figures.prediction.iteration_s)}` }));
   return card("goes", "Where a GPU's time goes",
-    bars(parts, figures.goes),
+    bars(parts, figures.goes, roomy(isAlone)),
     more("As a table", table("Mean over all GPUs; parts add up to the iteration", ["part", "time", "share"],
       parts.map((part) => [part.name, seconds(part.value), percent(part.value / figures.prediction.iteration_s, 1)]))));
 }

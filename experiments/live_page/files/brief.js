@@ -1,0 +1,30 @@
+// The answer in one line, which stays in sight on a narrow screen while the question is turned.
+
+import { el, gib, percent, seconds } from "/parts.js";
+
+const proof = (search) => {
+  if (!search) return null;
+  if (search.running) return "searching…";
+  if (search.gap === 0) return "proven";
+  return search.gap ? `gap ${percent(search.gap, 1)}` : null;
+};
+
+// What is told of a plan and its search, of a served load, or of why there is no answer.
+export function brief(state, error) {
+  if (error) return [el("span", { class: "bad" }, error)];
+  if (state.tab === "serve") {
+    const best = state.served && state.served.best;
+    return best ? [el("strong", {}, best.plan), el("span", {}, `${best.requests_per_s.toFixed(2)} requests/s`)] : [];
+  }
+  if (!state.figures) return [];
+  const { prediction, rooms, outside_bytes: outside } = state.figures;
+  const left = prediction.stages.map((stage, place) => rooms[place] - stage.peak_reserved_bytes);
+  const stage = left.indexOf(Math.min(...left));
+  const room = `${gib(prediction.stages[stage].peak_reserved_bytes + outside).replace(" GiB", "")} of ${gib(rooms[stage] + outside)}`;
+  return [
+    el("strong", {}, seconds(prediction.iteration_s)),
+    el("span", { class: prediction.fits ? "good" : "bad" }, prediction.fits ? "fits" : "does not fit"),
+    el("span", {}, room),
+    proof(state.search) ? el("span", { class: "soft" }, proof(state.search)) : null,
+  ];
+}
