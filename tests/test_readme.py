@@ -118,6 +118,10 @@ def test_the_questions_are_answered_as_readme_shows(
         answer = squeezed(capsys.readouterr().out)
         for expected in shown(command.strip().partition("\n")[0].split("  ")[0]):
             assert squeezed(expected) in answer, f"{command}: {expected}"
+    # README's picture is the one that its command draws.
+    drawn, kept = (tmp_path / "plan.svg", ROOT / "docs" / "plan.svg")
+    words = re.compile(r"<text[^>]*>([^<]*)</text>")
+    assert words.findall(drawn.read_text("utf-8")) == words.findall(kept.read_text("utf-8"))
 
 
 def test_the_default_survey_has_the_candidates_that_are_promised() -> None:

@@ -51,6 +51,12 @@ PLAN_COMMANDS: dict[str, Group] = {
                 **path("DIR"),
             ),
             option(
+                "--picture",
+                "the plan at a glance as an SVG: a played iteration, what fills the fullest GPU, "
+                "and where the time goes",
+                **path("FILE.svg"),
+            ),
+            option(
                 "--variability",
                 "with --simulator events: what iterations take with jitter, a slow_stage by "
                 "its slow_stage_factor, a slow_links_factor or a clock_factor; samples (100; "
@@ -67,6 +73,7 @@ PLAN_COMMANDS: dict[str, Group] = {
                 "played task by task, as a picture": (
                     "plan.yaml --simulator events --timeline drawn"
                 ),
+                "the plan at a glance, as a picture": "plan.yaml --picture plan.svg",
             },
         ),
         "analyse": command(

@@ -123,6 +123,8 @@ def predict(options: argparse.Namespace) -> int:
     disturbs = _checked(options)
     if options.timeline is not None:
         writable(options.timeline / "x", "folder", "--timeline")
+    if options.picture is not None:
+        writable(options.picture, "file", "--picture")
     answers = predicted(
         options.plans,
         options.simulator,
@@ -136,6 +138,8 @@ def predict(options: argparse.Namespace) -> int:
 
             assert answer.job is not None
             draw(answer.job, answer.simulation, answer.path.stem, options.timeline)
+    if options.picture is not None:
+        _draw_picture(answers[0], options.picture)
     for answer in answers:
         if options.json:
             print_json(_mapping(answer))
@@ -152,12 +156,23 @@ def predict(options: argparse.Namespace) -> int:
     )
 
 
+def _draw_picture(answer: PlanAnswer, path: Path) -> None:
+    """Draw the first plan at a glance, if it has a prediction."""
+    from experiments.prediction.plan_picture import write_picture  # noqa: PLC0415 (needs SimPy)
+
+    if answer.job is not None and answer.prediction is not None:
+        write_picture(answer.job, answer.prediction, WORDS, path)
+        progress(f"{path}")
+
+
 def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | None":
     """What disturbs the plans, and how often each is played then; refuses options that are wrong,
     or do not go together."""
     for name in ("timeline", "variability"):
         if getattr(options, name) is not None and options.simulator != "events":
             reject(f"--{name} needs what --simulator events plays: give both")
+    if options.picture is not None and len(options.plans) > 1:
+        reject(f"--picture {options.picture}: draws one plan: give one plan file")
     if options.goal is not None and options.solve is None:
         reject(f"--for {options.goal}: says how short a step is to be: give --solve too")
     if options.breakdown and options.simulator != CLOSED_FORM:

@@ -55,6 +55,11 @@ class Action:
             )
             refuse("direction", problem)
 
+    @property
+    def of_pass(self) -> tuple[Kind, int]:
+        """The kind and the micro-batch: what the tasks of one pass of a stage have in common."""
+        return self.kind, self.micro_batch
+
     def __str__(self) -> str:
         layer = "" if self.layer is None else f".{self.layer}"
         return f"{self.stage}{self.kind}{self.direction or ''}{layer}m{self.micro_batch}"
