@@ -33,6 +33,9 @@ class Row:
     order: str
     gpus: int
     splits_tokens: bool
+    splits_sequences: bool
+    has_experts: bool
+    drops: bool
     ranks: int
     races: Sequence[str]
     waits: Sequence[str]
@@ -51,6 +54,9 @@ def rows_of(seeds: Iterable[int]) -> Iterator[Row]:
             order=run.plan.order,
             gpus=run.plan.num_gpus,
             splits_tokens=run.splits_tokens,
+            splits_sequences=run.splits_sequences,
+            has_experts=run.has_experts,
+            drops=run.work.model.dropout > 0,
             ranks=len(ranks),
             races=tuple(one for rank in ranks for one in run.races(rank)),
             waits=tuple(run.waits(ranks[seed % len(ranks)])),
@@ -63,7 +69,12 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
     """The lines of the page."""
     troubles = sum((Counter(row.collectives) for row in rows), Counter[str]())
     orders = Counter(row.order for row in rows)
-    parts = sum(row.splits_tokens for row in rows)
+    kinds = {
+        "with parts of sequences on tensor-parallel ranks": "splits_tokens",
+        "with parts of sequences on context-parallel ranks": "splits_sequences",
+        "with experts": "has_experts",
+        "with dropout": "drops",
+    }
     yield from (
         *("# Random plans, checked without a GPU", ""),
         "Plans drawn from what the runtime trains, shrunk to widths that a CPU computes at once.",
@@ -73,7 +84,10 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
         *("", f"    python -m benchmarks.sanitized_plans {len(rows)} --page PAGE", ""),
         *("| | number |", "|---|---|"),
         f"| random plans | {len(rows)} |",
-        f"| with parts of sequences on tensor-parallel ranks | {parts} |",
+        *(
+            f"| {words} | {sum(getattr(row, kind) for row in rows)} |"
+            for words, kind in kinds.items()
+        ),
         f"| ranks whose streams were traced | {sum(row.ranks for row in rows)} |",
         f"| races | {sum(len(row.races) for row in rows)} |",
         f"| waits of the host | {sum(len(row.waits) for row in rows)} |",

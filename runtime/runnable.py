@@ -7,7 +7,7 @@ from mistlab.plan.dimensions import DIMENSIONS, ranks_of
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import HEADS
-from mistlab.stages.stage_shape import replicas_of
+from mistlab.stages.stage_shape import StageShape, replicas_of
 
 
 def check_started(job: Job, stage: int | None, started: int) -> None:
@@ -62,6 +62,7 @@ def check_runnable(job: Job) -> None:
     _check_context(job.plan, job.workload)
     _check_latent(job.plan, job.workload)
     _check_experts(job.plan, job.workload)
+    _check_further(job.plan, job.workload)
 
 
 def _check_tokens(plan: Plan) -> None:
@@ -127,6 +128,19 @@ def _check_experts(plan: Plan, workload: Workload) -> None:
             )
 
 
+def _check_further(plan: Plan, workload: Workload) -> None:
+    """Refuse heads for further tokens in an order that adds to the table in the backward pass of
+    inputs, and to other matrices later."""
+    if not workload.model.further_tokens:
+        return
+    shapes = (StageShape.of(plan, number, tied=True) for number in range(plan.num_stages))
+    if any(shape.adds_table_in_b(shape.last_layer) for shape in shapes):
+        reject(
+            f"plan.order: {plan.order} with further_tokens on a stage with both ends of the model "
+            "can be predicted and not yet trained: give 1f1b"
+        )
+
+
 def trains_here(model: ModelSpec) -> str:
     """Why the runtime does not train a model, in words; empty if it does."""
     if model.family == "custom":
@@ -137,8 +151,6 @@ def trains_here(model: ModelSpec) -> str:
         return "experts beside attention: give parallel_block: false"
     if model.experts and model.biases and model.experts.shared_ffn:
         return "biases beside experts for all tokens: give biases: false"
-    if model.further_tokens:
-        return "blocks for tokens after the next: leave further_tokens out"
     return "dropout 1, which leaves nothing: give less" if model.dropout == 1 else ""
 
 
@@ -162,6 +174,11 @@ def check_model(workload: Workload) -> None:
         name = workload.model.name or "this model"
         reject(f"workload.model: {name} can be predicted and not yet trained: {why}")
     _check_dropped_shares(workload)
+    if (further := workload.model.further_tokens) >= workload.sequence_length:
+        reject(
+            f"workload.model.further_tokens: {further} after each token, of which no sequence of "
+            f"{workload.sequence_length} has as many: give less"
+        )
     if workload.expert_padding:
         reject(
             "workload.expert_padding: True can be predicted and not yet trained: leave it out; "

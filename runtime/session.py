@@ -335,7 +335,7 @@ def _connections(job: Job, settings: Settings, world: World, device: torch.devic
         job.plan,
         world.rank,
         maker(world, settings.timeout_s),
-        tied=job.workload.model.tied_embeddings,
+        tied=job.workload.model.head_has_table,
         experts=job.workload.model.experts is not None,
         device=device,
     )

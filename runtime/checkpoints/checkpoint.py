@@ -29,7 +29,7 @@ from runtime.checkpoints.boxes import (
 from runtime.comm.group import RankLostError
 from runtime.comm.processes import gathered, heard_from, is_distributed, meet
 from runtime.engine.executor import Executor
-from runtime.engine.work.stage_modules import TABLE, TIED
+from runtime.engine.work.stage_modules import TABLE
 
 # Finds the checkpoints in a folder; a complete checkpoint is a folder called ``step-N``.
 
@@ -208,7 +208,8 @@ def _counts_of(executor: Executor) -> Box:
 
 def _stored_name(executor: Executor, name: str) -> str:
     """The tensor's name in the files: of two tied tables only the embedding's is written."""
-    return name.replace(TIED, TABLE) if executor.parameters.tied else name
+    parameters = executor.parameters
+    return name.replace(parameters.twin, TABLE) if parameters.tied else name
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from runtime.engine.work.stage_modules import (
 from runtime.models.config import TYPE_OF_PRECISION, sums_of
 from runtime.models.dropout import Draws
 from runtime.models.lean_blocks import make_lean
+from runtime.models.transformer import with_further
 
 # How many layers' first weights are drawn at once; each takes 8 bytes a parameter meanwhile.
 MOST_DRAWN = 4
@@ -88,7 +89,7 @@ class Executor:
             plan,
             stage,
             clips=training.needs_norm,
-            tied=workload.model.tied_embeddings,
+            tied=workload.model.head_has_table,
             steps_on_host=training.steps_on_host,
             routers=routers_of(workload.model),
         )
@@ -271,7 +272,7 @@ class Executor:
         if layer == layers[0]:
             self._flow = self._input(op)
         if shape.has_head and layer == shape.last_layer:
-            targets = self.own_tokens(self._batches[op.micro_batch][1])
+            targets = self._targets(self._batches[op.micro_batch][1])
         assert self._flow is not None
         y = self.passes.forward(layer, op.micro_batch, op.entry, self._flow, targets)
         self._flow = None if layer == layers[-1] else y
@@ -279,6 +280,13 @@ class Executor:
             self._losses.copy_(y if op.is_of_first else self._losses + y)
         elif layer == layers[-1]:
             self.boundary.leave(op, y)
+
+    def _targets(self, whole: Tensor) -> Tensor:
+        """This rank's targets, and those of heads for further tokens."""
+        further = self.model.further_tokens
+        if not further:
+            return self.own_tokens(whole)
+        return torch.stack([self.own_tokens(one) for one in with_further(whole, further)])
 
     def _draw_for(self, op: Op) -> None:
         """Let masks be those of a pass's micro-batch in this step."""
@@ -389,5 +397,5 @@ class Executor:
             list(threads.map(fill, self.layers))
 
     def _fill(self, layer: int, seed: int, device: torch.device) -> None:
-        tensors = self.layers[layer].initial(seed, tied=self.parameters.tied, device=device)
+        tensors = self.layers[layer].initial(seed, tied=self.model.tied_embeddings, device=device)
         self.parameters.set_masters(layer, tensors)

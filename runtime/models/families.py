@@ -88,7 +88,9 @@ def model_of(
     """The torch model of a workload, as one tensor-parallel rank holds it."""
     config, spec = config_of(workload, tensor_parallel=tensor_parallel), workload.model
     blocks = [structure_of_block(spec, block) for block in range(spec.layers)]
-    model = Transformer(config, structure_of(spec), ranks, blocks=blocks)
+    model = Transformer(
+        *(config, structure_of(spec), ranks), blocks=blocks, further_tokens=spec.further_tokens
+    )
     add_in_norms(model, spec.norm_epsilon)
     return model
 

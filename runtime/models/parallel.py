@@ -20,6 +20,8 @@ OF_HEADS = ("sinks",)
 # Computes ``x @ weight.T + bias`` of matrices. The default is torch's function; the executor of a
 # plan puts its own there.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+# Takes tokens' rows of a table.
+LookUp = Callable[[Tensor, Tensor], Tensor]
 # The same of whole sequences, if ``x`` has this rank's part of each sequence.
 MultiplyGathered = Callable[[Tensor, Tensor, Tensor | None, TensorParallel], Tensor]
 
@@ -172,6 +174,30 @@ class RowLinear(nn.Module):
         return product(x, self.weight, None, self.multiply)
 
 
+def vectors_of(tokens: Tensor, weight: Tensor, ranks: TensorParallel, look_up: LookUp) -> Tensor:
+    """Each token's vector, of a table whose rows are split over ranks; a rank adds zeros for tokens
+    whose rows it does not have. Tokens below 0 are nobody's: theirs are zeros."""
+    local, elsewhere = own_rows(tokens, weight.shape[0], ranks.rank)
+    vectors = look_up(local, weight).masked_fill_(elsewhere[..., None], 0.0)
+    return leave(vectors, ranks)
+
+
+def whole_columns(x: Tensor, ranks: TensorParallel) -> Tensor:
+    """All columns of a product (B, S, columns) of which each rank has some; those of this rank's
+    tokens if the ranks split tokens."""
+    if ranks.size == 1:
+        return x
+
+    def own_tokens(whole: Tensor) -> Tensor:
+        return whole.chunk(ranks.size, 1)[ranks.rank] if ranks.splits_tokens else whole
+
+    def own_columns(gradient: Tensor) -> Tensor:
+        whole = ranks.gather_tokens(gradient) if ranks.splits_tokens else gradient
+        return whole.chunk(ranks.size, -1)[ranks.rank].contiguous()
+
+    return carried(x, lambda part: own_tokens(ranks.all_gather(part)).contiguous(), own_columns)
+
+
 class VocabularyEmbedding(nn.Module):
     """A table of token vectors, its rows split over ranks."""
 
@@ -184,11 +210,8 @@ class VocabularyEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, hidden, dtype=dtype))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Each token's vector; a rank adds zeros for tokens whose rows it does not have."""
-        local, elsewhere = own_rows(tokens, self.weight.shape[0], self.ranks.rank)
-        vectors = nn.functional.embedding(local, self.weight)
-        vectors = vectors.masked_fill_(elsewhere[..., None], 0.0)
-        return leave(vectors, self.ranks)
+        """Each token's vector."""
+        return vectors_of(tokens, self.weight, self.ranks, nn.functional.embedding)
 
 
 class SmallMatrix(nn.Module):

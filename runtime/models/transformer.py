@@ -19,14 +19,21 @@ from runtime.models.latent_attention import LatentAttention
 from runtime.models.operators import LayerNorm, RMSNorm, swiglu
 from runtime.models.parallel import (
     ColumnLinear,
+    LookUp,
     RowLinear,
     VocabularyCrossEntropy,
     VocabularyEmbedding,
     enter,
     leave,
+    vectors_of,
+    whole_columns,
 )
 from runtime.models.ranks import CountedRanks, OneRank, TensorParallel, construction
 from runtime.models.state_space import SquaredRelu, StateSpace
+
+# How often the mean loss of further tokens counts: DeepSeek V3's weight for two thirds of its
+# training (arXiv 2412.19437, section 4.2).
+FURTHER_SHARE = 0.3
 
 
 class MLP(nn.Module):
@@ -199,8 +206,53 @@ def _mixer(
     return Attention(config, ranks, rotary)
 
 
+def with_further(targets: Tensor, tokens: int) -> Tensor:
+    """Targets (batch, sequence), and so many tokens' after them, as one tensor (1 + tokens, batch,
+    sequence); where a sequence has no such token it is -1."""
+    pad = nn.functional.pad
+    return torch.stack([pad(targets[:, k:], (0, k), value=-1) for k in range(tokens + 1)])
+
+
+class FurtherHead(nn.Module):
+    """Predicts one token more (multi-token prediction, as in DeepSeek V3, arXiv 2412.19437).
+
+    What made the token before is normalised, as is this token's own vector. A product joins both,
+    and a block goes on from there. Its result has a norm of its own before the model's head.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        structure: Structure,
+        ranks: TensorParallel,
+        rotary: RotaryTables | None,
+    ) -> None:
+        super().__init__()
+        norm = LayerNorm if structure.norm == "layernorm" else RMSNorm
+        self.ranks = ranks
+        self.norm, self.token_norm, self.last_norm = (
+            norm(config.hidden, config.dtype) for _ in range(3)
+        )
+        self.joint = ColumnLinear(
+            2 * config.hidden, (config.hidden,), ranks, biases=False, dtype=config.dtype
+        )
+        self.block = Block(config, structure, ranks, rotary)
+
+    def forward(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """What the head's norm takes, from what made the token before and the token's vectors."""
+        both = torch.cat([self.norm(x), self.token_norm(vectors)], -1)
+        joint = self.joint(enter(both, self.ranks))
+        made: Tensor = self.block(whole_columns(joint, self.ranks))
+        return made
+
+
 class Head(nn.Module):
-    """Final normalisation, the product with the vocabulary, and the loss."""
+    """Final normalisation, the product with the vocabulary, and the loss.
+
+    The head predicts further tokens by ``further`` heads, which use its product, and the table of
+    token vectors: ``table``, or with tied embeddings the product's matrix. Their mean loss counts
+    ``FURTHER_SHARE`` times.
+    """
 
     def __init__(
         self,
@@ -208,21 +260,27 @@ class Head(nn.Module):
         structure: Structure,
         ranks: TensorParallel,
         tied: nn.Parameter | None = None,
+        further: Sequence[FurtherHead] = (),
     ) -> None:
         super().__init__()
         norm = LayerNorm if structure.norm == "layernorm" else RMSNorm
         self.norm = norm(config.hidden, config.dtype)
         self.ranks = ranks
-        self.unused = config.unused_vocab
+        self.unused, self.length = config.unused_vocab, config.positions
+        self.look_up: LookUp = nn.functional.embedding
+        self.further = nn.ModuleList(further)
+        self.table: VocabularyEmbedding | None = None
+        if further and not config.tied_embeddings:
+            self.table = VocabularyEmbedding(config.vocab, config.hidden, ranks, config.dtype)
         self.projection = ColumnLinear(
             config.hidden, (config.vocab,), ranks, biases=False, dtype=config.dtype
         )
         if tied is not None:
             self.projection.weight = tied
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
         """This rank's share of the logits; logits of padding tokens are minus infinity."""
-        logits = self.projection(enter(self.norm(x), self.ranks))
+        logits = self.projection(enter((norm or self.norm)(x), self.ranks))
         if not self.unused:
             return logits
         used = self.ranks.size * logits.shape[-1] - self.unused - self.ranks.rank * logits.shape[-1]
@@ -230,20 +288,39 @@ class Head(nn.Module):
         return logits.masked_fill(tokens >= used, -math.inf)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The mean loss against ``targets`` (batch, sequence), or all logits without targets."""
+        """The mean loss against ``targets`` (batch, sequence), or all logits without targets; with
+        further heads the targets are those of ``with_further``."""
         if targets is None:
             return self.ranks.all_gather(self.logits(x))
-        losses = VocabularyCrossEntropy.apply(
-            self.logits(x).flatten(0, 1), targets.flatten(), self.ranks
-        )
-        return losses.mean()
+        if not self.further:
+            return self._losses(x, self.norm, targets).mean()
+        loss = self._losses(x, self.norm, targets[0]).mean()
+        for number, head in enumerate(self.further, start=1):
+            assert isinstance(head, FurtherHead)
+            x = head(x, self._vectors(targets[number - 1]))
+            own = targets[number]
+            losses = self._losses(x, head.last_norm, own) * (own.flatten() >= 0)
+            # Of a sequence's tokens the last ones have no such token after them.
+            share = self.length / (self.length - number)
+            loss = loss + losses.mean() * (share * FURTHER_SHARE / len(self.further))
+        return loss
+
+    def _losses(self, x: Tensor, norm: nn.Module, targets: Tensor) -> Tensor:
+        logits = self.logits(x, norm).flatten(0, 1)
+        losses: Tensor = VocabularyCrossEntropy.apply(logits, targets.flatten(), self.ranks)
+        return losses
+
+    def _vectors(self, tokens: Tensor) -> Tensor:
+        weight = self.projection.weight if self.table is None else self.table.weight
+        return vectors_of(tokens, weight, self.ranks, self.look_up)
 
 
 class Transformer(nn.Module):
     """Embedding, ``config.layers`` blocks and head, on one tensor-parallel rank.
 
-    Blocks have the model's ``structure``, or each its own of ``blocks``. Parameters are not
-    initialised: the code that builds a model to train it fills them.
+    Blocks have the model's ``structure``, or each its own of ``blocks``; those of heads that
+    predict ``further_tokens`` have that of the last. Parameters are not initialised: the code that
+    builds a model to train it fills them.
     """
 
     def __init__(
@@ -253,8 +330,10 @@ class Transformer(nn.Module):
         ranks: TensorParallel | None = None,
         *,
         blocks: Sequence[Structure] = (),
+        further_tokens: int = 0,
     ) -> None:
         super().__init__()
+        self.further_tokens = further_tokens
         if ranks is None:
             split = config.tensor_parallel
             ranks = OneRank() if isinstance(split, int) and split == 1 else CountedRanks(split)
@@ -272,7 +351,12 @@ class Transformer(nn.Module):
         self.embedding = Embedding(config, structure, ranks)
         self.blocks = nn.ModuleList(Block(config, one, ranks, rotary) for one in blocks)
         tied = self.embedding.tokens.weight if config.tied_embeddings else None
-        self.head = Head(config, structure, ranks, tied)
+        further = [
+            FurtherHead(config, blocks[-1], ranks, rotary) for _ in range(self.further_tokens)
+        ]
+        self.head = Head(config, structure, ranks, tied, further)
+        if self.head.table is not None:
+            self.head.table.weight = self.embedding.tokens.weight
 
     def named_corrections(self) -> Iterator[tuple[str, Tensor]]:
         """The numbers by which routers correct experts' scores, which no gradient moves."""
@@ -285,4 +369,6 @@ class Transformer(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
+        if targets is not None and self.further_tokens:
+            targets = with_further(targets, self.further_tokens)
         return self.head(x, targets)

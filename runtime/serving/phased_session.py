@@ -61,6 +61,8 @@ def serve(run: ChangingRun, job: PhasedJob, timeout_s: float) -> tuple[World, li
     world = world_of_launcher()
     _check_started(run, world)
     check_model(run.workload)
+    if further := run.workload.model.further_tokens:
+        reject(f"workload.model.further_tokens: {further} is not served yet: give 0")
     with with_share(None):
         try:
             join(world, CPU, timeout_s)

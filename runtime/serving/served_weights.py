@@ -68,7 +68,8 @@ def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
     blocks, tied, found = workload.model.layers, workload.model.tied_embeddings, []
     for layer in range(blocks + 2):
         module = builder.layer(layer)
-        for name, shape in own_shapes(module, borrows=tied and layer > blocks).items():
+        table = TIED if tied and layer > blocks else ""
+        for name, shape in own_shapes(module, without=table).items():
             path, _, leaf = name.rpartition(".")
             split = split_of(module.get_submodule(path), leaf, shape)
             full = prefix_of(layer, blocks) + name

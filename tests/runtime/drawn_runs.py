@@ -2,13 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import lcm
 
 import numpy as np
 
+from mistlab import catalog
+from mistlab.core.values import InputError
+from mistlab.job.job import Job
+from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
-from mistlab.plan.workload import Workload
+from mistlab.plan.workload import Experts, ModelSpec, Workload
 from mistlab.schedule.orders import chunks_of
 from runtime.checks.collectives.findings import collective_findings
 from runtime.checks.fake.fake_device import device_findings
@@ -16,6 +20,7 @@ from runtime.checks.races.judge import Judge
 from runtime.checks.races.recorded_rank import trace_of
 from runtime.checks.sanitizer import unlike_ranks
 from runtime.engine.training import Training
+from runtime.runnable import check_runnable
 from tests.runtime.worlds import ON_HOST, OVERFLOWING, TRAINING, random_plan
 
 TRAININGS = (
@@ -27,6 +32,8 @@ TRAININGS = (
 )
 # More blocks of a stage take the same turns in rings of two.
 MOST_BLOCKS = 3
+# How often degrees of experts are drawn before a plan goes without.
+TRIES = 30
 # Drawn where a plan has several stages.
 ORDERS = ("1f1b", "1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved-2", "zb-v")
 
@@ -44,6 +51,16 @@ class DrawnRun:
     def splits_tokens(self) -> bool:
         """Whether ranks have parts of sequences."""
         return any(one.sequence_parallel for one in self.plan.stages)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether its blocks have experts."""
+        return self.work.model.experts is not None
+
+    @property
+    def splits_sequences(self) -> bool:
+        """Whether context-parallel ranks have parts of sequences."""
+        return any(one.token_split.ranks > 1 for one in self.plan.stages)
 
     @property
     def ranks(self) -> list[int]:
@@ -83,13 +100,48 @@ def drawn_run(seed: int, *, most_ranks: int = 8) -> DrawnRun:
         # Heads of keys may be cut over tensor- and context-parallel ranks.
         work = replace(work, model=replace(work.model, kv_heads=work.model.heads))
     order = str(draw.choice(ORDERS)) if plan.num_stages > 1 else plan.order
-    work, plan = _ordered(work, plan, order)
+    work, plan = _with_parts_of_today(*_ordered(work, plan, order), seed)
     return DrawnRun(
         work=work,
         plan=plan,
         training=TRAININGS[int(draw.integers(len(TRAININGS)))],
         serialises=bool(draw.random() < 0.1),
     )
+
+
+def _with_parts_of_today(work: Workload, plan: Plan, seed: int) -> tuple[Workload, Plan]:
+    """The plan of a model that drops tokens, in one of four, and has experts, in one of two, of
+    degrees that their ranks allow."""
+    draw = np.random.default_rng((seed, 86))
+    drops = {"dropout": 0.1, "attention_dropout": 0.0} if draw.random() < 0.25 else {}
+    work = replace(work, model=replace(work.model, **drops))
+    if draw.random() < 0.5:
+        return work, plan
+    experts = Experts(
+        count=4,
+        active=int(draw.integers(1, 4)),
+        ffn=24,
+        shared_ffn=int(draw.choice([0, 16])),
+        dense_blocks=int(draw.integers(0, 3)),
+    )
+    given = asdict(work.model)
+    kept = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "tied_embeddings")
+    model = ModelSpec.of(family="llama", **{name: given[name] for name in kept}, **drops)
+    mixed = replace(work, model=replace(model, experts=experts))
+    cluster = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=1, gpus_per_node=8)
+    for _ in range(TRIES):
+        degrees = [[int(draw.choice([1, 1, 2, 4])) for _ in range(2)] for _ in plan.stages]
+        stages = tuple(
+            replace(one, expert_parallel=parallel, expert_tensor_parallel=tensor)
+            for one, (parallel, tensor) in zip(plan.stages, degrees, strict=True)
+        )
+        own = replace(plan, stages=stages)
+        try:
+            check_runnable(Job(workload=mixed, cluster=cluster, plan=own))
+        except InputError:
+            continue
+        return mixed, own
+    return work, plan
 
 
 def _with_parts(plan: Plan, draw: np.random.Generator, most_ranks: int) -> Plan:

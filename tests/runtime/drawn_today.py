@@ -85,6 +85,8 @@ def _workload(draw: np.random.Generator, layers: int, batch: int) -> Workload:
         fields |= _parts(draw, layers)
     elif draw.random() < 0.3:
         fields["biases"] = True
+    if draw.random() < 0.3:
+        fields["further_tokens"] = int(draw.integers(1, 3))
     if draw.random() < 0.4:
         fields |= DROPOUTS[int(draw.integers(len(DROPOUTS)))]
     return workload(family, layers=layers, batch=batch, **fields)

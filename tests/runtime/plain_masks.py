@@ -39,6 +39,8 @@ class Masks:
 
     seed: int
     step: int
+    # Tokens of a sequence.
+    length: int
     # The number of the batch's first sequence.
     first: int = 0
 
@@ -55,13 +57,16 @@ class Masks:
     def of_tokens(self, x: Tensor, layer: int, mask: int, share: float) -> Tensor:
         """What is left of ``x`` (B, S, columns), larger by what is lost."""
         batch, tokens, columns = x.shape
-        rows = np.arange(self.first * tokens, (self.first + batch) * tokens)
+        sequence = np.arange(self.first, self.first + batch)[:, None]
+        rows = sequence * self.length + np.arange(tokens)
         kept = self.keeps(layer, mask, rows, columns, share)
-        return x * torch.from_numpy(kept).view(x.shape) / (1 - share)
+        return x * torch.from_numpy(kept) / (1 - share)
 
     def of_shares(self, shares: Tensor, layer: int, share: float) -> Tensor:
         """What is left of attention's shares (B, H, S, S)."""
         batch, heads, tokens, _ = shares.shape
-        rows = np.arange(self.first * heads * tokens, (self.first + batch) * heads * tokens)
+        sequence = np.arange(self.first, self.first + batch)[:, None, None]
+        head = sequence * heads + np.arange(heads)[:, None]
+        rows = head * self.length + np.arange(tokens)
         kept = self.keeps(layer, OF_SHARES, rows, tokens, share)
-        return shares * torch.from_numpy(kept).view(shares.shape) / (1 - share)
+        return shares * torch.from_numpy(kept) / (1 - share)

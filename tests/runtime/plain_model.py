@@ -60,9 +60,26 @@ def loss_of(
     routing: Routing | None = None,
 ) -> Tensor:
     """The mean loss of all tokens' targets, without the losses of routers; with ``masks`` dropout
-    drops."""
-    logits = logits_of(spec, weights, tokens, masks, routing=routing)
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    drops. The mean loss of tokens after them counts three tenths."""
+    routing = routing or Routing()
+    x = made_by_blocks(spec, weights, tokens, masks, routing)
+    logits = by_head(spec, weights, x, "head.norm")
+    loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    for number in range(spec.further_tokens):
+        # The first of them sees the target of each token, and predicts the one after; the last
+        # tokens of a sequence have none.
+        own = Part(weights, f"head.further.{number}")
+        vectors = functional.embedding(targets[:, number:], weights["embedding.tokens.weight"])
+        vectors = functional.pad(vectors, (0, 0, 0, number))
+        both = norm(spec, own.inside("norm"), x), norm(spec, own.inside("token_norm"), vectors)
+        x = own.inside("joint").linear(torch.cat(both, -1))
+        place = spec.layers + number
+        x = block_of(spec, spec.layers - 1, own.inside("block"), x, masks, routing, place)
+        logits = by_head(spec, weights, x, f"head.further.{number}.last_norm")[:, : -number - 1]
+        further = targets[:, number + 1 :]
+        one = functional.cross_entropy(logits.flatten(0, 1), further.flatten())
+        loss = loss + 0.3 / spec.further_tokens * one
+    return loss
 
 
 def logits_of(
@@ -74,16 +91,27 @@ def logits_of(
     routing: Routing | None = None,
 ) -> Tensor:
     """The logits (B, S, vocabulary)."""
-    routing = routing or Routing()
-    table = weights["embedding.tokens.weight"]
-    x = functional.embedding(tokens, table)
+    x = made_by_blocks(spec, weights, tokens, masks, routing or Routing())
+    return by_head(spec, weights, x, "head.norm")
+
+
+def by_head(spec: ModelSpec, weights: Weights, x: Tensor, own: str) -> Tensor:
+    """The logits of what blocks have made, by a norm and the head's matrix."""
+    name = "embedding.tokens.weight" if spec.tied_embeddings else "head.projection.weight"
+    return functional.linear(norm(spec, Part(weights, own), x), weights[name])
+
+
+def made_by_blocks(
+    spec: ModelSpec, weights: Weights, tokens: Tensor, masks: Masks | None, routing: Routing
+) -> Tensor:
+    """What the last block makes of tokens."""
+    x = functional.embedding(tokens, weights["embedding.tokens.weight"])
     if spec.position_embedding == "absolute":
         x = x + weights["embedding.positions"][: tokens.shape[1]]
     x = dropped(spec, x, masks, 0, FIRST)
     for block in range(spec.layers):
-        x = block_of(spec, block, Part(weights, f"blocks.{block}"), x, masks, routing)
-    head = weights["head.projection.weight"] if not spec.tied_embeddings else table
-    return functional.linear(norm(spec, Part(weights, "head.norm"), x), head)
+        x = block_of(spec, block, Part(weights, f"blocks.{block}"), x, masks, routing, block)
+    return x
 
 
 def dropped(spec: ModelSpec, x: Tensor, masks: Masks | None, layer: int, mask: int) -> Tensor:
@@ -92,22 +120,31 @@ def dropped(spec: ModelSpec, x: Tensor, masks: Masks | None, layer: int, mask: i
 
 
 def block_of(
-    spec: ModelSpec, block: int, own: Part, x: Tensor, masks: Masks | None, routing: Routing
+    spec: ModelSpec,
+    block: int,
+    own: Part,
+    x: Tensor,
+    masks: Masks | None,
+    routing: Routing,
+    place: int,
 ) -> Tensor:
-    """A block's output: attention and a network, one after the other or side by side."""
+    """The output of a block like the model's ``block``: attention and a network, one after the
+    other or side by side. Its ``place`` is its own number; those of further heads come last."""
+    layer = place + 1
     inner = norm(spec, own.inside("attention_norm"), x)
     attend = latent_attention if spec.latent is not None else attention
-    made = attend(spec, block, own.inside("attention"), inner, masks)
+    made = attend(spec, block, own.inside("attention"), inner, masks, layer)
     if spec.post_norms:
         made = norm(spec, own.inside("attention_post_norm"), made)
     if spec.parallel_block:
-        made = made + network_of(spec, block, own, inner, routing)
-        return x + dropped(spec, made, masks, block + 1, FIRST)
-    x = x + dropped(spec, made, masks, block + 1, FIRST)
-    made = network_of(spec, block, own, norm(spec, own.inside("mlp_norm"), x), routing)
+        made = made + network_of(spec, block, own, inner, routing, place)
+        return x + dropped(spec, made, masks, layer, FIRST)
+    x = x + dropped(spec, made, masks, layer, FIRST)
+    inner = norm(spec, own.inside("mlp_norm"), x)
+    made = network_of(spec, block, own, inner, routing, place)
     if spec.post_norms:
         made = norm(spec, own.inside("mlp_post_norm"), made)
-    return x + dropped(spec, made, masks, block + 1, SECOND)
+    return x + dropped(spec, made, masks, layer, SECOND)
 
 
 def norm(spec: ModelSpec, own: Part, x: Tensor) -> Tensor:
@@ -123,13 +160,15 @@ def rms(spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor:
 # Networks: one for all tokens, or experts of which each token takes a few.
 
 
-def network_of(spec: ModelSpec, block: int, own: Part, x: Tensor, routing: Routing) -> Tensor:
+def network_of(
+    spec: ModelSpec, block: int, own: Part, x: Tensor, routing: Routing, place: int
+) -> Tensor:
     """What a block's network makes: experts, where the block has some."""
     experts = spec.experts
     if experts is None or block < experts.dense_blocks:
         return network(spec, own.inside("mlp"), x)
     inside = own.inside("experts")
-    taken = torch.cat([routed(spec, block, inside, one, routing) for one in x])
+    taken = torch.cat([routed(spec, place, inside, one, routing) for one in x])
     routing.loss = routing.loss + torch.stack(routing.losses).mean()
     routing.losses.clear()
     made = experts_of(spec, inside, x.flatten(0, 1), taken).view(x.shape)
@@ -238,7 +277,7 @@ def with_room(taken: Tensor, most: int) -> Tensor:
 
 
 def attention(
-    spec: ModelSpec, block: int, own: Part, x: Tensor, masks: Masks | None = None
+    spec: ModelSpec, block: int, own: Part, x: Tensor, masks: Masks | None = None, layer: int = 0
 ) -> Tensor:
     """Queries, keys and values by one product, attention over heads, and the output product."""
     batch, tokens, _ = x.shape
@@ -254,7 +293,7 @@ def attention(
 
     def drop(shares: Tensor) -> Tensor:
         share = spec.dropped_shares
-        return masks.of_shares(shares, block + 1, share) if masks and share else shares
+        return masks.of_shares(shares, layer, share) if masks and share else shares
 
     mixed = attended(query, key, value, window_of(spec, block), own.get("sinks"), drop)
     if gate:
@@ -271,7 +310,7 @@ def window_of(spec: ModelSpec, block: int) -> int | None:
 
 
 def latent_attention(
-    spec: ModelSpec, block: int, own: Part, x: Tensor, masks: Masks | None = None
+    spec: ModelSpec, block: int, own: Part, x: Tensor, masks: Masks | None = None, layer: int = 0
 ) -> Tensor:
     """Queries, and keys with values, of short vectors; one rotated part of all heads' keys."""
     latent = spec.latent
@@ -338,6 +377,8 @@ def corrected(
 ) -> None:
     """Move each expert's correction by its choices in a step: up if it has fewer than the mean."""
     assert spec.experts is not None
-    for block, counts in choices.items():
+    for place, counts in choices.items():
+        further = place - spec.layers
+        block = f"blocks.{place}" if further < 0 else f"head.further.{further}.block"
         step = spec.experts.router.correction_rate * (counts.mean() - counts).sign()
-        corrections[f"blocks.{block}.experts.correction"].add_(step)
+        corrections[f"{block}.experts.correction"].add_(step)

@@ -41,7 +41,8 @@ class PlainRun:
         }
         total, first = 0.0, 0
         for sequences in micro_batches:
-            masks = Masks(seed=self.training.dropout_seed, step=self.steps, first=first)
+            seed, length = self.training.dropout_seed, sequences.shape[1] - 1
+            masks = Masks(seed=seed, step=self.steps, length=length, first=first)
             first += len(sequences)
             loss = loss_of(self.spec, now, sequences[:, :-1], sequences[:, 1:], masks)
             loss = loss / len(micro_batches)

@@ -228,7 +228,7 @@ def train(cases: Iterable[Case], rank: int, folder: Path, make: GroupMaker) -> N
     """All cases in turn; what they came to goes to the folder."""
     for number, (work, plan, training) in enumerate(cases):
         model = work.model
-        tied, experts = model.tied_embeddings, model.experts is not None
+        tied, experts = model.head_has_table, model.experts is not None
         connections = connected(plan, rank, make, tied=tied, experts=experts)
         executor = begun(work, plan, connections, SimulatedStreams(), training)
         reports = [run_step(executor, work, connections, step) for step in range(STEPS)]

@@ -154,7 +154,7 @@ def random_mixture(seed: int) -> tuple[Workload, Plan]:
         batch=work.global_batch,
         kv_heads=work.model.kv_heads,
         vocab=work.model.vocab,
-        tied_embeddings=work.model.tied_embeddings,
+        tied_embeddings=work.model.head_has_table,
         experts={"count": 4, "ffn": 24, "shared_ffn": int(draw.choice([0, 20])), **own},
     )
     return mixture, replace(plan, stages=tuple(_dividing(one, draw) for one in plan.stages))

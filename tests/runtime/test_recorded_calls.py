@@ -15,7 +15,10 @@ from mistlab.plan.plan import Plan  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
 from mistlab.schedule.context_ways import GATHER, WORDS  # noqa: E402
 from runtime.checks.collectives.calls import (  # noqa: E402
+    COLUMNS,
     ITERATIONS,
+    JOINED,
+    OF_JOINED,
     OF_POSITIONS,
     OF_VECTORS,
     Call,
@@ -215,10 +218,36 @@ CASES |= {
 }
 
 
+CASES |= {
+    "further tokens": (
+        workload("llama", batch=4, further_tokens=2, qk_norm=True),
+        Plan(micro_batches=2, stages=(stage(2), stage(2, tensor_parallel=2, zero=1))),
+    ),
+    "further tokens, parts of sequences": (
+        workload("llama", batch=4, further_tokens=2, tied_embeddings=True),
+        Plan(micro_batches=2, stages=(PARTS, replace(PARTS, checkpointed_layers=0))),
+    ),
+    "further tokens, parts of sequences, passes for weights": (
+        workload("gpt", batch=8, further_tokens=1),
+        Plan(micro_batches=4, stages=(PARTS, PARTS), order="zb-h1"),
+    ),
+    "further tokens, experts, ZeRO-3": (
+        replace(MIXTURE, model=replace(MIXTURE.model, further_tokens=1)),
+        Plan(
+            micro_batches=2,
+            stages=(
+                stage(1, data_parallel=2, micro_batch=1),
+                stage(2, data_parallel=2, micro_batch=1, zero=3, **OF_TWO),
+            ),
+        ),
+    ),
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_calls_that_are_made_are_those_that_were_derived(name: str) -> None:
     work, plan = CASES[name]
-    tied = work.model.tied_embeddings
+    tied = work.model.head_has_table
 
     def rank_of(rank: int, meeting: Meeting) -> tuple[list[Any], dict[str, int]]:
         calls: list[Any] = []
@@ -290,13 +319,16 @@ class Sizes:
         parts = own.tensor_parallel if own.sequence_parallel else 1
         experts, noted, choices = work.model.experts, 0, 0
         if experts is not None:
-            blocks = work.model.layers - experts.dense_blocks
+            blocks = work.model.layers + work.model.further_tokens - experts.dense_blocks
             noted, choices = 1 + blocks * experts.count, 2 * tokens * experts.active
         self._layers = layers
         self._sizes = {
             # Parts of sequences are gathered and scattered sequence by sequence.
             "activations": tokens * hidden // one,
             "gradients of activations": tokens * hidden // one,
+            JOINED: 2 * tokens * hidden // one,
+            OF_JOINED: 2 * tokens * hidden // one,
+            COLUMNS: tokens * hidden,
             OF_POSITIONS: work.sequence_length * hidden,
             **dict.fromkeys(("largest logits", "logits at targets", "sums of powers"), tokens),
             "gradients of a table": work.model.vocab * hidden,

@@ -31,9 +31,13 @@ def test_no_host_of_a_random_plan_waits(seed: int) -> None:
     assert run.waits(run.ranks[-1]) == []
 
 
-def test_the_plans_split_tokens_and_have_many_orders() -> None:
+def test_the_plans_split_tokens_and_have_experts_and_many_orders() -> None:
     runs = [drawn_run(seed) for seed in range(PLANS)]
     assert sum(run.splits_tokens for run in runs) > PLANS / 4
+    assert sum(run.splits_sequences for run in runs) > PLANS / 8
+    assert sum(run.has_experts for run in runs) > PLANS / 8
+    assert sum(run.has_experts and run.splits_sequences for run in runs) > 1
+    assert sum(run.work.model.dropout > 0 for run in runs) > PLANS / 8
     assert len({run.plan.order for run in runs}) > 4
     assert len({run.training for run in runs}) > 4
 
@@ -45,13 +49,15 @@ def test_nothing_is_found_on_any_kind_of_rank(seed: int) -> None:
 
 
 def test_the_page_counts_findings_by_kind() -> None:
-    clean = {"seed": 1, "order": "1f1b", "gpus": 2, "splits_tokens": True, "ranks": 2, "seconds": 1}
+    clean = {"seed": 1, "order": "1f1b", "gpus": 2, "ranks": 2, "seconds": 1}
+    clean |= {"splits_tokens": True, "splits_sequences": False, "has_experts": True, "drops": False}
     rows = [
         Row(**clean, races=(), waits=(), collectives={}),
         Row(**clean, races=("a race",), waits=(), collectives={"first call": 2}),
     ]
     lines = list(page(rows))
     assert "| random plans | 2 |" in lines
+    assert "| with experts | 2 |" in lines
     assert "| ranks whose streams were traced | 4 |" in lines
     assert "| races | 1 |" in lines
     assert "| ranks missing in a first call | 2 |" in lines

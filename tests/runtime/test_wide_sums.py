@@ -14,12 +14,12 @@ from mistlab.engines.engine import Precision, Sums  # noqa: E402
 from mistlab.plan.plan import Plan  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
+from runtime.engine.work.stage_modules import TIED  # noqa: E402
 from runtime.models.config import TYPE_OF_PRECISION  # noqa: E402
 from tests.runtime import worlds  # noqa: E402
 from tests.runtime.plain_run import PlainRun  # noqa: E402
 from tests.runtime.thread_ranks import ThreadGroup  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
-    TIED,
     Trained,
     alone,
     by_plan,

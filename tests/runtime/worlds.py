@@ -19,7 +19,7 @@ from runtime.comm.topology import Connections, connected
 from runtime.engine.executor import Executor, Report
 from runtime.engine.streams.device_streams import Progress, SimulatedStreams
 from runtime.engine.training import Training
-from runtime.engine.work.stage_modules import INITIAL_STD, TABLE, TIED, initial_tensor
+from runtime.engine.work.stage_modules import INITIAL_STD, TABLE, initial_tensor
 from runtime.models.families import model_of
 from tests.runtime.lone_rank import own_groups
 from tests.runtime.plain_masks import Masks
@@ -112,7 +112,7 @@ def plainly(
         optimizer.param_groups[0]["lr"] = training.learning_rate_at(step)
         optimizer.zero_grad()
         tokens = sequences(work, step)
-        masks = Masks(seed=training.dropout_seed, step=step)
+        masks = Masks(seed=training.dropout_seed, step=step, length=work.sequence_length)
         routing = Routing(capacity=work.expert_capacity)
         known, targets = {**weights, **corrections}, tokens[:, 1:]
         loss = loss_of(work.model, known, tokens[:, :-1], targets, masks, routing=routing)
@@ -151,7 +151,7 @@ def by_plan(
     def rank_of(rank: int, meeting: Meeting) -> tuple[list[Report], Executor]:
         connections = connected(
             *(plan, rank, thread_groups(meeting, rank)),
-            tied=work.model.tied_embeddings,
+            tied=work.model.head_has_table,
             experts=work.model.experts is not None,
         )
         streams = SimulatedStreams(progress=progress, seed=1000 * seed + rank)
@@ -232,7 +232,7 @@ def whole_weights(work: Workload, executors: Sequence[Executor]) -> dict[str, Te
                 weights[piece.name][box] = flat.view(piece.sizes)
         weights.update(executor.routers.corrections())
     if executors[0].shape.shares_table:
-        weights[TIED] = weights[TABLE]
+        weights[executors[0].parameters.twin] = weights[TABLE]
     return weights
 
 

@@ -35,6 +35,8 @@ SUMS_OF_BLOCK, SUMS_OF_PARALLEL_BLOCK = 2, 1
 GATHERS_OF_BLOCK = 2
 # Names of the tensors that are summed over tensor-parallel ranks, and of those for the loss.
 ACTIVATIONS, THEIR_GRADIENTS = "activations", "gradients of activations"
+# What heads for further tokens join: two vectors a token, of whose product ranks have some columns.
+JOINED, OF_JOINED, COLUMNS = "joined vectors", "gradients of joined vectors", "columns of products"
 LOSS = ("largest logits", "logits at targets", "sums of powers")
 # Gradients of what all tensor-parallel ranks hold, where each has those of its own tokens.
 CHOICES = "choices of tokens"
@@ -94,7 +96,7 @@ def calls_of(
     plan: Plan, workload: Workload, *, clips: bool = False, steps_on_host: bool = False
 ) -> WorldCalls:
     """The calls of a plan's ranks; ``clips`` if a step needs the norm of all gradients."""
-    tied = workload.model.tied_embeddings
+    tied = workload.model.head_has_table
     model = workload.model
     topology = Topology(plan=plan, tied=tied, experts=model.experts is not None)
     sums = SUMS_OF_PARALLEL_BLOCK if workload.model.parallel_block else SUMS_OF_BLOCK
@@ -118,6 +120,8 @@ def calls_of(
             has_head_norms=workload.model.qk_norm,
             experts=model.experts,
             drops=workload.expert_capacity is not None,
+            further=model.further_tokens,
+            blocks=model.layers,
         ).steps()
         for shape in shapes
     ]
@@ -210,7 +214,8 @@ class _NotingRanks:
 class _Stage:
     """The calls of a stage's tasks.
 
-    ``sums`` is a block's number of sums over tensor-parallel ranks, forward or backward.
+    ``sums`` is a block's number of sums over tensor-parallel ranks, forward or backward. The head
+    of a model of so many ``blocks`` predicts ``further`` tokens.
     """
 
     topology: Topology
@@ -220,6 +225,8 @@ class _Stage:
     has_head_norms: bool = False
     experts: Experts | None = None
     drops: bool = False
+    further: int = 0
+    blocks: int = 0
     known: dict[tuple[object, ...], tuple[Call, ...]] = field(default_factory=dict)
 
     def steps(self) -> tuple[Step, ...]:
@@ -247,10 +254,16 @@ class _Stage:
         return (call, replace(call, group=f"{group} experts", what=what))
 
     def _has_experts(self, op: Op) -> bool:
-        """Whether a layer has experts: the first blocks may have none."""
-        if self.experts is None or not self.shape.has_block(op.layer):
+        """Whether a layer has experts: the first blocks may have none, those of heads for further
+        tokens are as the last."""
+        if self.experts is None or not self._has_blocks(op):
             return False
-        return op.layer > self.experts.dense_blocks
+        return min(op.layer, self.blocks) > self.experts.dense_blocks
+
+    def _has_blocks(self, op: Op) -> bool:
+        """Whether a layer is a block, or a head with blocks for further tokens."""
+        is_head = op.layer > self.blocks
+        return self.shape.has_block(op.layer) or (is_head and self.further > 0)
 
     def _ranks(self, group: str) -> int:
         return ranks_of(group, self._own.degree)
@@ -273,15 +286,28 @@ class _Stage:
     def forward(self, op: Op) -> tuple[Call, ...]:
         """F: what context-parallel ranks exchange, sums over tensor-parallel ranks where a split
         region ends, and those of the loss."""
+        if op.layer == EMBEDDING:
+            return self._of_embedded()
+        if self.shape.has_block(op.layer):
+            return self._forward_of_block(op)
+        loss = (*self._gathers(ACTIVATIONS), *self._sums(*LOSS))
+        ranks = self._ranks("tensor")
+        columns = Call(group="tensor", kind="all_gather", what=COLUMNS)
+        joint = (*self._of_embedded(), *self._gathers(JOINED), *(columns,) * (ranks > 1))
+        return (*loss, *(*joint, *self._forward_of_block(op), *loss) * self.further)
+
+    def _of_embedded(self) -> tuple[Call, ...]:
+        """The sum of tokens' vectors over the parts of a table."""
+        return self._scatters(ACTIVATIONS) if self._splits_tokens else self._sums(ACTIVATIONS)
+
+    def _forward_of_block(self, op: Op) -> tuple[Call, ...]:
         if self._splits_tokens:
             return self._forward_of_parts(op)
         if self._has_experts(op):
             sums = self._sums(ACTIVATIONS)
             shared = sums if self._has_shared else ()
             return (*self._keys("forward"), *sums, *self._experts("forward"), *shared)
-        if self.shape.has_block(op.layer):
-            return (*self._keys("forward"), *self._sums(*(ACTIVATIONS,) * self.sums))
-        return self._sums(ACTIVATIONS) if op.layer == EMBEDDING else self._sums(*LOSS)
+        return (*self._keys("forward"), *self._sums(*(ACTIVATIONS,) * self.sums))
 
     def backward(self, op: Op) -> tuple[Call, ...]:
         """B: the forward's sums if it runs again, and sums of gradients where a region begins."""
@@ -293,17 +319,25 @@ class _Stage:
             treatment = layer_treatments(self._own, self.shape.blocks)[op.layer]
             again = self.forward(op) if LAYER_RUNS[treatment].runs_again else ()
         of_vectors = () if splits else self._of_vectors(op)
+        of_block = self._backward_of_block(op) if self._has_blocks(op) else ()
+        if self.shape.has_block(op.layer):
+            return (*again, *of_block, *of_vectors)
+        of_product = self._backward_of_product(op)
+        of_joint = self._backward_of_product(op, JOINED, OF_JOINED)
+        parts = self._gathers(THEIR_GRADIENTS)
+        further = (*of_product, *of_block, *parts, *of_joint, *parts)
+        return (*further * self.further, *of_product, *of_vectors)
+
+    def _backward_of_block(self, op: Op) -> tuple[Call, ...]:
         if self._splits_tokens:
-            return (*again, *self._backward_of_parts(op), *of_vectors)
-        if not self.shape.has_block(op.layer):
-            return self._sums(THEIR_GRADIENTS)
+            return self._backward_of_parts(op)
         # Attention's region is the first of a block, so the sum of its gradients is the last.
         last = self._sums(THEIR_GRADIENTS)
         attention = (*self._keys("backward"), *last)
         if self._has_experts(op):
             shared = last if self._has_shared else ()
-            return (*again, *shared, *self._experts("backward"), *attention, *of_vectors)
-        return (*again, *last * (self.sums - 1), *attention, *of_vectors)
+            return (*shared, *self._experts("backward"), *attention)
+        return (*last * (self.sums - 1), *attention)
 
     def of_weights(self, op: Op) -> tuple[Call, ...]:
         """W: if ranks split tokens, products gather their inputs again, and vectors are summed."""
@@ -312,8 +346,7 @@ class _Stage:
         if not self._splits_tokens:
             return self._of_vectors(op)
         in_b = self.shape.adds_table_in_b(op.layer)
-        count = 0 if in_b else self._products(op)
-        return (*self._gathers(ACTIVATIONS) * count, *self._of_vectors(op))
+        return (*(() if in_b else self._taken_again(op)), *self._of_vectors(op))
 
     @property
     def _own(self) -> StagePlan:
@@ -323,18 +356,19 @@ class _Stage:
     def _splits_tokens(self) -> bool:
         return self._own.splits_tokens
 
-    def _products(self, op: Op) -> int:
-        """How many of a layer's products take whole sequences."""
-        is_plain = self.shape.has_block(op.layer) and not self._has_experts(op)
-        return GATHERS_OF_BLOCK if is_plain else 1 + (self._has_experts(op) and self._has_shared)
+    def _taken_again(self, op: Op) -> tuple[Call, ...]:
+        """What a layer's products take of whole sequences, the last product first."""
+        one, of_block = self._gathers(ACTIVATIONS), GATHERS_OF_BLOCK
+        if self._has_experts(op):
+            of_block = 1 + self._has_shared
+        if self.shape.has_block(op.layer):
+            return one * of_block
+        further = (*one * (1 + of_block), *self._gathers(JOINED))
+        return (*further * self.further, *one)
 
     def _forward_of_parts(self, op: Op) -> tuple[Call, ...]:
         """Sequences are gathered in front of products, and sums scattered behind a region."""
         gather, scatter = self._gathers(ACTIVATIONS), self._scatters(ACTIVATIONS)
-        if op.layer == EMBEDDING:
-            return scatter
-        if not self.shape.has_block(op.layer):
-            return (*gather, *self._sums(*LOSS))
         keys = self._keys("forward")
         if self.sums == SUMS_OF_PARALLEL_BLOCK:
             return (*gather, *keys, *gather, *scatter)
@@ -346,12 +380,7 @@ class _Stage:
     def _backward_of_parts(self, op: Op) -> tuple[Call, ...]:
         """Gradients are gathered where a region ends; each product gathers its input again, unless
         a pass for weights does, and scatters the gradient of it."""
-        of_region = self._gathers(THEIR_GRADIENTS)
-        keeps = self.shape.passes.splits_backward and not self.shape.adds_table_in_b(op.layer)
-        again = () if keeps else self._gathers(ACTIVATIONS)
-        product = (*again, *self._scatters(THEIR_GRADIENTS, beside=not keeps))
-        if not self.shape.has_block(op.layer):
-            return product
+        of_region, product = self._gathers(THEIR_GRADIENTS), self._backward_of_product(op)
         keys = self._keys("backward")
         if self.sums == SUMS_OF_PARALLEL_BLOCK:
             return (*of_region, *product, *keys, *product)
@@ -359,6 +388,16 @@ class _Stage:
         if self._has_experts(op):
             network = (*(network if self._has_shared else ()), *self._experts("backward"))
         return (*network, *of_region, *keys, *product)
+
+    def _backward_of_product(
+        self, op: Op, taken: str = ACTIVATIONS, gradients: str = THEIR_GRADIENTS
+    ) -> tuple[Call, ...]:
+        """The gradients of what a product takes."""
+        if not self._splits_tokens:
+            return self._sums(gradients)
+        keeps = self.shape.passes.splits_backward and not self.shape.adds_table_in_b(op.layer)
+        again = () if keeps else self._gathers(taken)
+        return (*again, *self._scatters(gradients, beside=not keeps))
 
     @property
     def _has_shared(self) -> bool:
@@ -405,13 +444,15 @@ class _Stage:
         """The sum of a layer's shared vectors, once an iteration: of all that ranks hold whole if
         they split tokens; of norms of heads, of which each rank has its own, and of routers, to
         which it gives its own tokens, whatever it splits."""
-        of_heads = self.has_head_norms and self.shape.has_block(op.layer)
+        of_heads = self.has_head_norms and self._has_blocks(op)
         has_any = self._splits_tokens or of_heads or self._has_experts(op)
         is_last = op.phase == "last_backward" and has_any
         return self._sums(f"{OF_VECTORS} {op.layer}") if is_last else ()
 
     def _gathers(self, what: str) -> tuple[Call, ...]:
-        """A call for each sequence of a micro-batch."""
+        """A call for each sequence of a micro-batch, if ranks have parts of sequences."""
+        if not self._splits_tokens:
+            return ()
         one = Call(group="tensor", kind="all_gather", what=what)
         return (one,) * self._own.micro_batch
 
@@ -450,7 +491,7 @@ class _Stage:
                 group="tensor",
                 kind="all_reduce",
                 what=what,
-                beside=is_whole and what == THEIR_GRADIENTS,
+                beside=is_whole and what in {THEIR_GRADIENTS, OF_JOINED},
             )
             for what in whats
         )

@@ -216,7 +216,7 @@ def device_findings(
                 plan,
                 rank,
                 library.maker(),
-                tied=workload.model.tied_embeddings,
+                tied=workload.model.head_has_table,
                 experts=workload.model.experts is not None,
                 device=device,
             )

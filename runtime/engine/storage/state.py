@@ -414,9 +414,10 @@ class ParameterPlaces:
         self._layers = {layer: _adopt(state, layer, module) for layer, module in modules.items()}
         shape = state.shape
         if shape.shares_table:
-            modules[shape.last_layer].get_submodule("projection").weight = modules[
-                shape.first_layer
-            ].get_parameter(OWN_TABLE)
+            head = modules[shape.last_layer]
+            borrower = "projection" if getattr(head, "table", None) is None else "table"
+            table = modules[shape.first_layer].get_parameter(OWN_TABLE)
+            head.get_submodule(borrower).weight = table
             # The head's backward pass is the first to add to the table's gradients.
             self.take_gradients(shape.first_layer, 0)
 

@@ -13,7 +13,7 @@ from runtime.engine.storage.layout import Entry
 from runtime.engine.storage.pieces import Piece, part_of, pieces_of
 from runtime.engine.storage.state import Section, StageState
 from runtime.engine.streams.lanes import LaneWork
-from runtime.engine.work.stage_modules import TABLE, TIED, LayerModule
+from runtime.engine.work.stage_modules import TABLE, LayerModule, twin_of
 
 # The norm of all gradients of a model, with every parameter counted once over all ranks.
 
@@ -86,7 +86,8 @@ class Parameters:
         self.shape, self.state, self.layers = shape, state, layers
         self.connections = connections
         self.device = next(iter(state.layers.values())).step.device
-        self.tied = workload.model.tied_embeddings and not shape.shares_table
+        self.twin = twin_of(workload.model)
+        self.tied = bool(self.twin) and not shape.shares_table
         self.table_numel = workload.model.vocab * workload.model.hidden
         self._table: Tensor | None = None
 
@@ -190,7 +191,7 @@ class Parameters:
         found = []
         for entry in section.layers[layer].layout.entries:
             is_mine = sharers.splitters.rank == 0 or module.is_split(entry.name)
-            if is_mine and not (self.tied and module.prefix + entry.name in (TABLE, TIED)):
+            if is_mine and not (self.tied and module.prefix + entry.name in (TABLE, self.twin)):
                 low, high = max(begin, entry.offset), min(end, entry.offset + entry.numel)
                 if low < high:
                     found.append(slice(low - begin, high - begin))
@@ -200,7 +201,7 @@ class Parameters:
         """The rank's gradients of the table, and the element of the whole table they begin at."""
         for layer, module in self.layers.items():
             for entry in self.state.layers[layer].layout.entries:
-                if module.prefix + entry.name in (TABLE, TIED):
+                if module.prefix + entry.name in (TABLE, self.twin):
                     own = _stepped(self.state.sections[0], layer)
                     begin, end = own.start, own.stop
                     low = max(begin, entry.offset)
@@ -224,7 +225,7 @@ class Parameters:
 
         Of two tied tables only the embedding's is written.
         """
-        if self.tied and piece.name == TIED:
+        if self.tied and piece.name == self.twin:
             return False
         sharers = self.connections.sharers[1 if piece.is_of_experts else 0]
         is_first = self.shape.zero > 0 or sharers.replica == 0

@@ -27,6 +27,7 @@ from runtime.models.parallel import (
     parameters_of_own_tokens,
     shared_parameters,
 )
+from runtime.models.transformer import Head
 
 # Takes work, and does it now or later in the same backward pass of the layer.
 RunBeside = Callable[[Callable[[], object]], None]
@@ -118,6 +119,35 @@ def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBesid
     return made
 
 
+class _AddingRows(torch.autograd.Function):
+    """Rows of a table; autograd gets no gradient for the table."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, schedule: RunBeside) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.parameter, ctx.schedule = weight, schedule
+        return nn.functional.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[None, None, None]:
+        (tokens,), parameter = ctx.saved_tensors, ctx.parameter
+
+        def add() -> None:
+            rows = gradient.flatten(0, 1).to(parameter.grad.dtype)
+            parameter.grad.index_add_(0, tokens.flatten(), rows)
+
+        ctx.schedule(add)
+        return None, None, None
+
+
+def adding_up_rows(tokens: Tensor, weight: Tensor, schedule: RunBeside) -> Tensor:
+    """torch's ``embedding``, but its backward pass adds to ``weight.grad``, which must exist."""
+    made: Tensor = _AddingRows.apply(tokens, weight, schedule)
+    return made
+
+
 class _AddingGroups(torch.autograd.Function):
     """A grouped product; autograd gets no gradient for the matrices."""
 
@@ -178,6 +208,8 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
             one.multiply_gathered = _gathered_by(ranks)
         elif isinstance(one, RowLinear | Down):
             one.multiply = partial(adding_up, schedule=ranks.do)
+        elif isinstance(one, Head):
+            one.look_up = partial(adding_up_rows, schedule=ranks.do)
         elif isinstance(one, ExpertMatrices):
             one.multiply = partial(adding_up_groups, schedule=ranks.do)
 

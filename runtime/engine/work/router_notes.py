@@ -4,7 +4,7 @@ A micro-batch's choices are noted in its backward pass, which runs once, even wh
 forward again. The iteration's report sums them over all ranks: each token of the model's batch is
 counted once for each expert that it chose, whatever the plan.
 
-Axes: L blocks of the model that have experts, E experts.
+Axes: L blocks of the model that have experts, those of its head too, E experts.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mistlab.plan.workload import ModelSpec
 from mistlab.stages.stage_shape import Routers
+from runtime.engine.work.stage_modules import layer_of
 from runtime.models.experts import CORRECTION, Experts
 
 # A router has lost its way if an expert is chosen by at least this share of all tokens, and at
@@ -66,17 +67,17 @@ class RouterNotes:
         self.share_of_loss = share_of_loss
         self.experts = spec.experts
         first = 0 if spec.experts is None else spec.experts.dense_blocks
-        blocks = 0 if spec.experts is None else spec.layers - first
+        blocks = 0 if spec.experts is None else spec.layers + spec.further_tokens - first
         count = 0 if spec.experts is None else spec.experts.count
-        self._first = first
+        self._first, self._layers = first, spec.layers
         self._counts = torch.zeros(blocks, count, device=device)
         self.loss = torch.zeros((), device=device)
         self._reported = torch.zeros(1 + blocks * count, device=device)
         self._own: dict[int, Experts] = {}
         for layer, module in modules.items():
-            for one in module.modules():
+            for name, one in module.named_modules():
                 if isinstance(one, Experts):
-                    place = layer - 1 - first
+                    place = layer_of(layer, name) - 1 - first
                     self._own[place] = one
                     one.watch = _WatchedBlock(notes=self, counts=self._counts[place])
                     if one.correction is not None:
@@ -113,10 +114,15 @@ class RouterNotes:
         """The corrections of this rank's routers, by name; they are alike on all its stage's
         ranks."""
         return {
-            f"blocks.{self._first + place}.{CORRECTION}": one.correction
+            f"{self._name(self._first + place)}.{CORRECTION}": one.correction
             for place, one in self._own.items()
             if one.correction is not None
         }
+
+    def _name(self, block: int) -> str:
+        """A block's name; the head's blocks for further tokens are numbered last."""
+        further = block - self._layers
+        return f"blocks.{block}" if further < 0 else f"head.further.{further}.block"
 
     def lopsided(self) -> tuple[Lopsided, ...]:
         """The blocks most of whose tokens chose one expert in the last iteration."""

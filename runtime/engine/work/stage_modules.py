@@ -12,7 +12,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from mistlab.plan.workload import Workload
+from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.stages.stage_shape import StageShape
 from runtime.comm.group import Group
 from runtime.devices.cuda import generator_of
@@ -26,7 +26,7 @@ from runtime.models.grouped import ExpertMatrices
 from runtime.models.operators import add_in_norms, causal_softmax, causal_softmax_backward
 from runtime.models.parallel import shard_of
 from runtime.models.ranks import OneRank, TensorParallel
-from runtime.models.transformer import Block, Embedding, Head
+from runtime.models.transformer import Block, Embedding, FurtherHead, Head
 from runtime.runnable import check_model
 
 # Written-out attention without copies: its products read and write heads where they lie.
@@ -126,6 +126,8 @@ INITIAL_STD = 0.02
 HOST = torch.device("cpu")
 # Names of the table of token vectors, and of the head's weight, which may be tied to it.
 TABLE, TIED = "embedding.tokens.weight", "head.projection.weight"
+# That of the head's table of token vectors for further tokens, if the head's weight is another.
+COPIED = "head.table.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -165,7 +167,7 @@ class LayerModule:
         """The rank's part of the layer's unsplit tensors; padding of the vocabulary is zeros."""
         padded = {
             name: _padded(tensor, ranks.size * self.module.get_parameter(name).shape[0])
-            if self.prefix + name in (TABLE, TIED)
+            if self.prefix + name in (TABLE, TIED, COPIED)
             else tensor
             for name, tensor in tensors.items()
         }
@@ -187,7 +189,7 @@ def initial_tensor(
     They depend on the seed and the parameter's name, so they are the same for every plan. Kinds of
     devices draw different values.
     """
-    if tied and name == TIED:
+    if name == COPIED or (tied and name == TIED):
         name = TABLE
     if len(shape) == 1:
         fill = 1.0 if name.endswith("weight") else 0.0
@@ -220,7 +222,10 @@ def layer_modules(
         layer: LayerModule(
             prefix=prefix_of(layer, workload.model.layers),
             module=build.with_norms(layer),
-            whole_shapes=own_shapes(unsplit.layer(layer), borrows=shape.borrows_table(layer)),
+            whole_shapes=own_shapes(
+                unsplit.layer(layer),
+                without=twin_of(workload.model) if shape.borrows_table(layer) else "",
+            ),
         )
         for layer in shape.layers
     }
@@ -229,16 +234,31 @@ def layer_modules(
 def let_draw(layers: Mapping[int, LayerModule], draws: Draws) -> None:
     """Let the masks of all layers follow from position."""
     for layer, one in layers.items():
-        for module in one.module.modules():
+        for name, module in one.module.named_modules():
             if isinstance(module, Dropout | Attention):
-                module.draws = LayerDraws(draws=draws, layer=layer)
+                module.draws = LayerDraws(draws=draws, layer=layer_of(layer, name))
 
 
-def own_shapes(module: nn.Module, *, borrows: bool) -> dict[str, tuple[int, ...]]:
-    """Shapes of a layer's parameters; a head that borrows the table has none of its own."""
+def layer_of(layer: int, name: str) -> int:
+    """The number of what a module by this name in a layer belongs to: blocks for further tokens,
+    which the head has, are numbered from it on."""
+    within, _, rest = name.partition(".")
+    return layer + int(rest.partition(".")[0]) if within == "further" and rest else layer
+
+
+def twin_of(model: ModelSpec) -> str:
+    """The name of the head's parameter that is the embedding's table again; empty if there is
+    none."""
+    if model.tied_embeddings:
+        return TIED
+    return COPIED if model.further_tokens else ""
+
+
+def own_shapes(module: nn.Module, *, without: str = "") -> dict[str, tuple[int, ...]]:
+    """Shapes of a layer's parameters, ``without`` the table that a head borrows."""
     shapes = shapes_of(module)
-    if borrows:
-        del shapes[TIED.removeprefix("head.")]
+    if without:
+        del shapes[without.removeprefix("head.")]
     return shapes
 
 
@@ -275,14 +295,24 @@ class LayerBuilder:
                 return embedding
             if layer <= self.blocks:
                 structure = structure_of_block(self.spec, layer - 1)
-                block = Block(self.config, structure, self.ranks, self.rotary)
-                if block.experts is not None:
-                    block.experts.trips = self.experts
-                    block.experts.context = self.context
-                if isinstance(block.attention, Attention):
-                    block.attention.context = self.context
-                return block
-            return Head(self.config, self.structure, self.ranks)
+                return self._joined(Block(self.config, structure, self.ranks, self.rotary))
+            like = structure_of_block(self.spec, self.blocks - 1)
+            further = [
+                FurtherHead(self.config, like, self.ranks, self.rotary)
+                for _ in range(self.spec.further_tokens)
+            ]
+            for one in further:
+                self._joined(one.block)
+            return Head(self.config, self.structure, self.ranks, further=further)
+
+    def _joined(self, block: Block) -> Block:
+        """A block with the ranks that have other experts, and other tokens."""
+        if block.experts is not None:
+            block.experts.trips = self.experts
+            block.experts.context = self.context
+        if isinstance(block.attention, Attention):
+            block.attention.context = self.context
+        return block
 
 
 def rotary_tables(
