@@ -7,11 +7,10 @@ tokens, with an index file beside it that says their type and count.
 
 import os
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from mistlab.core.values import reject
 from mistlab.job.job import Job
+from runtime.models.config import NOT_HIDDEN
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_TYPES: dict[int, np.dtype[Any]] = {
@@ -30,8 +30,20 @@ _MEGATRON_TYPES: dict[int, np.dtype[Any]] = {
 _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
 MOST_OF_16_BITS = 1 << 16
 
-# Gives the tokens of the sequence with a number: one token more than the sequence length.
-Sequences = Callable[[int], NDArray[np.int64]]
+
+class Sequences(Protocol):
+    """Gives the tokens of the sequence with a number: one token more than the sequence length."""
+
+    @property
+    def seed(self) -> int:
+        """The seed that tokens, or their order, follow from."""
+
+    @property
+    def vocab(self) -> int:
+        """The number of tokens that there are."""
+
+    def __call__(self, number: int) -> NDArray[np.int64]:
+        """The sequence of a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,10 +111,42 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
     return TokenFile(path=path, tokens=tokens, length=length, vocab=vocab, seed=seed)
 
 
-def batch_of(sequences: Sequences, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on."""
-    whole = torch.from_numpy(np.stack([sequences(first + one) for one in range(count)]))
+def batch_of(
+    sequences: Sequences, first: int, count: int, *, hides: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on; one that
+    ``hides`` tokens has these as targets."""
+    numbers = range(first, first + count)
+    if hides:
+        pairs = [hidden(sequences, number) for number in numbers]
+        tokens, targets = (np.stack(each) for each in zip(*pairs, strict=True))
+        return torch.from_numpy(tokens), torch.from_numpy(targets)
+    whole = torch.from_numpy(np.stack([sequences(number) for number in numbers]))
     return whole[:, :-1], whole[:, 1:]
+
+
+# Tokens that an encoder is to find (Devlin et al. 2018): the same number of each sequence, so that
+# micro-batches and ranks weigh alike. Of them, by chance, so many are hidden or become any token.
+HIDDEN_SHARE = 0.15
+REPLACED, CHANGED = 0.8, 0.1
+
+
+def hidden(sequences: Sequences, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The tokens of a sequence, of which some are hidden, and its targets.
+
+    The token that stands for hidden ones is the last of the vocabulary, as RoBERTa's is.
+    """
+    tokens = sequences(number)[:-1].copy()
+    draw = np.random.default_rng((sequences.seed, number, 1))
+    count = max(1, round(HIDDEN_SHARE * len(tokens)))
+    places = draw.choice(len(tokens), count, replace=False)
+    targets = np.full_like(tokens, NOT_HIDDEN)
+    targets[places] = tokens[places]
+    chance, others = draw.random(count), draw.integers(sequences.vocab, size=count)
+    tokens[places[chance < REPLACED]] = sequences.vocab - 1
+    changed = (chance >= REPLACED) & (chance < REPLACED + CHANGED)
+    tokens[places[changed]] = others[changed]
+    return tokens, targets
 
 
 def batches_of(
@@ -113,11 +157,11 @@ def batches_of(
     In a micro-batch the replicas of a stage take neighbouring sequences, in order. So the sequences
     of a step depend on nothing but its number.
     """
-    own = job.plan.stages[stage]
+    own, hides = job.plan.stages[stage], job.workload.model.is_encoder
     first = step * job.workload.global_batch + replica * own.micro_batch
     apart = own.data_parallel * own.micro_batch
     return [
-        batch_of(sequences, first + number * apart, own.micro_batch)
+        batch_of(sequences, first + number * apart, own.micro_batch, hides=hides)
         for number in range(job.plan.micro_batches)
     ]
 

@@ -99,6 +99,8 @@ def _check_context(plan: Plan, workload: Workload) -> None:
                 " with windows or sinks is trained where ranks exchange heads: give "
                 f"context_exchange: {HEADS}"
             )
+        elif ranks > 1 and model.is_encoder:
+            problem = " with an encoder, whose tokens attend to all tokens, is not trained: give 1"
         elif ranks > 1 and model.latent:
             problem = " with latent attention can be predicted and not yet trained: give 1"
         if problem:
@@ -106,12 +108,14 @@ def _check_context(plan: Plan, workload: Workload) -> None:
 
 
 def _check_latent(plan: Plan, workload: Workload) -> None:
-    """Refuse latent attention whose ranks would have summands of whole matrices' gradients."""
+    """Refuse matrices that all ranks have whole, where each would have a summand of gradients."""
     for number, stage in enumerate(plan.stages):
-        if workload.model.latent and stage.splits_tokens:
+        model = workload.model
+        if (model.latent or model.is_encoder) and stage.splits_tokens:
+            what = "an encoder" if model.is_encoder else "latent attention"
             reject(
-                f"plan.stages[{number}].sequence_parallel: 1 with latent attention can be "
-                "predicted and not yet trained: give 0"
+                f"plan.stages[{number}].sequence_parallel: 1 with {what} can be predicted and not "
+                "yet trained: give 0"
             )
 
 

@@ -51,6 +51,7 @@ OF_CORE = frozenset(
         *("aten.clone", "aten.baddbmm", "aten.bmm", "aten.mul", "aten.cat"),
         "aten.new_zeros",
         *("mistlab.causal_softmax", "mistlab.causal_softmax_backward"),
+        *("aten._softmax", "aten._softmax_backward_data"),
         "aten._scaled_dot_product_flash_attention_for_cpu",
         "aten._scaled_dot_product_flash_attention_for_cpu_backward",
     )

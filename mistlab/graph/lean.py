@@ -84,13 +84,14 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
     changed = [saved(tensor) for tensor in block.saved]
     kept = total((one.size_bytes for one in changed), like=values)
     # The input is there when output and byte are made. The output is when the gradient of the input
-    # is made of its own, beside the residual's.
+    # is made of its own, beside the residual's, and that of what a norm at the end has made.
+    is_behind = _ends_with_norm(block.of_phase("forward"))
     moments = (
         Peak(phase="forward", operator=_LEAN[GELU], size_bytes=kept + values * width),
         Peak(
             phase="backward",
             operator=f"{_LEAN[GELU]}_backward",
-            size_bytes=kept + 2 * width * values + block.output_bytes,
+            size_bytes=kept + 2 * width * values + (1 + is_behind) * block.output_bytes,
         ),
     )
     return _changed(
@@ -145,12 +146,15 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
     forward = block.of_phase("forward")
     place = [one.module for one in forward].index(norm.module)
     network, attention = _ends(forward)
+    is_behind = _ends_with_norm(forward)
 
     def changed(peak: Peak) -> Peak:
-        # The residual holds the input until the forward pass ends.
-        if peak.phase == "forward":
+        has_all = _has_all(peak, block)
+        # A residual holds the input until the forward pass ends; nothing holds that of a norm
+        # behind a sum, but for the last one, which then runs.
+        if peak.phase == "forward" and not (has_all and is_behind and place < len(forward) - 1):
             return _less(peak, -moved)
-        if _has_all(peak, block):
+        if has_all:
             return _less(peak, gone)
         names = names_in(peak.size_bytes)
         is_before = place < (network if "f" in names else attention)
@@ -247,6 +251,11 @@ def _ends(forward: Sequence[Operator]) -> tuple[int, int]:
     network = next((n for n, one in enumerate(forward) if one.module.startswith("mlp.")), 0)
     attention = next((n for n, one in enumerate(forward) if one.module.startswith("attention.")), 0)
     return network, attention
+
+
+def _ends_with_norm(forward: Sequence[Operator]) -> bool:
+    """Whether norms come behind the sums of a block's halves."""
+    return forward[-1].kind == "normalization"
 
 
 def _has_all(peak: Peak, block: LayerGraph) -> bool:

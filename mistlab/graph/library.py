@@ -325,8 +325,8 @@ class Variant:
 
 @cache
 def variants() -> tuple[Variant, ...]:
-    """The variants of all shipped graphs: each family, GPT also with biases and dropout, and models
-    of today; all of them also with sequence parallelism."""
+    """The variants of all shipped graphs: each family, GPT also with biases and dropout, models of
+    today, and encoders; all of them also with sequence parallelism."""
     plain = [
         Variant(family=family, attention=attention, precision=precision)
         for family, attention, precision in product(FAMILIES, ("flash", "math"), ("half", "single"))
@@ -340,7 +340,12 @@ def variants() -> tuple[Variant, ...]:
         Variant(family=family, attention=attention, precision="half", biases=biases, parts=parts)
         for family, attention, biases, parts in _OF_TODAY
     ]
-    whole = (*plain, *switched, *of_today)
+    encoders = [
+        Variant(family="bert", attention=attention, precision=precision, biases=True, dropout=drops)
+        for attention in ("flash", "math")
+        for precision, drops in (("half", False), ("half", True), ("single", False))
+    ]
+    whole = (*plain, *switched, *of_today, *encoders)
     return (*whole, *(replace(variant, sequence_parallel=True) for variant in whole))
 
 

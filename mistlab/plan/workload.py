@@ -147,7 +147,7 @@ class Window:
 # the hidden size, rounded up to a multiple of 256.
 
 
-Family = Literal["gpt", "llama", "falcon", "nemotron", "custom"]
+Family = Literal["gpt", "llama", "falcon", "nemotron", "bert", "custom"]
 MlpType = Literal["mlp", "gated_mlp"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu2"]
@@ -185,6 +185,9 @@ class ModelSpec:
 
     ``remarks`` tell where the description is not the model itself but what stands for it, as where
     a gate of GELU is taken as one of SiLU. Predictions repeat them.
+
+    Models of family bert are encoders (Devlin et al. 2018): tokens look at all tokens, norms come
+    behind the sums of halves, and a head predicts the tokens that were hidden.
 
     A hybrid model has a ``pattern``: a letter for each block, which take turns. Blocks have one
     part alone (``M`` the state-space mixer, ``*`` attention, ``-`` the network, ``E`` experts), or
@@ -275,6 +278,11 @@ class ModelSpec:
     def dropped_shares(self) -> float:
         """The probability of dropping one of attention's shares."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens look at all tokens, and the loss is of the tokens that were hidden."""
+        return self.family == "bert"
 
     @property
     def is_hybrid(self) -> bool:
@@ -391,12 +399,14 @@ _LLAMA = {
     "position_embedding": "rotary",
 }
 _FALCON = {**_GPT, "position_embedding": "rotary", "parallel_block": True}
+_BERT = {**_GPT, "vocab": 30522, "activation": "gelu", "tied_embeddings": True, "biases": True}
 _NEMOTRON = {**_GPT, "norm": "rmsnorm", "activation": "relu2", "position_embedding": "none"}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "nemotron": _NEMOTRON,
     "gpt": _GPT,
     "llama": _LLAMA,
     "falcon": _FALCON,
+    "bert": _BERT,
     "custom": _GPT,
 }
 

@@ -85,6 +85,8 @@ def layout_text(layout: RankLayout) -> str:
 def check_layout(layout: RankLayout) -> None:
     """Refuse degrees that do not divide the model, and unknown precisions."""
     model = layout.model
+    if model.is_encoder:
+        refuse("model", f"{model.name} is an encoder, which generates no tokens: give a decoder")
     if layout.weights not in FORMATS:
         refuse(
             "weights", f"{shown(layout.weights)} is unknown{near_matches(layout.weights, FORMATS)}"

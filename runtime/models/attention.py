@@ -101,7 +101,8 @@ class Attention(nn.Module):
 
     Works between ``enter`` and ``leave`` of ``runtime.models.parallel``: its output is this rank's
     summand, and the sum over the ranks is the result. With ``gates`` the first product makes as
-    many gates as queries, too.
+    many gates as queries, too. A token attends to all tokens if it ``sees_all``, or to those up to
+    its own.
     """
 
     def __init__(
@@ -111,10 +112,12 @@ class Attention(nn.Module):
         rotary: RotaryTables | None,
         *,
         gates: bool = False,
+        sees_all: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         self.gates = gates
+        self.is_causal = not sees_all
         self.attend: Attend = _attend_to_parts
         # Ranks that have the other tokens of each sequence, if there are any.
         self.context: ContextRanks | None = None
@@ -158,8 +161,12 @@ class Attention(nn.Module):
         """Attention (B, S, H, D) on keys and values of the same tokens."""
         dropout = self.config.dropped_shares if self.training else 0.0
         if dropout and self.draws is not None:
-            return written_out(query, key, value, dropout, self.rows_of_shares())
-        return ATTENTION[self.config.attention](query, key, value, dropout)
+            rows = self.rows_of_shares()
+            return written_out(query, key, value, dropout, rows, is_causal=self.is_causal)
+        attend = ATTENTION[self.config.attention]
+        if self.is_causal:
+            return attend(query, key, value, dropout)
+        return attend(query, key, value, dropout, is_causal=False)
 
     def rows_of_shares(self) -> MaskRows:
         """The rows of the mask of this rank's shares, where masks follow from position."""
@@ -244,14 +251,22 @@ def _attend_to_parts(qkv: Tensor, of: Attention) -> Tensor:
     return of.mixed(*qkv.split([of.heads, of.kv_heads, of.kv_heads], dim=2))
 
 
-def fused(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+def fused(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, *, is_causal: bool = True
+) -> Tensor:
     """Attention of (B, S, H, D) on (B, S, K, D) by one kernel, which never stores the scores."""
     of_package = settled_kernel() == "flash-attn"
-    return (_by_package if of_package else _by_torch)(query, key, value, dropout)
+    return (_by_package if of_package else _by_torch)(query, key, value, dropout, is_causal)
 
 
 def written_out(
-    query: Tensor, key: Tensor, value: Tensor, dropout: float, rows: MaskRows | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float,
+    rows: MaskRows | None = None,
+    *,
+    is_causal: bool = True,
 ) -> Tensor:
     """Attention as ``fused``, by two products around a softmax of the scores (B K, H/K S, S), whose
     dropout draws by the numbers of ``rows`` if they are given.
@@ -271,7 +286,7 @@ def written_out(
     # The factor is a plain number even if channels are a symbol, because no size depends on it.
     factor = 1 / math.sqrt(value_of(channels))
     scores = torch.baddbmm(nothing, query, key.transpose(1, 2), beta=0.0, alpha=factor)
-    shares = CausalSoftmax.apply(scores, sequence)
+    shares = CausalSoftmax.apply(scores, sequence) if is_causal else torch.softmax(scores, -1)
     if rows is not None:
         mixed = MixedByDropped.apply(shares, value, rows, dropout)
     else:
@@ -281,10 +296,7 @@ def written_out(
     return carried(mixed.view(batch, heads, sequence, channels), _swapped, _swapped)
 
 
-ATTENTION: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
-    "flash": fused,
-    "math": written_out,
-}
+ATTENTION: Mapping[str, Callable[..., Tensor]] = {"flash": fused, "math": written_out}
 
 
 def _swapped(mixed: Tensor) -> Tensor:
@@ -292,22 +304,24 @@ def _swapped(mixed: Tensor) -> Tensor:
     return _copy(mixed.transpose(1, 2))
 
 
-def _by_torch(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+def _by_torch(query: Tensor, key: Tensor, value: Tensor, dropout: float, is_causal: bool) -> Tensor:
     """PyTorch's fused attention, by the backend that ``settle_kernel`` has chosen."""
     query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
     grouped = bool(query.shape[1] != key.shape[1])
     mixed = scaled_dot_product_attention(
-        query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=grouped
+        query, key, value, dropout_p=dropout, is_causal=is_causal, enable_gqa=grouped
     )
     return mixed.transpose(1, 2)
 
 
-def _by_package(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+def _by_package(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, is_causal: bool
+) -> Tensor:
     """The kernel of the package flash-attn, which takes (B, S, H, D) without a transpose."""
     mixed: Tensor = importlib.import_module("flash_attn").flash_attn_func(
         *(query, key, value),
         dropout_p=dropout,
-        causal=True,
+        causal=is_causal,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     return mixed

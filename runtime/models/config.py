@@ -25,12 +25,17 @@ def sums_of(workload: Workload) -> torch.dtype:
     return own if memory.gradient == own.itemsize else torch.float32
 
 
+# The target of a token that was not hidden: an encoder has no loss there.
+NOT_HIDDEN = -100
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
     """The parts of a block and how they are wired, whatever their sizes.
 
     A block that ``mixes`` has attention or a state-space mixer; one that ``has_network`` has a
-    feed-forward network or experts. Most blocks have both.
+    feed-forward network or experts. Most blocks have both. In an ``encoder`` tokens attend to all
+    tokens, norms come behind the sums of halves, and a network of its own comes before logits.
     """
 
     norm: Literal["layernorm", "rmsnorm"]
@@ -52,6 +57,7 @@ class Structure:
     delta_rule: bool = False
     mixes: bool = True
     has_network: bool = True
+    encoder: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +224,7 @@ def structure_of(spec: ModelSpec) -> Structure:
         gated_mlp=spec.mlp_type == "gated_mlp",
         activation=spec.activation,
         position=spec.position_embedding,
+        encoder=spec.is_encoder,
         parallel_block=spec.parallel_block,
         qk_norm=spec.qk_norm,
         attention_gate=spec.attention_gate,

@@ -1,4 +1,4 @@
-"""The torch models GPT, Llama and Falcon, and blocks that are recomputed."""
+"""The torch models of all families, and blocks that are recomputed."""
 
 from collections.abc import Mapping
 from typing import final
@@ -46,6 +46,15 @@ STRUCTURES: Mapping[str, Structure] = {
         activation="gelu_tanh",
         position="rotary",
         parallel_block=True,
+    ),
+    # Devlin et al. 2018; RoBERTa alike.
+    "bert": Structure(
+        norm="layernorm",
+        gated_mlp=False,
+        activation="gelu",
+        position="absolute",
+        parallel_block=False,
+        encoder=True,
     ),
     # NVIDIA 2025 (arXiv 2504.03624): hybrid models without position embedding.
     "nemotron": Structure(

@@ -172,14 +172,17 @@ class LatentAttention(nn.Module):
 class Down(nn.Module):
     """A product with a weight that every rank has whole, of all tokens; so is its gradient."""
 
-    def __init__(self, inputs: Size, outputs: Size, dtype: torch.dtype) -> None:
+    def __init__(
+        self, inputs: Size, outputs: Size, dtype: torch.dtype, *, biases: bool = False
+    ) -> None:
         super().__init__()
         self.multiply: Multiply = nn.functional.linear
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
         """The product (B, S, outputs)."""
-        return product(x, self.weight, None, self.multiply)
+        return product(x, self.weight, self.bias, self.multiply)
 
 
 def gathered(x: Tensor, ranks: TensorParallel) -> Tensor:

@@ -1,7 +1,7 @@
-"""A decoder-only transformer: embedding, identical blocks, head with loss.
+"""A transformer: embedding, identical blocks, head with loss.
 
 The three parts are modules of their own, so that a pipeline stage can hold some of them and a trace
-can tell them apart. GPT, Llama and Falcon differ only in their ``Structure``.
+can tell them apart. Families of decoders and encoders differ only in their ``Structure``.
 """
 
 import dataclasses
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.attention import Attention, PartedAttention, RotaryTables
-from runtime.models.config import ModelConfig, Structure
+from runtime.models.config import NOT_HIDDEN, ModelConfig, Structure
 from runtime.models.dropout import FIRST_HALF, SECOND_HALF, Dropout
 from runtime.models.experts import CORRECTION, Experts
-from runtime.models.latent_attention import LatentAttention
+from runtime.models.latent_attention import Down, LatentAttention
 from runtime.models.operators import LayerNorm, RMSNorm, swiglu
 from runtime.models.parallel import (
     ColumnLinear,
@@ -85,6 +85,9 @@ class Embedding(nn.Module):
             self.positions = nn.Parameter(torch.empty(*shape, dtype=config.dtype))
         # The positions of this rank's tokens, where ranks split sequences otherwise than in order.
         self.places: Tensor | None = None
+        self.norm: nn.Module | None = None
+        if structure.encoder:
+            self.norm = LayerNorm(config.hidden, config.dtype)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ class Embedding(nn.Module):
                 x = x + self.positions[own]
             else:
                 x = x + self.positions.index_select(0, self.places[own])
-        return self.dropout(x)
+        return self.dropout(x if self.norm is None else self.norm(x))
 
 
 class Block(nn.Module):
@@ -107,7 +110,7 @@ class Block(nn.Module):
     Side by side, attention and MLP share one normalisation and one sum over ranks. In place of
     attention there may be a state-space mixer. In place of the MLP there may be experts, with or
     without an MLP for all tokens beside them. Hybrid models have blocks with a mixer alone, and
-    blocks with a network alone.
+    blocks with a network alone. In an encoder norms come behind the sums.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class Block(nn.Module):
         super().__init__()
         norm = LayerNorm if structure.norm == "layernorm" else RMSNorm
         self.ranks = ranks
+        self.encodes = structure.encoder
         self.attention: Attention | LatentAttention | StateSpace | None = None
         self.mlp_norm: nn.Module | None = None
         # Norms of what attention and the network make.
@@ -147,6 +151,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """One layer of the model; input and output are (batch, sequence, hidden)."""
+        if self.encodes:
+            return self._encoded(x)
         if self.attention is not None:
             inner = self.attention_norm(x)
             if not isinstance(self.attention, LatentAttention):
@@ -159,6 +165,15 @@ class Block(nn.Module):
             norm = self.attention_post_norm
             x = x + self._complete(self.attention(inner), of_attention, norm=norm)
         return x if self.mlp_norm is None else self._through_network(x, self.mlp_norm(x))
+
+    def _encoded(self, x: Tensor) -> Tensor:
+        assert isinstance(self.attention, Attention)
+        assert self.mlp is not None
+        assert self.mlp_norm is not None
+        made = self.attention(enter(x, self.ranks))
+        x = self.attention_norm(x + self._complete(made, self.attention.output.bias))
+        made = self.mlp(enter(x, self.ranks))
+        return self.mlp_norm(x + self._complete(made, self.mlp.down.bias, mask=SECOND_HALF))
 
     def _through_network(self, x: Tensor, inner: Tensor) -> Tensor:
         """The residual with what the network, or the experts, make of its norm."""
@@ -203,7 +218,7 @@ def _mixer(
         return LatentAttention(config, structure, ranks, rotary)
     if structure.qk_norm or structure.sinks or structure.window:
         return PartedAttention(config, structure, ranks, rotary)
-    return Attention(config, ranks, rotary)
+    return Attention(config, ranks, rotary, sees_all=structure.encoder)
 
 
 def with_further(targets: Tensor, tokens: int) -> Tensor:
@@ -252,6 +267,8 @@ class Head(nn.Module):
     The head predicts further tokens by ``further`` heads, which use its product, and the table of
     token vectors: ``table``, or with tied embeddings the product's matrix. Their mean loss counts
     ``FURTHER_SHARE`` times.
+    An encoder's head has a network before, and its loss is of the tokens that were hidden: targets
+    of the others are ``NOT_HIDDEN``.
     """
 
     def __init__(
@@ -264,6 +281,9 @@ class Head(nn.Module):
     ) -> None:
         super().__init__()
         norm = LayerNorm if structure.norm == "layernorm" else RMSNorm
+        self.transform: Down | None = None
+        if structure.encoder:
+            self.transform = Down(config.hidden, config.hidden, config.dtype, biases=True)
         self.norm = norm(config.hidden, config.dtype)
         self.ranks = ranks
         self.unused, self.length = config.unused_vocab, config.positions
@@ -280,6 +300,8 @@ class Head(nn.Module):
 
     def logits(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
         """This rank's share of the logits; logits of padding tokens are minus infinity."""
+        if self.transform is not None:
+            x = nn.functional.gelu(self.transform(x))
         logits = self.projection(enter((norm or self.norm)(x), self.ranks))
         if not self.unused:
             return logits
@@ -292,6 +314,9 @@ class Head(nn.Module):
         further heads the targets are those of ``with_further``."""
         if targets is None:
             return self.ranks.all_gather(self.logits(x))
+        if self.transform is not None:
+            hidden = targets.flatten() != NOT_HIDDEN
+            return (self._losses(x, self.norm, targets) * hidden).sum() / hidden.sum()
         if not self.further:
             return self._losses(x, self.norm, targets).mean()
         loss = self._losses(x, self.norm, targets[0]).mean()

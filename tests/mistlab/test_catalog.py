@@ -22,6 +22,14 @@ MODELS = {f"{family}-{size}" for family, sizes in SIZES.items() for size in size
 # Models of today, by billions of parameters: all of them, and those that a token uses (the figures
 # of their papers).
 TODAY = {
+    "bert-base": (0.11, 0.11),
+    "bert-large": (0.34, 0.34),
+    "roberta-base": (0.125, 0.125),
+    "roberta-large": (0.355, 0.355),
+    "gpt2": (0.124, 0.124),
+    "gpt2-medium": (0.355, 0.355),
+    "gpt2-large": (0.774, 0.774),
+    "gpt2-xl": (1.558, 1.558),
     "mixtral-8x7b": (46.7, 12.9),
     "mixtral-8x22b": (141.0, 39.0),
     "llama3.2-1b": (1.24, 1.24),

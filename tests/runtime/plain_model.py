@@ -1,7 +1,8 @@
-"""A decoder-only transformer in plain torch functions, written apart from the runtime's layers.
+"""A transformer in plain torch functions, written apart from the runtime's layers.
 
 It takes weights by the names that the runtime gives them, whole. Each token of a sequence looks at
-all tokens before it, by a softmax over a table of scores; nothing is fused, split or kept.
+all tokens before it, or of an encoder at all tokens, by a softmax over a table of scores; nothing
+is fused, split or kept.
 
 Axes: B batch, S sequence, H heads, K key and value heads, D channels of a head.
 """
@@ -59,8 +60,9 @@ def loss_of(
     *,
     routing: Routing | None = None,
 ) -> Tensor:
-    """The mean loss of all tokens' targets, without the losses of routers; with ``masks`` dropout
-    drops. The mean loss of tokens after them counts three tenths."""
+    """The mean loss of targets, of an encoder those of hidden tokens (others are -100), without
+    routers' losses; with ``masks`` dropout drops. The mean loss of tokens after them counts three
+    tenths."""
     routing = routing or Routing()
     x = made_by_blocks(spec, weights, tokens, masks, routing)
     logits = by_head(spec, weights, x, "head.norm")
@@ -98,6 +100,8 @@ def logits_of(
 def by_head(spec: ModelSpec, weights: Weights, x: Tensor, own: str) -> Tensor:
     """The logits of what blocks have made, by a norm and the head's matrix."""
     name = "embedding.tokens.weight" if spec.tied_embeddings else "head.projection.weight"
+    if spec.is_encoder:
+        x = functional.gelu(Part(weights, "head.transform").linear(x))
     return functional.linear(norm(spec, Part(weights, own), x), weights[name])
 
 
@@ -108,6 +112,8 @@ def made_by_blocks(
     x = functional.embedding(tokens, weights["embedding.tokens.weight"])
     if spec.position_embedding == "absolute":
         x = x + weights["embedding.positions"][: tokens.shape[1]]
+    if spec.is_encoder:
+        x = norm(spec, Part(weights, "embedding.norm"), x)
     x = dropped(spec, x, masks, 0, FIRST)
     for block in range(spec.layers):
         x = block_of(spec, block, Part(weights, f"blocks.{block}"), x, masks, routing, block)
@@ -131,6 +137,11 @@ def block_of(
     """The output of a block like the model's ``block``: attention and a network, one after the
     other or side by side. Its ``place`` is its own number; those of further heads come last."""
     layer = place + 1
+    if spec.is_encoder:
+        made = attention(spec, block, own.inside("attention"), x, masks, layer)
+        x = norm(spec, own.inside("attention_norm"), x + dropped(spec, made, masks, layer, FIRST))
+        made = network(spec, own.inside("mlp"), x)
+        return norm(spec, own.inside("mlp_norm"), x + dropped(spec, made, masks, layer, SECOND))
     inner = norm(spec, own.inside("attention_norm"), x)
     attend = latent_attention if spec.latent is not None else attention
     made = attend(spec, block, own.inside("attention"), inner, masks, layer)
@@ -295,7 +306,10 @@ def attention(
         share = spec.dropped_shares
         return masks.of_shares(shares, layer, share) if masks and share else shares
 
-    mixed = attended(query, key, value, window_of(spec, block), own.get("sinks"), drop)
+    mixed = attended(
+        *(query, key, value, window_of(spec, block), own.get("sinks"), drop),
+        is_causal=not spec.is_encoder,
+    )
     if gate:
         mixed = mixed * gate[0].sigmoid()
     return own.inside("output").linear(mixed.flatten(2))
@@ -351,14 +365,17 @@ def attended(
     window: int | None,
     sinks: Tensor | None,
     drop: Callable[[Tensor], Tensor] = lambda shares: shares,
+    *,
+    is_causal: bool = True,
 ) -> Tensor:
-    """Causal attention (B, S, H, C) of queries; a head's sink is one more score without a value."""
+    """Attention (B, S, H, C) of queries, causal or not; a head's sink is one more score without a
+    value."""
     group = query.shape[2] // key.shape[2]
     key, value = (one.repeat_interleave(group, 2) for one in (key, value))
     scores = torch.einsum("bshd,bthd->bhst", query, key) / math.sqrt(query.shape[-1])
     places = torch.arange(query.shape[1])
     behind = places[:, None] - places
-    hidden = behind < 0
+    hidden = behind < 0 if is_causal else torch.zeros_like(behind, dtype=torch.bool)
     if window is not None:
         hidden = hidden | (behind >= window)
     scores = scores.masked_fill(hidden, -math.inf)

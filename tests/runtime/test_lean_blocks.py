@@ -49,8 +49,10 @@ SIZES = (
     {"b": 4, "s": 4096, "h": 4096, "n": 32, "k": 32, "d": 128, "r": 128, "f": 16384, "tp": 8},
     {"b": 16, "s": 512, "h": 1024, "n": 16, "k": 16, "d": 64, "r": 64, "f": 4096, "tp": 1},
 )
+ENCODER = Variant(family="bert", attention="math", precision="half", biases=True)
 TRACED = [
     (GPT, SETS[0]),
+    (ENCODER, SETS[0]),
     (SPLIT, SETS[0]),
     *(pytest.param(GPT, (kind,), marks=pytest.mark.slow) for kind in ("gelu", "norms")),
 ]
@@ -84,13 +86,13 @@ def test_its_graph_is_what_a_trace_makes(variant: Variant, kinds: tuple[str, ...
 
 @pytest.mark.parametrize(("variant", "kinds"), TRACED)
 def test_its_peaks_are_those_of_a_trace(variant: Variant, kinds: tuple[str, ...]) -> None:
-    """Never below, and at most a twelfth above. A trace holds the block's input through the
-    backward pass; the runtime does not, where norms do not keep it."""
+    """Never below, and at most a thousandth above. A trace holds the block's input through the
+    backward pass; the runtime does not, where norms come first and do not keep it."""
     own, other = lean(shipped(variant).block, kinds), traced(variant, kinds)
-    held = other.input_bytes if "norms" in kinds else 0
+    held = other.input_bytes if "norms" in kinds and variant.family != "bert" else 0
     made, found = peaks(own, 0), peaks(other, held)
     assert (made >= found).all()
-    assert (made <= 13 / 12 * found).all()
+    assert (made <= 1.001 * found).all()
 
 
 def peaks(block: LayerGraph, less: object) -> NDArray[np.float64]:

@@ -23,8 +23,9 @@ from tests.runtime.worlds import (  # noqa: E402
 COPIES = {"aten::clone", "aten::copy_", "aten::cat", "aten::contiguous"}
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("sizes", [(1, 16, 2, 4), (3, 24, 4, 8), (2, 13, 3, 5)])
-def test_it_computes_what_models_do(sizes: tuple[int, int, int, int]) -> None:
+def test_it_computes_what_models_do(sizes: tuple[int, int, int, int], is_causal: bool) -> None:
     batch, sequence, heads, channels = sizes
     generator = torch.Generator().manual_seed(0)
     shape = (batch, sequence, 3 * heads, channels)
@@ -33,9 +34,9 @@ def test_it_computes_what_models_do(sizes: tuple[int, int, int, int]) -> None:
     ours, theirs = (qkv.clone().requires_grad_() for _ in range(2))
     operators = Ran()
     with operators:
-        mixed = _InPlace.apply(ours)
+        mixed = _InPlace.apply(ours, None, 0.0, is_causal)
         mixed.backward(gradient)
-    expected = written_out(*theirs.split(heads, dim=2), 0.0)
+    expected = written_out(*theirs.split(heads, dim=2), 0.0, is_causal=is_causal)
     expected.backward(gradient)
     torch.testing.assert_close(mixed, expected, rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)

@@ -75,6 +75,19 @@ def sequences(work: Workload, step: int) -> Tensor:
     return torch.randint(work.model.vocab, shape, generator=generator)
 
 
+def given(work: Workload, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens and targets of sequences; an encoder's hidden ones are every fifth, from any of the
+    first five on."""
+    if not work.model.is_encoder:
+        return rows[:, :-1], rows[:, 1:]
+    tokens = rows[:, :-1]
+    count = tokens.shape[1] // 5 * 5
+    places = torch.arange(tokens.shape[1])
+    is_hidden = (places % 5 == rows[:, -1:] % 5) & (places < count)
+    targets = torch.where(is_hidden, tokens, -100)
+    return torch.where(is_hidden, work.model.vocab - 1, tokens), targets
+
+
 def starting_tensor(name: str, shape: tuple[int, ...], *, tied: bool) -> Tensor:
     """A parameter before training, as the runtime has it; vectors are moved away from zeros and
     ones, so that each has a norm of its own, and a part in the wrong place shows."""
@@ -111,11 +124,10 @@ def plainly(
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = training.learning_rate_at(step)
         optimizer.zero_grad()
-        tokens = sequences(work, step)
         masks = Masks(seed=training.dropout_seed, step=step, length=work.sequence_length)
         routing = Routing(capacity=work.expert_capacity)
-        known, targets = {**weights, **corrections}, tokens[:, 1:]
-        loss = loss_of(work.model, known, tokens[:, :-1], targets, masks, routing=routing)
+        known, batch = {**weights, **corrections}, given(work, sequences(work, step))
+        loss = loss_of(work.model, known, *batch, masks, routing=routing)
         (loss + routing.loss).backward()
         norm = torch.nn.utils.clip_grad_norm_(weights.values(), training.clip_norm or float("inf"))
         skipped = training.loss_scale is not None and step == 0
@@ -208,7 +220,7 @@ def run_step(executor: Executor, work: Workload, connections: Connections, step:
     for micro_batch in range(connections.topology.plan.micro_batches):
         first = (micro_batch * stage.data_parallel + place.data) * stage.micro_batch
         rows = whole[first : first + stage.micro_batch]
-        batches.append((rows[:, :-1], rows[:, 1:]))
+        batches.append(given(work, rows))
     executor.iterate(batches)
     return executor.report()
 

@@ -271,6 +271,9 @@ def sayable_model(job: Job) -> Job:
             "the catalogue, or of a mapping"
         )
         refuse("workload.model", problem)
+    if model.is_encoder:
+        problem = "is an encoder, which pretrain_gpt.py does not train: export a decoder's plan"
+        refuse("workload.model", problem)
     if model.post_norms:
         refuse("workload.model.post_norms", "has no row in this export: leave it out")
     check_hybrid(model)

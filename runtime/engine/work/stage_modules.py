@@ -48,12 +48,18 @@ class _InPlace(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, rows: MaskRows | None, dropout: float) -> Tensor:
+    def forward(
+        ctx: Any, qkv: Tensor, rows: MaskRows | None, dropout: float, is_causal: bool
+    ) -> Tensor:
         ctx.rows, ctx.dropout = rows, dropout
         query, key, value = _by_head(qkv).chunk(3, dim=1)
         scores = _product(query, key.mT, _factor(qkv))
         size = scores.shape[-1]
-        shares = causal_softmax(scores.view(-1, size, size), size).view_as(scores)
+        if is_causal:
+            shares = causal_softmax(scores.view(-1, size, size), size).view_as(scores)
+        else:
+            shares = torch.softmax(scores, -1)
+        del scores
         ctx.save_for_backward(qkv, shares)
         mixed = torch.empty_like(qkv[:, :, : query.shape[1]], memory_format=torch.contiguous_format)
         if rows is not None:
@@ -64,7 +70,7 @@ class _InPlace(torch.autograd.Function):
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
-    ) -> tuple[Tensor, None, None]:
+    ) -> tuple[Tensor, None, None, None]:
         qkv, shares = ctx.saved_tensors
         rows = ctx.rows
         query, key, value = _by_head(qkv).chunk(3, dim=1)
@@ -80,14 +86,14 @@ class _InPlace(torch.autograd.Function):
         of_scores = causal_softmax_backward(of_shares, shares)
         _product(of_scores, key, _factor(qkv), out=of_query)
         _product(of_scores.mT, query, _factor(qkv), out=of_key)
-        return of_qkv, None, None
+        return of_qkv, None, None, None
 
 
 def attend_in_place(qkv: Tensor, of: Attention) -> Tensor:
     """Written-out attention with as many heads of keys as of queries."""
     dropout = of.config.dropped_shares
     rows = of.rows_of_shares() if dropout else None
-    mixed: Tensor = _InPlace.apply(qkv, rows, dropout)
+    mixed: Tensor = _InPlace.apply(qkv, rows, dropout, of.is_causal)
     return mixed
 
 
