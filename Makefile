@@ -42,9 +42,9 @@ test-all: $(DEV)/.done extras
 slow: $(DEV)/.done extras
 	$(DEV)/bin/python -m benchmarks.slow_tests $(ARGS)
 
-# Ray, Triton and transformers, which a few tests need: without them the tests are left out, and the
-# summary says so.
-extras: transformers $(DEV)/.ray $(DEV)/.triton
+# Ray, Triton, transformers and Megatron-core, which a few tests need: without them the tests are left
+# out, and the summary says so.
+extras: transformers $(DEV)/.ray $(DEV)/.triton $(DEV)/.megatron
 
 transformers: $(DEV)/.transformers
 
@@ -118,6 +118,10 @@ $(DEV)/.transformers: $(DEV)/.done
 
 $(DEV)/.triton: $(DEV)/.done
 	$(INSTALL) --editable '.[kernels]'
+	touch $@
+
+$(DEV)/.megatron: $(DEV)/.done
+	$(INSTALL) --editable '.[megatron]'
 	touch $@
 
 $(DEV)/.ray: $(DEV)/.done

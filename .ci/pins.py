@@ -37,13 +37,13 @@ PINS = ROOT / "constraints.txt"
 MAKEFILE = ROOT / "Makefile"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 INSTALLS = (
-    *("base", "dev", "runtime", "kernels", "huggingface", "cluster", "cbc"),
+    *("base", "dev", "runtime", "kernels", "huggingface", "cluster", "cbc", "megatron"),
     *("agents", "docs", "images", "page", "pandas"),
 )
 # Compiled on the machine that trains, for its CUDA; no pins are kept for them.
 UNPINNED = ("flash", "baselines")
 SIZED = ("base", "dev", "runtime")
-SHOWN = ("numpy", "torch", "triton", "ray", "transformers")
+SHOWN = ("numpy", "torch", "triton", "ray", "transformers", "megatron-core")
 # Share by which a figure of the Makefile may be off: it has one decimal, and platforms differ.
 NEAR = 0.2
 # How pip reaches its index, which is all that a check takes over from this machine.

@@ -57,7 +57,8 @@ REMEDIES: Mapping[str, str] = {
     r"\bsafetensors\b": "make extras",
     r"\bChromium\b": "the Debian package chromium, or Google Chrome",
     r"\btorch\b": "pip install '.[runtime]'",
-    r"\bmegatron\b|baselines": "pip install '.[baselines]'",
+    r"\bmegatron": "make extras",
+    r"baselines": "pip install '.[baselines]'",
 }
 
 

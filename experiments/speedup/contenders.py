@@ -4,9 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from experiments.bench.problem import order_of, predicted
+from mistlab.core.files import read_yaml
 from mistlab.core.values import InputError
 from mistlab.export.nearest import nearest
 from mistlab.export.targets import TARGETS
@@ -17,6 +19,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
+from searchers.methods.exhaustive import all_plans
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
@@ -31,25 +34,12 @@ TARGET = {
 }
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 SHARES = (0.0, 0.5, 1.0)
-_ALL = {"offload_optimizer": 1.0, "offload_gradients": 1.0, "offload_weights": 1.0}
-# By system: its ways to keep states; ratios of DeepSpeed are those of its twin-flow.
-STATES: Mapping[str, Sequence[Mapping[str, float]]] = {
-    "megatron": [{"zero": 1, "offload_optimizer": ratio} for ratio in SHARES],
-    "deepspeed": [
-        {"zero": 1},
-        {"zero": 2},
-        {"zero": 3},
-        {"zero": 2, "offload_optimizer": 1.0, "offload_gradients": 1.0},
-        *(
-            {"zero": 3, "offload_optimizer": ratio, "offload_gradients": ratio}
-            for ratio in (0.25, 0.5, 0.75, 1.0)
-        ),
-        {"zero": 3, **_ALL},
-    ],
-    # Its passes move the optimizer's state to the host in part, by the memory that they measure.
-    "deepcompile": [{"zero": 1}, {"zero": 3}, {"zero": 3, "offload_optimizer": 1.0}],
-    "fsdp": [{"zero": 2}, {"zero": 3}, {"zero": 3, **_ALL}],
-}
+_GRIDS = read_yaml(Path(__file__).with_name("grids.yaml"))
+# By system: its ways to keep states.
+STATES: Mapping[str, Sequence[Mapping[str, float]]] = _GRIDS["states"]
+# The grid of Megatron-core's users: all kinds of parallelism, and the optimizer sharded.
+_FIXED: dict[str, Any] = {name: tuple(values) for name, values in _GRIDS["megatron"].items()}
+MEGATRON = replace(space_of("megatron-core"), name="megatron", **_FIXED)
 BUDGET = Budget(evaluations=2_000, seconds=30)
 
 
@@ -73,6 +63,8 @@ def contenders(
         Contender(job=job, prediction=None if isinstance(answer, InputError) else answer)
         for job, answer in answers
     ]
+    if system == "megatron":
+        found += _of_megatron(workload, cluster)
     return sorted(found, key=_order)[:count]
 
 
@@ -102,6 +94,20 @@ def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> li
         for plan in plans
     ]
     return [*searched[:1], *sorted(searched[1:], key=_order)][:count]
+
+
+def _of_megatron(workload: Workload, cluster: Cluster) -> list[Contender]:
+    """Every plan of the space ``MEGATRON`` that recomputes no block, half of them, or all."""
+    plans = [
+        plan
+        for plan in all_plans(Problem(workload=workload, cluster=cluster), MEGATRON)
+        if plan.stages[0].checkpointed_layers / plan.stages[0].layers in SHARES
+    ]
+    predictor = SymbolicPredictor(workload=workload, cluster=cluster)
+    return [
+        Contender(job=Job(workload=workload, cluster=cluster, plan=plan), prediction=prediction)
+        for plan, prediction in zip(plans, predictor.predict_many(plans), strict=True)
+    ]
 
 
 def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]:
@@ -134,13 +140,13 @@ def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]
 def _lacks(system: str, states: Mapping[str, float], cluster: Cluster) -> bool:
     """Whether a system lacks what it offloads the optimizer's state with.
 
-    Megatron-core takes a package for it. DeepSpeed steps a part of it with an optimizer of its own,
-    which its driver uses on GPUs alone, and compiles whole steps for GPUs alone.
+    Megatron-core takes a package for it, and a GPU. DeepSpeed steps a part of it with an optimizer
+    of its own, which its driver uses on GPUs alone, and compiles whole steps for GPUs alone.
     """
     offloaded = states.get("offload_optimizer", 0.0)
-    if system == "megatron":
-        return offloaded > 0 and find_spec("transformer_engine") is None
     is_cpu = cluster.hardware.gpu.cores is not None
+    if system == "megatron":
+        return offloaded > 0 and (is_cpu or find_spec("transformer_engine") is None)
     if system == "deepcompile":
         return is_cpu
     return system == "deepspeed" and is_cpu and 0 < offloaded < 1

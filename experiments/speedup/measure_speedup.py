@@ -16,12 +16,14 @@ from experiments.pages.study import Report, Study
 from experiments.pages.tables import TIMING, Row, number, table
 from experiments.speedup.contenders import OURS, TARGET, Contender, contenders
 from experiments.speedup.nodes import Nodes
+from experiments.speedup.same_training import CONFIGURATION, configurations, held_against
 from experiments.speedup.trial import run_trial, take_part
 from mistlab.core.values import InputError, near_matches, reject
 from mistlab.export.found import checked_whole
 from mistlab.export.targets import TARGETS
 from mistlab.job.job import hardware_from, job_to_mapping, model_from
 from mistlab.machine.cluster import Cluster
+from mistlab.plan.plan_words import plan_line
 
 HEAD = (
     *("model", "GiB", "batch", "system"),
@@ -60,21 +62,30 @@ def report_of(
                 gains[system].append(gain)
             lines.append(
                 (
-                    *(case.model, f"{case.cap_gib:g}", case.batch, system),
+                    *(case.model, f"{case.cap_gib:g}", case.batch, _name(rows, system)),
                     _tried(rows, case, system) if seconds is None else f"{seconds:.3f}",
                     number(spread, ".1%"),
                     number(predicted_s, ".3f"),
                     number(gain, ".2f", "x", none=""),
                 )
             )
-    means = {system: geometric_mean(ratios) for system, ratios in gains.items() if ratios}
+    means = {
+        _name(rows, system): geometric_mean(ratios) for system, ratios in gains.items() if ratios
+    }
     words = [table(HEAD, lines)]
-    words += [f"over {system}: {mean:.2f}x in geometric mean" for system, mean in means.items()]
+    words += configurations([row for row in rows if TIMING in row])
+    words += [f"over {name}: {mean:.2f}x in geometric mean" for name, mean in means.items()]
     if left:
         words.append(f"{left} of {len(cases)} cases are not finished.")
     return Report(
         title="Measured speedups", words=words, summary={TIMING: {"speedups": means}, "left": left}
     )
+
+
+def _name(rows: Sequence[Row], system: str) -> str:
+    """A system by what ran: Megatron-core on its local layers is not what its users run."""
+    ran = (row[CONFIGURATION] for row in rows if row["system"] == system and CONFIGURATION in row)
+    return str(next(ran, {"system": system})["system"])
 
 
 def _tried(rows: Sequence[Row], case: SpeedupCase, system: str) -> str:
@@ -231,28 +242,37 @@ class _UnderWay:
     def rows(self, case: SpeedupCase) -> Iterator[Row | None]:
         """The rows of a case, measured before or now; None once the time is over."""
         options, best = self.options, dict[str, tuple[Contender, float]]()
+        ours: Sequence[float] | None = None
         tried = {system: _contenders(case, system, options) for system in self.systems}
         for turn, system in product(range(options.trials), self.systems):
             if turn >= len(tried[system]):
                 continue
             contender = tried[system][turn]
-            row = self._row(case, system, contender, ("trial", turn))
+            row = self._row(case, system, contender, ("trial", turn), ours)
             yield row
             if row is None:
                 return
+            if system == OURS and TIMING in row:
+                ours = ours or row["losses"]
             seconds = row.get(TIMING, {}).get("median_s")
             if seconds is not None and (system not in best or seconds < best[system][1]):
                 best[system] = contender, seconds
         # In turn, so that a machine that slows down slows all systems down.
         for turn, system in product(range(options.repeats), best):
-            row = self._row(case, system, best[system][0], ("repeat", turn))
+            row = self._row(case, system, best[system][0], ("repeat", turn), ours)
             yield row
             if row is None:
                 return
 
     def _row(
-        self, case: SpeedupCase, system: str, contender: Contender, run: tuple[str, int]
+        self,
+        case: SpeedupCase,
+        system: str,
+        contender: Contender,
+        run: tuple[str, int],
+        ours: Sequence[float] | None,
     ) -> Row | None:
+        """One run, measured before or now; its losses are held against ``ours``."""
         prediction, options = contender.prediction, self.options
         row: dict[str, Any] = {
             "model": case.model,
@@ -262,6 +282,7 @@ class _UnderWay:
             "phase": run[0],
             "number": run[1],
             "plan": job_to_mapping(contender.job)["plan"],
+            "plan_line": plan_line(contender.job.plan),
             "predicted_s": prediction and prediction.iteration_s,
             "predicted_fits": prediction and prediction.fits,
         }
@@ -282,6 +303,7 @@ class _UnderWay:
         )
         if told is None:
             return None
+        told = held_against(told, ours, contender.job.workload.precision)
         progress(f"{case.words}: {system}, {run[0]} {run[1]}: {_outcome_words(told)}")
         return {**row, **told}
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -11,6 +12,7 @@ from typing import Any
 
 from experiments.speedup.contenders import OURS
 from experiments.speedup.nodes import Nodes
+from experiments.speedup.same_training import CONFIGURATION
 from experiments.training.plan_runs import ended_within, last_words
 from mistlab.job.job import Job, dump_job, job_from_mapping, job_to_mapping
 
@@ -40,7 +42,7 @@ def run_trial(
     longest_s: float = LONGEST_S,
     nodes: Nodes | None = None,
 ) -> dict[str, Any] | None:
-    """``median_s``, ``seconds`` and ``losses`` of a run, or its ``outcome``.
+    """``median_s``, ``seconds``, ``losses`` and ``configuration`` of a run, or its ``outcome``.
 
     None where a run had less time than the longest may take, and did not end in it. If several
     nodes take part, the other leaders are told of the run.
@@ -85,9 +87,7 @@ def _own_part(run: Mapping[str, Any], job: Job, nodes: Nodes) -> dict[str, Any]:
             return {"outcome": ENDED_ELSEWHERE if nodes.outcomes() else OVERDUE}
         if run["system"] == OURS:
             said = _json_line(done.stdout)
-            found = (
-                None if said is None else {"losses": said["losses"], "seconds": said["iteration_s"]}
-            )
+            found = said and _of_ours(said, job)
         else:
             found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
     if nodes.own > 0 and done.returncode == 0:
@@ -118,6 +118,18 @@ def _words(run: Mapping[str, Any], job: Job, plan: Path, out: Path, nodes: Nodes
     return [sys.executable, *launcher, *worker]
 
 
+def _of_ours(said: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """What a run of this package says, in the words of other systems."""
+    from runtime.baselines.baseline import Configuration  # noqa: PLC0415 (needs torch)
+
+    configuration = asdict(Configuration.of_ours(job))
+    return {
+        "losses": said["losses"],
+        "seconds": said["iteration_s"],
+        CONFIGURATION: configuration,
+    }
+
+
 def _json_line(text: str) -> Mapping[str, Any] | None:
     lines = [line for line in text.splitlines() if line.startswith("{")]
     found: Mapping[str, Any] | None = json.loads(lines[-1]) if lines else None
@@ -134,5 +146,6 @@ def _told(found: Mapping[str, Any] | None, errors: str) -> dict[str, Any]:
     return {
         "outcome": "ran",
         "losses": found["losses"],
+        CONFIGURATION: found[CONFIGURATION],
         "timing": {"seconds": seconds, "median_s": median(seconds)},
     }

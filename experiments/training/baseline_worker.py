@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -67,6 +68,7 @@ def _trained(said: dict[str, Any]) -> dict[str, Any]:
             begin = perf_counter()
             losses.append(run.step(number))
             seconds.append(perf_counter() - begin)
+        configuration = asdict(run.configuration())
         run.close()
     peaks = {}
     if on_gpu:
@@ -74,7 +76,7 @@ def _trained(said: dict[str, Any]) -> dict[str, Any]:
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
         }
-    return {"losses": losses, "seconds": seconds, **peaks}
+    return {"losses": losses, "seconds": seconds, "configuration": configuration, **peaks}
 
 
 if __name__ == "__main__":

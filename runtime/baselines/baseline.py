@@ -1,16 +1,20 @@
 """How baselines are run: other systems' own code, which drivers here train step by step."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mistlab import __version__
 from mistlab.core.values import reject
 from mistlab.job.job import Job
 from mistlab.plan.workload import ModelSpec, Workload
 from runtime.data import Sequences, Synthetic
+from runtime.engine.training import Training
 from runtime.engine.work.stage_modules import initial_tensor
+from runtime.models.config import sums_of
 from runtime.models.families import shapes_of_model
 from runtime.runnable import check_model
 
@@ -19,15 +23,73 @@ from runtime.runnable import check_model
 class BaselineSettings:
     """How a baseline is run, whatever its plan: device, seed, and the optimizer's settings.
 
-    No weight decays: systems differ in the weights that they let decay.
+    The settings are those of this package's runs. Every weight decays, in each system.
     """
 
     device: str = "cpu"
     seed: int = 0
-    learning_rate: float = 3e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
+    training: Training = field(default_factory=Training)
+
+    @property
+    def of_adam(self) -> dict[str, Any]:
+        """The settings by the names that AdamW has in torch, and in what stands in for it."""
+        return {
+            "lr": self.training.learning_rate,
+            "betas": (self.training.beta1, self.training.beta2),
+            "eps": self.training.epsilon,
+            "weight_decay": self.training.weight_decay,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """How a system trains a plan, read from its own objects once they are made: in words, so that
+    systems can be printed side by side. ``system`` names what ran, with its version."""
+
+    system: str
+    layers: str
+    attention: str
+    fusions: str
+    sums: str
+    optimizer: str
+    decay: str
+
+    @classmethod
+    def of_ours(cls, job: Job) -> "Configuration":
+        """The configuration with which this package's own runtime trains a job."""
+        return cls(
+            system=f"mistlab {__version__}",
+            layers="this package's runtime",
+            attention=f"{job.workload.attention}, torch's scaled_dot_product_attention",
+            fusions="this package's kernels",
+            sums=f"{8 * sums_of(job.workload).itemsize} bits",
+            optimizer="torch _fused_adamw_",
+            decay=f"{Training().weight_decay:g}",
+        )
+
+    @classmethod
+    def of_torch(cls, job: Job, system: str, sums: str, optimizer: Any) -> "Configuration":
+        """The configuration of a system that trains this package's torch model."""
+        return cls(
+            system=system,
+            layers="this package's torch model",
+            attention=f"{job.workload.attention}, torch's scaled_dot_product_attention",
+            fusions="this package's kernels",
+            sums=sums,
+            optimizer=class_name(optimizer),
+            decay=decay_of(optimizer),
+        )
+
+
+def class_name(made: object) -> str:
+    """The class of an object with the package that it is from, such as ``torch AdamW``."""
+    return f"{type(made).__module__.partition('.')[0]} {type(made).__name__}"
+
+
+def decay_of(optimizer: Any) -> str:
+    """By how much weights decay, for each group of an optimizer's parameters that differs."""
+    decays = sorted({float(group["weight_decay"]) for group in optimizer.param_groups})
+    return ", ".join(f"{decay:g}" for decay in decays)
 
 
 def sequences_of(job: Job, seed: int) -> Sequences:
@@ -64,12 +126,27 @@ class FirstWeights:
         return {name: self[name] for name in self.shapes}
 
 
+# Norms of a block in Megatron-core: modules of their own, or in Transformer Engine's product.
+LOCAL_NORMS = {"attention_norm": "input_layernorm.", "mlp_norm": "pre_mlp_layernorm."}
+ENGINE_NORMS = {
+    "attention_norm": "self_attention.linear_qkv.layer_norm_",
+    "mlp_norm": "mlp.linear_fc1.layer_norm_",
+}
+
+
 def megatron_weights(
-    weights: FirstWeights, model: ModelSpec, *, blocks: range, rank: int, ranks: int
+    weights: FirstWeights,
+    model: ModelSpec,
+    *,
+    blocks: range,
+    rank: int,
+    ranks: int,
+    norms: Mapping[str, str] = LOCAL_NORMS,
 ) -> Iterator[tuple[str, Tensor]]:
     """Names in Megatron-core and this rank's parts of the tensors of a pipeline stage.
 
-    The stage has the blocks ``blocks``; tensors of embedding and head come in any case.
+    The stage has the blocks ``blocks``; tensors of embedding and head come in any case. ``norms``
+    begin the names of norms.
     """
 
     def rows(tensor: Tensor) -> Tensor:
@@ -83,13 +160,10 @@ def megatron_weights(
         yield "embedding.position_embeddings.weight", weights["embedding.positions"]
     for place, block in enumerate(blocks):
         ours, theirs = f"blocks.{block}.", f"decoder.layers.{place}."
-        for norm, name in (
-            ("attention_norm", "input_layernorm"),
-            ("mlp_norm", "pre_mlp_layernorm"),
-        ):
+        for norm, name in norms.items():
             for part in ("weight", "bias"):
                 if f"{ours}{norm}.{part}" in weights.shapes:
-                    yield f"{theirs}{name}.{part}", weights[f"{ours}{norm}.{part}"]
+                    yield f"{theirs}{name}{part}", weights[f"{ours}{norm}.{part}"]
         qkv = weights[f"{ours}attention.qkv.weight"]
         yield f"{theirs}self_attention.linear_qkv.weight", rows(_by_groups(qkv, model))
         output = weights[f"{ours}attention.output.weight"]

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from mistlab.core.values import reject
@@ -23,6 +24,16 @@ def check_builds(environment: Mapping[str, str] = os.environ) -> None:
             f"{locks[0]}: a compilation was interrupted, and DeepSpeed would wait for it for ever: "
             f"delete {locks[0].parent}, unless another process compiles there just now"
         )
+
+
+# Packages that bring Megatron-core the layers and kernels which its users train with.
+TRANSFORMER_ENGINE = "transformer_engine"
+FUSED_GRADIENTS = "fused_weight_gradient_mlp_cuda"
+
+
+def has_package(name: str) -> bool:
+    """Whether a package can be imported."""
+    return find_spec(name) is not None
 
 
 # Whether a framework is installed at the version that this package knows.

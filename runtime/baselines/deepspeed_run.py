@@ -13,7 +13,7 @@ from torch import nn
 from mistlab.core.values import reject
 from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
-from runtime.baselines.baseline import BaselineSettings, FirstWeights, sequences_of
+from runtime.baselines.baseline import BaselineSettings, Configuration, FirstWeights, sequences_of
 from runtime.comm.processes import world_of_launcher
 from runtime.data import batches_of
 from runtime.models.families import Recomputed, model_of
@@ -58,6 +58,16 @@ class DeepSpeedRun:
             mean /= self._world.size
         return float(mean)
 
+    def configuration(self) -> Configuration:
+        """How this run trains, as DeepSpeed's engine says it."""
+        import deepspeed  # noqa: PLC0415 (its package)
+
+        _, summed = self._engine.get_data_types()
+        system = f"DeepSpeed {deepspeed.__version__}" + (", DeepCompile" if self._compiles else "")
+        return Configuration.of_torch(
+            self._job, system, f"{8 * summed.itemsize} bits", self._engine.basic_optimizer
+        )
+
     def close(self) -> None:
         """Leave the other ranks."""
         torch.distributed.destroy_process_group()
@@ -79,24 +89,17 @@ class DeepSpeedRun:
         return model
 
     def _optimizer(self, model: nn.Module) -> Any:
-        settings = self._settings
-        values: dict[str, Any] = {
-            "lr": settings.learning_rate,
-            "betas": (settings.beta1, settings.beta2),
-            "eps": settings.epsilon,
-            "weight_decay": 0.0,
-        }
-        parameters = list(model.parameters())
+        settings, parameters = self._settings, list(model.parameters())
         steps_on_host = self._job.plan.stages[0].offload.optimizer and not self._compiles
         if settings.device == "cuda" and steps_on_host:
             from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: PLC0415 (compiles itself)
 
-            return DeepSpeedCPUAdam(parameters, **values)
+            return DeepSpeedCPUAdam(parameters, **settings.of_adam)
         if settings.device == "cuda":
             from deepspeed.ops.adam import FusedAdam  # noqa: PLC0415 (compiles itself)
 
-            return FusedAdam(parameters, **values, adam_w_mode=True)
-        return torch.optim.AdamW(parameters, **values)
+            return FusedAdam(parameters, **settings.of_adam, adam_w_mode=True)
+        return torch.optim.AdamW(parameters, **settings.of_adam)
 
 
 def compiled_run(job: Job, settings: BaselineSettings) -> DeepSpeedRun:

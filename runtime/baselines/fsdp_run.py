@@ -16,7 +16,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 from mistlab.core.values import reject
 from mistlab.job.job import Job
-from runtime.baselines.baseline import BaselineSettings, FirstWeights, sequences_of
+from runtime.baselines.baseline import BaselineSettings, Configuration, FirstWeights, sequences_of
 from runtime.comm.processes import world_of_launcher
 from runtime.data import batches_of
 from runtime.models.config import TYPE_OF_PRECISION
@@ -46,12 +46,7 @@ class FsdpRun:
         )
         self._model: Any = self._sharded(settings)
         self._optimizer = torch.optim.AdamW(
-            self._model.parameters(),
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            weight_decay=0.0,
-            fused=not is_cpu,
+            self._model.parameters(), **settings.of_adam, fused=not is_cpu
         )
 
     def step(self, number: int) -> float:
@@ -69,6 +64,12 @@ class FsdpRun:
             torch.distributed.all_reduce(total)
             total /= self._world.size
         return float(total)
+
+    def configuration(self) -> Configuration:
+        """How this run trains."""
+        return Configuration.of_torch(
+            self._job, f"FSDP2 of torch {torch.__version__}", "32 bits", self._optimizer
+        )
 
     def close(self) -> None:
         """Leave the other ranks."""

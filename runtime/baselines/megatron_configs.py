@@ -130,7 +130,8 @@ class MegatronConfigs:
 
 
 def configs_of(text: str, **overrides: Any) -> MegatronConfigs:
-    """The configurations of a launch line; ``overrides`` are fields of the transformer's."""
+    """The configurations of a launch line, on Megatron-core's local layers and without fusions
+    unless ``overrides``, fields of the transformer's configuration, say otherwise."""
     launch = launch_of(LaunchFile(text=text))
     options = Options.of([word.text for word in launch.arguments])
     dtype = torch.bfloat16 if options.has("--bf16") else torch.float32
@@ -183,7 +184,6 @@ def _transformer(
         "normalization": options.text("--normalization") or "LayerNorm",
         "gated_linear_unit": gated,
         "activation_func": activation,
-        "bias_activation_fusion": False,
         "add_bias_linear": not options.has("--disable-bias-linear"),
         "attention_dropout": options.number("--attention-dropout", 0.1),
         "hidden_dropout": options.number("--hidden-dropout", 0.1),
@@ -204,7 +204,6 @@ def _transformer(
         "recompute_num_layers": options.whole("--recompute-num-layers"),
         "cpu_offloading": options.has("--cpu-offloading-num-layers"),
         "cpu_offloading_num_layers": options.whole("--cpu-offloading-num-layers") or 0,
-        "transformer_impl": "local",
         **parts_of(options),
     }
     if layout is not None:
@@ -213,7 +212,7 @@ def _transformer(
         fields["pipeline_model_parallel_layout"] = made
     latent = latent_of(options)
     kind = MLATransformerConfig if latent else TransformerConfig
-    return kind(**{**fields, **latent, **overrides})
+    return kind(**{"transformer_impl": "local", **fields, **latent, **overrides})
 
 
 def _others(launch: Launch, options: Options) -> dict[str, Any]:

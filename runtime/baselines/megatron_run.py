@@ -1,7 +1,9 @@
 """Trains a job in Megatron-core: its GPT model, schedules, data parallelism and optimizer.
 
-The configurations are those of the job's export. On CPUs, CUDA devices that Megatron-core names are
-taken for the CPU.
+The configurations are those of the job's export, with the fusions that Megatron-LM has by default.
+Layers are Transformer Engine's where it is installed, as for most users, and Megatron-core's local
+ones without it, which store attention's scores: the run then says so in its name. On CPUs, CUDA
+devices that Megatron-core names are taken for the CPU, and nothing is compiled.
 """
 
 import os
@@ -11,31 +13,54 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.core import __version__ as megatron_version
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.enums import AttnBackend
 from torch import Tensor
 from torch.nn.functional import gelu
 
 from mistlab.export.targets import TARGETS
 from mistlab.job.job import Job
 from runtime.baselines.baseline import (
+    ENGINE_NORMS,
+    LOCAL_NORMS,
     BaselineSettings,
+    Configuration,
     FirstWeights,
+    class_name,
+    decay_of,
     megatron_weights,
     sequences_of,
 )
+from runtime.baselines.builds import FUSED_GRADIENTS, TRANSFORMER_ENGINE, has_package
 from runtime.baselines.megatron_configs import MegatronConfigs, configs_of
 from runtime.baselines.on_cpu import on_cpu
 from runtime.comm.processes import world_of_launcher
 from runtime.data import batches_of
+from runtime.engine.training import FP16_LOSS_SCALE
 
 Batch = tuple[Tensor, Tensor]
+
+
+# What Megatron-core can fuse in a dense model, by the fields of its configuration.
+FUSIONS = (
+    "bias_activation_fusion",
+    "bias_dropout_fusion",
+    "masked_softmax_fusion",
+    "apply_rope_fusion",
+    "cross_entropy_loss_fusion",
+    "gradient_accumulation_fusion",
+)
 
 
 class MegatronRun:
@@ -46,6 +71,7 @@ class MegatronRun:
         self._sequences = sequences_of(job, settings.seed)
         world = world_of_launcher()
         is_cpu = settings.device == "cpu"
+        self._has_engine = has_package(TRANSFORMER_ENGINE)
         self._place: Any = on_cpu if is_cpu else nullcontext
         self._device = torch.device("cpu" if is_cpu else f"cuda:{world.local_rank}")
         if not is_cpu:
@@ -63,6 +89,27 @@ class MegatronRun:
         with self._placed():
             return self._step(number)
 
+    def configuration(self) -> Configuration:
+        """How this run trains, as Megatron-core's own configurations say it."""
+        made, adam = self._made.transformer, self._optimizer
+        while hasattr(adam, "chained_optimizers"):
+            adam = adam.chained_optimizers[0]
+        while hasattr(adam, "optimizer"):
+            adam = adam.optimizer
+        engine = "Transformer Engine" if self._has_engine else "local"
+        stores = "scores stored" if not self._has_engine else made.attention_backend.name
+        wide = self._made.data_parallel.grad_reduce_in_fp32 or made.params_dtype == torch.float32
+        return Configuration(
+            system=f"Megatron-core {megatron_version}"
+            + ("" if self._has_engine else ", local layers"),
+            layers=f"{engine} layers of Megatron-core",
+            attention=f"{engine}, {stores}",
+            fusions=", ".join(name for name in FUSIONS if getattr(made, name)) or "none",
+            sums="32 bits" if wide else "16 bits",
+            optimizer=class_name(adam),
+            decay=decay_of(adam),
+        )
+
     def close(self) -> None:
         """Leave the other ranks."""
         parallel_state.destroy_model_parallel()
@@ -74,14 +121,30 @@ class MegatronRun:
 
     def _overrides(self) -> dict[str, Any]:
         model = self._job.workload.model
-        own: dict[str, Any] = {"use_cpu_initialization": self._settings.device == "cpu"}
-        own |= {"perform_initialization": False, "gradient_accumulation_fusion": False}
+        on_gpu, engine = self._settings.device != "cpu", self._has_engine
+        own: dict[str, Any] = {
+            "use_cpu_initialization": not on_gpu,
+            "perform_initialization": False,
+            "transformer_impl": TRANSFORMER_ENGINE if engine else "local",
+            # Megatron-core fuses what comes before a gate with it, and nothing else without biases.
+            "bias_activation_fusion": model.mlp_type == "gated_mlp",
+            "bias_dropout_fusion": True,
+            "masked_softmax_fusion": on_gpu and not engine,
+            "apply_rope_fusion": engine and model.position_embedding == "rotary",
+            # Megatron-core's own kernel rounds gradients of logits to bf16, whatever they are.
+            "cross_entropy_loss_fusion": engine or self._job.workload.precision == "bf16",
+            "cross_entropy_fusion_impl": "te" if engine else "native",
+            "gradient_accumulation_fusion": on_gpu and has_package(FUSED_GRADIENTS),
+        }
+        if self._job.workload.attention != "math":
+            own["attention_backend"] = AttnBackend.auto
         if model.activation == "gelu_tanh":
             own["activation_func"] = partial(gelu, approximate="tanh")
         return own
 
     def _start(self, configs: MegatronConfigs) -> None:
         made, others, workload = configs.transformer, configs.others, self._job.workload
+        self._made = configs
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=made.tensor_model_parallel_size,
             pipeline_model_parallel_size=made.pipeline_model_parallel_size,
@@ -95,9 +158,14 @@ class MegatronRun:
             stage.micro_batch,
             stage.data_parallel,
         )
+        layers = (
+            get_gpt_layer_with_transformer_engine_spec()
+            if self._has_engine
+            else get_gpt_layer_local_spec(normalization=made.normalization)
+        )
         model = GPTModel(
             config=made,
-            transformer_layer_spec=get_gpt_layer_local_spec(normalization=made.normalization),
+            transformer_layer_spec=layers,
             vocab_size=others["vocab"],
             max_sequence_length=workload.sequence_length,
             pre_process=parallel_state.is_pipeline_first_stage(),
@@ -113,12 +181,12 @@ class MegatronRun:
             config=made, ddp_config=configs.data_parallel, module=model
         )
         self._model.broadcast_params()
-        optimizer = configs.optimizer
-        settings = self._settings
-        optimizer.lr, optimizer.adam_eps = settings.learning_rate, settings.epsilon
-        optimizer.adam_beta1, optimizer.adam_beta2 = settings.beta1, settings.beta2
-        optimizer.weight_decay, optimizer.clip_grad = 0.0, 0.0
-        self._optimizer = get_megatron_optimizer(optimizer, [self._model])
+        optimizer, training = configs.optimizer, self._settings.training
+        optimizer.lr, optimizer.adam_eps = training.learning_rate, training.epsilon
+        optimizer.adam_beta1, optimizer.adam_beta2 = training.beta1, training.beta2
+        optimizer.weight_decay, optimizer.clip_grad = training.weight_decay, 0.0
+        optimizer.initial_loss_scale = FP16_LOSS_SCALE
+        self._optimizer = get_megatron_optimizer(optimizer, [self._model], config_overrides={})
         made.finalize_model_grads_func = finalize_model_grads
         made.grad_scale_func = self._optimizer.scale_loss
         made.no_sync_func = self._model.no_sync
@@ -135,6 +203,7 @@ class MegatronRun:
             blocks=range(first, first + stages[place]),
             rank=parallel_state.get_tensor_model_parallel_rank(),
             ranks=parallel_state.get_tensor_model_parallel_world_size(),
+            norms=ENGINE_NORMS if self._has_engine else LOCAL_NORMS,
         )
         for name, tensor in weights:
             if name in own:

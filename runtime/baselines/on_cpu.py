@@ -67,6 +67,7 @@ def on_cpu() -> Iterator[None]:
     from megatron.core.tensor_parallel import random  # noqa: PLC0415 (its package)
 
     with ExitStack() as stack:
+        stack.enter_context(patch.object(torch._dynamo.config, "disable", True))
         for name, stand_in in _PATCHES.items():
             stack.enter_context(patch.object(torch.cuda, name, stand_in))
         states = {

@@ -1,6 +1,7 @@
 """Measured speedups: every system tries as much, what was measured is kept, losses are told too."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from experiments.speedup import contenders, trial
 from experiments.speedup import measure_speedup as measuring
 from experiments.speedup.contenders import STATES, TARGET
 from experiments.speedup.nodes import Nodes
+from experiments.speedup.same_training import held_against
 from experiments.speedup.trial import _told, without_launcher
 from mistlab import catalog
 from mistlab.core.values import InputError
@@ -61,6 +63,60 @@ def test_a_system_tries_what_it_can_say_and_first_what_fits(system: str) -> None
     assert times == sorted(times)
     if system != "fsdp":
         assert all(nearest(one.job, TARGETS[TARGET[system]]).is_exact for one in found)
+
+
+def test_megatron_tries_tensor_sequence_and_pipeline_parallelism() -> None:
+    gpus = replace(cluster(80), gpus_per_node=4)
+    found = contenders.contenders("megatron", WORKLOAD, gpus, 999, 0)
+    plans = [one.job.plan for one in found]
+    degrees = {(plan.stages[0].tensor_parallel, plan.num_stages) for plan in plans}
+    assert degrees == {(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)}
+    assert any(plan.stages[0].sequence_parallel for plan in plans)
+    assert {stage.zero for plan in plans for stage in plan.stages} <= {0, 1}
+    assert {plan.stages[0].checkpointed_layers for plan in plans if plan.num_stages == 1} == {
+        *(0, 12, 24)
+    }
+
+
+def test_a_run_whose_losses_are_not_ours_is_no_measurement() -> None:
+    ours = [5.0, 4.0]
+    ran = {"outcome": "ran", "losses": [5.001, 4.001], "timing": {"median_s": 1.0}}
+    assert held_against(ran, ours, "bf16") == ran
+    assert held_against(ran, None, "fp32") == ran
+    assert held_against({"outcome": "out of memory"}, ours, "fp32") == {"outcome": "out of memory"}
+    off = held_against(ran, ours, "fp32")
+    assert off["outcome"] == "trains something else: loss 5.001 in step 1, ours is 5"
+    assert "timing" not in off
+    drifts = {**ran, "losses": [5.0, float("nan")]}
+    assert "loss nan in step 2" in held_against(drifts, ours, "bf16")["outcome"]
+
+
+def test_what_is_not_megatron_as_its_users_run_it_is_not_called_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_trial(system: str, _: Job, **__: object) -> dict[str, Any]:
+        name = "Megatron-core 0.16.1, local layers" if system == "megatron" else "mistlab 0.1.0"
+        said = {"system": name, "attention": f"attention of {system}"}
+        loss = 1.0 if len(losses) < 3 else 1.1
+        losses.append(loss)
+        told = {"outcome": "ran", "losses": [loss], "configuration": said}
+        return {**told, "timing": {"seconds": [], "median_s": 1.0}}
+
+    losses: list[float] = []
+    monkeypatch.setattr(measuring, "run_trial", run_trial)
+    monkeypatch.setattr(measuring, "_check_installed", lambda _: None)
+    options = ["--models", "gpt3-1.3b", "--cap-gib", "40", "--batches", "8", "--json"]
+    options += ["--hardware", "a100-80gb", "--trials", "2", "--repeats", "1"]
+    options += ["--systems", "mistlab,megatron", "--out", str(tmp_path / "out")]
+    assert run(measure_speedup.main, options) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [*answer["timing"]["speedups"]] == ["Megatron-core 0.16.1, local layers"]
+    # The second trial of Megatron trained something else: it has no time.
+    others = [row["outcome"] for row in answer["rows"] if "timing" not in row]
+    assert others[0] == "trains something else: loss 1.1 in step 1, ours is 1"
+    page = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert re.search(r"\| attention +\| attention of mistlab +\| attention of megatron +\|", page)
+    assert "Megatron-core 0.16.1, local layers" in page
 
 
 def test_ratios_of_deepspeed_are_among_its_trials() -> None:
@@ -358,5 +414,6 @@ def test_a_run_without_an_answer_is_told_by_its_last_line() -> None:
     # The launcher of several ranks has words of its own below theirs.
     told = _told(None, "[rank1]:   at\n[rank1]: a.BadError: no\nFailures:\n=====\n")
     assert told["outcome"] == "a.BadError: no"
-    told = _told({"seconds": [9.0, 8.0, 1.0, 3.0, 2.0], "losses": [1.0]}, "")
+    ran = {"seconds": [9.0, 8.0, 1.0, 3.0, 2.0], "losses": [1.0], "configuration": {}}
+    told = _told(ran, "")
     assert told["timing"]["median_s"] == 2.0
