@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from mistlab.core.values import near_matches, refuse, shown
-from mistlab.huggingface.type_keys import TypeKeys, TypeRow, model_types, refused_types
+from mistlab.huggingface.type_keys import (
+    TypeKeys,
+    TypeRow,
+    model_types,
+    refused_types,
+    scaling_kind,
+)
+from mistlab.plan.rotary import yarn_amplitude
 from mistlab.plan.workload import ModelSpec
 
 Fields = dict[str, Any]
@@ -30,12 +37,27 @@ def experts_of(keys: TypeKeys) -> Fields:
         "ffn": keys.needed(row["ffn"]),
         "shared_ffn": _shared_width(keys),
         "hidden": (keys.whole(row["hidden"], minimum=0) or 0) if "hidden" in row else 0,
+        "router": _router(keys),
+        "gate_limit": keys.get(row["limit"]) or 0.0 if "limit" in row else 0.0,
     }
     every = keys.needed(row["every"]) if "every" in row else 1
     _check_listed(keys, every)
     if every > 1:
         return {"experts": experts, "pattern": "D" * (every - 1) + "A"}
     return {"experts": {**experts, "dense_blocks": _dense_blocks(keys)}}
+
+
+def _router(keys: TypeKeys) -> Fields:
+    """The rule by which tokens choose experts; coefficients of losses are the training's own."""
+    row = keys.row.experts
+    fields: Fields = dict(row.get("router", {}))
+    for name, key in row.get("router_keys", {}).items():
+        value = keys.flag(key) if name == "normalized" else keys.get(key)
+        if value is not None:
+            fields[name] = value
+    if "greedy" in row and keys.get(row["greedy"]) == "greedy":
+        return {name: value for name, value in fields.items() if "group" not in name}
+    return fields
 
 
 def _shared_width(keys: TypeKeys) -> int:
@@ -438,7 +460,8 @@ def _rotation(keys: TypeKeys, fields: Fields) -> Fields:
     position = fields.get("position_embedding", _POSITIONS[fields["family"]])
     if position != "rotary":
         return {}
-    base = {"rotary_base": keys.rotary("rope_theta")}
+    base: Fields = {"rotary_base": keys.rotary("rope_theta")}
+    base["rotary_scaling"] = scaling_of(keys, is_latent="latent" in fields)
     if "latent" in fields:
         return base
     channels = fields["head_dim"] or fields["hidden"] // fields["heads"]
@@ -452,6 +475,51 @@ def _rotation(keys: TypeKeys, fields: Fields) -> Fields:
         return {**base, "rotary_fraction": share}
     rotated = int(share * channels)
     return {**base, "rotary_fraction": _fraction(keys, "partial_rotary_factor", rotated, channels)}
+
+
+# Ways to rescale rotary embedding, and what mappings call the numbers of each.
+SCALINGS: Mapping[str, Mapping[str, str]] = {
+    "linear": {},
+    "llama3": {"low": "low_freq_factor", "high": "high_freq_factor"},
+    "yarn": {"low": "beta_slow", "high": "beta_fast", "truncates": "truncate"},
+}
+_YARN: Fields = {"low": 1.0, "high": 32.0}
+
+
+def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
+    """How rotary embedding is rescaled; None where it is not, or in a way that is not read."""
+    own = keys.scaling
+    kind = scaling_kind(own)
+    if kind not in SCALINGS:
+        return None
+    fields: Fields = {"kind": kind, **(_YARN if kind == "yarn" else {})}
+    names = {"factor": "factor", "positions": ORIGINAL, **SCALINGS[kind]}
+    fields |= {name: own[key] for name, key in names.items() if own.get(key) is not None}
+    if kind == "linear":
+        return fields
+    longest = keys.whole("max_position_embeddings")
+    if (positions := keys.whole(ORIGINAL) or longest) is not None:
+        fields.setdefault("positions", positions)
+    if kind == "yarn":
+        if "factor" not in fields and longest is not None and "positions" in fields:
+            fields["factor"] = longest / fields["positions"]
+        fields |= _steepness(own, fields.get("factor", 1.0), is_latent=is_latent)
+    return fields
+
+
+ORIGINAL = "original_max_position_embeddings"
+
+
+def _steepness(own: Mapping[str, Any], factor: float, *, is_latent: bool) -> Fields:
+    """By how much yarn makes scores steeper: those of rotated channels, or all."""
+    times, of_all = own.get("mscale"), own.get("mscale_all_dim")
+    amplitude = own.get("attention_factor")
+    if amplitude is None:
+        amplitude = yarn_amplitude(factor)
+        if times and of_all:
+            amplitude = yarn_amplitude(factor, times) / yarn_amplitude(factor, of_all)
+    scores = yarn_amplitude(factor, of_all) ** 2 if of_all and is_latent else 1.0
+    return {"amplitude": amplitude, "score_factor": scores}
 
 
 def _fraction(keys: TypeKeys, key: str, rotated: int, channels: int) -> float:

@@ -98,6 +98,15 @@ _MOST = 10_000_000
 _FULL = "full_attention"
 
 
+# What mappings call rotary embedding that is not rescaled.
+UNSCALED = "default"
+
+
+def scaling_kind(mapping: Mapping[str, Any]) -> Any:
+    """How a mapping of the rotary embedding says that it is rescaled."""
+    return mapping.get("rope_type", mapping.get("type")) or UNSCALED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeKeys:
     """The content of a config.json, read by the row of its type.
@@ -177,6 +186,12 @@ class TypeKeys:
                 return self._number(name, self.config[name])
         value = self.row.defaults.get(key)
         return None if value is None else float(value)
+
+    @property
+    def scaling(self) -> Mapping[str, Any]:
+        """The mapping that says how rotary embedding is rescaled; empty if it is not."""
+        found = (self._mapping(holder) for holder in _ROPE)
+        return next((one for one in found if scaling_kind(one) != UNSCALED), {})
 
     def given(self, key: str) -> float | None:
         """A number that a file gives, whatever its type's default."""

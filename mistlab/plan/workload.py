@@ -25,6 +25,7 @@ from mistlab.core.values import (
 from mistlab.engines.adapters import Base, Loss, States, Train, training
 from mistlab.engines.engine import Engine, Optimizer, Precision, Sums
 from mistlab.plan.reducing import reducing
+from mistlab.plan.rotary import RotaryScaling
 from mistlab.plan.routers import PLAIN_ROUTER, Router
 from mistlab.reduction.reduction_costs import PLAIN_REDUCTION, Reduction
 
@@ -75,8 +76,9 @@ class Experts:
     shared_ffn: int = field(default=0, metadata=bounded(minimum=0, most=MOST_WIDTH))
     hidden: int = field(default=0, metadata=bounded(minimum=0, most=MOST_HIDDEN))
     dense_blocks: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
-    router: Router = PLAIN_ROUTER
-    gate_limit: float = field(default=0.0, metadata=bounded(minimum=0, most=1e6))
+    # No cost depends on these two: experts that differ in them alone are equal.
+    router: Router = field(default=PLAIN_ROUTER, compare=False)
+    gate_limit: float = field(default=0.0, compare=False, metadata=bounded(minimum=0, most=1e6))
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -168,13 +170,13 @@ class ModelSpec:
 
     ``ffn`` is the inner width of the feed-forward network, and of its gate if it has one. Rotary
     embedding turns the share ``rotary_fraction`` of a head's channels, the slowest channel by one
-    radian in about ``rotary_base`` positions. Norms add ``norm_epsilon`` to what they divide by the
-    root of. Training drops the share ``dropout`` of the embedding and of what a block's halves add,
-    and the share ``attention_dropout`` of attention's shares, or of these ``dropout`` too if it is
-    None. ``graph_file`` is the JSON file with the traced
-    layers of a custom model. ``tensor_parallel_degrees`` are the degrees that its code supports;
-    None stands for all degrees that divide heads and widths. ``trained`` is how the model was
-    trained by those who published it.
+    radian in about ``rotary_base`` positions, or slower with ``rotary_scaling``. Norms add
+    ``norm_epsilon`` to what they divide by the root of. Training drops the share ``dropout`` of the
+    embedding and of what a block's halves add, and the share ``attention_dropout`` of attention's
+    shares, or of these ``dropout`` too if it is None. ``graph_file`` is the JSON file with the
+    traced layers of a custom model. ``tensor_parallel_degrees`` are the degrees that its code
+    supports; None stands for all degrees that divide heads and widths. ``trained`` is how the model
+    was trained by those who published it.
 
     With ``qk_norm`` each head's queries and keys are normalised. With ``attention_gate`` what
     attention gives is multiplied, channel by channel, by gates made with the queries. With
@@ -229,7 +231,8 @@ class ModelSpec:
     tensor_parallel_degrees: tuple[int, ...] | None = field(
         default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN)
     )
-    # No cost depends on it: models that differ in it alone are equal.
+    # No cost depends on these two: models that differ in them alone are equal.
+    rotary_scaling: RotaryScaling | None = field(default=None, compare=False)
     norm_epsilon: float = field(
         default=NORM_EPSILON, compare=False, metadata=bounded(above=0, most=1.0)
     )
@@ -360,6 +363,14 @@ class ModelSpec:
                 f"{self.position_embedding}: give {remedy}"
             )
             refuse("rotary_fraction", problem)
+        if not is_rotary and self.rotary_scaling is not None:
+            problem = (
+                f"{self.rotary_scaling.kind} with position_embedding {self.position_embedding}"
+            )
+            refuse("rotary_scaling", f"{problem}: leave it out, or give position_embedding: rotary")
+        if self.rotary_scaling and self.rotary_scaling.score_factor != 1 and self.latent is None:
+            problem = f"{self.rotary_scaling.score_factor:g} without latent attention"
+            refuse("rotary_scaling.score_factor", f"{problem}: leave it out")
         if not is_rotary and self.rotary_base != ROTARY_BASE:
             problem = (
                 f"{self.rotary_base:g} does not go with position_embedding "

@@ -6,8 +6,9 @@ the matrices beside them, and all experts of a block as one tensor.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -17,10 +18,13 @@ import torch
 from torch import Tensor
 
 from mistlab.core.values import reject
+from mistlab.huggingface.configurations import SCALINGS
+from mistlab.huggingface.type_keys import UNSCALED, scaling_kind
 from mistlab.job.job import model_from
-from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.plan.workload import Experts, ModelSpec, Workload
 from runtime.checkpoints.tensor_files import TensorPlace, tensors_of, write_tensors
 from runtime.engine.executor import Executor
+from runtime.models.experts import CORRECTION
 from runtime.models.families import shapes_of_model
 
 INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
@@ -73,6 +77,11 @@ class TensorFolder:
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all tensors."""
+        return tuple(self._places)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor; refuses a name that the folder lacks."""
         return self._place(name).shape
@@ -104,13 +113,15 @@ class TensorFolder:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
     """The tensors that are a parameter's rows one after another, or with ``stacked`` its experts,
-    each of ``parts`` tensors; row i of the parameter is row ``order[i]`` of theirs. A single tensor
-    may be ``transposed``."""
+    each of so many tensors; row i of the parameter is row ``order[i]`` of theirs. A single tensor
+    may be ``transposed``; one ``of_all`` experts has their matrices or biases one behind the
+    other, and is put in order and transposed expert by expert."""
 
     tensors: tuple[str, ...]
     stacked: int = 0
     order: tuple[int, ...] | None = None
     transposed: bool = False
+    of_all: bool = False
 
     @classmethod
     def of(cls, *tensors: str) -> Self:
@@ -120,6 +131,9 @@ class TensorSource:
     def made(self, folder: TensorFolder) -> Tensor:
         """The parameter."""
         parts = [folder.read(name) for name in self.tensors]
+        if self.of_all:
+            whole = parts[0].mT if self.transposed else parts[0]
+            return whole if self.order is None else whole[:, list(self.order)]
         if self.transposed:
             return parts[0].T
         if self.stacked:
@@ -131,6 +145,9 @@ class TensorSource:
     def shape(self, folder: TensorFolder) -> tuple[int, ...]:
         """The parameter's shape."""
         shapes = [folder.shape(name) for name in self.tensors]
+        if self.of_all:
+            count, *sizes = shapes[0]
+            return (count, *(sizes[::-1] if self.transposed else sizes))
         if self.transposed:
             return shapes[0][::-1]
         count = len(shapes) // self.stacked if self.stacked else 1
@@ -140,6 +157,12 @@ class TensorSource:
 
     def taken_apart(self, whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """The checkpoint's tensors, whose numbers of rows are ``sizes``."""
+        if self.of_all:
+            if self.order is not None:
+                back = torch.empty_like(whole)
+                back[:, list(self.order)] = whole
+                whole = back
+            return [whole.mT if self.transposed else whole]
         if self.transposed:
             return [whole.T]
         if self.stacked:
@@ -178,7 +201,9 @@ def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]
     return sources
 
 
-NAMED_LIKE_LLAMA = ("llama", "mistral", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
+NAMED_LIKE_LLAMA = (
+    *("llama", "mistral", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss"),
+)
 
 # Types whose queries, keys and values are one matrix: what they call a block's parts.
 FUSED: Mapping[str, Mapping[str, str]] = {
@@ -249,12 +274,17 @@ def _of_block(spec: ModelSpec, block: int, model_type: str) -> Iterator[tuple[st
     yield "attention_norm.weight", TensorSource.of(f"{path}.input_layernorm.weight")
     yield "mlp_norm.weight", TensorSource.of(f"{path}.post_attention_layernorm.weight")
     own = f"{path}.self_attn"
-    yield "attention.output.weight", TensorSource.of(f"{own}.o_proj.weight")
+    kinds = ("weight", "bias") if spec.biases else ("weight",)
+    for kind in kinds:
+        yield f"attention.output.{kind}", TensorSource.of(f"{own}.o_proj.{kind}")
     if spec.latent is not None:
         yield from _of_latent(spec, own)
     else:
-        parts = [f"{own}.{name}_proj.weight" for name in "qkv"]
-        yield "attention.qkv.weight", TensorSource.of(*parts)
+        for kind in kinds:
+            parts = [f"{own}.{name}_proj.{kind}" for name in "qkv"]
+            yield f"attention.qkv.{kind}", TensorSource.of(*parts)
+    if spec.sinks:
+        yield "attention.sinks", TensorSource.of(f"{own}.sinks")
     if spec.qk_norm:
         yield "attention.query_norm.weight", TensorSource.of(f"{own}.q_norm.weight")
         yield "attention.key_norm.weight", TensorSource.of(f"{own}.k_norm.weight")
@@ -262,17 +292,39 @@ def _of_block(spec: ModelSpec, block: int, model_type: str) -> Iterator[tuple[st
     if experts is None or block < experts.dense_blocks:
         yield from _of_network("mlp", f"{path}.mlp")
         return
+    if model_type == "gpt_oss":
+        yield from _of_gpt_oss(experts, f"{path}.mlp")
+        return
     is_mixtral = model_type == "mixtral"
     mlp = f"{path}.block_sparse_moe" if is_mixtral else f"{path}.mlp"
     gate, up, down = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
     each = [f"{mlp}.experts.{expert}" for expert in range(experts.count)]
     ups = tuple(f"{one}.{name}.weight" for one in each for name in (gate, up))
     yield "experts.router.weight", TensorSource.of(f"{mlp}.gate.weight")
+    if experts.router.correction:
+        yield CORRECTION, TensorSource.of(f"{mlp}.gate.e_score_correction_bias")
     yield "experts.up.weight", TensorSource(tensors=ups, stacked=2)
     downs = tuple(f"{one}.{down}.weight" for one in each)
     yield "experts.down.weight", TensorSource(tensors=downs, stacked=1)
     if experts.shared_ffn:
         yield from _of_network("shared", f"{mlp}.shared_experts")
+
+
+def _of_gpt_oss(experts: Experts, path: str) -> Iterator[tuple[str, TensorSource]]:
+    """gpt-oss's experts: one tensor of all, whose gates and values take turns."""
+    for kind in ("weight", "bias"):
+        yield f"experts.router.{kind}", TensorSource.of(f"{path}.router.{kind}")
+    turns = (*range(0, 2 * experts.ffn, 2), *range(1, 2 * experts.ffn, 2))
+    for name, its, order in (("up", "gate_up_proj", turns), ("down", "down_proj", None)):
+        own = f"{path}.experts.{its}"
+        yield (
+            f"experts.{name}.weight",
+            TensorSource(tensors=(own,), order=order, transposed=True, of_all=True),
+        )
+        yield (
+            f"experts.{name}.bias",
+            TensorSource(tensors=(f"{own}_bias",), order=order, of_all=True),
+        )
 
 
 def _of_network(name: str, path: str) -> Iterator[tuple[str, TensorSource]]:
@@ -316,8 +368,9 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
     spec, where = workload.model, f"{folder.option} {folder.folder}"
     sources = sources_of(spec, folder)
     own = model_from(str(folder.folder / CONFIG), Path())
+    _check_rotary(folder)
     for name in _COMPARED:
-        mine, its = getattr(spec, name), getattr(own, name)
+        mine, its = (_of_structure(getattr(one, name)) for one in (spec, own))
         if mine != its:
             reject(
                 f"{where}: {CONFIG} has {name} {its}, the plan's model {mine}: give "
@@ -335,12 +388,72 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
                 f"{where}: {names[0]} makes {path} of shape {found}, the plan's model has {shape}: "
                 f"give {remedy}"
             )
+    _check_unused(folder, sources)
+
+
+def _of_structure(value: Any) -> Any:
+    """A part of a model in words, without what training alone knows: routers' losses."""
+    if isinstance(value, Experts):
+        value = replace(value, router=replace(value.router, **_OF_TRAINING))
+    return repr(value)
+
+
+_OF_TRAINING: Mapping[str, Any] = dict.fromkeys(("correction_rate", "balance_loss", "z_loss"), 0.0)
+
+
+def _check_rotary(folder: TensorFolder) -> None:
+    """Refuse rotary embedding that is rescaled in a way that the runtime does not have."""
+    for holder in ("rope_parameters", "rope_scaling"):
+        mapping = folder.config.get(holder)
+        kind = scaling_kind(mapping) if isinstance(mapping, Mapping) else UNSCALED
+        if kind != UNSCALED and kind not in SCALINGS:
+            reject(
+                f"{folder.option} {folder.folder}: {holder}.rope_type {kind} is not known here: "
+                f"give a checkpoint with {', '.join(SCALINGS)} or without it"
+            )
+
+
+# Tensors that are computed of the configuration, or that no pass uses.
+HARMLESS = re.compile(
+    r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|self_attention\.(masked_)?bias$"
+    r"|rotary_emb\.(cos|sin)_cached$"
+)
+
+
+def _check_unused(folder: TensorFolder, sources: Mapping[str, TensorSource]) -> None:
+    """Refuse tensors that no parameter is made of: the model would be another without them."""
+    used = {name for source in sources.values() for name in source.tensors}
+    # A table that is tied may be written twice.
+    used |= {"lm_head.weight"} if _is_tied(folder) else set()
+    unused = [name for name in folder.names if name not in used and not _is_left_out(name, folder)]
+    if unused:
+        further = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        reject(
+            f"{folder.option} {folder.folder}: nothing in the plan's model is made of "
+            f"{unused[0]}{further}: give the checkpoint of a model that has no such part"
+        )
+
+
+def _is_tied(folder: TensorFolder) -> bool:
+    return bool(folder.config.get("tie_word_embeddings"))
+
+
+def _is_left_out(name: str, folder: TensorFolder) -> bool:
+    """Whether a tensor is harmless, or of a block for a token after the next, which a model's
+    description says that it leaves out."""
+    of_block = re.match(r"model\.layers\.(\d+)\.", name)
+    layers, later = (folder.config.get(key) or 0 for key in (LAYERS, LATER))
+    is_later = of_block is not None and layers <= int(of_block[1]) < layers + later
+    return is_later or HARMLESS.search(name) is not None
+
+
+LAYERS, LATER = "num_hidden_layers", "num_nextn_predict_layers"
 
 
 _COMPARED = (
     *("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "norm", "activation"),
     *("tied_embeddings", "biases", "rotary_fraction", "rotary_base", "norm_epsilon", "qk_norm"),
-    *("latent", "experts", "window"),
+    *("latent", "experts", "window", "rotary_scaling"),
 )
 
 
@@ -350,6 +463,8 @@ def load_weights(executor: Executor, folder: TensorFolder) -> None:
     for layer, one in executor.layers.items():
         made = {name: sources[one.prefix + name].made(folder) for name in one.whole_shapes}
         executor.parameters.set_masters(layer, made)
+    for name, correction in executor.routers.corrections().items():
+        correction.copy_(sources[name].made(folder))
 
 
 def rewrite(exported: Path, spec: ModelSpec, folder: TensorFolder, out: Path) -> None:
@@ -359,9 +474,10 @@ def rewrite(exported: Path, spec: ModelSpec, folder: TensorFolder, out: Path) ->
     sources = sources_of(spec, folder)
     if spec.tied_embeddings:
         del sources["head.projection.weight"]
-    kind = own.kind("head.norm.weight")
     kinds = {
-        name: (folder.shape(name), kind) for source in sources.values() for name in source.tensors
+        name: (folder.shape(name), own.kind(path))
+        for path, source in sources.items()
+        for name in source.tensors
     }
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -369,7 +485,7 @@ def rewrite(exported: Path, spec: ModelSpec, folder: TensorFolder, out: Path) ->
             sizes = [folder.shape(name)[0] for name in source.tensors]
             parts = source.taken_apart(own.read(path), sizes)
             for name, part in zip(source.tensors, parts, strict=True):
-                yield name, part.to(kind)
+                yield name, part.to(own.kind(path))
 
     out.mkdir(parents=True, exist_ok=True)
     write_tensors(out / SINGLE, tensors(), kinds)

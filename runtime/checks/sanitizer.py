@@ -135,6 +135,7 @@ def _small_experts(experts: Experts | None, plan: Plan) -> Experts | None:
     count = max(2 * ranks, 2) if experts.count > ranks else ranks
     return replace(
         experts,
+        router=replace(experts.router, groups=1, active_groups=1),
         count=count,
         active=min(experts.active, count),
         ffn=8 * parts,

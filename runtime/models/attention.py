@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from mistlab.plan.rotary import frequencies
 from mistlab.schedule.context_ways import HEADS
 from runtime.models.attention_kernel import settled_kernel
 from runtime.models.config import ModelConfig, Structure, shard
@@ -89,11 +90,18 @@ class RotaryTables(nn.Module):
         half = config.rotated // 2
         steps = torch.arange(half, dtype=torch.float32)
         frequency = torch.exp(steps * (-math.log(config.rotary_base) / half))
+        scaling, amplitude = config.rotary_scaling, 1.0
+        if scaling is not None:
+            frequency = torch.tensor(frequencies(value_of(half * 2), config.rotary_base, scaling))
+            amplitude = scaling.amplitude
         angle = torch.arange(config.positions, dtype=torch.float32)[:, None] * frequency
         self.cosine: Tensor
         self.sine: Tensor
-        self.register_buffer("cosine", angle.cos().to(config.dtype), persistent=False)
-        self.register_buffer("sine", angle.sin().to(config.dtype), persistent=False)
+        cosine, sine = angle.cos(), angle.sin()
+        if amplitude != 1.0:
+            cosine, sine = cosine * amplitude, sine * amplitude
+        self.register_buffer("cosine", cosine.to(config.dtype), persistent=False)
+        self.register_buffer("sine", sine.to(config.dtype), persistent=False)
 
 
 class Attention(nn.Module):

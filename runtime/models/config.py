@@ -11,6 +11,7 @@ import torch
 
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.library import kinds_of
+from mistlab.plan.rotary import RotaryScaling
 from mistlab.plan.routers import Router
 from mistlab.plan.workload import ROTARY_BASE, Attention, ModelSpec, Workload
 from runtime.models.ranks import Size, space_of
@@ -110,6 +111,7 @@ class ModelConfig:
     attention_dropout: float | None = None
     unused_vocab: int = 0
     rotary_base: float = ROTARY_BASE
+    rotary_scaling: RotaryScaling | None = None
     window: Size = 0
     query_rank: Size = 0
     key_rank: Size = 0
@@ -187,6 +189,7 @@ def config_of(
         attention_dropout=spec.attention_dropout,
         unused_vocab=spec.padded_vocab(tensor_parallel) - spec.vocab,
         rotary_base=spec.rotary_base,
+        rotary_scaling=spec.rotary_scaling,
         expert_ranks=expert_ranks,
         capacity=workload.expert_capacity or 0.0,
     )

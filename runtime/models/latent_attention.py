@@ -143,6 +143,8 @@ class LatentAttention(nn.Module):
         queries = self._up(self.query_up, self._of_queries(x))
         shape = (batch, sequence, self.heads, config.head_dim)
         queries = Rotary.apply(queries, *tables, shape, self.heads)
+        if config.rotary_scaling is not None and config.rotary_scaling.score_factor != 1:
+            queries = queries * config.rotary_scaling.score_factor
         latent, shared = self.key_down(x).split([config.key_rank, config.rotated], dim=-1)
         made = self._up(self.key_up, self.key_norm(latent)).view(
             batch, sequence, self.heads, config.head_dim - config.rotated + config.value_dim

@@ -11,6 +11,7 @@ from mistlab import catalog
 from mistlab.core.values import InputError
 from mistlab.huggingface.configurations import model_of_config
 from mistlab.job.job import dump_job, load_job, model_from
+from mistlab.plan.workload import ModelSpec
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -54,6 +55,7 @@ QWEN_EXPERTS = {
     "moe_intermediate_size": 768,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
+    "norm_topk_prob": True,
 }
 MIXTRAL = {
     "model_type": "mixtral",
@@ -141,6 +143,7 @@ GLM = {
     "partial_rotary_factor": 0.5,
     "rope_theta": 1000000,
     "use_qk_norm": True,
+    "routed_scaling_factor": 2.5,
     "n_routed_experts": 160,
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 1536,
@@ -173,6 +176,15 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_released_configuration_is_the_model_of_the_catalogue(name: str) -> None:
     assert model_of_config(CONFIGS[name], name) == catalog.model(name)
+    assert rule_of(model_of_config(CONFIGS[name], name)) == rule_of(catalog.model(name))
+
+
+def rule_of(model: ModelSpec) -> object:
+    """How tokens choose experts, without what training alone knows."""
+    if model.experts is None:
+        return None
+    router = replace(model.experts.router, correction_rate=0.0, balance_loss=0.0)
+    return router, model.experts.gate_limit
 
 
 def test_a_file_or_its_folder_names_a_model_and_comes_back_from_a_plan_file(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ IN_CATALOGUE: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 6,
         "moe_intermediate_size": 1856,
         "moe_shared_expert_intermediate_size": 3712,
+        "routed_scaling_factor": 2.5,
     },
 }
 

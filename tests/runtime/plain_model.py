@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mistlab.plan.rotary import RotaryScaling
 from mistlab.plan.workload import Experts, ModelSpec
 from tests.runtime.plain_masks import FIRST, SECOND, Masks
 
@@ -336,6 +337,8 @@ def latent_attention(
         short = rms(spec, own.inside("query_down").linear(x), own["query_norm.weight"])
     query = own.inside("query_up").linear(short).view(batch, tokens, spec.heads, spec.head_dim)
     query = rotated(spec, query, channels)
+    if spec.rotary_scaling is not None:
+        query = query * spec.rotary_scaling.score_factor
     short, shared = own.inside("key_down").linear(x).split([latent.key_rank, channels], -1)
     made = own.inside("key_up").linear(rms(spec, short, own["key_norm.weight"]))
     key, value = made.view(batch, tokens, spec.heads, -1).split(
@@ -351,11 +354,37 @@ def rotated(spec: ModelSpec, heads: Tensor, channels: int) -> Tensor:
     the one half of ``channels`` behind it."""
     half = channels // 2
     frequency = spec.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
+    amplitude = 1.0
+    if spec.rotary_scaling is not None:
+        frequency = slowed(frequency, spec.rotary_base, spec.rotary_scaling)
+        amplitude = spec.rotary_scaling.amplitude
     angle = torch.arange(heads.shape[1], dtype=torch.float64)[:, None, None] * frequency
     first, second, rest = heads.split([half, half, heads.shape[-1] - channels], -1)
-    cosine, sine = angle.cos().to(heads.dtype), angle.sin().to(heads.dtype)
+    cosine, sine = (amplitude * one.to(heads.dtype) for one in (angle.cos(), angle.sin()))
     turned = first * cosine - second * sine, second * cosine + first * sine
     return torch.cat([*turned, rest], -1)
+
+
+def slowed(frequency: Tensor, base: float, scaling: RotaryScaling) -> Tensor:
+    """Frequencies that are divided by a factor, all or those of slow channels."""
+    if scaling.kind == "linear":
+        return frequency / scaling.factor
+    length = 2 * math.pi / frequency
+    if scaling.kind == "llama3":
+        smooth = (scaling.positions / length - scaling.low) / (scaling.high - scaling.low)
+        smooth = smooth.clamp(0, 1)
+        return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    half = len(frequency)
+    first, last = (
+        half * math.log(scaling.positions / (2 * math.pi * turns)) / math.log(base)
+        for turns in (scaling.high, scaling.low)
+    )
+    if scaling.truncates:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * half - 1)
+    last = last + 0.001 if first == last else last
+    ramp = ((torch.arange(half) - first) / (last - first)).clamp(0, 1)
+    return frequency / scaling.factor * ramp + frequency * (1 - ramp)
 
 
 def attended(

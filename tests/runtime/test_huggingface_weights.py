@@ -1,5 +1,7 @@
 """Checkpoints of Hugging Face: the same logits as transformers' models, in and out of any plan."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from mistlab.core.values import InputError  # noqa: E402
 from mistlab.job.job import model_from  # noqa: E402
@@ -77,6 +81,84 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 1,
         },
     ),
+    "DeepSeek V3": (
+        "DeepseekV3Config",
+        {
+            **LATENT,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "n_group": 4,
+            "topk_group": 2,
+            "max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.7,
+            },
+        },
+    ),
+    "Qwen3 with experts": (
+        "Qwen3MoeConfig",
+        {
+            **GROUPED,
+            "rms_norm_eps": 1e-6,
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
+    "gpt-oss": (
+        "GptOssConfig",
+        {
+            **GROUPED,
+            "rms_norm_eps": 1e-5,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 5,
+            "swiglu_limit": 1.0,
+            "max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
+    "Llama 3.1": (
+        "LlamaConfig",
+        {
+            **GROUPED,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "Llama with slower turns": (
+        "LlamaConfig",
+        {
+            **GROUPED,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        },
+    ),
     "GPT-2": ("GPT2Config", {"n_inner": 48, "max_position_embeddings": 16}),
     "Falcon": (
         "FalconConfig",
@@ -110,6 +192,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Pat
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     for parameter in model.parameters():  # norms and biases too, which begin as ones and zeros
         parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.add_(torch.randn_like(buffer), alpha=0.1)
     folder = tmp_path / "given"
     model.save_pretrained(folder)
     return model, folder
@@ -124,7 +209,7 @@ def workload_in(folder: Path) -> Workload:
 
 def logits_here(work: Workload, folder: TensorFolder, tokens: Any) -> Any:
     model, sources = model_of(work), sources_of(work.model, folder)
-    for name, parameter in model.named_parameters():
+    for name, parameter in (*model.named_parameters(), *model.named_corrections()):
         parameter.data.copy_(sources[name].made(folder))
     with torch.no_grad():
         return model(tokens)
@@ -161,7 +246,9 @@ def through(work: Workload, plan: Plan, folder: TensorFolder) -> dict[str, Any]:
 
     def rank_of(rank: int, meeting: Meeting) -> Executor:
         tied = work.model.tied_embeddings
-        connections = connected(plan, rank, thread_groups(meeting, rank), tied=tied)
+        has_experts = work.model.experts is not None
+        groups = thread_groups(meeting, rank)
+        connections = connected(plan, rank, groups, tied=tied, experts=has_experts)
         executor = Executor(
             work, plan, connections, SimulatedStreams(), TRAINING, device=CPU, seed=None
         )
@@ -206,3 +293,54 @@ def test_learned_positions_say_the_length_of_sequences(tmp_path: Path) -> None:
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"give workload.sequence_length: 64"):
         check_checkpoint(workload_in(tmp_path), TensorFolder(tmp_path))
+
+
+def saved(folder: Path, **changes: Any) -> Workload:
+    """A tiny Llama in a folder, whose configuration has some other content."""
+    config = transformers.LlamaConfig(**SIZES, **GROUPED, rms_norm_eps=1e-5)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes), "utf-8")
+    return workload_in(folder)
+
+
+def with_tensor(folder: Path, name: str) -> None:
+    """One more tensor in a folder's file."""
+    (file,) = folder.glob("*.safetensors")
+    tensors = {**load_file(file), name: torch.zeros(3)}
+    save_file(tensors, file)
+
+
+def test_a_tensor_that_nothing_is_made_of_is_refused_by_name(tmp_path: Path) -> None:
+    work = saved(tmp_path)
+    with_tensor(tmp_path, "model.layers.0.self_attn.rotary_emb.inv_freq")
+    check_checkpoint(work, TensorFolder(tmp_path))
+    with_tensor(tmp_path, "model.layers.1.self_attn.q_proj.bias")
+    with pytest.raises(
+        InputError, match=r"nothing in the plan's model is made of model.layers.1.self_attn.q_proj"
+    ):
+        check_checkpoint(work, TensorFolder(tmp_path))
+
+
+def test_blocks_for_later_tokens_may_be_left_out(tmp_path: Path) -> None:
+    work = saved(tmp_path, num_nextn_predict_layers=1)
+    with_tensor(tmp_path, "model.layers.4.eh_proj.weight")
+    check_checkpoint(work, TensorFolder(tmp_path))
+    with_tensor(tmp_path, "model.layers.5.eh_proj.weight")
+    with pytest.raises(InputError, match=r"is made of model.layers.5.eh_proj.weight: give"):
+        check_checkpoint(work, TensorFolder(tmp_path))
+
+
+def test_rotary_embedding_that_is_rescaled_otherwise_is_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0}
+    work = saved(tmp_path, rope_parameters=rope)
+    with pytest.raises(InputError, match=r"rope_type longrope is not known here: give .* yarn"):
+        check_checkpoint(work, TensorFolder(tmp_path))
+
+
+def test_a_plan_without_the_checkpoint_s_scaling_is_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    work = saved(tmp_path, rope_parameters=rope)
+    plain = replace(work, model=replace(work.model, rotary_scaling=None))
+    with pytest.raises(InputError, match=r"has rotary_scaling .*the plan's model None: give"):
+        check_checkpoint(plain, TensorFolder(tmp_path))
