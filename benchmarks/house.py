@@ -1,6 +1,7 @@
 """Prints the figures of the house: code lines by room, files, names, equal bodies and walks.
 
     python -m benchmarks.house [--no-walks]
+    python -m benchmarks.house --commits REVISION..REVISION    # code lines that each commit added
 
 Code lines are those without blanks, comments and docstrings.
 """
@@ -151,8 +152,36 @@ def figures(tree: Tree) -> Iterator[str]:
     yield from (f"  {' = '.join(names)}" for names in equal)
 
 
+def commits(revisions: str, root: Path = ROOT) -> Iterator[str]:
+    """A line for each commit of a range: the code lines of the packages that it added or, below
+    zero, took away."""
+    for line in _git(root, "log", "--reverse", "--format=%h %s", revisions).splitlines():
+        commit = line.partition(" ")[0]
+        before, after = (_lines_at(root, revision, commit) for revision in (f"{commit}~", commit))
+        yield f"{after - before:+6} {line}"
+
+
+def _lines_at(root: Path, revision: str, commit: str) -> int:
+    """Code lines at a revision of the modules that a commit changes."""
+    changed = _git(
+        root, "diff", "--no-renames", "--name-only", f"{commit}~", commit, "--", *PACKAGES
+    )
+    there = _git(root, "ls-tree", "-r", "--name-only", revision, "--", *PACKAGES).splitlines()
+    names = {*changed.splitlines()} & {name for name in there if name.endswith(".py")}
+    return sum(code_lines(_git(root, "show", f"{revision}:{name}")) for name in names)
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Print all figures."""
+    """Print all figures, or those of commits."""
+    if "--commits" in arguments:
+        for line in commits(arguments[-1]):
+            sys.stdout.write(f"{line}\n")
+        return 0
     for line in figures(tree_of()):
         sys.stdout.write(f"{line}\n")
     for name in () if "--no-walks" in arguments else WALKS:

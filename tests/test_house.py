@@ -1,12 +1,13 @@
 """The rules of the house (``tests/house.py``) hold, but for a list that may only shrink."""
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.house import WALKS, code_lines, equal_bodies, walk_counts
+from benchmarks.house import WALKS, code_lines, commits, equal_bodies, walk_counts
 from benchmarks.walk import Walk
 from tests.house import DECLARES, RULES, WALK_BUDGET, grown, listed, over_budget, stale, whole_tree
 
@@ -111,6 +112,19 @@ def test_a_test_of_a_table_s_text_is_an_offender(test: str) -> None:
 def test_code_lines_are_without_blanks_comments_and_docstrings() -> None:
     text = '"""Module."""\n\n# A comment.\ndef f():\n    """Doc."""\n    return (1,\n 2)\n'
     assert code_lines(text) == 3
+
+
+def test_code_lines_of_a_commit_are_those_that_it_added(tmp_path: Path) -> None:
+    module = tmp_path / "mistlab" / "a.py"
+    module.parent.mkdir()
+    git = "git", "-c", "user.name=a", "-c", "user.email=a@b"
+    subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
+    for text in ("a = 1\n", "# A comment.\n\na = 1\nb = 2\nc = 3\n", "c = 3\n"):
+        module.write_text(text)
+        subprocess.run([*git, "add", "-A"], cwd=tmp_path, check=True)
+        subprocess.run([*git, "commit", "-qm", f"{len(text)}"], cwd=tmp_path, check=True)
+    added = [line.split() for line in commits("HEAD~2..HEAD", tmp_path)]
+    assert [(line[0], line[-1]) for line in added] == [("+2", "32"), ("-2", "6")]
 
 
 def test_equal_bodies_are_found() -> None:
