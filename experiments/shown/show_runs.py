@@ -91,7 +91,6 @@ def _pictures(path: Path) -> Iterator[tuple[str, str]]:
 
 
 _PICTURE = re.compile(r'<img alt="([^"]*)" src="([^"]*)" ?/?>')
-_HEADING = re.compile(r"<(/?)h([1-5])>")
 _PART = re.compile(r"[^a-z0-9]+")
 
 

@@ -39,7 +39,6 @@ _RECOMPUTED: Mapping[str, Mapping[str, str]] = {
     "MemoryBudgetAC": {"mode": "memory_budget"},
 }
 _CONVERTERS = {"Float8": "float8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "LoRA": "lora"}
-_READ = ("training", "parallelism", "compile", "activation_checkpoint", "model_spec", "optimizer")
 _DEEPEST = 10
 
 

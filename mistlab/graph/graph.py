@@ -17,7 +17,6 @@ from mistlab.schedule.context_ways import GATHER, HEADS, RING
 Shape = tuple["sympy.Expr", ...]
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
-LAYERS = ("embedding", "block", "head")
 
 Kind = Literal[
     "matmul",
@@ -34,7 +33,6 @@ Kind = Literal[
     "collective",
     "other",
 ]
-KINDS: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,6 @@ from mistlab.stages.plan_orders import check_order
 
 MODEL = "workload.model"
 HARDWARE = "cluster.hardware"
-ORDER = "plan.order"
 CONFIG = "config.json"
 # Divides a configuration's path from the part of it that is read (``config.json#text_config``).
 _PART = "#"

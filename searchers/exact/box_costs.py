@@ -11,7 +11,7 @@ Axes: R rows, each a box with numbers of treated blocks; D dimensions of ``names
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Self
 
@@ -127,9 +127,6 @@ class Boxes(ColumnSet):
             fewest=low[:, -1],
             most=high[:, -1],
         )
-
-
-_BOX_COLUMNS = [entry.name for entry in fields(Boxes) if entry.name != "choices"]
 
 
 def _parts_of_box(ratios: Sequence[float]) -> list[tuple[int, int]]:
@@ -440,9 +437,6 @@ def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
         places = np.concatenate([corner(asked[i].boxes) for i in numbers])
         values[rows] = asked[numbers[0]].boxes.savings(places)
     return values
-
-
-_COLUMNS = [entry.name for entry in fields(_BoxRows) if entry.name != "places"]
 
 
 def _columns_of(places: Sequence[StagePosition]) -> Mapping[str, Ints]:
