@@ -37,9 +37,9 @@ class DeepSpeedRun:
         self._sequences = sequences_of(job, settings.seed)
         deepspeed.init_distributed("nccl" if settings.device == "cuda" else "gloo")
         model = self._model()
-        self._engine, *_ = deepspeed.initialize(
-            model=model, optimizer=self._optimizer(model), config=self._config()
-        )
+        on_host = bool(job.plan.stages[0].offload.optimizer) and not compiles
+        adam = adam_of(settings, list(model.parameters()), on_host=on_host)
+        self._engine, *_ = deepspeed.initialize(model=model, optimizer=adam, config=self._config())
         if compiles:
             self._engine.compile()
 
@@ -88,18 +88,17 @@ class DeepSpeedRun:
             model.blocks[place] = Recomputed(model.blocks[place])
         return model
 
-    def _optimizer(self, model: nn.Module) -> Any:
-        settings, parameters = self._settings, list(model.parameters())
-        steps_on_host = self._job.plan.stages[0].offload.optimizer and not self._compiles
-        if settings.device == "cuda" and steps_on_host:
-            from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: PLC0415 (compiles itself)
 
-            return DeepSpeedCPUAdam(parameters, **settings.of_adam)
-        if settings.device == "cuda":
-            from deepspeed.ops.adam import FusedAdam  # noqa: PLC0415 (compiles itself)
-
-            return FusedAdam(parameters, **settings.of_adam, adam_w_mode=True)
+def adam_of(settings: BaselineSettings, parameters: list[nn.Parameter], *, on_host: bool) -> Any:
+    """DeepSpeed's AdamW for GPUs, or for what steps on the host beside GPUs; torch's on CPUs."""
+    if settings.device != "cuda":
         return torch.optim.AdamW(parameters, **settings.of_adam)
+    # Either compiles itself when it is first made.
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam  # noqa: PLC0415 (its package)
+
+    if on_host:
+        return DeepSpeedCPUAdam(parameters, **settings.of_adam, adamw_mode=True)
+    return FusedAdam(parameters, **settings.of_adam, adam_w_mode=True)
 
 
 def compiled_run(job: Job, settings: BaselineSettings) -> DeepSpeedRun:

@@ -1,5 +1,6 @@
 """Megatron-core, DeepSpeed and FSDP2 train a tiny model on CPUs with the losses of a plain run."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,8 +22,10 @@ from runtime.baselines.baseline import (
     megatron_weights,
     sequences_of,
 )
+from runtime.baselines.deepspeed_run import adam_of
 from runtime.data import batches_of
 from runtime.models.families import model_of
+from tests.runtime.stand_ins.deepspeed_adam import adam_of_host, fused_adam
 from tests.runtime.test_accepted_exports import needs
 
 ROOT = Path(__file__).parents[2]
@@ -182,6 +186,31 @@ def test_first_losses_are_those_of_a_plain_run(name: str, tmp_path: Path) -> Non
         assert ("local" in said["system"]) != has_engine
         assert ("apply_rope_fusion" in said["fusions"]) == (has_engine and family == "llama")
         assert said["optimizer"] == "transformer_engine FusedAdam" if has_engine else "torch AdamW"
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_optimizers_of_deepspeed_get_arguments_that_they_have(
+    on_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = ModuleType("deepspeed.ops.adam")
+    vars(ops).update(FusedAdam=fused_adam, DeepSpeedCPUAdam=adam_of_host)
+    monkeypatch.setitem(sys.modules, ops.__name__, ops)
+    settings = BaselineSettings(device="cuda")
+    given = adam_of(settings, [], on_host=on_host)
+    assert given.items() >= settings.of_adam.items()
+    assert given["adamw_mode" if on_host else "adam_w_mode"]
+    assert given["bias_correction"]
+    assert not given["amsgrad"]
+
+
+@pytest.mark.slow
+def test_stand_ins_have_the_arguments_of_what_they_stand_for() -> None:
+    needs(TARGETS["deepspeed"].package)
+    adam = pytest.importorskip("deepspeed.ops.adam")
+    for stand_in, real in ((fused_adam, adam.FusedAdam), (adam_of_host, adam.DeepSpeedCPUAdam)):
+        ours, theirs = (inspect.signature(one).parameters for one in (stand_in, real))
+        assert [*ours] == [*theirs]
+        assert [one.default for one in ours.values()] == [one.default for one in theirs.values()]
 
 
 @pytest.mark.parametrize("family", MODELS)
