@@ -21,6 +21,11 @@ STUDY_COMMANDS: dict[str, Group] = {
             option("--tensor-parallel", "ranks that share a layer, in one node", 8),
             examples={"over four ranks": "--tensor-parallel 4"},
         ),
+        "tempo": command(
+            "experiments.studies.tempo:tempo",
+            {**experiment("tempo")},
+            examples={"a first look": "--quick"},
+        ),
         "communication": command(
             "experiments.reductions.communication:communication",
             {**experiment("communication")},

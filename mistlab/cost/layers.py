@@ -29,7 +29,7 @@ from mistlab.graph.graph import (
     Operator,
     Phase,
 )
-from mistlab.graph.layer_types import LayerTypes, graphs_of
+from mistlab.graph.layer_types import LayerTypes, graphs_of, type_of
 from mistlab.graph.library import graph_of
 from mistlab.graph.stored_graph import StoredGraph
 from mistlab.graph.sums import Sum, Value, names_in, where
@@ -177,6 +177,10 @@ def _compiled(
     numbers: dict[str, int] = {}
     names: dict[tuple[str, tuple[Operator, ...]], str] = {}
     layers = graphs_of(graph.counts, treatments, choice.exchange, choice.lean)
+    # Whether their passes are those of others depends on the choice, and names must not.
+    chosen = {
+        type_of(kind, name) for kind in graph.pattern for name, row in treatments if row.is_chosen
+    }
     for layer_type, layer in layers.items():
         expressions |= {
             f"{layer_type} parameters": layer.parameter_count,
@@ -186,7 +190,8 @@ def _compiled(
         }
         for phase, operators in _passes(layer).items():
             own = f"{layer_type} {phase}"
-            name = names.setdefault((layer.name, operators), own)
+            whose = layer_type if layer_type in chosen else layer.name
+            name = names.setdefault((whose, operators), own)
             if name == own:
                 expressions |= _exchanges(name, operators)
                 for key, work in _work(operators, layer, rules, graph.attention).items():

@@ -141,10 +141,13 @@ FSDP_EAGER = replace(
     },
     # Torchao's products on GB200 are those on B200.
     eight_bit_on={**FSDP.eight_bit_on, "gb200-186gb": _B200},
+    # A model's own operators may be replaced; a compiler chooses itself what is kept.
+    runs_lean=True,
 )
 FSDP_COMPILED = replace(
     FSDP_EAGER,
     name="fsdp-compiled",
+    runs_lean=False,
     kernels=(*_BLOCKS, *_LOSS),
     # 16-bit logits and their gradient.
     **_keeping("compiled", 0),

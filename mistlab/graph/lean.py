@@ -173,7 +173,9 @@ def _lean_core(block: LayerGraph) -> LayerGraph:
     forward = _named(block, DROPOUT, "forward", module=ATTENTION)
     if forward is None:
         return block
-    dropped = product(forward.outputs[0]) * _WIDTHS[forward.dtype]
+    # Of scores of a rank's own queries with all keys, which shapes do not tell.
+    width = _WIDTHS[forward.dtype]
+    dropped = expanded(forward.written_bytes / (width + 1) * width)
     saved, is_gone = [], False
     for tensor in block.saved:
         if not is_gone and tensor.module == ATTENTION and tensor.size_bytes == dropped:

@@ -200,6 +200,16 @@ class Plan:
             near = near_matches(self.order, ORDERS)
             refuse("order", f"{shown(self.order)} is no known order, {no_path}{near}")
 
+    @classmethod
+    def of_one_gpu(
+        cls, layers: int, sequences: int, engine: str, values: Mapping[str, float]
+    ) -> Self:
+        """A plan of one GPU, each step of which is one micro-batch of ``sequences``; its stage has
+        these values of other dimensions."""
+        alone = dict.fromkeys(("data_parallel", "tensor_parallel"), 1)
+        own = {**alone, "layers": layers, "micro_batch": sequences, **values}
+        return cls(engine=engine, micro_batches=1, stages=(StagePlan.of_values(own),))
+
     @property
     def num_stages(self) -> int:
         """Number of pipeline stages."""

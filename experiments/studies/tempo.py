@@ -1,0 +1,324 @@
+"""The command ``tempo``: what operators that keep less bring, beside recomputation and published
+figures."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from experiments.cli.commandline import DONE
+from experiments.pages.charts import Bars
+from experiments.pages.study import Report, Study, beside
+from experiments.pages.tables import Row, table, table_of
+from mistlab import catalog
+from mistlab.core.units import GIB_BYTES, MIB_BYTES
+from mistlab.engines.engine import Precision
+from mistlab.graph.treatments import TREATMENTS
+from mistlab.job.prediction import Prediction
+from mistlab.machine.cluster import Cluster
+from mistlab.plan.lean_sets import ALL, CHOICE, KINDS, SETS
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Attention, Workload
+from simulators.symbolic import SymbolicPredictor
+
+# What a plan is of, fixed before anything was predicted: torch's own operators one by one, which
+# Tempo replaced, in 16 bits; attention written out, as it was then; a step of one micro-batch.
+ENGINE = "fsdp-eager"
+PRECISION: Precision = "bf16"
+ATTENTIONS: tuple[Attention, ...] = ("math", "flash")
+HARDWARE = "a100-40gb"
+GPUS = ("a100-40gb", "h100-80gb", "l4-24gb")
+# Of each model: its tokens, those of the map, and its published gain.
+MODELS: Mapping[str, tuple[int, Sequence[int], float]] = {
+    "bert-large": (512, (128, 256, 512), 0.16),
+    "gpt2-medium": (1024, (256, 512, 1024), 0.19),
+    "roberta-large": (512, (128, 256, 512), 0.26),
+}
+# Within so many points of a published gain.
+POINTS = 6
+PLAIN, LEAN, AGAIN = "plain", "lean", "recomputed"
+RECOMPUTED, IS_LEAN = (TREATMENTS[name].dimension for name in ("recomputed", "lean"))
+# Numbers of a model's blocks that are recomputed, in parts of all.
+SHARES = tuple(part / 12 for part in range(13))
+MOST = 1 << 14
+# GiB that the GPU is left with.
+LESS_GIB = (10.0, 12.0, 16.0, 24.0)
+# Parts of the largest plain batch.
+PARTS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneGpu:
+    """A model on one GPU."""
+
+    model: str
+    hardware: str
+    length: int
+    attention: Attention = "math"
+    memory_gib: float | None = None
+
+    @property
+    def layers(self) -> int:
+        """The model's blocks."""
+        return catalog.model(self.model).layers
+
+    def predicted(self, sequences: int, values: Mapping[str, float]) -> Prediction:
+        """A step of so many sequences, with these values of the stage's dimensions."""
+        plan = Plan.of_one_gpu(self.layers, sequences, ENGINE, values)
+        return _predictor(self, sequences).predict(plan)
+
+
+@cache
+def _predictor(case: OneGpu, sequences: int) -> SymbolicPredictor:
+    work = Workload(
+        model=catalog.model(case.model),
+        sequence_length=case.length,
+        global_batch=sequences,
+        attention=case.attention,
+        precision=PRECISION,
+    )
+    cluster = Cluster(
+        hardware=catalog.hardware(case.hardware),
+        nodes=1,
+        gpus_per_node=1,
+        memory_gib=case.memory_gib,
+    )
+    return SymbolicPredictor(workload=work, cluster=cluster)
+
+
+def largest(case: OneGpu, values: Mapping[str, float]) -> tuple[int, Prediction | None]:
+    """The most sequences of a step that fit, and that step; 0 if one does not."""
+    low, high = 0, 1
+    while high < MOST and case.predicted(high, values).fits:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if case.predicted(middle, values).fits:
+            low = middle
+        else:
+            high = middle
+    return low, case.predicted(low, values) if low else None
+
+
+def tempo(options: argparse.Namespace) -> int:
+    """What lean operators bring (Tempo, NeurIPS 2022): the largest batch and the throughput of BERT
+    Large, GPT-2 and RoBERTa Large on one GPU, plain, lean and recomputed, alone and together.
+
+    GPU, lengths and models were fixed before anything was predicted; published gains stand beside
+    those predicted. Further chapters have each kind of operator alone, fused attention, and a map
+    over three GPUs and three lengths.
+    """
+    study = Study.begin("tempo", options)
+    models = [*MODELS][: 1 if options.quick else None]
+    for case, chapter in study.counted([*_cases(models, quick=options.quick)], "cases"):
+        ways = WAYS if chapter == "ways" else (PLAIN, LEAN, AGAIN)
+        for way in ways:
+            study.add({"chapter": chapter, **_of_way(case, way)})
+        if chapter == "ways":
+            study.add_all(_at_parts(case))
+        for number in range(1, len(KINDS) + 1) if chapter == "ways" else ():
+            way = f"lean {' and '.join(SETS[number])}"
+            study.add({"chapter": "kinds", **_row(case, way, _lean(case, number))})
+    return study.end(_report(study.rows), DONE)
+
+
+def _cases(models: Sequence[str], *, quick: bool) -> Iterator[tuple[OneGpu, str]]:
+    """Each case, and the chapter that it belongs to."""
+    for model in models:
+        length, lengths, _ = MODELS[model]
+        yield OneGpu(model=model, hardware=HARDWARE, length=length), "ways"
+        yield OneGpu(model=model, hardware=HARDWARE, length=length, attention="flash"), "fused"
+        for memory_gib in LESS_GIB[: 1 if quick else None]:
+            case = OneGpu(model=model, hardware=HARDWARE, length=length, memory_gib=memory_gib)
+            yield case, "less memory"
+        for hardware in GPUS[: 1 if quick else None]:
+            for each in lengths[: 1 if quick else None]:
+                yield OneGpu(model=model, hardware=hardware, length=each), "map"
+
+
+def _lean(case: OneGpu, number: int = ALL, share: float = 0.0) -> dict[str, float]:
+    """All blocks lean but those that are recomputed."""
+    again = round(share * case.layers)
+    return {IS_LEAN: case.layers - again, RECOMPUTED: again, CHOICE: number}
+
+
+def _again(case: OneGpu, share: float) -> dict[str, float]:
+    return {RECOMPUTED: round(share * case.layers)}
+
+
+# What tells a case, and the chapters whose cases are compared.
+CASE = ("model", "hardware", "length", "attention", "memory_gib")
+COMPARED = ("ways", "fused", "less memory", "map")
+# Each way, with the values of stages among which it takes the fastest.
+SOME_AGAIN, LEAN_AND_AGAIN = "some recomputed", "lean and recomputed"
+WAYS = (PLAIN, LEAN, AGAIN, SOME_AGAIN, LEAN_AND_AGAIN)
+
+
+def _of_way(case: OneGpu, way: str) -> Row:
+    """The fastest step of a way at its largest batch."""
+    tried = {
+        PLAIN: [_again(case, 0.0)],
+        LEAN: [_lean(case)],
+        AGAIN: [_again(case, 1.0)],
+        SOME_AGAIN: [_again(case, share) for share in SHARES],
+        LEAN_AND_AGAIN: [_lean(case, share=share) for share in SHARES],
+    }[way]
+    return max((_row(case, way, values) for values in tried), key=lambda row: row["rate"])
+
+
+def _at_parts(case: OneGpu) -> Iterator[Row]:
+    """A plain step of the largest batch and of parts of it, which tell what a larger one brings."""
+    most, _ = largest(case, _again(case, 0.0))
+    for part in PARTS:
+        batch = max(1, most // part)
+        rate = batch / case.predicted(batch, _again(case, 0.0)).iteration_s
+        yield {"chapter": "parts", "model": case.model, "part": part, "batch": batch, "rate": rate}
+
+
+def _row(case: OneGpu, way: str, values: Mapping[str, float]) -> Row:
+    batch, step = largest(case, values)
+    row: Row = {
+        "model": case.model,
+        "hardware": case.hardware,
+        "length": case.length,
+        "attention": case.attention,
+        "memory_gib": case.memory_gib,
+        "way": way,
+        "recomputed": values.get(RECOMPUTED, 0),
+        "batch": batch,
+        "rate": 0.0,
+    }
+    if step is None:
+        return row
+    kept = step.stages[0].memory.activations / batch
+    return {
+        **row,
+        "rate": batch / step.iteration_s,
+        "iteration_s": step.iteration_s,
+        "peak_gib": step.peak_reserved_bytes / GIB_BYTES,
+        "kept_mib": kept / MIB_BYTES,
+    }
+
+
+def gains(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Of each case, lean beside plain and beside the better one of plain and recomputed: how many
+    times the batch, and how much faster."""
+    found = []
+    compared = [row for row in rows if row["chapter"] in COMPARED]
+    keys = dict.fromkeys((row["chapter"], *_case_of(row)) for row in compared)
+    for key in keys:
+        own = {r["way"]: r for r in compared if (r["chapter"], *_case_of(r)) == key}
+        plain, lean, again = (own[way] for way in (PLAIN, LEAN, AGAIN))
+        best = max(plain["rate"], again["rate"])
+        if not lean["batch"] or not best:
+            continue
+        row = dict(zip(("chapter", *CASE), key, strict=True))
+        row |= {"plain_batch": plain["batch"], "lean_batch": lean["batch"]}
+        row["batch_ratio"] = lean["batch"] / plain["batch"] if plain["batch"] else None
+        row["gain"] = lean["rate"] / best - 1
+        row["over_plain"] = lean["rate"] / plain["rate"] - 1 if plain["rate"] else None
+        found.append(row)
+    return found
+
+
+def _case_of(row: Row) -> tuple[object, ...]:
+    return tuple(row[key] for key in CASE)
+
+
+def beside_published(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Predicted gains of the cases that were fixed before, beside published ones, in points."""
+    found = []
+    for row in gains(rows):
+        if row["chapter"] == "ways":
+            published = MODELS[row["model"]][2]
+            points = 100 * (row["gain"] - published)
+            found.append({**row, "published": published, "points": points})
+    return found
+
+
+_GAIN = {
+    "model": "{model}",
+    "GPU": "{hardware}",
+    "tokens": "{length}",
+    "attention": "{attention}",
+    "batch plain": "{plain_batch}",
+    "lean": "{lean_batch}",
+    "times": "{batch_ratio:.2f}",
+    "faster than plain": "{over_plain:+.1%}",
+    "than the best of plain and recomputed": "{gain:+.1%}",
+}
+_BATCHES = [(head, _GAIN[head]) for head in ("model", "tokens", "batch plain", "lean", "times")]
+_FASTER = [
+    (head, _GAIN[head]) for head in ("faster than plain", "than the best of plain and recomputed")
+]
+_BESIDE = (
+    ("predicted", "{gain:+.1%}"),
+    ("published", "{published:+.0%}"),
+    ("points apart", "{points:+.1f}"),
+)
+_WAY = {
+    "model": "{model}",
+    "way": "{way}",
+    "blocks recomputed": "{recomputed:.0f}",
+    "largest batch": "{batch}",
+    "sequences/s": "{rate:.1f}",
+    "peak GiB": "{peak_gib:.1f}",
+    "MiB kept a sequence": "{kept_mib:.0f}",
+}
+
+
+def _report(rows: Sequence[Row]) -> Report:
+    found, published = gains(rows), beside_published(rows)
+    near = sum(abs(row["points"]) <= POINTS for row in published)
+    of = {chapter: [r for r in found if r["chapter"] == chapter] for chapter in COMPARED}
+    ways = [row for row in rows if row["chapter"] == "ways"]
+    return Report(
+        title="Operators that keep less (Tempo)",
+        words=[
+            *(SETTING, "## Published beside predicted"),
+            table_of(published, *_BATCHES, *_BESIDE),
+            f"Within {POINTS} points: {near} of {len(published)}.",
+            *("## What a larger batch brings", _of_parts(rows)),
+            *("## Alone and together", table_of(ways, *_WAY.items())),
+            *("## Each kind of operator alone",),
+            table_of([r for r in rows if r["chapter"] == "kinds"], *_WAY.items()),
+            *("## With fused attention", table_of(of["fused"], *_GAIN.items())),
+            "## With less memory",
+            table_of(of["less memory"], ("GiB", "{memory_gib:.0f}"), *_BATCHES, *_FASTER),
+            *("## Three GPUs and three lengths", table_of(of["map"], *_GAIN.items())),
+        ],
+        beside=beside("tempo"),
+        summary={"within": near, "of": len(published), "gains": published},
+        pictures=[
+            Bars(
+                name="tempo",
+                caption=f"Throughput at the largest batch, {HARDWARE}, sequences a second.",
+                groups=[*dict.fromkeys(row["model"] for row in ways)],
+                series={way: [r["rate"] for r in ways if r["way"] == way] for way in WAYS},
+                y="sequences/s",
+                number=".0f",
+            )
+        ],
+    )
+
+
+def _of_parts(rows: Sequence[Row]) -> str:
+    """Plain throughput at parts of the largest batch, as shares of that at the whole."""
+    own = [row for row in rows if row["chapter"] == "parts"]
+    rates = {(row["model"], row["part"]): row["rate"] for row in own}
+    lines = [
+        [model, *(f"{rates[model, part] / rates[model, 1]:.1%}" for part in PARTS)]
+        for model in dict.fromkeys(row["model"] for row in own)
+    ]
+    return table(["plain sequences/s at a part of the largest batch", *HEADS], lines)
+
+
+HEADS = ("whole", *(f"1/{part}" for part in PARTS[1:]))
+SETTING = (
+    f"One GPU, engine `{ENGINE}`, {PRECISION}, attention written out unless said otherwise, "
+    "dropout 0.1, AdamW. A step is one micro-batch, as large as fits. Lean operators are GELU, "
+    "LayerNorm, attention's core and dropout, one kernel each in each pass. Recomputed blocks keep "
+    "their input alone; where some are recomputed, it is the fastest number of "
+    f"{len(SHARES)}. GPT-2 is GPT-2 medium. All figures are predictions; no GPU has run them."
+)
