@@ -60,7 +60,7 @@ def check_runnable(job: Job) -> None:
     _check_tokens(job.plan)
     check_model(job.workload)
     _check_context(job.plan, job.workload)
-    _check_latent(job.plan, job.workload)
+    _check_encoder(job.plan, job.workload)
     _check_experts(job.plan, job.workload)
     _check_further(job.plan, job.workload)
 
@@ -101,21 +101,18 @@ def _check_context(plan: Plan, workload: Workload) -> None:
             )
         elif ranks > 1 and model.is_encoder:
             problem = " with an encoder, whose tokens attend to all tokens, is not trained: give 1"
-        elif ranks > 1 and model.latent:
-            problem = " with latent attention can be predicted and not yet trained: give 1"
         if problem:
             reject(f"plan.stages[{number}].context_parallel: {ranks}{problem}")
 
 
-def _check_latent(plan: Plan, workload: Workload) -> None:
-    """Refuse matrices that all ranks have whole, where each would have a summand of gradients."""
+def _check_encoder(plan: Plan, workload: Workload) -> None:
+    """Refuse encoders' matrices that all ranks have whole, where each would have a summand of their
+    biases' gradients."""
     for number, stage in enumerate(plan.stages):
-        model = workload.model
-        if (model.latent or model.is_encoder) and stage.splits_tokens:
-            what = "an encoder" if model.is_encoder else "latent attention"
+        if workload.model.is_encoder and stage.splits_tokens:
             reject(
-                f"plan.stages[{number}].sequence_parallel: 1 with {what} can be predicted and not "
-                "yet trained: give 0"
+                f"plan.stages[{number}].sequence_parallel: 1 with an encoder can be predicted and "
+                "not yet trained: give 0"
             )
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mistlab.schedule.context_ways import HEADS
 from runtime.models.attention import RotaryTables
 from runtime.models.config import ModelConfig, Structure, shard
+from runtime.models.context import ContextRanks, attend_in_context, heads_of_all, tokens_of_own
 from runtime.models.operators import RMSNorm, Rotary, rotate_
 from runtime.models.parallel import ColumnLinear, Multiply, RowLinear, enter, product
 from runtime.models.ranks import Size, TensorParallel, carried
@@ -102,6 +104,8 @@ class LatentAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.ranks, self.rotary = config, ranks, rotary
+        # Ranks that have the other tokens of each sequence, if there are any.
+        self.context: ContextRanks | None = None
         self.heads = shard(config.heads, ranks.size, "a number of heads of")
         plain = config.head_dim - config.rotated
         self.query_down: Down | None = None
@@ -154,8 +158,19 @@ class LatentAttention(nn.Module):
         else:
             shared = enter(shared, self.ranks)
         keys, values = KeysAndValues.apply(made, shared, *tables, config.value_dim)
-        mixed = WideAttention.apply(queries.view(shape), keys, values, None, 0)
+        mixed = self._mixed(queries.view(shape), keys, values)
         return self.output(mixed.reshape(batch, sequence, self.heads * config.value_dim))
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention (B, S, H, C) on the keys of all tokens, those of other ranks too."""
+        ranks = self.context
+        if ranks is None:
+            mixed: Tensor = WideAttention.apply(query, key, value, None, 0)
+            return mixed
+        if ranks.way == HEADS:
+            whole = WideAttention.apply(*heads_of_all(ranks, query, key, value), None, 0)
+            return tokens_of_own(ranks, whole)
+        return attend_in_context(query, key, value, ranks)
 
     def _of_queries(self, x: Tensor) -> Tensor:
         """What queries are made of: latent vectors, or the tokens (B, S, hidden) themselves."""

@@ -97,8 +97,7 @@ def plan_of(name: str) -> Plan:
 def cases() -> list[tuple[str, str]]:
     """Models and plans that go together."""
     made = [(model, plan) for plan in PLANS for model in MODELS]
-    unlike = {("latent attention", "split tokens, run again")}
-    unlike |= {(m, "parts of sequences") for m in MODELS if m.startswith(("shares", "latent"))}
+    unlike = {(m, "parts of sequences") for m in MODELS if m.startswith("shares")}
     # Tensor-parallel ranks alone would have copies of experts.
     unlike |= {("experts", plan) for plan in ("split tokens, run again", "unlike stages")}
     return [one for one in made if one not in unlike]

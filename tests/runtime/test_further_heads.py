@@ -93,8 +93,7 @@ def case(model: str, plan: str) -> tuple[Any, Plan]:
 def cases() -> list[tuple[str, str]]:
     """Models and plans that go together."""
     made = [(model, plan) for plan in PLANS for model in MODELS]
-    unlike = {("experts", "tokens split"), ("latent attention", "tokens split")}
-    unlike |= {(model, "parts of sequences") for model in ("latent attention", "dropout")}
+    unlike = {("experts", "tokens split"), ("dropout", "parts of sequences")}
     return [one for one in made if one not in unlike]
 
 

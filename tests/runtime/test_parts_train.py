@@ -18,8 +18,10 @@ from runtime.checks.fake.fake_device import device_findings  # noqa: E402
 from runtime.checks.races.judge import Judge  # noqa: E402
 from runtime.checks.races.recorded_rank import trace_of  # noqa: E402
 from runtime.comm.topology import isolated  # noqa: E402
-from runtime.engine.work import optimizer, shared_vectors  # noqa: E402
+from runtime.engine.work import optimizer, products, shared_vectors  # noqa: E402
 from runtime.models import parallel  # noqa: E402
+from runtime.models.latent_attention import LatentAttention  # noqa: E402
+from tests.runtime.planted import plant  # noqa: E402
 from tests.runtime.taken_memory import SIZES, assert_predicted, taken_bytes  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     CPU,
@@ -54,7 +56,6 @@ PARTS: dict[str, dict[str, Any]] = {
         "experts": {"count": 4, "active": 2, "ffn": 24, "shared_ffn": 16, "dense_blocks": 1},
     },
 }
-LATENT = [name for name in PARTS if name.startswith("latent")]
 STAGES: tuple[dict[str, Any], ...] = (
     {"tensor_parallel": 2},
     {"tensor_parallel": 2, "sequence_parallel": 1, "data_parallel": 2, "micro_batch": 1},
@@ -71,13 +72,11 @@ def larger(name: str, shape: tuple[int, ...], *, tied: bool) -> Tensor:
 
 
 def cases() -> list[tuple[str, dict[str, Any], str]]:
-    """Parts, stages and orders that go together: latent attention splits no tokens, and experts of
-    tensor-parallel ranks alone are divided among them."""
+    """Parts, stages and orders that go together: experts of tensor-parallel ranks alone are divided
+    among them."""
     made = []
     for fields in STAGES:
         for part, model in PARTS.items():
-            if part in LATENT and {"sequence_parallel", "context_parallel"} & {*fields}:
-                continue
             divides = "experts" in model and [*fields] == ["tensor_parallel"]
             made.append((part, {**fields, **({"expert_parallel": 2} if divides else {})}, "zb-h1"))
     return [*made, *((part, fields, "1f1b") for part, fields, _ in made)]
@@ -93,11 +92,10 @@ def test_a_part_trains_as_in_one_process(part: str, fields: dict[str, Any], orde
 def test_norms_add_what_the_model_says() -> None:
     work = workload("llama", layers=2, batch=4, qk_norm=True, norm_epsilon=0.01)
     plan = Plan(micro_batches=2, stages=(stage(2, tensor_parallel=2),))
-    # Workloads that differ in it alone are equal, so a result may be another one's.
-    assert_alike(by_plan(work, plan), plainly.__wrapped__(work))
+    assert_alike(by_plan(work, plan), plainly(work))
     usual = replace(work, model=replace(work.model, norm_epsilon=1e-5))
     with pytest.raises(AssertionError):
-        assert_alike(by_plan(usual, plan), plainly.__wrapped__(work))
+        assert_alike(by_plan(usual, plan), plainly(work))
 
 
 @pytest.mark.parametrize("fields", [STAGES[0], STAGES[1]])
@@ -164,3 +162,24 @@ def test_sinks_of_other_heads_show(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(micro_batches=2, stages=(stage(2, tensor_parallel=2),))
     with pytest.raises(AssertionError):
         assert_alike(by_plan(work, plan), plainly(work))
+
+
+@pytest.mark.parametrize(
+    ("function", "right", "wrong"),
+    [
+        (products._AddingOwnTokens.backward, "ranks.all_reduce_(own)", "own.clone()"),
+        (
+            LatentAttention.forward,
+            "gathered(shared, self.ranks)",
+            "gathered(shared, self.ranks).flip(1)",
+        ),
+    ],
+)
+def test_latent_vectors_that_ranks_do_not_share_show(
+    function: Any, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, function, right, wrong)
+    work = workload("llama", layers=2, batch=4, **PARTS["latent attention"])
+    plan = Plan(micro_batches=2, stages=(stage(2, tensor_parallel=2, sequence_parallel=1),))
+    with pytest.raises(AssertionError):
+        assert_alike(by_plan(work, plan, start=larger), plainly(work, start=larger))

@@ -68,6 +68,42 @@ class _AddingLinear(torch.autograd.Function):
         return gradient.mm(weight), None, of_bias, None
 
 
+class _AddingOwnTokens(torch.autograd.Function):
+    """``x @ weight.T + bias`` of this rank's tokens with a matrix that all ranks have whole. What
+    the ranks' tokens give is summed before it is added, so that the sums stay alike."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.parameter, ctx.has_bias, ctx.ranks = weight, bias is not None, ranks
+        return nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        of_bias = gradient.sum(0) if ctx.has_bias else None
+        ranks, parameter, x = ctx.ranks, ctx.parameter, x.detach()
+
+        def add() -> None:
+            own = torch.zeros_like(parameter.grad)
+            add_product_(own, gradient.t(), x)
+            ranks.all_reduce_(own)
+            parameter.grad.add_(own)
+
+        ranks.do(add)
+        return gradient.mm(weight), None, of_bias, None
+
+
+def adding_up_own(x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks) -> Tensor:
+    """``adding_up`` with a matrix that all ranks have whole, where each has its own tokens."""
+    made: Tensor = _AddingOwnTokens.apply(x, weight, bias, ranks)
+    return made
+
+
 class _AddingGatheredLinear(torch.autograd.Function):
     """``_AddingLinear`` of whole sequences, of which each rank has and keeps its part."""
 
@@ -206,6 +242,8 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
         if isinstance(one, ColumnLinear):
             one.multiply = partial(adding_up, schedule=ranks.put_off)
             one.multiply_gathered = _gathered_by(ranks)
+        elif isinstance(one, Down) and ranks.splits_tokens:
+            one.multiply = partial(adding_up_own, ranks=ranks)
         elif isinstance(one, RowLinear | Down):
             one.multiply = partial(adding_up, schedule=ranks.do)
         elif isinstance(one, Head):
@@ -225,6 +263,7 @@ def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:
 
     if ranks.splits_tokens:
         small = {id(one) for one in parameters_of_own_tokens(module, splits_tokens=False)}
+        small |= {id(one.weight) for one in module.modules() if isinstance(one, Down)}
         for parameter in shared_parameters(module):
             if id(parameter) not in small and parameter.dim() > 1:
                 parameter.register_hook(summed)

@@ -23,6 +23,7 @@ from runtime.models.config import ModelConfig, config_of, structure_of, structur
 from runtime.models.context import ContextRanks, own_positions
 from runtime.models.dropout import Draws, Dropout, LayerDraws, MaskRows, dropped_shares
 from runtime.models.grouped import ExpertMatrices
+from runtime.models.latent_attention import LatentAttention
 from runtime.models.operators import add_in_norms, causal_softmax, causal_softmax_backward
 from runtime.models.parallel import shard_of
 from runtime.models.ranks import OneRank, TensorParallel
@@ -316,7 +317,7 @@ class LayerBuilder:
         if block.experts is not None:
             block.experts.trips = self.experts
             block.experts.context = self.context
-        if isinstance(block.attention, Attention):
+        if isinstance(block.attention, Attention | LatentAttention):
             block.attention.context = self.context
         return block
 
