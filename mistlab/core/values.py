@@ -407,9 +407,9 @@ def bounded(
     return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum, most=most)}
 
 
-def quantity(*, zero: bool = False, most: float = MOST_QUANTITY) -> Metadata:
-    """Metadata for a measured quantity, in the unit of its field; a latency may be ``zero``."""
-    if zero:
+def quantity(*, or_zero: bool = False, most: float = MOST_QUANTITY) -> Metadata:
+    """Metadata for a measured quantity in its field's unit, ``or_zero`` as a latency may be."""
+    if or_zero:
         return {_BOUNDS: NumberRange(minimum=0, most=most)}
     return {_BOUNDS: NumberRange(above=0, least=LEAST_QUANTITY, most=most)}
 

@@ -58,12 +58,12 @@ class Profile:
     """
 
     name: str
-    block_ms: float = field(default=0.0, metadata=quantity(zero=True))
+    block_ms: float = field(default=0.0, metadata=quantity(or_zero=True))
     block_ranks: int = field(default=2, metadata=bounded(minimum=2))
-    block_power: float = field(default=1.0, metadata=quantity(zero=True))
+    block_power: float = field(default=1.0, metadata=quantity(or_zero=True))
     send_gpus: int = field(default=1, metadata=bounded(minimum=1))
     send_ranks: int = field(default=1 << 20, metadata=bounded(minimum=1))
-    send_ms: float = field(default=0.0, metadata=quantity(zero=True))
+    send_ms: float = field(default=0.0, metadata=quantity(or_zero=True))
     whole_micro_batches: int = field(default=1 << 20, metadata=bounded(minimum=1))
     whole_gpus: int = field(default=1, metadata=bounded(minimum=1))
     whole_ranks: int = field(default=2, metadata=bounded(minimum=2))
@@ -113,7 +113,7 @@ class Cluster:
     host_memory_gib: float | None = field(default=None, metadata=quantity())
     intra_node_gbytes_per_s: float | None = field(default=None, metadata=quantity())
     inter_node_gbytes_per_s: float | None = field(default=None, metadata=quantity())
-    keep_free_gib: float | None = field(default=None, metadata=quantity(zero=True))
+    keep_free_gib: float | None = field(default=None, metadata=quantity(or_zero=True))
     profile: Profile | None = None
     others: tuple[NodeGroup, ...] = ()
 

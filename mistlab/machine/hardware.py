@@ -101,7 +101,7 @@ class Compute:
 
     rates: tuple[Rate, ...]
     sustained: float = field(default=1.0, metadata=bounded(above=0, maximum=1))
-    launch_us: float = field(metadata=quantity(zero=True))
+    launch_us: float = field(metadata=quantity(or_zero=True))
     host_computes: bool = False
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class Compute:
 class Line:
     """Seconds over bytes, fitted to sizes from ``smallest_mib`` to ``largest_mib``."""
 
-    latency_us: float = field(metadata=quantity(zero=True))
+    latency_us: float = field(metadata=quantity(or_zero=True))
     gbytes_per_s: float = field(metadata=quantity())
     smallest_mib: float = field(metadata=quantity())
     largest_mib: float = field(metadata=quantity())
@@ -211,10 +211,10 @@ class Allocator(Checked):
     head. The head's part is at most ``head_mib``, because larger measured heads took no more.
     """
 
-    step_bytes_a_parameter: float = field(metadata=quantity(zero=True))
-    head_bytes_a_parameter: float = field(metadata=quantity(zero=True))
-    head_mib: float = field(metadata=quantity(zero=True))
-    outside_mib: float = field(metadata=quantity(zero=True))
+    step_bytes_a_parameter: float = field(metadata=quantity(or_zero=True))
+    head_bytes_a_parameter: float = field(metadata=quantity(or_zero=True))
+    head_mib: float = field(metadata=quantity(or_zero=True))
+    outside_mib: float = field(metadata=quantity(or_zero=True))
 
     @property
     def head_bytes(self) -> float:
