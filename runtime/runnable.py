@@ -18,6 +18,8 @@ def check_started(job: Job, stage: int | None, started: int) -> None:
     check_runnable(job)
     ranks = job.plan.num_gpus
     if stage is not None:
+        if not job.workload.reduces_plainly:
+            reject(f"--stage {stage}: it has no ranks to average with: leave reduction out")
         _check_alone(job.plan, stage, started)
     elif started != ranks:
         were = "1 was" if started == 1 else f"{started} were"
@@ -59,10 +61,20 @@ def check_runnable(job: Job) -> None:
                 )
     _check_tokens(job.plan)
     check_model(job.workload)
+    _check_reduction(job.workload)
     _check_context(job.plan, job.workload)
     _check_encoder(job.plan, job.workload)
     _check_experts(job.plan, job.workload)
     _check_further(job.plan, job.workload)
+
+
+def _check_reduction(workload: Workload) -> None:
+    """Refuse a loss scale beside what ranks remember, or decide, by themselves."""
+    if not workload.reduces_plainly and workload.precision == "fp16":
+        reject(
+            f"workload.precision: fp16 scales its loss, and workload.reduction is "
+            f"{workload.reduction.kind}: give bf16 or fp32"
+        )
 
 
 def _check_tokens(plan: Plan) -> None:
@@ -192,11 +204,6 @@ def check_model(workload: Workload) -> None:
                 f"workload.{name}: {given} can be predicted and not yet trained: give {value}, or "
                 "leave it out"
             )
-    if not workload.reduces_plainly:
-        reject(
-            f"workload.reduction.kind: {workload.reduction.kind} can be predicted and not yet "
-            "trained: leave reduction out"
-        )
     if workload.optimizer != "adamw":
         reject(
             f"workload.optimizer: {workload.optimizer} can be predicted and not yet trained: give "

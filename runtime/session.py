@@ -27,7 +27,8 @@ from runtime.checkpoints.huggingface_weights import (
 )
 from runtime.comm.group import Shortage, ShortageError, refusals
 from runtime.comm.processes import World, device_of, gathered, join, leave, maker, world_of_launcher
-from runtime.comm.topology import Connections, Topology, connected, isolated
+from runtime.comm.replicas import ReplicaRanks, connected_replicas
+from runtime.comm.topology import Connections, Topology, isolated
 from runtime.data import Sequences, Synthetic, batches_of, open_tokens
 from runtime.devices.cuda import check_device, driver_of
 from runtime.devices.driver import DevicePeaks
@@ -100,12 +101,13 @@ class Session:
         self.job, self.settings = job, settings
         self.world, self.device = world, device
         self._sequences = _sequences(job, settings)
+        self._replicas = ReplicaRanks.of(job.plan, job.workload)
         connections = _connections(job, settings, world, device)
         self._cap = Cap(job.cluster, device)
         self._streams = streams_of(device, serialises=settings.serialises)
         self._executor = Executor(
             job.workload,
-            job.plan,
+            self._replicas.plan,
             connections,
             self._streams,
             replace(settings.training, dropout_seed=settings.seed),
@@ -244,7 +246,8 @@ class Session:
         """The last iteration's tasks on the first rank of each stage."""
         place = self._executor.connections.place
         own: list[MeasuredTask] = []
-        if place.data == place.context == place.tensor == 0 and self._spans:
+        is_first = place.data == place.context == place.tensor == 0
+        if is_first and self._executor.connections.peers.rank == 0 and self._spans:
             began = min(start for start, _ in self._spans)
             own = [
                 MeasuredTask(
@@ -294,9 +297,9 @@ class Session:
         place = self._executor.connections.place
         if place.stage not in ends_of_plan(self.job.plan):
             return []
-        return batches_of(
-            self._sequences, self.job, step=step, replica=place.data, stage=place.stage
-        )
+        replica = self._executor.connections.peers.rank
+        data = self._replicas.sequences_of(replica, place.stage, place.data)
+        return batches_of(self._sequences, self.job, step=step, replica=data, stage=place.stage)
 
     def _own_memory(self) -> RankMemory:
         """The memory peaks of this rank."""
@@ -331,14 +334,8 @@ def _connections(job: Job, settings: Settings, world: World, device: torch.devic
     """The groups of this rank, connected; a stage that runs alone has no other ranks."""
     if settings.stage is not None:
         return isolated(job.plan, settings.stage, device, settings.seed)
-    return connected(
-        job.plan,
-        world.rank,
-        maker(world, settings.timeout_s),
-        tied=job.workload.model.head_has_table,
-        experts=job.workload.model.experts is not None,
-        device=device,
-    )
+    groups = maker(world, settings.timeout_s)
+    return connected_replicas(job.plan, job.workload, world.rank, groups, device=device)
 
 
 def _shortage(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from experiments.cli.commandline import writable
 from mistlab.core.values import reject
+from mistlab.job.job import Job
 
 # In place of a folder: the newest checkpoint of the run itself.
 LATEST = "latest"
@@ -51,6 +52,16 @@ def check_stage(options: argparse.Namespace) -> None:
         given = getattr(options, name[2:].replace("-", "_"))
         if options.stage is not None and given:
             reject(f"{name} needs the whole model: leave it out, or --stage {options.stage}")
+
+
+def check_every(job: Job, steps: int) -> None:
+    """Refuse replicas that would never average: more steps between than the run has."""
+    every = job.workload.reduction.every
+    if every > steps:
+        reject(
+            f"{every} steps between averages (workload.reduction.every), and --steps is {steps}: "
+            f"give --steps {every} at least, or a lower every"
+        )
 
 
 def goes_on(options: argparse.Namespace) -> bool:

@@ -14,6 +14,7 @@ from experiments.cli.commandline import DONE, NoAnswerError, as_options, print_j
 from experiments.cli.rundir import RunDirectory, revision
 from experiments.training.run_endings import in_words, last_checkpoint
 from experiments.training.run_options import (
+    check_every,
     check_options,
     check_places,
     check_stage,
@@ -97,6 +98,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
     from runtime.session import Settings  # noqa: PLC0415 (needs torch)
 
     check_stage(options)
+    check_every(job, options.steps)
     scale = FP16_LOSS_SCALE if job.workload.precision == "fp16" else None
     with as_options():
         training = Training(

@@ -469,6 +469,21 @@ def _engine_problem_of_workload(workload: Workload, engine: Engine) -> FieldErro
     return None
 
 
+def _replicas_problem(job: Job) -> FieldError | None:
+    """Stages that unlike numbers of data-parallel ranks would cut into unlike replicas."""
+    how, ranks = job.workload.reduction, job.plan.data_ranks
+    if not job.workload.averages_weights or how.replicas is not None:
+        return None
+    for index, own in enumerate(ranks):
+        if own != ranks[0]:
+            problem = (
+                f"{own}, and the first stage has {ranks[0]} ranks: workload.reduction {how.kind} "
+                "makes a replica of each: give all stages as many"
+            )
+            return FieldError(f"plan.stages[{index}].data_parallel", problem)
+    return None
+
+
 def _num_gpus_problem(job: Job) -> FieldError | None:
     used, present = job.plan.num_gpus, job.cluster.num_gpus
     if used <= present:
@@ -523,6 +538,7 @@ _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _layers_problem,
     *(partial(_stage_problem, step=step) for step in get_args(Step)),
     _engine_problem,
+    _replicas_problem,
     _num_gpus_problem,
     _groups_problem,
     _order_problem,

@@ -221,6 +221,18 @@ class Plan:
         return sum(stage.num_gpus for stage in self.stages)
 
     @property
+    def data_ranks(self) -> tuple[int, ...]:
+        """The data-parallel ranks of each stage."""
+        return tuple(stage.data_parallel for stage in self.stages)
+
+    def of_replica(self, replicas: int) -> "Plan":
+        """The plan of one of so many replicas, which divide the data-parallel ranks."""
+        stages = [
+            replace(stage, data_parallel=stage.data_parallel // replicas) for stage in self.stages
+        ]
+        return replace(self, stages=tuple(stages))
+
+    @property
     def layers(self) -> int:
         """Number of transformer blocks of all stages."""
         return sum(stage.layers for stage in self.stages)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mistlab.engines.engine import Engine
 from mistlab.reduction.compression import VALUE_BYTES
-from mistlab.reduction.reduction_costs import OUTER_VECTORS, Reduction
+from mistlab.reduction.reduction_costs import Reduction
 
 # Numbers of candidates, an array; this room does without NumPy.
 Column = Any
@@ -23,7 +23,7 @@ def reducing(engine: Engine, how: Reduction) -> Engine:
         name: replace(
             row,
             remembered=VALUE_BYTES * how.vectors_kept(),
-            outer=VALUE_BYTES * OUTER_VECTORS if how.kind == "outer" else 0,
+            outer=VALUE_BYTES * how.outer_vectors,
             arriving=VALUE_BYTES if how.kind == "gossip" else 0,
         )
         for name, row in engine.memory.items()

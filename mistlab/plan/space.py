@@ -122,7 +122,10 @@ class SearchSpace(dimension_fields.SpaceFields):
         most = how.most_sharded
         levels = tuple(level for level in self.zero if level <= most) or (most,)
         stays = dict.fromkeys(STAYS, (0.0,))
-        return self.with_lists({"zero": levels, "state_replicas": (1,), **stays})
+        found = self.with_lists({"zero": levels, "state_replicas": (1,), **stays})
+        # A replica has one rank of every stage, if ranks are replicas.
+        are_replicas = how.is_apart and how.replicas is None
+        return replace(found, unequal_meshes=False) if are_replicas else found
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
         """The values of a dimension that the space lists, sorted; None allows any value."""

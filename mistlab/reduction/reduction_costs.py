@@ -48,8 +48,6 @@ OF_THE_MEAN: Mapping[Feedback, int] = {
 }  # fmt: skip
 # Feedbacks by which the mean is compressed, too.
 BOTH_WAYS: tuple[Feedback, ...] = ("double", "neolithic")
-# Outer steps keep the weights that all share, and momenta.
-OUTER_VECTORS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +164,8 @@ class Reduction:
                 f"{ranks} data-parallel ranks do not divide into {replicas} replicas: give a "
                 "multiple, or other replicas"
             )
+        if self.shards > ranks:
+            return f"{self.shards} servers are ranks among {ranks}: give at most {ranks} shards"
         if self.kind != "gossip" or ranks == 1 or not self.offsets:
             return ""
         parts = parts_of_graph(self.offsets, ranks)
@@ -247,15 +247,19 @@ class Reduction:
         mean = 0 if self.kind == "server" else OF_THE_MEAN[self.feedback]
         return VECTORS_KEPT[self.feedback] + mean
 
+    @property
+    def outer_vectors(self) -> int:
+        """Vectors as large as the weights that outer steps keep: the weights that all share,
+        momenta, and with a delay the change that was averaged."""
+        return 0 if self.kind != "outer" else 2 + (self.delay > 0)
+
     def buffer_bytes(self, values: int, ranks: int) -> int:
         """The bytes that a rank keeps for it beyond what training needs: memories of what was cut
         off, weights of a neighbour that arrive, and the outer steps' weights and momenta."""
         kept = self.vectors_kept(ranks)
         if self.kind == "gossip" and ranks > 1:
             kept += 1
-        if self.kind == "outer":
-            kept += OUTER_VECTORS
-        return VALUE_BYTES * values * kept
+        return VALUE_BYTES * values * (kept + self.outer_vectors)
 
     def __str__(self) -> str:
         return self.words

@@ -86,8 +86,13 @@ class Box:
 
 
 def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
-    """All boxes of a rank; with ``written``, only the boxes that this rank writes."""
-    parameters = executor.parameters
+    """All boxes of a rank; with ``written``, only the boxes that this rank writes.
+
+    Of a run in replicas those of the first one have the model's names, so that a run of another
+    plan may go on from them.
+    """
+    parameters, replica = executor.parameters, executor.connections.peers.rank
+    prefix = f"replica {replica}." if replica else ""
     for layer, module in executor.layers.items():
         for piece in parameters.pieces(layer):
             if written and not parameters.writes(piece):
@@ -95,7 +100,7 @@ def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
             for part in _cut(piece):
                 for number, kind in enumerate(KINDS):
                     yield Box(
-                        name=f"{kind}.{part.name}",
+                        name=f"{prefix}{kind}.{part.name}",
                         whole=module.whole_shape(part.name),
                         offsets=part.offsets,
                         values=parameters.values(layer, number, part),
@@ -106,6 +111,18 @@ def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
         if is_first or not written:
             whole = tuple(values.shape)
             yield Box(name=name, whole=whole, offsets=(0,), values=values)
+
+
+def boxes_of_averages(executor: Executor) -> Iterator[Box]:
+    """What a rank keeps for averages of compressed gradients, or for outer steps."""
+    replica, rank = executor.connections.peers.rank, executor.connections.rank
+    for name, vector in executor.kept_by_averages():
+        yield Box(
+            name=f"{name} of replica {replica} rank {rank}",
+            whole=tuple(vector.shape),
+            offsets=(0,),
+            values=vector,
+        )
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:

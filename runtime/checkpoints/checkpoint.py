@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from runtime.checkpoints.boxes import (
     UnreadableError,
     Writer,
     boxes_of,
+    boxes_of_averages,
     read_alone,
     write_alone,
 )
@@ -113,9 +114,8 @@ def load(executor: Executor, path: Path) -> None:
     if problem is not None:
         raise problem
     counts = _counts_of(executor)
-    loader = Loader(
-        [*boxes_of(executor, written=False), counts], lambda name: _stored_name(executor, name)
-    )
+    own = [*boxes_of(executor, written=False), *boxes_of_averages(executor), counts]
+    loader = Loader(own, lambda name: _stored_name(executor, name))
     try:
         with _hearing_all_errors((UnlikeError, UnreadableError)):
             if is_distributed():
@@ -150,15 +150,14 @@ def load_latest(executor: Executor, folder: Path, tell: Callable[[str], None]) -
 
 def _write(executor: Executor, path: Path) -> None:
     unfinished = path.with_suffix(".part")
-    is_first = executor.connections.rank == 0
+    is_first = executor.connections.is_first
     if is_first:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         write_yaml(to_mapping(executor.model), unfinished / MODEL)
     meet()
-    saver = Saver(
-        [*boxes_of(executor, written=True), *([_counts_of(executor)] if is_first else [])]
-    )
+    counts = [_counts_of(executor)] if is_first else []
+    saver = Saver([*boxes_of(executor, written=True), *boxes_of_averages(executor), *counts])
     with _hearing_all_errors(OSError):
         if is_distributed():
             save_state({}, storage_writer=Writer(unfinished), planner=saver)
@@ -182,10 +181,25 @@ def _problem_of(executor: Executor, path: Path) -> InputError | None:
     try:
         # A field that the file does not have could not be chosen when the file was written.
         stored = ModelSpec.from_mapping(read_yaml(path / MODEL))
-        Reader(path).metadata()
+        names = Reader(path).metadata().state_dict_metadata
     except (InputError, UnreadableError) as error:
         return DamagedError(path, str(error))
-    return _model_difference(to_mapping(stored), to_mapping(executor.model), path)
+    unlike = _model_difference(to_mapping(stored), to_mapping(executor.model), path)
+    return unlike or _averages_problem(executor, names, path)
+
+
+def _averages_problem(executor: Executor, names: Collection[str], path: Path) -> InputError | None:
+    """An error if the checkpoint has no states of the run's reduction, ranks and replicas."""
+    boxes = [*boxes_of_averages(executor)]
+    if executor.connections.peers.rank:
+        boxes += boxes_of(executor, written=False)
+    missing = [box.name for box in boxes if _stored_name(executor, box.name) not in names]
+    if not missing:
+        return None
+    return InputError(
+        f"--resume {path}: it has no {missing[0]}: give a checkpoint of a run with the plan's "
+        "workload.reduction and ranks"
+    )
 
 
 def _model_difference(

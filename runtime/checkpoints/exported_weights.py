@@ -19,7 +19,8 @@ from runtime.models.families import shapes_of_model
 
 
 def export(executor: Executor, workload: Workload, path: Path) -> None:
-    """Write the master weights, rounded, under the names of an unsplit model."""
+    """Write the master weights, rounded, under the names of an unsplit model; of a run in
+    replicas those of the first one."""
     executor.flush()
     unfinished = path.with_name(path.name + ".part")
     kind = TYPE_OF_PRECISION[workload.precision]
@@ -29,14 +30,14 @@ def export(executor: Executor, workload: Workload, path: Path) -> None:
         for name, shape in shapes_of_model(workload).items()
     }
     header, places = header_of(unfinished, kinds)
-    if executor.connections.rank == 0:
+    if executor.connections.is_first:
         with unfinished.open("wb") as file:
             file.write(header)
             file.truncate(len(header) + sum(one.size_bytes for one in places.values()))
     meet()
     _write(executor, kind, places)
     meet()
-    if executor.connections.rank == 0:
+    if executor.connections.is_first:
         unfinished.rename(path)
     meet()
 
@@ -48,7 +49,7 @@ def _write(executor: Executor, kind: torch.dtype, places: Mapping[str, TensorPla
     for layer in executor.layers:
         masters = parameters.stepped(layer, 0)
         for piece in parameters.pieces(layer):
-            if not parameters.writes(piece):
+            if executor.connections.peers.rank or not parameters.writes(piece):
                 continue
             place = places[piece.name]
             file = np.memmap(place.file, plain, "r+", offset=place.begin, shape=place.shape)

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
+from mistlab.core.values import reject
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan, StagePlan
@@ -232,6 +233,9 @@ class Sanitizer:
     def of(cls, job: Job, training: Training, *, serialises: bool = False) -> "Sanitizer":
         """The sanitizer of a job; refuses a job that the runtime cannot run."""
         check_runnable(job)
+        if not job.workload.reduces_plainly:
+            kind = job.workload.reduction.kind
+            reject(f"workload.reduction.kind: {kind} is trained, not sanitized: leave it out")
         made = small(job.workload, job.plan)
         ranks = tuple(unlike_ranks(made.plan))
         return cls(job=job, small=made, ranks=ranks, training=training, serialises=serialises)

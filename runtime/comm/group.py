@@ -170,6 +170,47 @@ def together(started: Iterable[Pending | None]) -> Pending | None:
     return Together(pending) if pending else None
 
 
+class InTurn:
+    """Collectives each of which is started when the one before it has ended, as one."""
+
+    def __init__(self, steps: Iterator[Pending | None]) -> None:
+        self._steps = steps
+        self._current = self._next()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last collective has been finished."""
+        return self._current is None
+
+    def is_ready(self) -> bool:
+        """Whether all have ended; starts the next one where one has."""
+        while self._current is not None:
+            if not self._current.is_ready():
+                return False
+            self._current.finish()
+            self._current = self._next()
+        return True
+
+    def wait_a_moment(self) -> None:
+        """Wait for the one that is under way."""
+        if self._current is not None:
+            self._current.wait_a_moment()
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+        assert self.is_done
+
+    def _next(self) -> Pending | None:
+        """The next collective that somebody has to wait for."""
+        return next((one for one in self._steps if one is not None), None)
+
+
+def in_turn(steps: Iterator[Pending | None]) -> Pending | None:
+    """Collectives one after another as one; None where streams keep the order."""
+    one = InTurn(steps)
+    return None if one.is_done else one
+
+
 def then(pending: Pending | None, follow: Callable[[], object]) -> Pending | None:
     """Call ``follow`` when a collective has ended; at once where streams keep the order (None)."""
     if pending is None:

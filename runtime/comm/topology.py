@@ -6,7 +6,7 @@ the sequences that both have. Context-parallel ranks of neighbouring stages have
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -223,7 +223,8 @@ class Sharers:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Connections:
     """A rank's groups: its tensor and context ranks, ranks with other experts, and with parts of
-    the same, all ranks, and links to other stages.
+    the same, all ranks, and links to other stages. Of a run in replicas these are the groups of the
+    rank's replica, and ``peers`` have the same part of the weights in each of the replicas.
 
     ``sharers`` have the same weights; first all but experts' weights, then experts'. ``links`` are
     named as in ``Topology.links``.
@@ -239,6 +240,12 @@ class Connections:
     world: Group
     tied: Group | None
     links: dict[str, tuple[Channel, list[int]]]
+    peers: Group = field(default_factory=Alone)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the rank is the first of its run."""
+        return self.rank == 0 and self.peers.rank == 0
 
     @property
     def place(self) -> RankPosition:

@@ -16,9 +16,10 @@ from mistlab.graph.treatments import PLAIN
 from mistlab.plan.lean_sets import CHOICE, SETS
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
+from mistlab.reduction.reduction_costs import Reduction
 from mistlab.stages.stage_program import Op, flush, iterations
 from mistlab.stages.stage_shape import EMBEDDING, StageShape
-from runtime.comm.group import Pending, then
+from runtime.comm.group import Pending, finished, then
 from runtime.comm.topology import Connections, Sharers
 from runtime.engine.storage.boundary import Boundary
 from runtime.engine.storage.layout import Layout
@@ -27,6 +28,7 @@ from runtime.engine.streams.context_lanes import StreamedContext
 from runtime.engine.streams.expert_lanes import StreamedExperts
 from runtime.engine.streams.lanes import Event, StreamedRanks, Streams
 from runtime.engine.training import Training
+from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.layer_passes import LAYER_RUNS, Passes, layer_treatments
 from runtime.engine.work.optimizer import Scaling, Stepper, Swaps, Works, works_of_sections
 from runtime.engine.work.parameters import Parameters, Squares
@@ -38,6 +40,7 @@ from runtime.engine.work.stage_modules import (
     let_attend_in_place,
     let_draw,
 )
+from runtime.engine.work.weight_averages import WeightAverages
 from runtime.models.config import TYPE_OF_PRECISION, sums_of
 from runtime.models.dropout import Draws
 from runtime.models.lean_blocks import make_lean
@@ -116,17 +119,14 @@ class Executor:
         counted = [self.parameters.counted(*owned) for owned in self._owned()]
         self.squares = [Squares(one, device, wanted=training.needs_norm) for one in counted]
         self.steppers = [Stepper(one, training, self.scaling, streams) for one, _ in self._owned()]
-        self.swaps = [
-            Swaps(*owned, squares, streams)
-            for owned, squares in zip(self._owned(), self.squares, strict=True)
-        ]
+        self.averages, self.weight_averages = self._averages_of(workload.reduction)
+        self.swaps = self._swaps()
         self.passes = self._passes(ranks)
         parts = context.size * (ranks.size if ranks.splits_tokens else 1)
         sent = (self.own.micro_batch, workload.sequence_length // parts, workload.model.hidden)
         self.boundary = Boundary(connections, sent, dtype, device, streams, self.shape.rooms)
         self._works = self._work_of_each_task()
-        self.steps = 0
-        self._events: list[Event] = []
+        self.steps, self._events = 0, list[Event]()
         self._flow: Tensor | None = None
         self._batches: Batches = ()
         self._losses = torch.zeros((), device=device)
@@ -161,14 +161,20 @@ class Executor:
     def iterate(self, batches: Batches) -> None:
         """Issue one iteration: first the step of the iteration before, then the passes."""
         self._batches = batches
+        for one in self.averages:
+            one.step = self.steps
+        if self.weight_averages is not None:
+            self.weight_averages.begin()
         self.issued = self.programs[1 if self._events else 0]
         self._issue(self.issued)
         self._learn_at(self.training.learning_rate_at(self.steps))
         self.steps += 1
 
     def report(self) -> Report:
-        """Wait for all tasks that were issued; the results of the last iteration."""
+        """Wait for all tasks that were issued; the results of the last iteration. Replicas average
+        weights after it where they are due, and report the mean of their losses."""
         self.streams.synchronize()
+        self._average_weights()
         loss, _ = self._reported.tolist()
         scaling = self.scaling
         skipped = bool(scaling.overflow.item())
@@ -191,6 +197,28 @@ class Executor:
             self.streams.synchronize()
             self._events.clear()
             self._learn_at(None)
+
+    def kept_by_averages(self) -> Iterator[tuple[str, Tensor]]:
+        """What averages keep between steps, by the names that a checkpoint has for it."""
+        for section, one in enumerate(self.averages):
+            for name, vector in one.named():
+                yield f"remembered.{section}.{name}", vector
+        if self.weight_averages is not None:
+            self.weight_averages.begin()
+            for name, vector in self.weight_averages.named():
+                yield f"outer.{name}", vector
+
+    def _average_weights(self) -> None:
+        averages, peers = self.weight_averages, self.connections.peers
+        if averages is None:
+            return
+        said = torch.stack([self._reported[0], self.scaling.norm])
+        finished(peers.all_reduce(said))
+        self._reported[0], self.scaling.norm = (said / peers.size).unbind()
+        if averages.is_due(self.steps):
+            self.issued = [*self.issued, *self.flushing]
+            self.flush()
+            averages.average(self.steps)
 
     @property
     def issuing(self) -> str:
@@ -224,7 +252,11 @@ class Executor:
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes that are on the device now, by class."""
-        return {**self.state.held_bytes(), "activations": self.passes.held_bytes}
+        held = {**self.state.held_bytes(), "activations": self.passes.held_bytes}
+        held["buffers"] += sum(one.nbytes for one in self.averages)
+        if self.weight_averages is not None:
+            held["optimizer"] += self.weight_averages.nbytes
+        return held
 
     @property
     def host_bytes(self) -> int:
@@ -235,7 +267,9 @@ class Executor:
     def peak_bytes(self) -> int:
         """The most bytes of states, rings and saved activations so far, without temporaries of
         layers."""
-        return self.state.device.size_bytes + self.passes.peak_bytes
+        remembered = sum(one.nbytes for one in self.averages)
+        outer = 0 if self.weight_averages is None else self.weight_averages.nbytes
+        return self.state.device.size_bytes + self.passes.peak_bytes + remembered + outer
 
     def _work_of_each_task(self) -> Works:
         """By the names of tasks: functions that make a task's work when the task is issued."""
@@ -382,6 +416,32 @@ class Executor:
     def _owned(self) -> Iterator[tuple[Section, Sharers]]:
         """The sections of the state, and the ranks that divide each."""
         return zip(self.state.sections, self.connections.sharers, strict=True)
+
+    def _averages_of(self, how: Reduction) -> tuple[list[GradientAverages], WeightAverages | None]:
+        """What averages compressed gradients of each section, or those of servers, and what
+        averages weights of replicas; nothing where gradients are summed as they are."""
+        if how.is_apart and self.connections.peers.size > 1:
+            peers = self.connections.peers
+            return [], WeightAverages(how=how, peers=peers, sections=self.state.sections)
+        if how.is_plain or how.is_apart:
+            return [], None
+        found = [
+            GradientAverages(
+                how=how,
+                group=sharers.reduce,
+                sizes={layer: one.layout.numel for layer, one in section.layers.items()},
+                device=self.device,
+            )
+            for section, sharers in self._owned()
+        ]
+        return found, None
+
+    def _swaps(self) -> list[Swaps]:
+        averages: list[GradientAverages | None] = [*self.averages] or [None] * len(self.squares)
+        return [
+            Swaps(*owned, squares, self.streams, own)
+            for owned, squares, own in zip(self._owned(), self.squares, averages, strict=True)
+        ]
 
     def _of_sections(self, works: Sequence[Works]) -> Works:
         return works_of_sections(list(zip(self.state.sections, works, strict=True)))

@@ -33,7 +33,7 @@ from simulators.symbolic import SymbolicPredictor
 
 # Reductions, and the ZeRO level and the degrees of plans for them.
 GIVEN = [
-    "server:shards=8",
+    "server:shards=4",
     "gossip:topology=ring",
     "gossip:topology=complete",
     "gossip:offsets=1+3",
@@ -142,6 +142,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str, str]] = [
         "workload.reduction.feedback",
         "unbiased.*top_k",
     ),
+    ({"kind": "server", "shards": 9}, {}, "plan.stages[0].data_parallel", "9 servers.*at most 8"),
     ({"kind": "local"}, {"state_replicas": 2}, "plan.stages[0].state_replicas", "leave it out"),
     (
         {"kind": "local"},
@@ -159,6 +160,14 @@ def test_what_does_not_go_together_is_told(
     with pytest.raises(FieldError, match=f"(?s){told}") as caught:
         job_of(reduction, **stage)
     assert caught.value.path == field
+
+
+def test_stages_of_unlike_ranks_have_no_replicas_of_one_rank() -> None:
+    plain = job_to_mapping(job_of({"kind": "gossip"}, stages=2))
+    plain["plan"]["stages"][1] |= {"data_parallel": 2, "micro_batch": 2}
+    with pytest.raises(FieldError, match=r"2, and the first stage has 4.*as many") as caught:
+        job_from_mapping(plain)
+    assert caught.value.path == "plan.stages[1].data_parallel"
 
 
 def test_adapters_have_no_reduction_of_their_own() -> None:

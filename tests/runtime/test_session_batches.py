@@ -16,7 +16,9 @@ from mistlab.machine.cluster import Cluster  # noqa: E402
 from mistlab.plan.plan import Plan  # noqa: E402
 from runtime import session  # noqa: E402
 from runtime.batches_ahead import BatchesAhead  # noqa: E402
+from runtime.comm.group import Alone  # noqa: E402
 from runtime.comm.processes import World  # noqa: E402
+from runtime.comm.replicas import ReplicaRanks  # noqa: E402
 from runtime.comm.topology import RankPosition, Topology  # noqa: E402
 from runtime.data import Synthetic, batch_of  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
@@ -47,7 +49,8 @@ def at(place: RankPosition) -> Session:
     made = Session.__new__(Session)
     made.job = JOB
     made._sequences = SEQUENCES
-    connections = SimpleNamespace(place=place)
+    connections = SimpleNamespace(place=place, peers=Alone())
+    made._replicas = ReplicaRanks.of(PLAN, JOB.workload)
     made._executor = SimpleNamespace(connections=connections)  # type: ignore[assignment]
     return made
 

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from mistlab.stages.stage_program import Op
-from runtime.comm.group import Pending, own_part, then, together
+from runtime.comm.group import Pending, in_turn, own_part, then, together
 from runtime.comm.topology import Sharers
 from runtime.engine.storage.state import Section, Split
 from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.training import Training
+from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.parameters import Squares
 
 # The optimizer's step of one layer, one iteration after its gradients: the task S.
@@ -154,9 +155,14 @@ class Swaps:
     """Makes the work of each copy and collective of a section, which these ranks divide."""
 
     def __init__(
-        self, state: Section, sharers: Sharers, squares: Squares, streams: Streams
+        self,
+        state: Section,
+        sharers: Sharers,
+        squares: Squares,
+        streams: Streams,
+        averages: GradientAverages | None = None,
     ) -> None:
-        self.state = state
+        self.state, self.averages = state, averages
         self.gatherers, self.reducers = sharers.gather, sharers.reduce
         self.squares = squares
         self.streams = streams
@@ -242,6 +248,9 @@ class Swaps:
 
     def _reduce(self, op: Op) -> Pending | None:
         whole = self.state.whole_gradients(op.layer, op.entry)
+        if self.averages is not None:
+            reduction = in_turn(self.averages.average(op.layer, whole))
+            return then(reduction, lambda: self._reduced(op, whole))
         ranks = self.reducers
         sharded = self.state.shape.zero >= 1
         reduction = ranks.reduce_scatter(whole) if sharded else ranks.all_reduce(whole)

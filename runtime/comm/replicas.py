@@ -1,0 +1,93 @@
+"""Replicas of a run: parts of its ranks that each train by the plan, and average weights at times.
+
+Data-parallel ranks of every stage are cut into as many runs of neighbours as there are replicas. A
+replica's ranks form the groups of a plan with fewer data-parallel ranks. Ranks with the same part
+of the weights, one of each replica, form a group of their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from mistlab.plan.plan import Plan
+from mistlab.plan.workload import Workload
+from runtime.comm.group import Alone, Group, GroupMaker, enter
+from runtime.comm.topology import CPU, Connections, connected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRanks:
+    """The ranks of a run's replicas: ``plan`` is what each replica trains by."""
+
+    whole: Plan
+    plan: Plan
+    count: int
+
+    @classmethod
+    def of(cls, plan: Plan, workload: Workload) -> Self:
+        """The replicas of a workload's reduction among a plan's ranks; one if it has none."""
+        count = workload.reduction.replicas_of(plan.data_ranks[0])
+        return cls(whole=plan, plan=plan.of_replica(count), count=count)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """The replica of a rank of the run, and its rank there."""
+        before = 0
+        for stage in self.plan.stages:
+            if rank < self.count * stage.num_gpus:
+                replica, local = divmod(rank, stage.num_gpus)
+                return replica, before + local
+            rank -= self.count * stage.num_gpus
+            before += stage.num_gpus
+        raise AssertionError
+
+    def rank(self, replica: int, rank: int) -> int:
+        """The rank in the run of a replica's rank."""
+        before = 0
+        for stage in self.plan.stages:
+            if rank < stage.num_gpus:
+                return before + replica * stage.num_gpus + rank
+            rank -= stage.num_gpus
+            before += self.count * stage.num_gpus
+        raise AssertionError
+
+    def sequences_of(self, replica: int, stage: int, data: int) -> int:
+        """The data-parallel rank in the run of a replica's data-parallel rank."""
+        return replica * self.plan.data_ranks[stage] + data
+
+
+def connected_replicas(
+    plan: Plan,
+    workload: Workload,
+    rank: int,
+    make: GroupMaker,
+    *,
+    device: torch.device = CPU,
+) -> Connections:
+    """The groups of a rank's replica, and the group of its peers in the others; those of the plan
+    itself where there is one replica."""
+    tied, experts = workload.model.head_has_table, workload.model.experts is not None
+    replicas = ReplicaRanks.of(plan, workload)
+    if replicas.count == 1:
+        return connected(plan, rank, make, tied=tied, experts=experts, device=device)
+    own, inner = replicas.place(rank)
+
+    def make_each(name: str, ranks: Sequence[int]) -> Group | None:
+        """A group in each replica: all ranks of the run make all groups, in one order."""
+        called = "replica" if name == "world" else name
+        found = [
+            make(called, [replicas.rank(number, one) for one in ranks])
+            for number in range(replicas.count)
+        ]
+        return found[own] if inner in ranks else None
+
+    inside = connected(replicas.plan, inner, make_each, tied=tied, experts=experts, device=device)
+    peers: Group = Alone()
+    for one in range(replicas.plan.num_gpus):
+        group = make("peers", [replicas.rank(number, one) for number in range(replicas.count)])
+        if one == inner:
+            assert group is not None
+            peers = group
+    enter([peers], device)
+    return replace(inside, peers=peers)

@@ -1,0 +1,238 @@
+"""Averages of compressed gradients over a group, by messages to all or by servers, and what ranks
+remember of what was cut off (``mistlab.reduction.feedbacks``)."""
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from mistlab.reduction.compression import Compressor
+from mistlab.reduction.reduction_costs import OF_THE_MEAN, VECTORS_KEPT, Reduction
+from runtime.comm.group import Group, Pending
+from runtime.engine.work.compressed import (
+    as_matrix,
+    first_factor,
+    message_of,
+    orthogonal,
+    vector_of,
+)
+
+Answer = TypeVar("Answer")
+# Work that waits for the collectives that it gives, one after another, and then has its answer.
+Exchange = Generator[Pending | None, None, Answer]
+# Of the numbers from which random draws begin: a step's, a layer's, a rank's; servers count as one.
+_STEPS, _LAYERS = 1_000_003, 1_009
+SERVER = 1_008
+
+
+def drawing(device: torch.device, step: int, layer: int, rank: int) -> torch.Generator:
+    """Random draws that depend on step, layer and rank alone."""
+    seed = (step * _STEPS + layer) * _LAYERS + rank
+    return torch.Generator(device).manual_seed(seed)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Remembered:
+    """The vectors of a layer's section that a rank keeps between steps: its ``own``, and those of
+    the ``mean`` if it has the mean before it is sent; empty where there are none."""
+
+    own: Tensor
+    mean: Tensor
+
+    @classmethod
+    def of(cls, how: Reduction, group: Group, size: int, device: torch.device) -> "Remembered":
+        """Zeros, as a run begins."""
+        own = size if VECTORS_KEPT[how.feedback] and group.size > 1 else 0
+        mean = size if OF_THE_MEAN[how.feedback] and group.size > 1 else 0
+        if how.kind == "server":
+            mean = len(range(size)[_part(size, how.shards, group.rank)]) if mean else 0
+        return cls(own=torch.zeros(own, device=device), mean=torch.zeros(mean, device=device))
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """The vectors that there are, by name."""
+        for name, vector in (("own", self.own), ("mean", self.mean)):
+            if vector.numel():
+                yield name, vector
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take."""
+        return sum(vector.nbytes for _, vector in self.named())
+
+
+def _part(size: int, shards: int, shard: int) -> slice:
+    """The part of a vector that is a server's; none of it for ranks that are no servers."""
+    each = -(-size // shards)
+    begin = min(size, shard * each) if shard < shards else size
+    return slice(begin, min(size, begin + each) if shard < shards else size)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class GradientAverages:
+    """Averages the gradients of a section's layers over ``group``."""
+
+    how: Reduction
+    group: Group
+    sizes: Mapping[int, int]
+    device: torch.device
+    step: int = 0
+    remembered: dict[int, Remembered] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.remembered = {
+            layer: Remembered.of(self.how, self.group, size, self.device)
+            for layer, size in self.sizes.items()
+        }
+
+    def average(self, layer: int, whole: Tensor) -> Exchange[None]:
+        """Replace a layer's gradients, each rank's share of a sum, by that sum as it arrives."""
+        wanted, kept = whole.float() * self.group.size, self.remembered[layer]
+        feedback = self.how.feedback
+        if feedback == "ef21":
+            own, mean = yield from self._sent(layer, wanted - kept.own, kept)
+            kept.own += own
+        else:
+            if kept.own.numel():
+                wanted += kept.own
+            own, mean = yield from self._sent(layer, wanted, kept)
+            if kept.own.numel():
+                torch.sub(wanted, own, out=kept.own)
+        whole.copy_(mean)
+
+    def _sent(
+        self, layer: int, wanted: Tensor, kept: Remembered
+    ) -> Exchange[tuple[Tensor, Tensor]]:
+        """What others read of a vector, and the mean as all get it."""
+        if self.how.kind == "server":
+            return (yield from self._by_servers(layer, wanted, kept))
+        own, mean = torch.zeros_like(wanted), torch.zeros_like(wanted)
+        for turn in range(self._rounds):
+            one, of_all = yield from self._gathered(layer, wanted - own, turn)
+            own, mean = own + one, mean + of_all
+        return own, self._answer(layer, mean, kept)[0]
+
+    @property
+    def _rounds(self) -> int:
+        return self.how.rounds if self.how.feedback == "neolithic" else 1
+
+    def _draws(self, layer: int, turn: int, rank: int) -> torch.Generator:
+        return drawing(self.device, self.step * self._rounds + turn, layer, rank)
+
+    def _gathered(self, layer: int, vector: Tensor, turn: int) -> Exchange[tuple[Tensor, Tensor]]:
+        """What others read of a vector, and the mean of what is read of all."""
+        how, group = self.how.compressor, self.group
+        if how.kind == "power":
+            return (yield from self._in_factors(vector, self._draws(layer, turn, SERVER)))
+        message = message_of(how, vector, self._draws(layer, turn, group.rank))
+        every = message.new_empty(group.size * message.numel())
+        yield group.all_gather(every, message)
+        read = [vector_of(how, one, vector.numel()) for one in every.chunk(group.size)]
+        return read[group.rank], torch.stack(read).mean(dim=0)
+
+    def _in_factors(self, vector: Tensor, draw: torch.Generator) -> Exchange[tuple[Tensor, Tensor]]:
+        """The same by factors that add up on their way: the left one is that of the mean."""
+        matrix, group = as_matrix(vector), self.group
+        left = matrix @ first_factor(self.how.compressor, vector, draw)
+        yield group.all_reduce(left)
+        left = orthogonal(left / group.size)
+        own = matrix.T @ left
+        every = own.clone()
+        yield group.all_reduce(every)
+        read = (left @ own.T, left @ every.T / group.size)
+        own_read, mean = (one.flatten()[: vector.numel()] for one in read)
+        return own_read, mean
+
+    def _answer(self, layer: int, mean: Tensor, kept: Remembered) -> tuple[Tensor, list[Tensor]]:
+        """The mean as it is sent back, and the messages that say it if it is compressed."""
+        feedback, how = self.how.feedback, self.how.compressor
+        if feedback == "ef21":
+            kept.mean += mean
+            return kept.mean.clone(), []
+        if feedback not in ("double", "neolithic"):
+            return mean, []
+        messages: list[Tensor] = []
+        wanted, back = mean + kept.mean, torch.zeros_like(mean)
+        for turn in range(self._rounds):
+            message = message_of(how, wanted - back, self._draws(layer, turn, SERVER))
+            messages.append(message)
+            back = back + vector_of(how, message, mean.numel())
+        kept.mean.copy_(wanted - back)
+        return back, messages
+
+    def _by_servers(
+        self, layer: int, wanted: Tensor, kept: Remembered
+    ) -> Exchange[tuple[Tensor, Tensor]]:
+        """What servers read of a vector, a part each, and the mean as they answer it."""
+        how, group, shards = self.how.compressor, self.group, self.how.shards
+        size, own, mean = wanted.numel(), torch.zeros_like(wanted), torch.zeros_like(wanted)
+        parts = {shard: _part(size, shards, shard) for shard in range(shards)}
+        parts = {shard: part for shard, part in parts.items() if part.start < part.stop}
+        mine = parts.get(group.rank)
+        others = [rank for rank in range(group.size) if rank != group.rank]
+        summed = torch.zeros_like(wanted[mine]) if mine is not None else None
+        for turn in range(self._rounds):
+            sends, receives = [], []
+            for shard, part in parts.items():
+                vector = wanted[part] - own[part]
+                message = message_of(how, vector, self._draws(layer, turn, group.rank))
+                read = vector_of(how, message, vector.numel())
+                own[part] += read
+                if shard == group.rank:
+                    assert summed is not None
+                    summed += read
+                    receives = [(torch.empty_like(message), rank) for rank in others]
+                else:
+                    sends.append((message, shard))
+            yield group.exchange(sends, receives)
+            if summed is not None:
+                for message, _ in receives:
+                    summed += vector_of(how, message, summed.numel())
+        messages: list[Tensor] = []
+        if summed is not None:
+            mean[mine], messages = self._answer(layer, summed / group.size, kept)
+        yield from self._answered(how, parts, mean, messages)
+        return own, mean
+
+    def _answered(
+        self,
+        how: Compressor,
+        parts: Mapping[int, slice],
+        mean: Tensor,
+        messages: list[Tensor],
+    ) -> Exchange[None]:
+        """Send and receive the parts of the mean: compressed, in ``messages``, or whole."""
+        group, rounds = self.group, self._rounds
+        compresses = self.how.feedback in ("double", "neolithic")
+        others = [rank for rank in range(group.size) if rank != group.rank]
+        sends, receives = [], []
+        if group.rank in parts:
+            said = torch.cat(messages) if compresses else mean[parts[group.rank]]
+            sends = [(said, rank) for rank in others]
+        for shard, part in parts.items():
+            if shard != group.rank:
+                size = part.stop - part.start
+                room = torch.empty(
+                    rounds * how.sent_bytes(size), dtype=torch.uint8, device=mean.device
+                )
+                receives.append((room if compresses else mean.new_empty(size), shard))
+        yield group.exchange(sends, receives)
+        for room, shard in receives:
+            part = parts[shard]
+            if compresses:
+                size = part.stop - part.start
+                mean[part] = sum(vector_of(how, one, size) for one in room.chunk(rounds))
+            else:
+                mean[part] = room
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """What is remembered, by the names that a checkpoint has for it."""
+        for layer, kept in self.remembered.items():
+            for name, vector in kept.named():
+                yield f"{name}.{layer}", vector
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that is remembered."""
+        return sum(one.nbytes for one in self.remembered.values())

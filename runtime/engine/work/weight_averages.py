@@ -1,0 +1,145 @@
+"""Averages of weights between replicas after steps of their own: with neighbours, with all, or by
+outer steps (``mistlab.reduction.outer_steps``)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mistlab.reduction.reduction_costs import Reduction
+from runtime.comm.group import Group, finished
+from runtime.engine.storage.state import Section
+from runtime.engine.work.compressed import packed, unpacked
+
+WHOLE_BITS = 32
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class OuterState:
+    """Of a vector of weights: those that all replicas share, the outer momenta, and the change that
+    was averaged last."""
+
+    shared: Tensor
+    momenta: Tensor
+    change: Tensor
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class WeightAverages:
+    """The averages of a rank's master weights with its peers in other replicas."""
+
+    how: Reduction
+    peers: Group
+    sections: Sequence[Section]
+    outer: dict[tuple[int, int], OuterState] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Share the weights with which a run begins, unless it has begun."""
+        if self.how.kind == "outer" and not self.outer:
+            for place, weights in self._masters():
+                # Without a delay a change is used at once, and not kept.
+                self.outer[place] = OuterState(
+                    shared=weights.clone(),
+                    momenta=torch.zeros_like(weights),
+                    change=torch.zeros_like(weights) if self.how.delay else weights.new_empty(0),
+                )
+
+    def is_due(self, step: int) -> bool:
+        """Whether weights are read or changed after this step, counted from 1."""
+        if self.how.kind == "outer":
+            schedule = self.how.schedule
+            return schedule.starting(step) is not None or schedule.due(step) is not None
+        return step % self.how.every == 0
+
+    def average(self, step: int) -> None:
+        """Do what is due after a step of all layers."""
+        if self.how.kind == "gossip":
+            offsets = self.how.neighbours(self.peers.size, step - 1)
+            for _, weights in self._masters():
+                self._mix(weights, offsets)
+        elif self.how.kind == "local":
+            for _, weights in self._masters():
+                finished(self.peers.all_reduce(weights))
+                weights.div_(self.peers.size)
+        else:
+            self._outer_steps(step)
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """The states of outer steps, by the names that a checkpoint has for them."""
+        for (section, layer), state in self.outer.items():
+            vectors = {"shared": state.shared, "momenta": state.momenta, "change": state.change}
+            for name, vector in vectors.items():
+                if vector.numel():
+                    yield f"{name}.{section}.{layer}", vector
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states of outer steps."""
+        return sum(vector.nbytes for _, vector in self.named())
+
+    def rejoin(self) -> None:
+        """Let this rank go on from the weights that all share, after it was away."""
+        for place, weights in self._masters():
+            weights.copy_(self.outer[place].shared)
+
+    def _masters(self, fragment: int | None = None) -> Iterator[tuple[tuple[int, int], Tensor]]:
+        """The rank's master weights of each layer's sections, or of the layers of a fragment: every
+        ``fragments``-th layer."""
+        for number, section in enumerate(self.sections):
+            for turn, layer in enumerate(sorted(section.layers)):
+                if fragment is None or turn % self.how.fragments == fragment:
+                    yield (number, layer), section.layers[layer].optimizer[0].resident
+
+    def _mix(self, weights: Tensor, offsets: Sequence[int]) -> None:
+        """Average with the replicas at some offsets, in equal parts."""
+        size, rank = self.peers.size, self.peers.rank
+        received = [torch.empty_like(weights) for _ in offsets]
+        sends = [(weights, (rank - offset) % size) for offset in offsets]
+        pairs = zip(received, offsets, strict=True)
+        receives = [(room, (rank + offset) % size) for room, offset in pairs]
+        finished(self.peers.exchange(sends, receives))
+        for one in received:
+            weights.add_(one)
+        weights.div_(1 + len(offsets))
+
+    def _outer_steps(self, step: int) -> None:
+        schedule = self.how.schedule
+        starting, due = schedule.starting(step), schedule.due(step)
+        changes: dict[tuple[int, int], Tensor] = {}
+        if starting is not None:
+            for place, weights in self._masters(starting):
+                changes[place] = self._averaged(self.outer[place].shared - weights)
+                if self.how.delay:
+                    self.outer[place].change.copy_(changes[place])
+        if due is not None:
+            for place, weights in self._masters(due):
+                state = self.outer[place]
+                self._outer_step(weights, state, state.change if self.how.delay else changes[place])
+
+    def _outer_step(self, weights: Tensor, state: OuterState, change: Tensor) -> None:
+        """Nesterov's step of the shared weights, and a mixture of these and the rank's own."""
+        momentum = self.how.momentum
+        state.momenta.mul_(momentum).add_(change)
+        ahead = change + momentum * state.momenta if momentum else change
+        state.shared.sub_(self.how.rate * ahead)
+        weights.mul_(self.how.mixed).add_((1 - self.how.mixed) * state.shared)
+
+    def _averaged(self, change: Tensor) -> Tensor:
+        """The mean of all replicas' changes, which are sent in the outer steps' bits."""
+        if self.how.outer_bits == WHOLE_BITS:
+            finished(self.peers.all_reduce(change))
+            return change / self.peers.size
+        most = 2 ** (self.how.outer_bits - 1) - 1
+        scale = change.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+        codes = (change / scale * most).round().long() + most
+        message = torch.cat([scale[None].view(torch.uint8), packed(codes, self.how.outer_bits)])
+        every = message.new_empty(self.peers.size * message.numel())
+        finished(self.peers.all_gather(every, message))
+        read = [self._read(one, change.numel(), most) for one in every.chunk(self.peers.size)]
+        return torch.stack(read).mean(dim=0)
+
+    def _read(self, message: Tensor, size: int, most: int) -> Tensor:
+        scale = message[:4].clone().view(torch.float32)
+        codes = unpacked(message[4:], self.how.outer_bits, size) - most
+        return scale * codes.float() / most
