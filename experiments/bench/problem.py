@@ -2,7 +2,7 @@
 refused."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, refuse, reject
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
+from mistlab.economy.bill import model_parameters
 from mistlab.job.job import Job, fields_of, groups_named, hardware_from, load_job, model_from
 from mistlab.job.prediction import (
     MemoryByClass,
@@ -52,6 +53,25 @@ def numbers_of(options: argparse.Namespace) -> Mapping[str, float]:
     """The numbers of the cluster that options give."""
     given = {name: getattr(options, name, None) for name in OF_CLUSTER}
     return {name: number for name, number in given.items() if number is not None}
+
+
+def asked_words(workload: Workload, cluster: Cluster) -> str:
+    """A problem in a line, with what options left unsaid."""
+    model = workload.model
+    size = f"{model_parameters(workload) / 1e9:.2f} billion parameters in {model.layers} blocks"
+    gpus = f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.name}"
+    batch = f"{workload.global_batch:,} sequences of {workload.sequence_length:,} tokens a step"
+    return f"{model.name}: {size}; {gpus}; {batch}, {workload.precision}"
+
+
+def check_beside_plan(line: Sequence[str], beside: Iterable[str], where: str) -> None:
+    """Refuse options of a command line that say what its plan says itself; those named ``beside``
+    go with a plan. An option counts when it is written, with its default too."""
+    allowed = {f"--{name.replace('_', '-')}" for name in beside}
+    flags = dict.fromkeys(word.partition("=")[0] for word in line if word.startswith("--"))
+    given = [flag for flag in flags if flag not in allowed]
+    if given:
+        reject(f"{where}: the plan says itself what {', '.join(given)} would: leave that out")
 
 
 def on_cluster_with(job: Job, numbers: Mapping[str, float]) -> Job:

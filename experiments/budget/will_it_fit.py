@@ -4,8 +4,11 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from experiments.bench.problem import (
+    asked_words,
+    check_beside_plan,
     load_equal,
     numbers_of,
     on_cluster_with,
@@ -13,7 +16,8 @@ from experiments.bench.problem import (
     room_words,
 )
 from experiments.budget.changes import Changed, single, spread, together
-from experiments.cli.commandline import DONE, as_options, progress
+from experiments.cli.command import experiment
+from experiments.cli.commandline import DONE, OF_CLUSTER, as_options, progress
 from experiments.pages.charts import Drawn
 from experiments.pages.groups import grouped
 from experiments.pages.study import Report, Study
@@ -23,7 +27,7 @@ from mistlab import catalog
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import reject, to_mapping
 from mistlab.cost.memory import allocator_of, host_bytes_of, room_bytes
-from mistlab.job.job import Job, dump_job
+from mistlab.job.job import Job, dump_job, hardware_from
 from mistlab.job.prediction import MemoryByClass, Prediction
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
@@ -71,6 +75,7 @@ def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
     title = f"Will it fit: {work.model.name} on {cluster.num_gpus} {cluster.hardware.name}"
     others = [one for one in study.rows if one["kind"] not in ("asked", "cheapest")]
     words = [
+        f"{asked_words(work, cluster)}, engine {asked.job.plan.engine}.",
         " ".join([_verdict(row), f"Plans may take {room_words(cluster)}."]),
         "; ".join(plan_words(asked.job.plan)[:2]) + ".",
         _memory(row),
@@ -151,30 +156,43 @@ def _pictures(asked: Tried, cheapest: Tried | None) -> Iterator[Drawn]:
             yield Drawn(name=name, caption=caption, draw=draw)
 
 
+# Options that go with a plan file; all others are the plan's own.
+BESIDE_A_PLAN = ("hardware", *experiment("will_it_fit"), *OF_CLUSTER)
+
 # So many changes at once are tried, and in haste.
 MOST_CHANGES, QUICK_CHANGES = 4, 2
 # More nodes are tried up to so many times.
 MORE_NODES = (2, 4, 8, 16, 32)
 
 
-def will_it_fit(options: argparse.Namespace) -> int:
+def will_it_fit(options: argparse.Namespace, line: Sequence[str]) -> int:
     """Whether a plan fits its GPUs, what fills them, and the cheapest change that makes it fit.
 
-    The plan is a file, or is described by options: replicas over all GPUs, as far as tensor and
-    pipeline parallelism leave them. Where it does not fit, changes of one kind are tried, then
-    of several together: more blocks recomputed, states sharded or swapped, smaller
-    micro-batches, other meshes. The cheapest is the one with the shortest predicted iteration.
-    Where none of them fits, more GPUs and other hardware are tried, and the boards that draw
-    least power are the cheapest.
+    The plan is a file, of which --hardware changes the GPUs alone, or is described by options:
+    replicas over all GPUs, as far as tensor and pipeline parallelism leave them. Where it does
+    not fit, changes of one kind are tried, then of several together: more blocks recomputed,
+    states sharded or swapped, smaller micro-batches, other meshes. The cheapest is the one with
+    the shortest predicted iteration. Where none of them fits, more GPUs and other hardware are
+    tried, and the boards that draw least power are the cheapest.
     """
-    given = None if options.plan is None else load_equal(options.plan)
-    job = _job(options) if given is None else on_cluster_with(given, numbers_of(options))
+    job = _job(options) if options.plan is None else _given(options, line)
     study = Study.begin("will_it_fit", options)
     most = QUICK_CHANGES if options.quick else MOST_CHANGES
     asked, cheapest = cheapest_change(job, most=most, add=study.add)
     if cheapest is not None:
         dump_job(cheapest.job, study.path / "plan.yaml")
     return study.end(report_of(study, asked, cheapest), DONE)
+
+
+def _given(options: argparse.Namespace, line: Sequence[str]) -> Job:
+    """The plan of the file, on the hardware and with the numbers that the options give."""
+    check_beside_plan(line, BESIDE_A_PLAN, str(options.plan))
+    job = load_equal(options.plan)
+    if any(word.partition("=")[0] == "--hardware" for word in line):
+        with as_options():
+            hardware = hardware_from(options.hardware, Path())
+            job = replace(job, cluster=replace(job.cluster, hardware=hardware))
+    return on_cluster_with(job, numbers_of(options))
 
 
 def cheapest_change(

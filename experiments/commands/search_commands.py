@@ -36,6 +36,7 @@ SEARCH_COMMANDS: dict[str, Group] = {
                 ),
                 "what to change in a plan": "--from plan.yaml --out better.yaml",
             },
+            takes_line=True,
         ),
         "sweep": command(
             "experiments.sweeps.sweep:sweep",

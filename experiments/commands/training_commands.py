@@ -38,7 +38,9 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 "sizes without a plan": (
                     "--model llama3-8b --hardware rtx-4090-24gb --gpus-per-node 8 --zero 3"
                 ),
+                "a plan on other GPUs": "plan.yaml --hardware a100-40gb",
             },
+            takes_line=True,
         ),
         "estimate": command(
             "experiments.budget.estimate:estimate",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.problem import order_of, predicted_each
+from experiments.bench.problem import numbers_of, on_cluster_with, order_of, predicted_each
 from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress
 from experiments.cli.rundir import file_at
 from experiments.interchange.single_changes import SingleChange, single_changes
@@ -32,7 +32,7 @@ class Improved:
 def improve(options: argparse.Namespace) -> int:
     """Tell the changes that gain most, and write the plan that has them."""
     out = file_at(options.out, "plan file")
-    job = load_job(options.start)
+    job = on_cluster_with(load_job(options.start), numbers_of(options))
     predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
     before = predictor.predict(job.plan)
     progress(f"{options.start}: {brief_words(before)}")

@@ -1,24 +1,23 @@
 """One searcher's plan for a problem: searched, played, explained and written."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from experiments.bench.bench import Bench, Entry, judged
-from experiments.bench.problem import free_words
+from experiments.bench.problem import check_beside_plan, free_words
 from experiments.bench.search_options import budget_of, searched, searchers_called, space_for
-from experiments.cli.command import parser_for
 from experiments.cli.commandline import (
     DONE,
     INTERRUPTED,
+    OF_CLUSTER,
     NoAnswerError,
     print_json,
     progress,
 )
 from experiments.cli.live import Live
 from experiments.cli.rundir import file_at
-from experiments.commands import COMMANDS
 from experiments.tuning.explain import Why, explain
 from experiments.tuning.improve import improve
 from experiments.tuning.search_rows import rows_of
@@ -31,7 +30,7 @@ from experiments.tuning.search_words import (
     why_words,
 )
 from experiments.tuning.smallest import smallest
-from mistlab.core.values import reject, to_mapping
+from mistlab.core.values import to_mapping
 from mistlab.job.job import dump_job
 from mistlab.job.search import Budget
 from mistlab.plan.plan_words import count_words, plan_words
@@ -44,10 +43,10 @@ BUDGET = Budget(evaluations=100_000, seconds=60)
 QUICK = Budget(evaluations=1_000, seconds=2, clock="cpu")
 
 # Options that go with a plan to start from; all others are the plan's own.
-BESIDE_A_PLAN = ("start", "out", "json", "quick", "seed")
+BESIDE_A_PLAN = ("from", "out", "json", "quick", "seed", *OF_CLUSTER)
 
 
-def tune(options: argparse.Namespace) -> int:
+def tune(options: argparse.Namespace, line: Sequence[str]) -> int:
     """One searcher, one plan: find the fastest plan that fits, say why, and write its file.
 
     The file runs unchanged with predict and every other command that takes plans.
@@ -59,7 +58,7 @@ def tune(options: argparse.Namespace) -> int:
     them.
     """
     if options.start is not None:
-        _check_alone(options)
+        check_beside_plan(line, BESIDE_A_PLAN, "--from")
         return improve(options)
     bench, entry, out = tuned(options, writes=True)
     if entry.answer is None:
@@ -92,18 +91,6 @@ def tuned(options: argparse.Namespace, *, writes: bool = False) -> tuple[Bench, 
         progress(f"{name} {entry.result.reason}; {OF_WHOLE_PLANS} searches in its place")
         entry = _searched(bench, OF_WHOLE_PLANS, space, budget, options.seed)
     return bench, entry, out
-
-
-def _check_alone(options: argparse.Namespace) -> None:
-    """Refuse options that say what a plan to start from says itself."""
-    defaults = vars(parser_for(COMMANDS["tune"], "tune").parse_args([]))
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name, value in vars(options).items()
-        if name not in BESIDE_A_PLAN and value != defaults[name]
-    ]
-    if given:
-        reject(f"--from: the plan says itself what {', '.join(given)} would: leave that out")
 
 
 def budget_for(budget: Budget, space: SearchSpace) -> Budget:

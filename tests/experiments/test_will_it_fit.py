@@ -50,6 +50,35 @@ def test_a_plan_that_fits_without_what_is_kept_free_does_not_fit(
     assert not any(row["change"].endswith("on 4 l4-24gb") for row in others)
 
 
+def test_a_plan_is_asked_about_on_other_hardware_and_nothing_else_of_it_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(capsys, FITS, "--hardware", "a100-40gb", "--out", tmp_path)
+    assert found["rows"][0]["room_bytes"] > 35 * 2**30
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    # What was asked, defaults among it, stands before the verdict.
+    assert page.index("1 x 4 a100-40gb; 8 sequences of 4,096 tokens a step, fp16") < page.index(
+        "Yes: the fullest GPU"
+    )
+    # The hardware that is no option's default is the plan's.
+    assert run(will_it_fit.main, [str(FITS), "--out", str(tmp_path / "own"), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["room_bytes"] < 22 * 2**30
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--engine", "fsdp"], ["--gpus-per-node=4"], ["--stages", "1"], ["--precision", "fp32"]],
+)
+def test_options_that_a_plan_says_itself_are_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(will_it_fit.main, [str(FITS), *words, "--out", str(tmp_path / "out")]) == 2
+    option = words[0].partition("=")[0]
+    assert f"the plan says itself what {option} would: leave that out" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(("held", "is_narrow"), [(89, False), (91, True)])
 def test_a_plan_that_just_fits_is_said_to_be_unsure(held: int, is_narrow: bool) -> None:
     bytes_of = {"reserved_bytes": held * 2**30, "room_bytes": 100 * 2**30}
