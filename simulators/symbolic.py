@@ -250,11 +250,11 @@ class SymbolicPredictor:
     ) -> StageCosts | None:
         """Costs that no candidate between ``least`` and ``most`` undercuts.
 
-        Larger ratios take more time and leave more room on the GPU. Nothing is known of an engine
-        that offloads and whose host may hold passes up; there is none so far.
+        Larger ratios take more time and leave more room on the GPU. Nothing is known of what is
+        offloaded under an engine whose host may hold passes up.
         """
         own = ENGINES[engine]
-        if own.host is not None and own.offloads:
+        if own.host is not None and any(most.value(name).any() for name in OFFLOADS):
             return None
         assert all(
             ((least.value(name) > 0) == (most.value(name) > 0)).all() for name in OFFLOADS

@@ -267,7 +267,8 @@ class Engine:
     whether experts may have a capacity.
 
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
-    says whether states and activations may lie in host memory, ``context_exchanges`` in which ways
+    says whether states and activations may lie in host memory, ``offloads_activations`` whether all
+    of what blocks keep may, where states may not; ``context_exchanges`` in which ways
     context-parallel ranks exchange keys. Stages run the default order of
     passes and the named ``orders``, or with ``takes_orders`` whatever order a plan gives.
     With ``steps_apart`` no stage waits for another one's step: stages that begin late go on late,
@@ -301,6 +302,7 @@ class Engine:
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
+    offloads_activations: bool = False
     context_exchanges: tuple[int, ...] = (RING,)
     takes_orders: bool = False
     orders: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from mistlab.engines.fitted import fitted
 from mistlab.engines.megatron_core import MEGATRON_BRIDGE
 from mistlab.schedule.context_ways import GATHER, RING
 from mistlab.schedule.orders import INTERLEAVED
+from mistlab.schedule.slots import Phase, Task, evict, fetch
 
 # A rank keeps its shard of 32-bit weights, of gradients and of two moments: 16 bytes a parameter.
 # Each pass gathers the 16-bit weights of a block ahead and frees them after the block; each
@@ -32,6 +33,15 @@ from mistlab.schedule.orders import INTERLEAVED
 _MEMORY = EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=5, fixed_mib=64)
 _REDUCED_IN_16_BITS = OtherSums(memory=replace(_MEMORY, reduced=2), step_moved=50)
 
+# What blocks keep may leave behind their forward pass and come back ahead of their backward pass:
+# torchtune's ``OffloadActivations``, on streams of its own, and TRL's ``activation_offloading``.
+_LEAVING: dict[Phase, tuple[Task, ...]] = {
+    phase: (*tasks, evict("A") if "forward" in phase else fetch("A"))
+    for phase, tasks in OVERLAPPED.phases.items()
+    if phase != "step"
+}
+_OVERLAPPED = replace(OVERLAPPED, phases={**OVERLAPPED.phases, **_LEAVING})
+
 _FITTED = fitted("fsdp")
 FSDP = Engine(
     name="fsdp",
@@ -41,7 +51,7 @@ FSDP = Engine(
     orders=("gpipe", "zb-v", "dualpipe-v"),
     # torch.distributed.tensor.experimental.context_parallel gathers keys, or passes them on.
     context_exchanges=(RING, GATHER),
-    overlapped=OVERLAPPED,
+    overlapped=_OVERLAPPED,
     kernels=LOSS_IN_32_BITS,
     memory=dict.fromkeys(("bf16", "fp8", "fp4"), _MEMORY),
     step_moved={"bf16": 50, "fp8": 50, "fp4": 50},
@@ -57,6 +67,7 @@ FSDP = Engine(
     shares_on={name: tuple(shares) for name, shares in _FITTED["shares_on"].items()},
     eight_bit_on=_FITTED["eight_bit_on"],
     host=HostTime(**_FITTED["host"]),
+    offloads_activations=True,
 )
 
 # 8-bit products with a scale for each row are CUTLASS's kernels in torch, not cuBLAS's, whose own

@@ -34,8 +34,40 @@ _STAYS = {
 }
 
 
+def _any_or_none(engine: Engine, _: bool) -> tuple[float, ...] | None:
+    """The ratios of states that an engine offloads: any, or none."""
+    return None if engine.offloads else (0.0,)
+
+
+def _all_or_none(engine: Engine, _: bool) -> tuple[float, ...] | None:
+    """The ratios of activations that an engine offloads: any, all or none, or none."""
+    if engine.offloads:
+        return None
+    return (0.0, 1.0) if engine.offloads_activations else (0.0,)
+
+
+def _why_none(*_: object) -> str:
+    return "keeps everything on the GPU"
+
+
+def _why_not_some(engine: Engine, _: bool) -> str:
+    some = "offloads all activations or none"
+    return some if engine.offloads_activations else _why_none()
+
+
+_IN_PART = EngineLimit(
+    runs=_any_or_none, why=_why_none, remedy="leave it out, or give mistlab", is_level=True
+)
+
+
 def _offloaded(
-    symbol: str, kind: str, task: str, *, coarse_parts: int = 2, box_weight: int = 1
+    symbol: str,
+    kind: str,
+    task: str,
+    *,
+    coarse_parts: int = 2,
+    box_weight: int = 1,
+    limit: EngineLimit = _IN_PART,
 ) -> Dimension:
     return Dimension(
         part="savings",
@@ -46,12 +78,7 @@ def _offloaded(
         default=0.0,
         is_trained=True,
         label=kind,
-        limit=EngineLimit(
-            runs=lambda engine, _: None if engine.offloads else (0.0,),
-            why=lambda *_: "keeps everything on the GPU",
-            remedy="leave it out, or give mistlab",
-            is_level=True,
-        ),
+        limit=limit,
         amount="{:.1%}",
         noun=f"of {'optimizer state' if kind == 'optimizer' else kind} offloaded",
         brief=f"{{}} of {kind}",
@@ -258,7 +285,11 @@ DIMENSIONS: dict[str, Dimension] = {
     "offload_weights": _offloaded("ww", "weights", "P", coarse_parts=1),
     "offload_gradients": _offloaded("wg", "gradients", "G", coarse_parts=1),
     "offload_optimizer": _offloaded("wo", "optimizer", "O", box_weight=2),
-    "offload_activations": _offloaded("wa", "activations", "A", box_weight=6),
+    "offload_activations": _offloaded(
+        *("wa", "activations", "A"),
+        box_weight=6,
+        limit=replace(_IN_PART, runs=_all_or_none, why=_why_not_some),
+    ),
 }
 RECOMPUTED = "checkpointed_layers"
 OFFLOADS = tuple(name for name, row in DIMENSIONS.items() if row.path.startswith("offload."))

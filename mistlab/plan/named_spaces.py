@@ -123,6 +123,7 @@ _FSDP = SearchSpace(
     expert_parallel=_POWERS[:7],
     state_replicas=_POWERS,
     zero=(2, 3),
+    offload=OffloadRatios(activations=(0.0, 1.0)),
 )
 # One GPU or replicas of it, whose blocks have lean operators (Tempo, NeurIPS 2022) or recompute.
 _TEMPO = SearchSpace(

@@ -15,7 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from mistlab.core.values import reject
+from mistlab.graph.treatments import PLAIN, TREATMENTS, treatments_of
 from mistlab.job.job import Job
+from mistlab.plan.plan import StagePlan
 from runtime.baselines.baseline import BaselineSettings, Configuration, FirstWeights, sequences_of
 from runtime.comm.processes import world_of_launcher
 from runtime.data import batches_of
@@ -35,6 +37,7 @@ class FsdpRun:
                 "plan: FSDP2 is driven without pipeline and tensor parallelism here: give one "
                 "stage with tensor_parallel: 1"
             )
+        _check_savings(stage)
         self._job, self._world = job, world_of_launcher()
         self._sequences = sequences_of(job, settings.seed)
         is_cpu = settings.device == "cpu"
@@ -105,6 +108,21 @@ class FsdpRun:
         fully_shard(model, **how)
         _prefetch(list(model.blocks))
         return model
+
+
+def _check_savings(stage: StagePlan) -> None:
+    """Refuse what FSDP2 is not driven with here: it would be left out without a word."""
+    if stage.offload.activations:
+        reject(
+            "plan.stages[0].offload.activations: FSDP2 is driven with all activations on the GPU "
+            "here: give 0"
+        )
+    for name in treatments_of(stage.value):
+        if name not in (PLAIN, "recomputed"):
+            reject(
+                f"plan.stages[0].{TREATMENTS[name].dimension}: FSDP2 is driven with blocks that "
+                "are plain or recomputed here: give 0"
+            )
 
 
 def _prefetch(blocks: list[Any]) -> None:
