@@ -2,12 +2,18 @@
 
 from mistlab.core.values import reject
 from mistlab.engines.engine import ENGINES
+from mistlab.graph.treatments import PLAIN, TREATMENTS, treatments_of
 from mistlab.job.job import Job
 from mistlab.plan.dimensions import DIMENSIONS, ranks_of
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.schedule.context_ways import HEADS
+from mistlab.stages.plan_orders import passes_of_plan
 from mistlab.stages.stage_shape import StageShape, replicas_of
+
+# Ways to run blocks of a user's own code, and how its code is found.
+TREATED_OWN = frozenset({PLAIN, "recomputed"})
+REMEDY_OWN = "and names no factory: trace package.module:factory, without --blocks"
 
 
 def check_started(job: Job, stage: int | None, started: int) -> None:
@@ -59,6 +65,8 @@ def check_runnable(job: Job) -> None:
                     f"plan.stages[{number}].{row.path or name}: {value:g} can be predicted and not "
                     f"yet trained: give {row.default:g}"
                 )
+    if job.workload.model.family == "custom":
+        _check_own_model(job.plan, job.workload)
     _check_tokens(job.plan)
     check_model(job.workload)
     _check_reduction(job.workload)
@@ -74,6 +82,33 @@ def _check_reduction(workload: Workload) -> None:
         reject(
             f"workload.precision: fp16 scales its loss, and workload.reduction is "
             f"{workload.reduction.kind}: give bf16 or fp32"
+        )
+
+
+def _check_own_model(plan: Plan, workload: Workload) -> None:
+    """Refuse ways to divide or to order a user's own code that need layers of the runtime."""
+    if not workload.reduces_plainly:
+        reject(
+            f"workload.reduction: {workload.reduction.kind} of a traced model can be predicted and "
+            "not yet trained: leave it out"
+        )
+    for number, stage in enumerate(plan.stages):
+        for name, row in DIMENSIONS.items():
+            divides = row.axes and not {"data"} & {*row.axes}
+            if divides and (value := stage.value(name)) > 1:
+                reject(
+                    f"plan.stages[{number}].{name}: {value:g} of a traced model can be predicted "
+                    "and not yet trained: give 1; data parallelism and stages divide it"
+                )
+        for name in {*treatments_of(stage.value)} - TREATED_OWN:
+            reject(
+                f"plan.stages[{number}].{TREATMENTS[name].dimension}: {name} blocks of a traced "
+                "model can be predicted and not yet trained: give 0"
+            )
+    if passes_of_plan(plan)[0].splits_backward:
+        reject(
+            f"plan.order: {plan.order} with a traced model, whose products have no passes of their "
+            "own, can be predicted and not yet trained: give 1f1b"
         )
 
 
@@ -157,7 +192,7 @@ def _check_further(plan: Plan, workload: Workload) -> None:
 def trains_here(model: ModelSpec) -> str:
     """Why the runtime does not train a model, in words; empty if it does."""
     if model.family == "custom":
-        return "it is traced: give a family of the catalogue"
+        return "" if model.factory else f"it is traced, {REMEDY_OWN}"
     if model.pattern:
         return "blocks of a pattern, which scan or lack a half: give a model without a pattern"
     if model.experts and model.parallel_block:

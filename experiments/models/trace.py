@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -133,10 +134,13 @@ def _of_factory(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph
     own_model = import_module("runtime.tracing.own_model")
     factory = _factory(options.source)
     name = options.name or options.source.partition(":")[2]
-    return [
+    traced = [
         _trace_own(own_model, factory, options, name, "own", precision)
         for precision in _precisions(options)
     ]
+    # Who trains the model looks for its blocks as a trace does that is not told where they are.
+    source = "" if options.blocks else options.source
+    return [(replace(spec, factory=source), graph) for spec, graph in traced]
 
 
 def _of_config(options: argparse.Namespace, path: Path) -> list[tuple[ModelSpec, ModelGraph]]:

@@ -228,6 +228,8 @@ class ModelSpec:
     further_tokens: int = field(default=0, metadata=bounded(minimum=0, most=MOST_LAYERS))
     pattern: str = ""
     graph_file: str | None = None
+    # No cost depends on it: where the traced model's own code is.
+    factory: str = field(default="", compare=False)
     tensor_parallel_degrees: tuple[int, ...] | None = field(
         default=None, metadata=bounded(minimum=1, most=MOST_HIDDEN)
     )
@@ -254,6 +256,9 @@ class ModelSpec:
         if self.graph_file is not None and self.family != "custom":
             problem = f"{self.graph_file!r} is given for family {self.family}: give family: custom"
             refuse("graph_file", problem)
+        if self.factory and self.family != "custom":
+            problem = f"{self.factory!r} is given for family {self.family}: give family: custom"
+            refuse("factory", problem)
         if self.further_tokens and self.family == "custom":
             problem = f"{self.further_tokens} with a traced model, whose graphs have its whole head"
             refuse("further_tokens", f"{problem}: leave it out, and trace the model with them")

@@ -13,6 +13,7 @@ from mistlab.plan.workload import Workload
 from runtime.checkpoints.tensor_files import TensorPlace, header_of
 from runtime.comm.processes import meet
 from runtime.engine.executor import Executor
+from runtime.engine.work.own_layers import own_shapes_of
 from runtime.models.config import TYPE_OF_PRECISION
 from runtime.models.experts import CORRECTION
 from runtime.models.families import shapes_of_model
@@ -27,7 +28,7 @@ def export(executor: Executor, workload: Workload, path: Path) -> None:
     kinds = {
         # A rounded correction would choose other experts.
         name: (shape, torch.float32 if name.endswith(CORRECTION) else kind)
-        for name, shape in shapes_of_model(workload).items()
+        for name, shape in _shapes_of(workload).items()
     }
     header, places = header_of(unfinished, kinds)
     if executor.connections.is_first:
@@ -40,6 +41,11 @@ def export(executor: Executor, workload: Workload, path: Path) -> None:
     if executor.connections.is_first:
         unfinished.rename(path)
     meet()
+
+
+def _shapes_of(workload: Workload) -> dict[str, tuple[int, ...]]:
+    is_own = workload.model.family == "custom"
+    return own_shapes_of(workload) if is_own else shapes_of_model(workload)
 
 
 def _write(executor: Executor, kind: torch.dtype, places: Mapping[str, TensorPlace]) -> None:

@@ -31,11 +31,13 @@ from runtime.engine.training import Training
 from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.layer_passes import LAYER_RUNS, Passes, layer_treatments
 from runtime.engine.work.optimizer import Scaling, Stepper, Swaps, Works, works_of_sections
+from runtime.engine.work.own_layers import own_layers
 from runtime.engine.work.parameters import Parameters, Squares
 from runtime.engine.work.products import add_up_inside, add_up_shared
 from runtime.engine.work.router_notes import Lopsided, RouterNotes, routers_of
 from runtime.engine.work.stage_modules import (
     HOST,
+    LayerModule,
     layer_modules,
     let_attend_in_place,
     let_draw,
@@ -104,7 +106,7 @@ class Executor:
         )
         context = StreamedContext(connections.context, streams, self.own.token_split.way)
         experts = StreamedExperts(connections.experts, connections.expert_tensor, streams)
-        self.layers = layer_modules(workload, self.shape, ranks, context, experts, device)
+        self.layers = self._modules(workload, (ranks, context, experts), device, seed)
         self.own_tokens = context.own_tokens
         tokens = workload.sequence_length
         self.draws = Draws.of(training.dropout_seed, tokens, ranks, context, device)
@@ -135,6 +137,19 @@ class Executor:
         self._issuing: Op | None = None
         if seed is not None:
             self._draw_on_host(seed)
+
+    def _modules(
+        self,
+        workload: Workload,
+        ranks: tuple[StreamedRanks, StreamedContext, StreamedExperts],
+        device: torch.device,
+        seed: int | None,
+    ) -> dict[int, LayerModule]:
+        """The stage's layers: the runtime's, or those of the user's own code."""
+        if workload.model.family != "custom":
+            return layer_modules(workload, self.shape, *ranks, device)
+        drawn = self.training.dropout_seed if seed is None else seed
+        return own_layers(workload, drawn, self.own.micro_batch, self.shape.layers, device)
 
     def _passes(self, ranks: StreamedRanks) -> Passes:
         """Give the layers' modules their parameters, and the runtime's own ways to work."""

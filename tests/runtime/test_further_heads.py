@@ -103,7 +103,7 @@ def mixed() -> list[tuple[str, str]]:
     return [*made[::5], *(one for number, one in enumerate(made) if number % 5)]
 
 
-@pytest.mark.parametrize(("model", "plan"), sweep(mixed(), first=7))
+@pytest.mark.parametrize(("model", "plan"), sweep(mixed(), first=5))
 def test_a_plan_trains_further_heads_as_in_one_process(model: str, plan: str) -> None:
     work, own = case(model, plan)
     assert_alike(by_plan(work, own), plainly(work))

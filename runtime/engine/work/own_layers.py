@@ -1,0 +1,433 @@
+"""The layers of a user's own model: what comes before its blocks, each block, what comes after.
+
+A model's code is one function. It is run for one layer at a time: what comes before the blocks ends
+where the first block is called, and what comes after them begins where the last one returns; blocks
+that do not run give what they are told to. So code between blocks, and all that blocks take beside
+the hidden states, must not depend on tokens or parameters: two runs at the start find that out.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_leaves, tree_map
+
+from mistlab.core.values import InputError, reject
+from mistlab.plan.workload import Workload
+from runtime.engine.work.stage_modules import HOST, LayerModule
+from runtime.models.config import TYPE_OF_PRECISION
+
+# Where a call has its hidden states: the number of an argument, or its name.
+Place = int | str
+_FACTORIES = Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnLayer(LayerModule):
+    """A layer whose ``first`` weights are those of the user's model, until they are taken."""
+
+    first: dict[str, Tensor]
+
+    def initial(self, seed: int, *, tied: bool, device: torch.device = HOST) -> dict[str, Tensor]:
+        """The layer's first weights; the factory drew them by the seed."""
+        del seed, tied
+        return {name: self.first.pop(name).to(device) for name in self.whole_shapes}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class BlockCall:
+    """How the model's code calls a block, and what the block returns beside hidden states."""
+
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+    place: Place
+    returned: tuple[Any, ...] | None = None
+
+    def hidden(self) -> Tensor:
+        """The hidden states of the call."""
+        place = self.place
+        found = self.arguments[place] if isinstance(place, int) else self.named[place]
+        assert isinstance(found, Tensor)
+        return found
+
+    def of(self, block: nn.Module, x: Tensor) -> Tensor:
+        """What the block makes of other hidden states."""
+        arguments, named = list(self.arguments), dict(self.named)
+        if isinstance(self.place, int):
+            arguments[self.place] = x
+        else:
+            named[self.place] = x
+        made = block(*arguments, **named)
+        return made if isinstance(made, Tensor) else made[0]
+
+    def without_hidden(self) -> "BlockCall":
+        """The call without its hidden states, which take memory."""
+        arguments = tuple(None if n == self.place else one for n, one in enumerate(self.arguments))
+        named = {name: None if name == self.place else one for name, one in self.named.items()}
+        return replace(self, arguments=arguments, named=named)
+
+    def returning(self, x: Tensor) -> Any:
+        """Hidden states as the block returns them."""
+        return x if self.returned is None else (x, *self.returned)
+
+    def others(self) -> list[Any]:
+        """All that the block takes beside hidden states."""
+        of = [one for n, one in enumerate(self.arguments) if n != self.place]
+        return [*of, *(one for name, one in self.named.items() if name != self.place)]
+
+
+class _ReachedError(BaseException):
+    """The code has come to the first block."""
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.x = x
+
+
+class PartedModel:
+    """A user's model that runs in parts."""
+
+    def __init__(self, model: nn.Module, path: str) -> None:
+        self.model, self.path = model, path
+        blocks = model.get_submodule(path)
+        assert isinstance(blocks, nn.ModuleList)
+        self.blocks = list(blocks)
+        self.takes_targets = "targets" in inspect.signature(model.forward).parameters
+        self.calls: list[BlockCall] = []
+        # Modules with parameters of what comes before the blocks, and shapes of their results.
+        self.early: dict[str, torch.Size] = {}
+
+    def before_blocks(self, tokens: Tensor) -> Tensor:
+        """The hidden states that the first block takes."""
+
+        def stop(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            raise _ReachedError(_called(number, arguments, named).hidden())
+
+        with self._instead(stop):
+            try:
+                self._run(tokens, tokens)
+            except _ReachedError as reached:
+                return reached.x
+        raise AssertionError
+
+    def after_blocks(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The loss, from what the last block made."""
+        learns, last = torch.is_grad_enabled(), len(self.blocks) - 1
+
+        def hand_on(number: int, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
+            if number == last:
+                # What comes before is run again for its shapes, and nothing of it is kept.
+                torch.set_grad_enabled(learns)
+            return self.calls[number].returning(x)
+
+        with torch.set_grad_enabled(False), self._instead(hand_on), self._shapes_alone(x):
+            try:
+                return self._run(targets, targets)
+            finally:
+                torch.set_grad_enabled(False)
+
+    def _run(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        output = self.model(tokens, **({"targets": targets} if self.takes_targets else {}))
+        if not isinstance(output, Tensor):
+            values = output.values() if isinstance(output, dict) else output
+            floats = [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+            scalars = [one for one in floats if one.dim() == 0]
+            output = scalars[0] if scalars else floats[0]
+        if output.dim() == 0:
+            return output
+        return cross_entropy(output.flatten(0, 1).float(), targets.flatten())
+
+    @contextmanager
+    def _instead(self, run: Callable[..., Any]) -> Iterator[None]:
+        """Within the ``with`` block call a function with a block's number in place of the block."""
+        for number, block in enumerate(self.blocks):
+            block.__dict__["forward"] = _numbered(run, number)
+        try:
+            yield
+        finally:
+            for block in self.blocks:
+                del block.__dict__["forward"]
+
+    @contextmanager
+    def _shapes_alone(self, x: Tensor) -> Iterator[None]:
+        """Within the ``with`` block modules in front of blocks give shapes without values: their
+        parameters may be elsewhere."""
+        nothing, modules = x.new_zeros(()), dict(self.model.named_modules())
+        for name, shape in self.early.items():
+            modules[name].__dict__["forward"] = _giving(nothing, shape)
+        try:
+            yield
+        finally:
+            for name in self.early:
+                del modules[name].__dict__["forward"]
+
+    def note_calls(self, tokens: Tensor) -> list[BlockCall]:
+        """How blocks are called; refuses code between blocks."""
+        calls: list[BlockCall] = []
+        made: list[Tensor] = []
+
+        def note(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            call = _called(number, arguments, named)
+            if number != len(calls):
+                reject(
+                    f"{self.path}: block {number} is not called once, in order: train it here "
+                    "only if each block runs once"
+                )
+            if made and call.hidden() is not made[-1]:
+                reject(
+                    f"{self.path}.{number}: does not take what the block before made: move the "
+                    "code between blocks into them"
+                )
+            block = self.blocks[number]
+            output = type(block).forward(block, *arguments, **named)
+            if not isinstance(output, Tensor):
+                call.returned = tuple(output[1:])
+            made.append(call.hidden().detach().clone())
+            calls.append(call)
+            return call.returning(made[-1])
+
+        with torch.no_grad(), self._instead(note):
+            self._run(tokens, tokens)
+        return calls
+
+
+def _giving(nothing: Tensor, shape: torch.Size) -> Callable[..., Tensor]:
+    return lambda *_, **__: nothing.expand(shape)
+
+
+def _numbered(run: Callable[..., Any], number: int) -> Callable[..., Any]:
+    return lambda *arguments, **named: run(number, arguments, named)
+
+
+def _called(number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> BlockCall:
+    """A call, with the place of its hidden states: the first tensor of floating-point numbers."""
+    given: list[tuple[Place, Any]] = [*enumerate(arguments), *named.items()]
+    places = [place for place, one in given if isinstance(one, Tensor) and one.is_floating_point()]
+    if not places:
+        reject(f"block {number}: takes no tensor of floating-point numbers: give it hidden states")
+    return BlockCall(arguments=arguments, named=named, place=places[0])
+
+
+# Which parameters belong to which layer.
+
+
+def own_shapes_of(workload: Workload) -> dict[str, tuple[int, ...]]:
+    """The shapes of an own model's parameters, by name."""
+    parameters = built(workload, 0).model.named_parameters()
+    return {name: tuple(one.shape) for name, one in parameters}
+
+
+def own_layers(
+    workload: Workload, seed: int, sequences: int, wanted: Sequence[int], device: torch.device
+) -> dict[int, LayerModule]:
+    """The ``wanted`` layers of a workload's own model, by number in the whole model."""
+    own = built(workload, seed)
+    blocks = workload.model.layers
+    if len(own.blocks) != blocks:
+        reject(
+            f"workload.model: {workload.model.factory} makes {len(own.blocks)} blocks, and the "
+            f"traced file says {blocks}: trace it again"
+        )
+    names = _parted(own, workload, sequences)
+    parameters = dict(own.model.named_parameters())
+    first = {name: one.detach().float().clone() for name, one in parameters.items()}
+    scalar = torch.zeros((), dtype=TYPE_OF_PRECISION[workload.precision], device=device)
+    for one in parameters.values():
+        # Each keeps its shape, and takes no memory until it has its place in a stage's state.
+        one.data = scalar.expand(one.shape)
+    for buffer in own.model.buffers():
+        buffer.data = buffer.data.to(device)
+    for call in own.calls:
+        call.arguments, call.named = tree_map(
+            lambda one: one.to(device) if isinstance(one, Tensor) else one,
+            (call.arguments, call.named),
+        )
+    found: dict[int, LayerModule] = {}
+    for layer in wanted:
+        prefix = f"{own.path}.{layer - 1}." if 1 <= layer <= blocks else ""
+        module = _OwnEnds(own, after=layer > blocks) if not prefix else _OwnBlock(own, layer - 1)
+        of_layer = {name.removeprefix(prefix): first[name] for name in names[layer]}
+        found[layer] = OwnLayer(
+            prefix=prefix,
+            module=module,
+            whole_shapes={name: tuple(one.shape) for name, one in of_layer.items()},
+            first=of_layer,
+        )
+    return found
+
+
+def built(workload: Workload, seed: int) -> PartedModel:
+    """The user's model, drawn by a seed in the workload's precision."""
+    from runtime.tracing.trace import find_blocks  # noqa: PLC0415 (needs SymPy)
+
+    factory = _factory_of(workload)
+    # As in tracing, a factory may ask for the length of sequences, and for a degree.
+    taken = inspect.signature(factory).parameters
+    needed = [name for name, one in taken.items() if one.default is one.empty]
+    given = dict.fromkeys(needed, 1)
+    if "sequence_length" in taken:
+        given["sequence_length"] = workload.sequence_length
+    with _FACTORIES, torch.random.fork_rng(devices=[]):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(TYPE_OF_PRECISION[workload.precision])
+        try:
+            torch.manual_seed(seed)
+            model = factory(**given)
+        finally:
+            torch.set_default_dtype(before)
+    model.train()
+    return PartedModel(model, find_blocks(model))
+
+
+def _factory_of(workload: Workload) -> Callable[..., nn.Module]:
+    source = workload.model.factory
+    module, _, name = source.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Callable[..., nn.Module] = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        message = (
+            f"workload.model.factory: {source}: {error}: run from the folder that holds it, or set "
+            "PYTHONPATH"
+        )
+        raise InputError(message) from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    return found
+
+
+def _parted(own: PartedModel, workload: Workload, sequences: int) -> dict[int, list[str]]:
+    """The names of each layer's parameters; notes how blocks are called."""
+    shape, vocab = (sequences, workload.sequence_length), min(workload.model.vocab, 2)
+    ones, others = (torch.full(shape, token) for token in (0, vocab - 1))
+    own.calls = own.note_calls(ones)
+    _check_calls(own, own.note_calls(others))
+    own.calls = [call.without_hidden() for call in own.calls]
+    model, blocks = own.model, len(own.blocks)
+    parameters = dict(model.named_parameters())
+    _check_model(model, parameters)
+    x = own.before_blocks(ones)
+    early = _learning(parameters, lambda: x.float().sum())
+    own.early = _results_of(own, early, ones)
+    after = x.detach().requires_grad_()
+    late = _learning(parameters, lambda: own.after_blocks(after, ones))
+    if shared := early & late:
+        reject(f"workload.model: {min(shared)} is before and after the blocks: give each its own")
+    names = {0: early, blocks + 1: late}
+    for number in range(blocks):
+        prefix = f"{own.path}.{number}."
+        names[number + 1] = {name for name in parameters if name.startswith(prefix)}
+    if rest := set(parameters).difference(*names.values()):
+        reject(f"workload.model: {min(rest)} takes no part in the loss: leave it out")
+    order = list(parameters)
+    return {layer: sorted(of, key=order.index) for layer, of in names.items()}
+
+
+def _learning(parameters: Mapping[str, nn.Parameter], run: Callable[[], Tensor]) -> set[str]:
+    """The parameters that have a gradient of a number."""
+    run().backward()
+    found = {name for name, one in parameters.items() if one.grad is not None}
+    for one in parameters.values():
+        one.grad = None
+    return found
+
+
+def _results_of(own: PartedModel, names: set[str], tokens: Tensor) -> dict[str, torch.Size]:
+    """The shapes of what modules with some parameters give."""
+    modules, shapes = dict(own.model.named_modules()), {}
+    hooks = []
+    for name in {one.rpartition(".")[0] for one in names} - {""}:
+
+        def note(_module: nn.Module, _given: Any, result: Any, name: str = name) -> None:
+            if isinstance(result, Tensor):
+                shapes[name] = result.shape
+
+        hooks.append(modules[name].register_forward_hook(note))
+    with torch.no_grad():
+        own.before_blocks(tokens)
+    for hook in hooks:
+        hook.remove()
+    return shapes
+
+
+def _check_calls(own: PartedModel, again: Sequence[BlockCall]) -> None:
+    """Refuse what depends on tokens or parameters among what blocks take beside hidden states."""
+    for number, (one, other) in enumerate(zip(own.calls, again, strict=True)):
+        pairs = zip(tree_leaves(one.others()), tree_leaves(other.others()), strict=True)
+        for given, then in pairs:
+            is_tensor = isinstance(given, Tensor)
+            if is_tensor and not (given.shape == then.shape and torch.equal(given, then)):
+                reject(
+                    f"{own.path}.{number}: takes a tensor that depends on the tokens: give blocks "
+                    "hidden states alone, and what is the same for all tokens"
+                )
+        if any(isinstance(beside, Tensor) for beside in one.returned or ()):
+            reject(f"{own.path}.{number}: returns further tensors: return hidden states alone")
+
+
+def _check_model(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    if single := [name for name, one in parameters.items() if one.dim() == 0]:
+        reject(f"workload.model: {single[0]} is one number: give it a dimension")
+    if frozen := [name for name, one in parameters.items() if not one.requires_grad]:
+        reject(f"workload.model: {frozen[0]} is frozen: let it require gradients, or leave it out")
+    for name, one in model.named_modules():
+        if isinstance(one, nn.Dropout) and one.p > 0:
+            reject(f"workload.model: {name} drops by draws in order, which plans change: give p=0")
+
+
+class _Delegating(nn.Module):
+    """A module whose parts are those of another, a part of the user's model."""
+
+    def __init__(self, own: PartedModel, whole: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["own"], self.__dict__["whole"] = own, whole
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """What stays where it is: the whole model's buffers, and what blocks take beside hidden
+        states."""
+        del recurse
+        own: PartedModel = self.__dict__["own"]
+        yield from own.model.buffers()
+        given = (one for call in own.calls for one in tree_leaves(call.others()))
+        yield from (one for one in given if isinstance(one, Tensor))
+
+    def named_modules(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Module]]:
+        """The other's parts."""
+        yield from self.__dict__["whole"].named_modules(*arguments, **named)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """A part of the other."""
+        found: nn.Module = self.__dict__["whole"].get_submodule(target)
+        return found
+
+
+class _OwnEnds(_Delegating):
+    """What comes before the blocks, or after them."""
+
+    def __init__(self, own: PartedModel, *, after: bool) -> None:
+        super().__init__(own, own.model)
+        self.after = after
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Hidden states of tokens, or the loss."""
+        own: PartedModel = self.__dict__["own"]
+        return own.before_blocks(x) if targets is None else own.after_blocks(x, targets)
+
+
+class _OwnBlock(_Delegating):
+    def __init__(self, own: PartedModel, number: int) -> None:
+        super().__init__(own, own.blocks[number])
+        self.__dict__["call"] = own.calls[number]
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.__dict__["call"].of(self.__dict__["whole"], x)
+        return made
