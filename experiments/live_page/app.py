@@ -27,9 +27,9 @@ KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 # Which lane answers which question: sliders must not wait for searches or traces.
 STREAMED = ("search", "pareto")
 LANE_OF: Mapping[str, str] = {
-    **dict.fromkeys(("names", "predict", "compare", "serving"), "quick"),
+    **dict.fromkeys(("names", "predict", "compare", "paste", "plan_file", "serving"), "quick"),
     **dict.fromkeys(("choices", "timeline", "trace", "gains", "serving_played"), "slow"),
-    **dict.fromkeys(("paste", "plan_file", "export"), "slow"),
+    **dict.fromkeys(("export",), "slow"),
     **dict.fromkeys(STREAMED, "search"),
 }
 

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from experiments.bench.search_options import space_called, usual_space
 from mistlab import catalog
-from mistlab.core.files import parse_yaml
+from mistlab.core.files import parse_settings
 from mistlab.core.values import FieldError, InputError, from_mapping, near_matches, refuse
 from mistlab.export.given import Given
 from mistlab.formats.file_formats import FORMATS, format_of
@@ -25,6 +25,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
 from mistlab.plan.space import SearchSpace
 from mistlab.plan.workload import ModelSpec, Workload
+from mistlab.serving.step_cost import parameters_of
 from mistlab.shell.session import LaunchFile
 
 Named = TypeVar("Named")
@@ -94,7 +95,7 @@ def model_in(text: object) -> ModelSpec:
     model's mapping."""
     if not _is_content(text):
         return _named(text, "model", catalog.model)
-    with_model = parse_yaml(_short(text, "model"), "model")
+    with_model = parse_settings(_short(text, "model"), "model")
     if KIND in with_model:
         return model_of_config(with_model, str(with_model.get("_name_or_path") or "model"))
     _refuse_files(with_model)
@@ -105,13 +106,13 @@ def hardware_in(text: object) -> Hardware:
     """The hardware of a catalogue name or of a hardware file's content."""
     if not _is_content(text):
         return _named(text, "hardware", catalog.hardware)
-    return hardware_from(parse_yaml(_short(text, "hardware"), "hardware"), HERE)
+    return hardware_from(parse_settings(_short(text, "hardware"), "hardware"), HERE)
 
 
 def job_in(content: object) -> Job:
     """The job of a plan file's content, as text or as plain data, that names no other file."""
     plain = (
-        parse_yaml(_short(content, "plan"), "plan")
+        parse_settings(_short(content, "plan"), "plan")
         if isinstance(content, str)
         else mapping_of(content, "plan")
     )
@@ -130,8 +131,11 @@ def pasted(body: Mapping[str, Any]) -> dict[str, Any]:
         return {"kind": "hardware", "name": hardware_in(text).name, "remarks": []}
     is_config = KIND in content and "hidden_size" in content
     if is_config or {"family", "layers"} <= content.keys():
-        return {"kind": "model", "name": model_in(text).name, "remarks": []}
-    source = LaunchFile(text=text, name="pasted text")
+        model = model_in(text)
+        size = f"{parameters_of(model) / 1e9:.2f} billion parameters in {model.layers} blocks"
+        return {"kind": "model", "name": f"{model.name}: {size}", "remarks": [*model.remarks]}
+    ending = ".json" if text.lstrip().startswith("{") else ""
+    source = LaunchFile(text=text, name=f"pasted text{ending}")
     try:
         row = format_of(source)
     except InputError:
@@ -162,7 +166,7 @@ def mapping_of(plain: object, name: str) -> Mapping[str, Any]:
 def _plain(text: str) -> Mapping[str, Any]:
     """The mapping in a text, empty where it holds none, such as a script."""
     try:
-        return parse_yaml(text, "text")
+        return parse_settings(text, "text")
     except InputError:
         return {}
 

@@ -124,6 +124,20 @@ def parse_yaml(text: str, name: str, repeated: list[str] | None = None) -> dict[
     return _parsed(lambda text: _load_yaml(text, repeated), text, name)
 
 
+def parse_settings(text: str, name: str) -> dict[str, Any]:
+    """The mapping in a text of JSON or of YAML, whichever it is.
+
+    JSON may be indented by tabs, which YAML refuses.
+    """
+    if text.lstrip().startswith("{"):
+        try:
+            return _parsed(_load_json, text, name)
+        except InputError:
+            # YAML has mappings in braces too; of neither, its message tells line and column.
+            return parse_yaml(text, name)
+    return parse_yaml(text, name)
+
+
 def format_yaml(mapping: Mapping[str, Any]) -> str:
     """A mapping as YAML text, with its keys in order."""
     text: str = yaml.dump(
@@ -263,6 +277,15 @@ class _Dumper(yaml.SafeDumper):
         items = list(sequence)
         is_plain = all(isinstance(item, str | int | float) for item in items)
         return super().represent_sequence(tag, items, flow_style=is_plain or flow_style)
+
+
+# YAML 1.1 takes 1e-05, which JSON and Python write, for a text: it wants a dot and a sign.
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"),
+        [*"+-0123456789"],
+    )
 
 
 def _load_yaml(text: str, repeated: list[str] | None = None) -> Any:

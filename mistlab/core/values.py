@@ -83,10 +83,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The question for one or two known names like a name, or that begin with it; "" for none."""
     from difflib import get_close_matches  # noqa: PLC0415 (only for an error)
 
-    names = list(known)
-    beginnings = [known_name for known_name in names if name and known_name.startswith(name)]
-    near = get_close_matches(name, names, n=2) or beginnings[:2]
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+    names, own = {one.lower(): one for one in known}, name.lower()
+    beginnings = [one for one in names if own and one.startswith(own)]
+    near = get_close_matches(own, names, n=2) or beginnings[:2]
+    return f"did you mean {' or '.join(repr(names[one]) for one in near)}?" if near else ""
 
 
 def near_matches(name: object, known: Iterable[str], listed_in: str = "") -> str:
@@ -270,7 +270,6 @@ def _refuse_number(value: Any, noun: str, give: str) -> NoReturn:
     number = _number_in_text(value)
     if number is None:
         refuse("", f"{shown(value)} is not {noun}: give {give}")
-    # YAML 1.1 reads a number with an exponent as text unless it has a point and a signed exponent.
     refuse("", f"{shown(value)} is text in YAML, not {noun}: write {number} without quotes")
 
 

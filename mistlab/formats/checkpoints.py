@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from mistlab import catalog
-from mistlab.core.files import parse_yaml
+from mistlab.core.files import parse_settings
 from mistlab.core.values import reject, word_set
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.plan.workload import ModelSpec
@@ -159,7 +159,7 @@ def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
     """The model of a checkpoint: by its configuration beside the file, or by its name."""
     text = source.beside(f"{path.rstrip('/')}/config.json") if path else None
     if text is not None:
-        config = parse_yaml(text, f"{path}/config.json")
+        config = parse_settings(text, f"{path}/config.json")
         if KIND in config:
             return model_of_config(config, PurePath(path).name)
     model = model_named(path) if path else None

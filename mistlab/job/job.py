@@ -1,6 +1,7 @@
 """A job: everything that one plan file says, read, checked across its parts, and written."""
 
 import os.path
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -65,6 +66,9 @@ def model_from(plain: object, folder: Path) -> ModelSpec:
         return _model_file(_joined(folder, plain))
     path, part = _path_and_part(plain)
     if _is_path(path, (".json",)):
+        if _OF_HUB.fullmatch(plain) and not (folder / plain).exists():
+            problem = f"{plain!r} is no file, and nothing is fetched: give a name of the catalogue"
+            refuse(MODEL, f"{problem}, or the path of the {CONFIG} that Hugging Face has of it")
         return _json_model(_joined(folder, path), part)
     with within("workload"):
         return catalog.model(plain)
@@ -175,6 +179,10 @@ def _path_and_part(text: str) -> tuple[str, str]:
     """A path, and the part of the file that is read; none for the whole file."""
     path, divider, part = text.rpartition(_PART)
     return (path, part) if divider and "/" not in part else (text, "")
+
+
+# A name as models have on Hugging Face: an owner and a model.
+_OF_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.json)")
 
 
 def _model_file(path: str) -> ModelSpec:

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mistlab.core.files import format_yaml, parse_yaml, read_json, read_yaml, write_yaml
+from mistlab.core.files import (
+    format_yaml,
+    parse_settings,
+    parse_yaml,
+    read_json,
+    read_yaml,
+    write_yaml,
+)
 from mistlab.core.values import InputError
 
 BAD_YAML = {
@@ -151,3 +158,20 @@ def test_what_no_path_can_be_is_refused(path: str) -> None:
 def test_an_error_of_a_full_disk_names_the_file() -> None:
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         write_yaml({"a": 1}, Path("/dev/full"))
+
+
+def test_numbers_may_be_written_as_json_and_python_write_them() -> None:
+    text = "a: 1e-05\nb: 5e8\nc: -1.5E3\nd: 12e\ne: '1e5'\n"
+    content = parse_yaml(text, "file")
+    assert content == {"a": 1e-05, "b": 5e8, "c": -1500.0, "d": "12e", "e": "1e5"}
+    assert parse_yaml(format_yaml(content), "file") == content
+
+
+def test_settings_are_read_as_json_or_as_yaml() -> None:
+    assert parse_settings('{\n\t"eps": 1e-05,\n\t"name": "a\\/b"\n}', "file") == {
+        "eps": 1e-05,
+        "name": "a/b",
+    }
+    assert parse_settings("{eps: 1e-05}", "file") == parse_settings("eps: 1e-05", "file")
+    with pytest.raises(InputError, match="file: line 2"):
+        parse_settings('{"eps": 1,\n', "file")

@@ -37,6 +37,7 @@ def test_within_adds_the_holder_and_only_to_field_errors() -> None:
     [
         ("gpt", ": did you mean 'gpt3' or 'gpt2'?"),
         ("lama", ": did you mean 'llama'?"),
+        ("LLAMA", ": did you mean 'llama'?"),
         ("zzz", ": give one of gpt2, gpt3, llama"),
         (7, ": give one of gpt2, gpt3, llama"),
     ],

@@ -216,11 +216,12 @@ def test_errors_begin_with_the_name_of_the_file(tmp_path: Path, plan_file: PlanF
     assert str(caught.value) == expected
 
 
-def test_a_number_with_an_exponent_gets_its_yaml_spelling(
-    tmp_path: Path, plan_file: PlanFile
-) -> None:
-    path = tmp_path / "plan.yaml"
-    path.write_text(format_yaml(plan_file).replace("optimizer: 0.5", "optimizer: 1e-3"))
+def test_a_number_may_have_an_exponent_but_no_quotes(tmp_path: Path, plan_file: PlanFile) -> None:
+    path, text = tmp_path / "plan.yaml", format_yaml(plan_file)
+    path.write_text(text.replace("optimizer: 0.5", "optimizer: 1e-3"))
+    offloads = [stage.offload.optimizer for stage in load_job(path).plan.stages]
+    assert 1e-3 in offloads
+    path.write_text(text.replace("optimizer: 0.5", "optimizer: '1e-3'"))
     with pytest.raises(InputError, match=r"'1e-3' is text in YAML, .*: write 0\.001"):
         load_job(path)
 

@@ -9,7 +9,14 @@ import pytest
 from mistlab import catalog
 from mistlab.core.files import read_yaml, write_yaml
 from mistlab.core.values import InputError, to_mapping
-from mistlab.job.job import dump_job, job_from_mapping, job_to_mapping, load_job, space_from
+from mistlab.job.job import (
+    dump_job,
+    job_from_mapping,
+    job_to_mapping,
+    load_job,
+    model_from,
+    space_from,
+)
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.workload import ModelSpec
 
@@ -102,6 +109,22 @@ def test_a_hardware_file_is_written_as_its_content(folder: Path, plan_file: Plan
     assert job.cluster.hardware == mine
     (folder / "rigs" / "mine.yaml").unlink()
     assert job_from_mapping(job_to_mapping(job)) == job
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        (
+            "meta-llama/Llama-3.1-8B",
+            "nothing is fetched: give a name of the catalogue",
+        ),
+        ("models/none.json", "there is no such file"),
+        ("./none/model", "there is no such file"),
+    ],
+)
+def test_a_name_of_hugging_face_is_told_from_a_file(folder: Path, name: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        model_from(name, folder)
 
 
 MODEL_FILES = {

@@ -33,6 +33,8 @@ CONFIG = {
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "vocab_size": 32000,
+    # As Python writes it, which YAML takes for a text.
+    "rms_norm_eps": 1e-05,
 }
 
 
@@ -127,7 +129,8 @@ def test_two_plans_differ_by_parts_that_add_up() -> None:
 
 def test_pasted_texts_are_what_they_say() -> None:
     config = json.dumps(CONFIG)
-    assert ask("paste", text=config)["kind"] == "model"
+    model = ask("paste", text=config)
+    assert (model["kind"], model["name"]) == ("model", "model: 0.16 billion parameters in 8 blocks")
     small = {**PROBLEM, "model": config, "hardware": "h100-80gb"}
     assert ask("predict", problem=small)["job"]["workload"]["model"]["hidden"] == 1024
     plan = (ROOT / "experiments" / "plans" / "gpt3-2.7b-4xl4.yaml").read_text(encoding="utf-8")
