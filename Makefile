@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 # torch brings CUDA along, on macOS and Windows it does not. With a build for CPUs Linux has 3.1 GB less
 # the 2.7 of torch and CUDA, and that build's 0.2.
 GB_WITH_CUDA := 3.1
-GB_WITHOUT := 0.35
+GB_WITHOUT := 0.45
 GB_CPU_BUILD := 0.5
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 
