@@ -36,6 +36,7 @@ GIVEN = [
     "server:shards=4",
     "gossip:topology=ring",
     "gossip:topology=complete",
+    "gossip:topology=one_peer",
     "gossip:offsets=1+3",
     "local:every=4",
     "outer:every=6,fragments=2,outer_bits=4",
@@ -193,11 +194,15 @@ def exchange_by_hand_s(job: Job) -> float:
     for count, values in layers_of(job):
         size = np.array([4.0 * values])
         if how.kind == "gossip":
-            # Of four ranks in a row as many reach the next node as the offset is long.
-            away = [min(one, 8 - one) for one in how.neighbours(8)]
+            # Of four ranks in a row as many reach the next node as the offset is long; one peer is
+            # at three distances in turn.
+            turns = 3 if how.topology == "one_peer" and not how.offsets else 1
+            offsets = [one for step in range(turns) for one in how.neighbours(8, step)]
+            away = [min(one, 8 - one) for one in offsets]
             near = links.send(across_nodes=False, at_once=1)(size)[0]
             far = [links.send(across_nodes=True, at_once=min(one, 4))(size)[0] for one in away]
             each = sum(max(near if one < 4 else 0.0, to) for one, to in zip(away, far, strict=True))
+            each /= turns
         else:
             bits = how.outer_bits / 32
             shape = (2, 1) if how.replicas == 2 else (4, 2)

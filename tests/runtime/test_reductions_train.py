@@ -184,8 +184,9 @@ AVERAGED = [
 @pytest.mark.parametrize(("text", "ranks"), sweep(AVERAGED, first=3))
 def test_weights_are_averaged_as_in_plain_loops(text: str, ranks: int) -> None:
     work, plan = work_of(text), plan_of(ranks)
-    ran = Ran(work, plan, steps=5)
-    assert_like_plain_loops(ran, plain_averages(ran, ranks, plan.micro_batches, 5))
+    # Each fragment takes two outer steps.
+    ran = Ran(work, plan, steps=7)
+    assert_like_plain_loops(ran, plain_averages(ran, ranks, plan.micro_batches, 7))
 
 
 def plain_averages(ran: Ran, count: int, micro_batches: int, steps: int) -> PlainWorkers:
