@@ -130,7 +130,9 @@ def _misread(job: Job, back: Job | InputError) -> Remark:
         text = f"import_plan does not read it: {back}"
     else:
         others = sorted({remark.choice for remark in changes(job, back, "")})
-        text = f"import_plan reads it as another plan: {', '.join(others) or 'engine'} differ"
+        text = f"import_plan reads it as another plan: {', '.join(others)} differ"
+        if not others:
+            text = f"it names no engine: import_plan takes {back.plan.engine} without --engine"
     return Remark(kind="noted", choice="text", text=text)
 
 

@@ -17,6 +17,7 @@ from mistlab.core.values import (
     check_fields,
     from_mapping,
     refuse,
+    reject,
     shown,
     to_mapping,
     within,
@@ -356,9 +357,15 @@ class Job:
             refuse(first.path, "; ".join([first.problem, *map(str, others)]))
 
 
+# How names of scripts that start runs end, and those of configurations that are no YAML.
+LAUNCH_FILES = (".sh", ".bash", ".sbatch", ".slurm", ".toml")
+
+
 def load_job(path: Path | str) -> Job:
     """Read a plan file; paths in it are relative to its folder, and errors begin with its name."""
     path = Path(path)
+    if path.suffix in LAUNCH_FILES and path.is_file():
+        reject(f"{path}: is no plan: mistlab import_plan {path} makes one of a launch script")
     mapping = read_yaml(path)
     with about(path):
         return job_from_mapping(mapping, path.parent)

@@ -159,12 +159,22 @@ SPACES: Mapping[str, SearchSpace] = {
 }
 
 
+# Frameworks by whose names people ask for a space, and the space of their plans.
+SPACE_OF_FRAMEWORK = {
+    **dict.fromkeys(("torchtitan", "fsdp2", "accelerate", "axolotl", "trl"), "fsdp"),
+    **dict.fromkeys(("megatron-lm", "megatron-bridge", "nemo"), "megatron-core"),
+    **dict.fromkeys(("zero", "zero-offload"), "deepspeed"),
+}
+
+
 def space_of(name: str) -> SearchSpace:
     """The space of a name; refuses an unknown name.
 
     >>> space_of("mist").layers_off_balance
     2
     """
+    if name in SPACE_OF_FRAMEWORK:
+        reject(f"space {name!r} is unknown: its plans are those of {SPACE_OF_FRAMEWORK[name]}")
     if name not in SPACES:
         reject(f"space {name!r} is unknown{near_matches(name, SPACES)}")
     return SPACES[name]

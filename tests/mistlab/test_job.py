@@ -12,6 +12,7 @@ from mistlab.core.files import format_yaml, parse_yaml
 from mistlab.core.values import FieldError, InputError, from_mapping
 from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
+from mistlab.plan.named_spaces import SPACE_OF_FRAMEWORK, SPACES, space_of
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import ModelSpec
 
@@ -186,6 +187,20 @@ def test_all_that_is_wrong_between_the_parts_is_said_at_once(plan_file: PlanFile
 def test_what_is_no_mapping_is_refused(content: object) -> None:
     with pytest.raises(FieldError, match="is not a mapping: give the keys workload, cluster, plan"):
         job_from_mapping(content)
+
+
+def test_a_launch_script_in_a_plan_files_place_is_told_its_command(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text("torchrun pretrain_gpt.py --num-layers 2\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"is no plan: mistlab import_plan .*launch\.sh makes one"):
+        load_job(script)
+
+
+def test_a_frameworks_name_is_told_the_space_of_its_plans() -> None:
+    with pytest.raises(InputError, match="'torchtitan' is unknown: its plans are those of fsdp"):
+        space_of("torchtitan")
+    assert {*SPACE_OF_FRAMEWORK.values()} <= SPACES.keys()
+    assert not SPACE_OF_FRAMEWORK.keys() & SPACES.keys()
 
 
 def test_a_plan_file_becomes_values(plan_file: PlanFile) -> None:
