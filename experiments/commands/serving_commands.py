@@ -5,6 +5,8 @@ from pathlib import Path
 
 from experiments.cli.command import Group, command, experiment, flag, option, path
 
+TINY_PHASES = Path(__file__).parents[1] / "serve" / "tiny_phases.yaml"
+
 SERVING_COMMANDS: Mapping[str, Group] = {
     "Serving": {
         "serve_plan": command(
@@ -54,10 +56,16 @@ SERVING_COMMANDS: Mapping[str, Group] = {
         "run_serving": command(
             "experiments.serve.run_serving:run_serving",
             {"seed": 0, "json": False},
-            option("plan", "a model, two layouts and requests", **path("PLAN.yaml")),
+            option(
+                "plan",
+                "a model, two layouts and requests",
+                **path("PLAN.yaml"),
+                default=TINY_PHASES,
+                nargs="?",
+            ),
             flag("--check", "answer all requests by one process, too, and compare"),
             option("--timeout", "seconds to wait for other ranks", 300.0, metavar="SECONDS"),
-            examples={"two layouts of one rank": "plan.yaml --check"},
+            examples={"one process, small": "--check", "a file of yours": "plan.yaml --check"},
         ),
         "predict_serving": command(
             "experiments.serve.predict_serving:predict_serving",

@@ -95,7 +95,7 @@ def words_of(answer: dict[str, Any]) -> list[str]:
     ]
     under = f"prompts under {answer['prefill']}, answers under {answer['decode']}"
     lines = [
-        f"{answer['ranks']} ranks, {under}",
+        f"{answer['ranks']} rank{'s' * (answer['ranks'] > 1)}, {under}",
         f"{answer['requests']} requests, {answer['tokens']} tokens: {'; '.join(counts)}",
         f"longest of all ranks: {seconds}",
         "",
