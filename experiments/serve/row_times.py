@@ -55,6 +55,8 @@ class RowModel:
         self.sequences = np.array([row.sequences for row in rows])
         self.rate = np.array([row.rate or np.nan for row in rows])
         self.requests = np.array([row.requests or 1 for row in rows], dtype=float)
+        # Tables of offline throughput have requests of one length.
+        self.waves = np.array([row.kind == "offline" for row in rows], dtype=bool)
         kinds = np.array([row.kind for row in rows])
         self.kinds = {kind: np.flatnonzero(kinds == kind) for kind in dict.fromkeys(kinds.tolist())}
 
@@ -117,6 +119,7 @@ class RowModel:
             output=self.output[rows],
             sequences=self.sequences[rows],
             budget=np.full(len(rows), BUDGET),
+            waves=self.waves[rows],
         )
 
     def _static(self, rows: Rows, by: Constants) -> RowTimes:

@@ -147,8 +147,8 @@ def batch_s(
     # Long prompts look at more tokens than the mean prompt's half.
     squares = float(np.mean(np.square(load.prompts)))
     tokens, looked = np.array([together * prompt]), np.array([squares / prompt / 2])
-    read_s = float(prompt_pass_s(reading, by, tokens, looked)[0]) / together
-    read_s /= of.pair.reading.dp
+    pass_s = float(prompt_pass_s(reading, by, tokens, looked)[0])
+    read_s = pass_s / together / of.pair.reading.dp
     replicas = of.pair.decoding.dp
     room = of.decoding_tokens * replicas / (prompt + HELD_OUTPUT * output)
     running = max(1.0, min(room, sequences * replicas, float(requests)))
@@ -169,6 +169,7 @@ def batch_s(
     full = max(0.0, requests - running) / running * (output - 1)
     decoding_s = full * float(step_s[0]) + tail_s
     copied = max(0.0, requests - running) * prompt
-    reading_s = max(requests * read_s, copied * times.store_s)
+    fill_s = rounds * (of.pair.reading.pp - 1) * pass_s
+    reading_s = max(requests * read_s + fill_s, copied * times.store_s)
     changes_s = rounds * times.to_decode_s + (rounds - 1) * times.to_prompts_s
     return reading_s + max(decoding_s, copied * times.fetch_s) + changes_s

@@ -29,13 +29,15 @@ Constants = Mapping[str, Floats]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SteadyLoad:
     """Requests in flight at one replica (C), and mean tokens of prompts and outputs (C); at most
-    ``sequences`` run at once, and a pass reads at most ``budget`` tokens of prompts."""
+    ``sequences`` run at once, and a pass reads at most ``budget`` tokens of prompts. Requests of
+    one length that come at once end in ``waves`` (C), and their prompts are read together."""
 
     in_flight: Floats
     prompt: Floats
     output: Floats
     sequences: Floats
     budget: Floats
+    waves: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,8 +85,10 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
     room = np.maximum(capacity / each, 1.0)
     admitted = np.minimum(np.minimum(load.in_flight, room), load.sequences * of.dp)
     outputs = np.maximum(load.output - 1, 1.0)
-    most_read = load.budget * load.output / (load.prompt + load.output)
+    # Each stage of a pipeline has a batch in flight, with a budget of its own.
+    most_read = of.pp * load.budget * load.output / (load.prompt + load.output)
     decoding = np.minimum(admitted, most_read)
+    waves = np.zeros(admitted.shape, dtype=bool) if load.waves is None else load.waves
     first_s = token_s = np.zeros_like(admitted)
     for _ in range(_ROUNDS):
         step_s = decode_step_s(of, by, decoding, load.prompt + load.output / 2)
@@ -92,7 +96,8 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
         read_s = _prompt_s(of, by, load, arriving)
         # No request waits for its own prompt between its tokens.
         others = arriving * np.maximum(admitted - 1, 0.0) / np.maximum(admitted, 1.0)
-        token_s = step_s + by["stall"] * others * read_s / of.dp
+        waits = np.where(waves, 1.0, _waits(of, arriving))
+        token_s = step_s + by["stall"] * others * read_s / of.dp * waits
         others_s = by["burst"] * admitted * read_s / of.dp
         aside_s = by["first"] + by["steps"] * step_s + others_s
         first_s = by["wait"] * (aside_s + by["prompt"] * read_s * of.pp)
@@ -154,6 +159,25 @@ def split_state(
         capacity=capacity,
         fits=fits,
     )
+
+
+def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
+    """How much longer than a prompt occupies a stage all batches in flight wait for it (C).
+
+    A pipeline has a batch for each stage in flight, and none passes the longest one: if a step
+    reads ``N`` prompts, spread evenly over ``pp`` batches, it is longer by ``pp`` times the prompts
+    of the fullest batch, in place of ``N``. ``N`` has a Poisson distribution.
+    """
+    # What N lacks to a multiple of pp, in the mean, by the roots of unity.
+    mean = np.maximum(arriving, 1e-9)
+    lacking = np.zeros_like(mean)
+    for stages in np.unique(of.pp[of.pp > 1]):
+        rows, roots = of.pp == stages, np.exp(2j * np.pi * np.arange(stages) / stages)
+        chances = np.exp(mean[rows, None] * (roots - 1))
+        turned = np.exp(-2j * np.pi * np.arange(stages)[:, None] * np.arange(stages) / stages)
+        of_rest = (chances @ turned.T).real / stages
+        lacking[rows] = of_rest @ (-np.arange(stages) % stages)
+    return np.asarray((mean + lacking) / mean)
 
 
 def _prompt_s(of: LayoutColumns, by: Constants, load: SteadyLoad, arriving: Floats) -> Floats:

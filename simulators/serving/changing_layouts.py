@@ -71,7 +71,7 @@ class _PhasePlayer:
         self.schedule = PhaseSchedule(load, limits, self)
         self.copied_at_s = 0.0
         self.fetched_s: deque[float] = deque()
-        self.is_filled = False
+        self.longest_s = 0.0
         self.actions: list[Action] = []
         self.spent = dict.fromkeys(("reading_s", "decoding_s", "changing_s", "copying_s"), 0.0)
         self.changes = 0
@@ -135,15 +135,13 @@ class _PhasePlayer:
 
     def _read(self, action: ReadPrompts) -> Generator[simpy.Event, Any, None]:
         """A pass on one of the replicas, which take turns. Passes follow one another through the
-        stages; only the first of a phase waits for the last stage."""
+        stages: a phase takes all of them, and the longest once more for each further stage."""
         tokens = sum(action.tokens)
         pairs = sum(one**2 / 2 for one in action.tokens)
         each_s = self.reading.pass_s(tokens, pairs / tokens)
-        if not self.is_filled:
-            stages = self.reading.stages
-            yield self.environment.timeout(each_s * (stages - 1) / stages)
-            self.is_filled = True
-        yield self.environment.timeout(each_s / self.limits.readers)
+        further_s = (self.reading.stages - 1) * max(0.0, each_s - self.longest_s)
+        self.longest_s = max(self.longest_s, each_s)
+        yield self.environment.timeout(further_s + each_s / self.limits.readers)
         for number in action.requests:
             request, now_s = self.requests[number], self.environment.now
             if request.first_s is None:
@@ -187,7 +185,7 @@ class _PhasePlayer:
         seconds += self._moved_s(
             action.moved, times.decoding_moves if to_decoding else times.prompts_moves
         )
-        self.is_filled = False
+        self.longest_s = 0.0
         self.spent["changing_s"] += seconds
         yield self.environment.timeout(seconds)
 

@@ -123,9 +123,7 @@ class Replica:
         sequences = 0 if read and not self.batching.mixes else len(self.running)
         context = self.context / len(self.running) if self.running else 0.0
         if read:
-            tokens = sum(count for _, count in read)
-            pairs = sum(count * (request.read + count / 2) for request, count in read)
-            seconds = self.clock.step_s(sequences, context, tokens, pairs / tokens)
+            seconds = self.clock.step_s(sequences, context, _passes(read, self.clock.stages))
             together = 1
         else:
             together = self._together(environment.now)
@@ -155,17 +153,23 @@ class Replica:
         return read
 
     def _read_next(self) -> list[tuple[PlayedRequest, int]]:
-        budget = self.batching.budget - (len(self.running) if self.batching.mixes else 0)
+        # Each stage has a batch in flight, with a budget of its own.
+        budget = self.batching.budget * self.clock.stages
+        budget -= len(self.running) if self.batching.mixes else 0
         read: list[tuple[PlayedRequest, int]] = []
+        # Blocks that prompts read in part still need.
+        unread = 0
         for request in self.waiting:
             if budget <= 0 or len(self.running) + len(read) >= self.batching.sequences:
                 break
-            count = min(budget, request.to_read - request.read)
+            # Parts of one prompt follow one another in steps of their own.
+            count = min(budget, self.batching.budget, request.to_read - request.read)
             held = self._blocks_for(request.read)
             more = self._blocks_for(request.read + count) - held
-            # The next step's tokens of those who run come first.
-            if self.blocks + more + self._next_blocks() > self.most_blocks:
+            # The next step's tokens of those who run come first, then the rest of those half read.
+            if self.blocks + more + self._next_blocks() + unread > self.most_blocks:
                 break
+            unread += self._blocks_for(request.to_read) - held - more
             self.blocks += more
             budget -= count
             read.append((request, count))
@@ -281,6 +285,17 @@ class Replica:
         heapq.heappush(self.finishing, (request.until, request.number))
         self.context += request.read
         self.phases[self._phase_of(request.read)] += 1
+
+
+def _passes(read: Sequence[tuple[PlayedRequest, int]], batches: int) -> list[tuple[int, float]]:
+    """Prompts of a step over the batches in flight, each to the one with the fewest tokens so far:
+    tokens of each batch, and tokens that each of these looks at in the mean."""
+    tokens, pairs = [0] * batches, [0.0] * batches
+    for request, count in read:
+        place = tokens.index(min(tokens))
+        tokens[place] += count
+        pairs[place] += count * (request.read + count / 2)
+    return [(count, looks / max(count, 1)) for count, looks in zip(tokens, pairs, strict=True)]
 
 
 def played_requests(load: ServingLoad) -> list[PlayedRequest]:

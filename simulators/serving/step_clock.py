@@ -5,7 +5,7 @@ looked at, so they are tabulated by columns and read with linear interpolation.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,16 +87,14 @@ class StepClock:
         first = _between(CONTEXTS, self.passes[place], looked)
         return first + share * (_between(CONTEXTS, self.passes[place + 1], looked) - first)
 
-    def step_s(self, sequences: int, context: float, tokens: int, looked: float) -> float:
-        """Seconds of a step that decodes so many sequences and reads tokens of prompts."""
-        seconds = self.decode_s(sequences, context) if sequences else 0.0
-        if not tokens:
-            return seconds
-        if not sequences:
-            # Parts of the pass follow one another through the stages.
-            through = (2 * self.stages - 1) / self.stages
-            return self.pass_s(tokens, looked) * through / self.ranks + self.host_s
-        return seconds + self.stall * self.pass_s(tokens, looked)
+    def step_s(self, sequences: int, context: float, passes: Sequence[tuple[int, float]]) -> float:
+        """Seconds of a step that decodes so many sequences and reads prompts: for each batch in
+        flight its tokens of prompts, and tokens that each of these looks at in the mean."""
+        seconds = self.decode_s(sequences, context) if sequences else self.host_s
+        factor = self.stall if sequences else 1 / self.ranks
+        each = [factor * self.pass_s(tokens, looked) for tokens, looked in passes if tokens]
+        # A batch comes back when it has gone through all stages; none can pass the longest one.
+        return seconds + max(sum(each), self.stages * max(each, default=0.0))
 
 
 def _between(places: tuple[int, ...], values: list[float], at: float) -> float:

@@ -144,7 +144,7 @@ def test_blocks_come_back_whole() -> None:
 def test_a_request_alone_takes_its_passes_and_steps() -> None:
     load = ServingLoad(prompts=(1000,), outputs=(50,), arrivals_s=(1.0,))
     (done,) = play_continuous(load, CLOCK, Batching(capacity=10000)).requests
-    read_s = CLOCK.step_s(0, 0.0, 1000, 500.0)
+    read_s = CLOCK.step_s(0, 0.0, [(1000, 500.0)])
     decoded_s = sum(CLOCK.decode_s(1, 1000 + step) for step in range(1, 50))
     assert done.first_s == pytest.approx(1.0 + read_s)
     assert done.end_s == pytest.approx(1.0 + read_s + decoded_s, rel=1e-3)

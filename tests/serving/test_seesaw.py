@@ -95,6 +95,15 @@ def test_a_pair_of_equal_layouts_changes_nothing(small: PlayedCase) -> None:
     assert run.changing_s == run.changes == 0
 
 
+def test_pairs_that_are_left_out_are_slower(small: PlayedCase) -> None:
+    pairs = small.pairs()
+    played = {pair: small.played(pair) for pair in pairs}
+    assert all(small.least_s(pair) < played[pair].seconds for pair in pairs)
+    best, rates = small.best_of(pairs)
+    assert best == max(pairs, key=lambda pair: played[pair].requests_per_s)
+    assert len(rates) < len(pairs)
+
+
 def test_the_closed_form_is_near_what_is_played(small: PlayedCase) -> None:
     for pair in small.pairs():
         assert small.estimated(pair) == pytest.approx(small.played(pair).requests_per_s, rel=0.15)
