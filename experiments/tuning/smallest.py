@@ -21,6 +21,7 @@ from experiments.bench.problem import largest
 from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError
 from mistlab.cost.memory import allocator_of, host_bytes_of
+from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction
 from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
@@ -250,9 +251,10 @@ def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
 
 
 def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """Another space with a plan that fits, where this one offloads nothing."""
+    """Another space with a plan that fits, where this one offloads no states."""
     other = space_of(OFFLOADING)
-    if any(ratio > 0 for ratios in _ratios(space) for ratio in ratios):
+    offloads = any(ratio > 0 for ratios in _ratios(space) for ratio in ratios)
+    if offloads and ENGINES[space.engine].offloads:
         return
     if problem.workload.model.experts is not None or why_empty(problem, other):
         return

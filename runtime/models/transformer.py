@@ -315,8 +315,9 @@ class Head(nn.Module):
         if targets is None:
             return self.ranks.all_gather(self.logits(x))
         if self.transform is not None:
+            losses = self._losses(x, self.norm, targets)
             hidden = targets.flatten() != NOT_HIDDEN
-            return (self._losses(x, self.norm, targets) * hidden).sum() / hidden.sum()
+            return (losses * hidden).sum() / hidden.sum()
         if not self.further:
             return self._losses(x, self.norm, targets).mean()
         loss = self._losses(x, self.norm, targets[0]).mean()
