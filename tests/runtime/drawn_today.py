@@ -23,6 +23,11 @@ DROPOUTS: tuple[dict[str, Any], ...] = (
     {"dropout": 0.1, "attention_dropout": 0.0},
     {"dropout": 0.1, "attention_dropout": 0.2, "attention": "math"},
 )
+SCALINGS: tuple[dict[str, Any], ...] = (
+    {"kind": "linear", "factor": 4.0},
+    {"kind": "llama3", "factor": 8.0, "positions": 64},
+    {"kind": "yarn", "factor": 16.0, "positions": 8, "low": 1.0, "high": 32.0, "amplitude": 1.2},
+)
 LATENT = {"head_dim": 12, "rotary_fraction": 1 / 3}
 
 
@@ -89,7 +94,10 @@ def _workload(draw: np.random.Generator, layers: int, batch: int) -> Workload:
         fields["further_tokens"] = int(draw.integers(1, 3))
     if draw.random() < 0.4:
         fields |= DROPOUTS[int(draw.integers(len(DROPOUTS)))]
-    return workload(family, layers=layers, batch=batch, **fields)
+    capacity = float(draw.choice([0.6, 1.0])) if draw.random() < 0.4 else None
+    if "experts" not in fields:
+        capacity = None
+    return replace(workload(family, layers=layers, batch=batch, **fields), expert_capacity=capacity)
 
 
 def _parts(draw: np.random.Generator, layers: int) -> dict[str, Any]:
@@ -108,5 +116,29 @@ def _parts(draw: np.random.Generator, layers: int) -> dict[str, Any]:
         experts = {"count": 4, "active": int(draw.integers(1, 4)), "ffn": 24}
         experts["shared_ffn"] = int(draw.choice([0, 16]))
         experts["dense_blocks"] = int(draw.integers(0, layers))
-        parts["experts"] = experts
+        parts["experts"] = experts | _routed(draw)
+        if not experts["shared_ffn"]:
+            parts["biases"] = bool(draw.random() < 0.3)
+    if draw.random() < 0.3:
+        parts["rotary_scaling"] = SCALINGS[int(draw.integers(len(SCALINGS)))]
     return parts
+
+
+def _routed(draw: np.random.Generator) -> dict[str, Any]:
+    """How tokens choose experts, and how gates are cut off."""
+    routed: dict[str, Any] = {}
+    if draw.random() < 0.3:
+        routed["gate_limit"] = 0.05
+    if draw.random() < 0.3:
+        return routed
+    router: dict[str, Any] = {"scores": str(draw.choice(["softmax", "sigmoid"]))}
+    router["normalized"] = bool(draw.random() < 0.6)
+    router["scale"] = float(draw.choice([1.0, 2.5]))
+    if draw.random() < 0.5:
+        router |= {"correction": True, "correction_rate": float(draw.choice([0.0, 0.05]))}
+    if draw.random() < 0.5:
+        router |= {"groups": 2, "active_groups": int(draw.choice([1, 2]))}
+        router["best_of_group"] = int(draw.choice([1, 2]))
+    router["balance_loss"] = float(draw.choice([0.0, 0.3]))
+    router["z_loss"] = float(draw.choice([0.0, 0.1]))
+    return {**routed, "router": router}
