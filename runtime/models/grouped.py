@@ -159,6 +159,38 @@ class WeightedSwiglu(torch.autograd.Function):
 STEEPNESS = 1.702
 
 
+@torch.library.custom_op("mistlab::limited_swiglu", mutates_args=())
+def limited_swiglu(gate_and_up: Tensor, weights: Tensor, limit: float) -> Tensor:
+    """Gated rows (R, inner) times their weights, where gates and values are cut off at a limit."""
+    gate, up = gate_and_up.float().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    made = (up + 1) * gate * torch.sigmoid(STEEPNESS * gate) * weights[:, None]
+    return made.to(gate_and_up.dtype)
+
+
+@limited_swiglu.register_fake
+def _(gate_and_up: Tensor, weights: Tensor, limit: float) -> Tensor:
+    rows, columns = gate_and_up.shape
+    return gate_and_up.new_empty((rows, columns // 2))
+
+
+@operator("gate_and_up", "weights")
+def limited_swiglu_backward(
+    gradient: Tensor, gate_and_up: Tensor, weights: Tensor, limit: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the rows and of their weights; none where values are cut off."""
+    wide = gradient.float()
+    gate, up = gate_and_up.float().chunk(2, dim=-1)
+    open_gate, open_up = gate <= limit, up.abs() <= limit
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1
+    share = torch.sigmoid(STEEPNESS * gate)
+    of_weights = (wide * up * gate * share).sum(-1)
+    scaled = wide * weights[:, None]
+    of_gate = scaled * up * share * (1 + STEEPNESS * gate * (1 - share)) * open_gate
+    both = torch.cat([of_gate, scaled * gate * share * open_up], dim=-1)
+    return both.to(gate_and_up.dtype), of_weights.to(weights.dtype)
+
+
 class LimitedSwiglu(torch.autograd.Function):
     """Gated rows times their weights, where gates and values are cut off at a limit; keeps its
     input."""
@@ -168,25 +200,13 @@ class LimitedSwiglu(torch.autograd.Function):
         """The weighted inner vectors."""
         ctx.save_for_backward(gate_and_up, weights)
         ctx.limit = limit
-        gate, up = gate_and_up.float().chunk(2, dim=-1)
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        made = (up + 1) * gate * torch.sigmoid(STEEPNESS * gate) * weights[:, None]
-        return made.to(gate_and_up.dtype)
+        return limited_swiglu(gate_and_up, weights, limit)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """Gradients of the rows and of their weights; none where values are cut off."""
+        """Gradients of the rows and of their weights."""
         gate_and_up, weights = ctx.saved_tensors
-        limit, wide = ctx.limit, gradient.float()
-        gate, up = gate_and_up.float().chunk(2, dim=-1)
-        open_gate, open_up = gate <= limit, up.abs() <= limit
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1
-        share = torch.sigmoid(STEEPNESS * gate)
-        of_weights = (wide * up * gate * share).sum(-1)
-        scaled = wide * weights[:, None]
-        of_gate = scaled * up * share * (1 + STEEPNESS * gate * (1 - share)) * open_gate
-        both = torch.cat([of_gate, scaled * gate * share * open_up], dim=-1)
-        return both.to(gate_and_up.dtype), of_weights.to(weights.dtype), None
+        return *limited_swiglu_backward(gradient, gate_and_up, weights, ctx.limit), None
 
 
 class AddWeighted(torch.autograd.Function):

@@ -145,7 +145,9 @@ def within_capacity(weights: Tensor, chosen: Tensor, experts: int, most: int) ->
     group = (chosen.flatten(1).long() + places * experts).flatten()
     falling = weights.flatten().argsort(descending=True, stable=True)
     order = falling[group[falling].argsort(stable=True)]
-    ends = torch.bincount(group, minlength=batch * experts).cumsum(0)
+    # ``bincount`` would make the host wait.
+    counts = group.new_zeros(batch * experts).scatter_add_(0, group, torch.ones_like(group))
+    ends = counts.cumsum(0)
     begins = torch.cat([ends.new_zeros(1), ends[:-1]])
     rank = torch.arange(len(order), device=chosen.device) - begins[group[order]]
     kept = torch.empty_like(order, dtype=torch.bool).index_copy_(0, order, rank < most)

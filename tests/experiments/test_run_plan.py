@@ -189,6 +189,23 @@ def test_a_file_of_tokens_is_trained_on(tmp_path: Path, result: Run) -> None:
     assert found["losses"][-1] < 0.9 * found["losses"][0]
 
 
+def test_a_router_that_sends_all_tokens_to_one_expert_works_and_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = tmp_path / "tokens.bin"
+    np.full(40 * 17, 5, np.uint16).tofile(tokens)
+    experts = {"count": 4, "active": 1, "ffn": 16, "router": {"z_loss": 0.1}}
+    model = {**MODEL, "family": "llama", "experts": experts}
+    plan = plan_file(tmp_path, model=model, precision="bf16")
+    assert run(run_plan.main, [str(plan), "--steps", "2", "--data", str(tokens)]) == DONE
+    said = capsys.readouterr().err
+    for block in range(3):
+        words = f"warning: block {block}: 100% of the tokens go to expert "
+        assert said.count(words) == 1
+    assert "give workload.model.experts.router a balance_loss" in said
+    assert said.count("routers' loss 0.") == 2
+
+
 def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_file(tmp_path)
     two = plan_file(tmp_path, {"data_parallel": 2, "micro_batch": 1})

@@ -22,7 +22,7 @@ from runtime.comm.group import Group  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.streams.expert_lanes import StreamedExperts  # noqa: E402
 from runtime.engine.work import optimizer  # noqa: E402
-from runtime.models import experts  # noqa: E402
+from runtime.models import experts, routers  # noqa: E402
 from tests.runtime.lone_rank import lone  # noqa: E402
 from tests.runtime.taken_memory import SIZES, assert_predicted, taken_bytes  # noqa: E402
 from tests.runtime.worlds import MIXED, TRAINING, ratios, stage, workload  # noqa: E402
@@ -145,6 +145,44 @@ def test_an_iteration_takes_what_is_predicted(
     monkeypatch.setattr(experts, "Route", Even)
     own = {"count": 8, "active": 2, "ffn": 512, **others}
     work = workload("llama", batch=4, experts=own, precision="bf16", **SIZES)
+    plan = Plan(micro_batches=2, stages=(stage(4, **PEAKS[name]),))
+    (predicted,) = StageModel.of(work).figures(StageBatch.of_plan(plan)).peak_bytes
+    taken = taken_bytes(work, plan, connected(plan, 0, lone(0), experts=True))
+    assert_predicted(taken, predicted, plan.stages[0].offload, rel=0.02)
+
+
+def _in_turn(scores: Tensor, correction: Any, router: Any, active: int) -> Tensor:
+    tokens, count = scores.shape
+    return torch.arange(tokens * active).view(tokens, active) % count
+
+
+RULES: dict[str, tuple[dict[str, Any], dict[str, Any], float | None]] = {
+    "corrections, losses and a capacity": (
+        {"router": {"scores": "sigmoid", "correction": True, "balance_loss": 0.1, "z_loss": 0.1}},
+        {},
+        1.0,
+    ),
+    "biases, and gates that are cut off": (
+        {"gate_limit": 7.0},
+        {"biases": True, "sinks": True},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sweep(["tensor ranks", "data ranks", "alone"], first=1))
+@pytest.mark.parametrize("rule", RULES)
+def test_routers_of_other_rules_take_what_is_predicted(
+    rule: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(optimizer, "CHUNK", 2**17)
+    monkeypatch.setattr(experts, "Route", Even)
+    monkeypatch.setattr(routers, "choice_of", _in_turn)
+    own, others, capacity = RULES[rule]
+    own = {"count": 8, "active": 2, "ffn": 512, **own}
+    work = workload("llama", batch=4, experts=own, precision="bf16", **SIZES, **others)
+    work = replace(work, expert_capacity=capacity)
     plan = Plan(micro_batches=2, stages=(stage(4, **PEAKS[name]),))
     (predicted,) = StageModel.of(work).figures(StageBatch.of_plan(plan)).peak_bytes
     taken = taken_bytes(work, plan, connected(plan, 0, lone(0), experts=True))

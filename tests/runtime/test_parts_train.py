@@ -17,10 +17,11 @@ from runtime.checks.collectives.findings import collective_findings  # noqa: E40
 from runtime.checks.fake.fake_device import device_findings  # noqa: E402
 from runtime.checks.races.judge import Judge  # noqa: E402
 from runtime.checks.races.recorded_rank import trace_of  # noqa: E402
-from runtime.comm.topology import isolated  # noqa: E402
+from runtime.comm.topology import connected, isolated  # noqa: E402
 from runtime.engine.work import optimizer, products, shared_vectors  # noqa: E402
 from runtime.models import parallel  # noqa: E402
 from runtime.models.latent_attention import LatentAttention  # noqa: E402
+from tests.runtime.lone_rank import lone  # noqa: E402
 from tests.runtime.planted import plant  # noqa: E402
 from tests.runtime.taken_memory import SIZES, assert_predicted, taken_bytes  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
@@ -140,6 +141,30 @@ def test_an_iteration_takes_what_is_predicted(
     plan = Plan(micro_batches=2, stages=(stage(checkpointed_layers=checkpointed, offload=offload),))
     (predicted,) = StageModel.of(work).figures(StageBatch.of_plan(plan)).peak_bytes
     assert_predicted(taken_bytes(work, plan, isolated(plan, 0, CPU, 0)), predicted, offload)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    sweep(
+        [
+            {"tensor_parallel": 2, "sequence_parallel": 1},
+            {"context_parallel": 2},
+            {"context_parallel": 2, "context_exchange": 2},
+        ],
+        first=1,
+    ),
+)
+def test_latent_attention_of_parts_of_sequences_takes_what_is_predicted(
+    fields: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(optimizer, "CHUNK", 2**17)
+    work = workload("llama", batch=4, precision="bf16", **{**SIZES, **WIDE["latent attention"]})
+    plan = Plan(micro_batches=2, stages=(stage(**fields),))
+    (predicted,) = StageModel.of(work).figures(StageBatch.of_plan(plan)).peak_bytes
+    assert_predicted(
+        taken_bytes(work, plan, connected(plan, 0, lone(0))), predicted, NONE, rel=0.02
+    )
 
 
 def test_norms_of_heads_that_nobody_sums_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,10 @@ from torch import Tensor  # noqa: E402
 from mistlab.plan.plan import Plan, StagePlan  # noqa: E402
 from mistlab.plan.workload import Workload  # noqa: E402
 from runtime.checkpoints import checkpoint  # noqa: E402
+from runtime.checks.collectives.findings import collective_findings  # noqa: E402
+from runtime.checks.fake.fake_device import device_findings  # noqa: E402
+from runtime.checks.races.judge import Judge  # noqa: E402
+from runtime.checks.races.recorded_rank import trace_of  # noqa: E402
 from runtime.comm.group import Alone  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
@@ -133,6 +137,14 @@ def test_stages_of_a_pipeline_report_the_losses_of_all_routers() -> None:
     work = of_router("balanced sigmoids", layers=4)
     two = stage(2, data_parallel=2, micro_batch=1, expert_parallel=2)
     check(work, two, two, micro_batches=4, order="interleaved-2")
+
+
+def test_no_race_no_hidden_wait_and_no_call_that_hangs() -> None:
+    work = of_router("balanced sigmoids", capacity=0.75)
+    plan = Plan(micro_batches=2, stages=(PLANS["parts of sequences of context ranks"],))
+    assert collective_findings(plan, work, clips=True) == ()
+    assert Judge(trace_of(work, plan, 0, TRAINING)).findings() == []
+    assert device_findings(work, plan, 0, TRAINING) == ()
 
 
 def test_corrections_are_saved_and_another_plan_goes_on_with_them(tmp_path: Path) -> None:
