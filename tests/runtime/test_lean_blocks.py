@@ -51,10 +51,12 @@ SIZES = (
 )
 ENCODER = Variant(family="bert", attention="math", precision="half", biases=True)
 TRACED = [
-    (GPT, SETS[0]),
     (ENCODER, SETS[0]),
     (SPLIT, SETS[0]),
-    *(pytest.param(GPT, (kind,), marks=pytest.mark.slow) for kind in ("gelu", "norms")),
+    *(
+        pytest.param(GPT, kinds, marks=pytest.mark.slow)
+        for kinds in (SETS[0], ("gelu",), ("norms",))
+    ),
 ]
 
 
@@ -201,6 +203,7 @@ def test_plans_with_lean_blocks_lose_as_a_plain_run(plan: Plan) -> None:
         assert error <= 3e-6, f"{name}: {error:.2e}"
 
 
+@pytest.mark.slow
 def test_fifty_steps_of_a_plan_lose_as_plain_operators() -> None:
     work = workload(activation="gelu")
     found = by_plan(work, PLANS[0], steps=50)
