@@ -65,6 +65,7 @@ SERVING_COMMANDS: Mapping[str, Group] = {
             ),
             flag("--check", "answer all requests by one process, too, and compare"),
             option("--timeout", "seconds to wait for other ranks", 300.0, metavar="SECONDS"),
+            ends="at once after a failure",
             examples={"one process, small": "--check", "a file of yours": "plan.yaml --check"},
         ),
         "predict_serving": command(
