@@ -59,6 +59,19 @@ def test_the_first_plan_is_that_of_tune(seen: Seen, tmp_path: Path, capsys: Any)
     assert shown.inner_text() == f"{told['predicted_s']:.3f} s"
 
 
+# Whether the theme's tint, on which tasks are drawn, is on the canvas.
+TINTED = """() => {
+  const canvas = document.querySelector("#timeline canvas");
+  if (!canvas) return false;
+  const tint = getComputedStyle(document.documentElement).getPropertyValue("--tint").slice(1);
+  const wanted = [0, 2, 4].map((at) => parseInt(tint.slice(at, at + 2), 16)).join();
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  for (let at = 0; at < pixels.length; at += 4)
+    if (wanted === pixels.slice(at, at + 3).join()) return true;
+  return false;
+}"""
+
+
 def test_every_button_is_clicked_through(seen: Seen) -> None:
     tab = seen.tab
     tab.get_by_role("button", name="Pin this plan").click()
@@ -69,7 +82,9 @@ def test_every_button_is_clicked_through(seen: Seen) -> None:
     ).first.wait_for()
     tab.get_by_role("button", name="Back to the plan").click()
     tab.get_by_role("button", name="Play one iteration").click()
-    tab.locator("#timeline canvas").wait_for()
+    for scheme in ("light", "dark", "light"):
+        tab.emulate_media(color_scheme=scheme)
+        tab.wait_for_function(TINTED)
     tab.get_by_role("button", name="Ask what would buy").click()
     tab.locator("#gains table").first.wait_for()
     tab.get_by_role("button", name="Search other numbers").click()

@@ -533,6 +533,10 @@ for (const link of document.querySelectorAll('a[href^="#"]')) {
 
 form.addEventListener("submit", (event) => event.preventDefault());
 window.matchMedia("(max-width: 60rem)").addEventListener("change", () => show());
+// Styles follow the theme by themselves; what is painted must be painted again.
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const canvas of results.querySelectorAll("canvas")) canvas.dispatchEvent(new Event("repaint"));
+});
 window.addEventListener("hashchange", () => { if (location.hash !== link() && restore()) begin(true); });
 
 say("starting: a few seconds");

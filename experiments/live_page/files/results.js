@@ -177,16 +177,17 @@ export function timelineCard(played, ask, running) {
     el("button", { type: "button", onclick: ask, disabled: running }, running ? "Playing…" : "Play one iteration"))];
   if (played) {
     const shown = played.stages <= 8 ? [...Array(played.stages).keys()] : [0, 1, 2, 3, ...[4, 3, 2, 1].map((back) => played.stages - back)];
-    const canvas = el("canvas", { role: "img", "aria-label": `Timeline of one iteration of ${seconds(played.iteration_s)}; the table below has the busy time of each stream` });
+    let zoom = 1;
+    const draw = () => requestAnimationFrame(() => drawTimeline(canvas, played, zoom, shown));
+    const canvas = el("canvas", { onrepaint: draw, role: "img", "aria-label": `Timeline of one iteration of ${seconds(played.iteration_s)}; the table below has the busy time of each stream` });
     const holder = el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Timeline, scrolls sideways" }, canvas);
-    const draw = (zoom) => requestAnimationFrame(() => drawTimeline(canvas, played, zoom, shown));
     const cut = played.whole > played.tasks.length ? ` The beginning and the end are drawn: ${whole(played.tasks.length)} of ${whole(played.whole)} tasks.` : "";
     children.push(el("p", {}, `Played task by task: ${seconds(played.iteration_s)}.${cut}`),
-      chooser("zoom", "zoom", [1, 2, 4, 8, 16, 32], 1, (value) => `${value} x`, draw), holder,
+      chooser("zoom", "zoom", [1, 2, 4, 8, 16, 32], 1, (value) => `${value} x`, (value) => { zoom = value; draw(); }), holder,
       legend(played.kinds.map((kind, number) => ({ name: kind.words, fill: fill(number) }))),
       more("As a table", table("Seconds that each stream of a stage is busy", ["stage", ...Object.keys(played.busy_s[0]).map((name) => name.replaceAll("_", " "))],
         played.busy_s.map((busy, stage) => [`stage ${stage}`, ...Object.values(busy).map(seconds)]))));
-    draw(1);
+    draw();
   }
   return card("timeline", "One iteration, played", ...children);
 }
