@@ -5,7 +5,7 @@ import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options
 from mistlab.core.units import GIB_BYTES
@@ -25,6 +25,9 @@ from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from mistlab.reduction.reduction_text import reduction_named
 from simulators.symbolic import SymbolicPredictor
+
+# Whether a plan fits: "near" is below the limit by less than predictions err.
+Fit = Literal["yes", "near", "no"]
 
 # The workload and the cluster that the options of a command describe.
 
@@ -195,6 +198,36 @@ def order_of(prediction: Prediction) -> tuple[bool, float]:
 
 
 # Which stage of a predicted plan binds memory, by how much, and what fills it.
+
+
+# Peaks of memory are predicted to within about this share.
+UNSURE = 0.1
+
+
+def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
+    """Whether a plan fits, and by how much its fullest GPU stays below the limit or exceeds it: a
+    peak so near to the GPU's own limit as predictions err is told as such."""
+    lacks = lacking_bytes(job.cluster, job.plan, prediction)
+    number = lacks.index(max(lacks))
+    room = (prediction.stages[number].peak_reserved_bytes - lacks[number]) / GIB_BYTES
+    free = job.cluster.keep_free_gib or 0.0
+    over = lacks[number] / GIB_BYTES
+    # What is kept free is there for peaks that are predicted too low.
+    is_near = abs(over - free) < UNSURE * (room + free)
+    beside = f", beside {free:g} GiB kept free" if free else ""
+    of_room = f"{abs(over):.1f} GiB ({abs(over) / room:.0%} of its room){beside}"
+    near = "less than peaks are predicted wrongly by, which is up to a tenth or so"
+    if over > 0:
+        how = f"the peak of its fullest GPU is above the limit by {of_room}"
+        words = f"It does not fit in memory: {how}"
+        return "no", f"{words}, {near}." if is_near else f"{words}."
+    if not prediction.fits:
+        host = host_bytes_over(job.plan, prediction, job.cluster) / GIB_BYTES
+        return "no", f"It does not fit: its fullest node lacks {host:,.1f} GiB of host memory."
+    how = f"the peak of its fullest GPU is below the limit by {of_room}"
+    if is_near:
+        return "near", f"It fits narrowly: {how}, {near}. Try it before you rely on it."
+    return "yes", f"It fits in memory: {how}."
 
 
 def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.bench.problem import (
+    UNSURE,
     asked_words,
     check_beside_plan,
     load_equal,
@@ -63,8 +64,6 @@ class Tried:
 # Whether a plan fits, in words and as pictures of what fills its memory.
 
 
-# Peaks of memory are predicted to within about this share.
-UNSURE = 0.1
 NARROW = "Peaks are predicted wrongly by up to a tenth or so, so try it before you rely on it."
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.bench.problem import fullest_words, room_words
+from experiments.bench.problem import fit_words, fullest_words, room_words
 from experiments.live_page.knobs import knobs_of
 from experiments.pages.tables import rate_words
 from experiments.prediction.predict import WORDS, sentence
@@ -25,6 +25,7 @@ def figures_of(job: Job, prediction: Prediction) -> dict[str, Any]:
     """Everything that the page shows of a predicted job."""
     plain = job_to_mapping(job)
     goes = breakdown_of(job, prediction.iteration_s)
+    fit, fits = fit_words(job, prediction)
     return {
         "job": plain,
         "gpus": job.plan.num_gpus,
@@ -35,6 +36,7 @@ def figures_of(job: Job, prediction: Prediction) -> dict[str, Any]:
         "room": room_words(job.cluster),
         "rooms": room_of_plan(job.cluster, job.plan).tolist(),
         "outside_bytes": allocator_of(job.cluster).outside_bytes,
+        "fit": {"is": fit, "words": fits},
         "fullest": [*fullest_words(job, prediction)],
         "breakdown": to_mapping(goes),
         "goes": sentence(goes),

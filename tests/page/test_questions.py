@@ -1,6 +1,8 @@
 """Questions of the page: answers equal those of the commands, and pasted content names no file."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from experiments.cli.command import main_of
 from experiments.commands import COMMANDS
 from experiments.live_page.knobs import knobs_of, labels
+from experiments.live_page.plan_figures import figures_of, predicted_job
 from experiments.live_page.questions import QUESTIONS
 from experiments.live_page.texts import job_in, problem_asked
 from mistlab.core.values import InputError
@@ -60,6 +63,33 @@ def test_a_prediction_is_that_of_the_command(
     told = json.loads(capsys.readouterr().out)
     assert {key: told[key] for key in found["prediction"]} == found["prediction"]
     assert told["breakdown"] == found["breakdown"]
+
+
+@pytest.mark.parametrize(
+    ("room", "kept", "fit", "words"),
+    [
+        (1.5, 0.0, "yes", r"fits in memory: .* below the limit by .* \(3\d% of its room\)\."),
+        (1.05, 0.0, "near", r"narrowly: .* below .* \(5% of its room\), less than .* a tenth"),
+        # The same room, where memory is kept free beside it.
+        (1.05, 0.2, "yes", r"fits in memory: .* \(5% of its room\), beside .* GiB kept free\."),
+        (0.95, 0.0, "no", r"does not fit in memory: .* above .*, less than .* a tenth"),
+        (0.5, 0.0, "no", r"does not fit in memory: .* above the limit by .* room\)\."),
+    ],
+)
+def test_a_peak_near_the_limit_is_told_as_such(
+    room: float, kept: float, fit: str, words: str
+) -> None:
+    found = ask("predict", problem=PROBLEM)
+    job = job_from_mapping(found["job"])
+    peak = predicted_job(job).peak_reserved_bytes + found["outside_bytes"]
+    memory_gib = (room + kept) * peak / 2**30
+    gpu = replace(job.cluster.hardware.gpu, memory_gib=memory_gib)
+    hardware = replace(job.cluster.hardware, gpu=gpu)
+    cluster = replace(job.cluster, hardware=hardware, keep_free_gib=kept * peak / 2**30 or None)
+    other = replace(job, cluster=cluster)
+    told = figures_of(other, predicted_job(other))["fit"]
+    assert told["is"] == fit
+    assert re.search(words, told["words"]), told["words"]
 
 
 def test_a_search_ends_with_the_plan_of_tune(

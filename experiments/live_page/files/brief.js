@@ -1,6 +1,7 @@
 // The answer in one line, which stays in sight on a narrow screen while the question is turned.
 
 import { el, gib, percent, seconds } from "/parts.js";
+import { FIT } from "/results.js";
 
 const proof = (search) => {
   if (!search) return null;
@@ -17,13 +18,13 @@ export function brief(state, error) {
     return best ? [el("strong", {}, best.plan), el("span", {}, `${best.requests_per_s.toFixed(2)} requests/s`)] : [];
   }
   if (!state.figures) return [];
-  const { prediction, rooms, outside_bytes: outside } = state.figures;
+  const { fit, prediction, rooms, outside_bytes: outside } = state.figures;
   const left = prediction.stages.map((stage, place) => rooms[place] - stage.peak_reserved_bytes);
   const stage = left.indexOf(Math.min(...left));
   const room = `${gib(prediction.stages[stage].peak_reserved_bytes + outside).replace(" GiB", "")} of ${gib(rooms[stage] + outside)}`;
   return [
     el("strong", {}, seconds(prediction.iteration_s)),
-    el("span", { class: prediction.fits ? "good" : "bad" }, prediction.fits ? "fits" : "does not fit"),
+    el("span", { class: FIT[fit.is] }, { yes: "fits", near: "fits narrowly", no: "does not fit" }[fit.is]),
     el("span", {}, room),
     proof(state.search) ? el("span", { class: "soft" }, proof(state.search)) : null,
   ];

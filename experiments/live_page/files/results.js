@@ -6,6 +6,9 @@ import { chooser, list } from "/fields.js";
 
 const CLASSES = ["weights", "gradients", "optimizer", "activations", "logits", "buffers", "temporaries"];
 
+// How each answer to whether a plan fits looks.
+export const FIT = { yes: "good", near: "near", no: "bad" };
+
 const fullest = (figures) => {
   const left = figures.prediction.stages.map((stage, number) => figures.rooms[number] - stage.peak_reserved_bytes);
   return left.indexOf(Math.min(...left));
@@ -31,8 +34,7 @@ export function timeCard(figures, money) {
   }
   return card("time", "An iteration takes",
     el("p", { class: "time", id: "iteration", "data-seconds": found.iteration_s }, seconds(found.iteration_s)),
-    el("p", { class: found.fits ? "good" : "bad", id: "fits" },
-      found.fits ? "It fits in memory." : "It does not fit in memory."),
+    el("p", { class: FIT[figures.fit.is], id: "fits" }, figures.fit.words),
     boundsBar(found.iteration_s_low, found.iteration_s, found.iteration_s_high),
     el("p", { class: "soft" }, `90 % of measurements lie between ${seconds(found.iteration_s_low)} and ${seconds(found.iteration_s_high)}.`),
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
@@ -93,6 +95,12 @@ export function goesCard(figures, names, isAlone) {
     bars(parts, figures.goes, roomy(isAlone)),
     more("As a table", table("Mean over all GPUs; parts add up to the iteration", ["part", "time", "share"],
       parts.map((part) => [part.name, seconds(part.value), percent(part.value / figures.prediction.iteration_s, 1)]))));
+}
+
+export function refusedCard(what, back) {
+  return card("refused", "No answer",
+    el("p", { class: "bad" }, `${what} was refused: correct it, and the answer comes back.`),
+    back ? el("div", { class: "row" }, el("button", { type: "button", onclick: back }, "Back to the last answer")) : null);
 }
 
 export function searchCard(search, stop) {
