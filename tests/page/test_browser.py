@@ -65,7 +65,10 @@ TINTED = """() => {
   if (!canvas) return false;
   const tint = getComputedStyle(document.documentElement).getPropertyValue("--tint").slice(1);
   const wanted = [0, 2, 4].map((at) => parseInt(tint.slice(at, at + 2), 16)).join();
-  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const copy = new OffscreenCanvas(canvas.width, canvas.height);
+  const pen = copy.getContext("2d", { willReadFrequently: true });
+  pen.drawImage(canvas, 0, 0);
+  const pixels = pen.getImageData(0, 0, canvas.width, canvas.height).data;
   for (let at = 0; at < pixels.length; at += 4)
     if (wanted === pixels.slice(at, at + 3).join()) return true;
   return false;
@@ -81,6 +84,7 @@ def test_every_button_is_clicked_through(seen: Seen) -> None:
         tab.locator("#compared", has_text="equally")
     ).first.wait_for()
     tab.get_by_role("button", name="Back to the plan").click()
+    tab.get_by_role("button", name="Back to the plan").wait_for(state="hidden")
     tab.get_by_role("button", name="Play one iteration").click()
     for scheme in ("light", "dark", "light"):
         tab.emulate_media(color_scheme=scheme)
@@ -177,6 +181,21 @@ def test_what_is_wrong_is_said_beside_its_field(browser: Any, running: RunningPa
     field.press("Tab")
     tab.locator("#problem", has_text="global_batch").wait_for()
     assert field.get_attribute("aria-invalid") == "true"
+    told = tab.locator(f"#{field.get_attribute('aria-describedby')}")
+    assert "global_batch: 0 is too small" in told.inner_text()
+    # No answer to another question stands beside it, and the last one comes back when asked.
+    tab.locator("#results", has_text="The question was refused").wait_for()
+    assert tab.locator("#iteration, #verdict").count() == 0
+    tab.get_by_role("button", name="Back to the last answer").click()
+    tab.locator("#iteration").wait_for()
+    assert field.input_value() == "64"
+    assert tab.locator("#wrong").count() == 0
+    tab.get_by_text("Your own: pick or paste a file").click()
+    tab.locator("#paste").fill(json.dumps({**CONFIG, "model_type": "resnet"}))
+    tab.get_by_role("button", name="Read it").click()
+    tab.locator("#results", has_text="The pasted text was refused").wait_for()
+    assert "resnet" in tab.locator(".field", has=tab.locator("#paste")).inner_text()
+    assert tab.locator("#iteration, #verdict").count() == 0
     # The browser itself notes an answer with status 400.
     assert all("400" in said for said in one.said)
     one.context.close()

@@ -77,10 +77,18 @@ export function check(label, value, changed) {
 export const powers = (first, last) =>
   Array.from({ length: Math.round(Math.log2(last / first)) + 1 }, (_, step) => first * 2 ** step);
 
-// Mark the field that an error names, if it is one of the form's.
-export function mark(root, path) {
-  for (const field of root.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
-  const key = path.split(".").pop();
+// Say what is wrong below the field that an error names, if it is one of the form's.
+export function mark(root, error) {
+  for (const field of root.querySelectorAll("[aria-invalid]")) {
+    field.removeAttribute("aria-invalid");
+    field.removeAttribute("aria-describedby");
+  }
+  root.querySelector("#wrong")?.remove();
+  const key = error && error.field.split(".").pop();
   const field = key && root.querySelector(`[data-field="${CSS.escape(key)}"]`);
-  if (field) field.setAttribute("aria-invalid", "true");
+  if (!field) return;
+  field.setAttribute("aria-invalid", "true");
+  field.setAttribute("aria-describedby", "wrong");
+  field.closest(".field").append(el("p", { class: "bad", id: "wrong" }, error.message));
+  for (let at = field.closest("details"); at; at = at.parentElement.closest("details")) at.open = true;
 }

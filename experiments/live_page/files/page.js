@@ -4,7 +4,7 @@ import { ask, follow, Latest, Refused } from "/asking.js";
 import { brief } from "/brief.js";
 import { card, download, el, fold } from "/parts.js";
 import { check, list, mark, optional, powers, slider } from "/fields.js";
-import { compareCard, gainsCard, goesCard, memoryCard, paretoCard, planCard, searchCard, timeCard, timelineCard } from "/results.js";
+import { compareCard, gainsCard, goesCard, memoryCard, paretoCard, planCard, refusedCard, searchCard, timeCard, timelineCard } from "/results.js";
 import { LOAD, served, servingForm, stopPlaying } from "/serving.js";
 
 const TABS = { train: "Training", adapt: "Fine-tuning", serve: "Serving" };
@@ -30,6 +30,8 @@ const state = {
   money: { price: null, tokens: null }, auto: true, seconds: 20,
   figures: null, choices: null, search: null, stage: null, pinned: null, comparison: null,
   gains: null, pareto: null, timeline: null, pasted: {}, exported: null,
+  // What is told of a wrong value, what was refused (nothing is shown then), and the last answer.
+  error: null, refused: null, answered: null,
   // The questions of tabs that are not shown.
   kept: { adapt: { problem: ADAPTED, plan: null, knobs: {} } },
 };
@@ -67,11 +69,12 @@ const keep = () => history.replaceState(null, "", link());
 
 // Words for people.
 
-function tell(error) {
+function tell(error, field) {
   const place = $("problem");
   place.hidden = !error;
   place.textContent = error ? error.message : "";
-  mark(form, error && error.field ? error.field : "");
+  state.error = error && { message: error.message, field: field || error.field };
+  mark(form, state.error);
   tellBrief(error && error.message);
 }
 function tellBrief(error) {
@@ -81,16 +84,47 @@ function tellBrief(error) {
 }
 const say = (words) => { $("status").textContent = words; };
 
-async function trying(work) {
+const verdict = () => (state.search && state.search.verdict) || "";
+
+// The answer; null where a newer question ended it, undefined where it was refused.
+async function trying(work, field) {
   try {
     const answer = await work();
     if (answer !== null) tell(null);
     return answer;
   } catch (error) {
-    if (error instanceof Refused) tell(error);
+    if (error instanceof Refused) tell(error, field);
     else throw error;
     return undefined;
   }
+}
+
+// An answer to another question must not stand beside the error: it is put aside.
+function refuse(what) {
+  const isInside = results.contains(document.activeElement);
+  searching.stop();
+  clearTimeout(timer);
+  state.refused = what;
+  say(`${what} was refused`);
+  show();
+  if (isInside) results.querySelector("button")?.focus();
+}
+
+const ANSWER = ["problem", "plan", "knobs", "figures", "choices", "search", "comparison", "gains", "pareto", "timeline", "exported"];
+function remember() {
+  state.refused = null;
+  state.answered = Object.fromEntries(ANSWER.map((name) => [name, state[name]]));
+  state.answered.problem = { ...state.problem };
+  state.answered.knobs = { ...state.knobs };
+}
+function back() {
+  Object.assign(state, state.answered, { refused: null });
+  remember();
+  tell(null);
+  say(verdict());
+  makeForm();
+  show();
+  keep();
 }
 
 // Questions about training.
@@ -99,10 +133,12 @@ async function predictNow() {
   const body = { problem: state.problem, plan: state.plan, knobs: state.knobs };
   const began = performance.now();
   const figures = await trying(() => latest.run((signal) => ask("predict", body, signal)));
+  if (figures === undefined) refuse("The question");
   if (!figures) return;
   state.figures = figures;
   results.dataset.answered = String(performance.now() - began);
   stale();
+  remember();
   show();
   keep();
   void offerChoices();
@@ -149,6 +185,7 @@ async function searchNow() {
   say("searching");
   show();
   const took = (figures) => {
+    state.refused = null;
     state.figures = figures;
     state.plan = figures.job;
     state.knobs = {};
@@ -163,7 +200,10 @@ async function searchNow() {
   const body = { problem: state.problem, seconds: state.seconds };
   const end = await trying(() => searching.run((signal) => follow("search", body, signal, heard)));
   own.running = false;
-  if (state.search !== own) return;
+  if (end === undefined) own.verdict = `The search was refused: ${state.error.message}`;
+  else if (!end) own.verdict = "Stopped: the plan is the best until then.";
+  if (state.search !== own || (!end && state.refused)) return;
+  state.refused = null;
   if (end) {
     own.points.push({ at: end.wall_s, best: end.figures ? end.figures.prediction.iteration_s : null, bound: end.bound_s });
     Object.assign(own, { verdict: end.verdict, gap: end.gap, plans: end.plans, simulated: end.simulated_s });
@@ -175,9 +215,9 @@ async function searchNow() {
       say("no plan fits");
     }
   } else {
-    own.verdict = own.verdict || "Stopped: the plan is the best until then.";
-    say("stopped");
+    say(end === undefined ? "the search was refused" : "stopped");
   }
+  if (state.figures) remember();
   show();
   keep();
   if (state.figures) {
@@ -195,10 +235,16 @@ async function compareNow() {
 
 async function askExtra(name, question, body, key) {
   say(`${name}…`);
+  const { figures } = state;
   const answer = await trying(() => extra.run((signal) => ask(question, body, signal)));
+  if (answer === undefined) say(`${name}: refused`);
   if (!answer) return;
+  if (state.figures !== figures || state.refused) {
+    say(`${name}: the plan has changed`);
+    return;
+  }
   state[key] = answer;
-  say(`${name}: done`);
+  say([`${name}: done.`, verdict()].join(" "));
   show(key);
 }
 
@@ -283,6 +329,10 @@ async function copyLink() {
 function show(only) {
   if (state.tab === "serve") return;
   if ($("problem").hidden) tellBrief(null);
+  if (state.refused) {
+    results.replaceChildren(refusedCard(state.refused, state.answered && back));
+    return;
+  }
   if (!state.figures) {
     const part = CARDS.search();
     results.replaceChildren(...(part ? [part] : []));
@@ -366,11 +416,11 @@ function trainingForm() {
     slider("global_batch", "sequences of a step", powers(1, 16384), state.problem.global_batch, setProblem("global_batch")),
     slider("sequence_length", "tokens of a sequence", powers(512, 1048576), state.problem.sequence_length, setProblem("sequence_length")),
     list("precision", "precision", names.precisions, state.problem.precision, setProblem("precision")),
+    slider("keep_free_gib", "GiB to keep free on each GPU", [0, 1, 2, 4, 6, 8, 12, 16, 20], state.problem.keep_free_gib || 0, setProblem("keep_free_gib")),
     el("details", {}, el("summary", {}, "More of the question"),
       list("attention", "attention", ["flash", "math"], state.problem.attention, setProblem("attention")),
       list("space", "plans to choose from", [["", "as the model asks"], ...names.spaces.map((name) => [name, name])], state.problem.space || "", setProblem("space")),
       list("engine", "engine", [["", "the space's own"], ...names.engines.map((name) => [name, name])], state.problem.engine || "", setProblem("engine")),
-      slider("keep_free_gib", "GiB to keep free on each GPU", [0, 1, 2, 4, 6, 8, 12, 16, 20], state.problem.keep_free_gib || 0, setProblem("keep_free_gib")),
       optional("intra_node_gbytes_per_s", "GB/s inside a node (empty: the hardware's)", state.problem.intra_node_gbytes_per_s, setProblem("intra_node_gbytes_per_s")),
       optional("inter_node_gbytes_per_s", "GB/s of a node's network (empty: the hardware's)", state.problem.inter_node_gbytes_per_s, setProblem("inter_node_gbytes_per_s"))),
     fold("Goal",
@@ -416,7 +466,8 @@ function pasteField() {
 
 async function pasteNow(text) {
   const body = { text, hardware: state.problem.hardware };
-  const found = await trying(() => ask("paste", body));
+  const found = await trying(() => ask("paste", body), "text");
+  if (found === undefined) refuse("The pasted text");
   if (!found) return;
   searching.stop();
   clearTimeout(timer);
@@ -457,6 +508,12 @@ async function serveNow() {
   say("asking");
   const began = performance.now();
   const answer = await trying(() => served(state.load, results));
+  if (answer === undefined) {
+    state.served = null;
+    stopPlaying();
+    results.replaceChildren(refusedCard("The question", null));
+    say("The question was refused");
+  }
   if (answer) {
     state.served = answer;
     tellBrief(null);
@@ -472,6 +529,7 @@ function makeForm() {
   for (const summary of form.querySelectorAll("summary")) {
     if (opened.has(summary.textContent)) summary.parentElement.open = opened.get(summary.textContent);
   }
+  mark(form, state.error);
 }
 
 function makeTabs() {
@@ -502,7 +560,7 @@ function pick(tab) {
   stopPlaying();
   state.tab = tab;
   if (tab in state.kept) Object.assign(state, state.kept[tab]);
-  for (const name of ["figures", "choices", "search", "comparison", "pinned", "pareto"]) state[name] = null;
+  for (const name of ["figures", "choices", "search", "comparison", "pinned", "pareto", "refused", "answered"]) state[name] = null;
   stale();
   tell(null);
   results.replaceChildren();
