@@ -8,7 +8,13 @@ from typing import Any
 from mistlab.core.values import near_matches, refuse
 from mistlab.engines.engine import ENGINES, Engine, names_for_plans
 from mistlab.plan import dimension_fields
-from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks, engine_problem, ranks_of
+from mistlab.plan.dimensions import (
+    DIMENSIONS,
+    OFFLOADS,
+    counts_of_blocks,
+    engine_problem,
+    ranks_of,
+)
 from mistlab.plan.made_fields import check_lists
 from mistlab.reduction.reduction_costs import Reduction
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
@@ -80,9 +86,15 @@ class SearchSpace(dimension_fields.SpaceFields):
         return (self,) if is_one else tuple(self.on(name) for name in self.engines)
 
     def on(self, *engines: str) -> "SearchSpace":
-        """The plans of some engines: the space's own plans as far as any of them runs them."""
+        """The plans of some engines: the space's own plans as far as any of them runs them.
+
+        From a space of an engine that offloads in part, engines that offload all or nothing take
+        nothing: such plans have no bounds, and are in spaces that are made for them alone.
+        """
         rows = [ENGINES[name] for name in engines]
         lists = {name: _run_by(rows, name, read(self)) for name, read in _LIMITED.items()}
+        if ENGINES[self.engine].offloads and not any(row.offloads for row in rows):
+            lists |= dict.fromkeys(OFFLOADS, (0.0,))
         return replace(
             self.with_lists(lists),
             engine=engines[0],

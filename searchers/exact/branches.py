@@ -33,7 +33,7 @@ def in_branches(
 ) -> Ending:
     """The best plan of all orders of a space; ``search`` looks for those of the order that has a
     formula."""
-    if not has_bounds(ledger, space.engine):
+    if not has_bounds(ledger, space):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)
     whole = Hierarchy.of(problem, space, ledger)
     if _is_alike(space):
@@ -55,7 +55,7 @@ def in_branches(
 
 def can_prove(space: SearchSpace, ledger: Ledger) -> bool:
     """Whether every plan of a space with several orders can be looked at."""
-    return _is_alike(space) and has_bounds(ledger, space.engine)
+    return _is_alike(space) and has_bounds(ledger, space)
 
 
 def _is_alike(space: SearchSpace) -> bool:

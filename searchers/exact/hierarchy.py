@@ -544,7 +544,7 @@ class Hierarchy:
     @property
     def has_bounds(self) -> bool:
         """Whether stages have bounds over boxes of ratios."""
-        return has_bounds(self.ledger, self.space.engine)
+        return has_bounds(self.ledger, self.space)
 
     def proven(self, *, tolerance: float, seconds: float) -> Ending:
         """Find the best plan by bounds over boxes of ratios, to a tolerance or for some seconds.

@@ -15,6 +15,7 @@ import numpy as np
 
 from mistlab.graph.library import graph_of
 from mistlab.job.search import Problem, StageBoundModel
+from mistlab.plan.dimensions import OFFLOADS
 from mistlab.plan.plan import Plan
 from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
@@ -40,12 +41,14 @@ FINEST = 0.0625
 GAPS = (0.2, 0.175, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
 
 
-def has_bounds(ledger: Ledger, engine: str) -> bool:
-    """Whether the predictor bounds the costs of boxes of an engine's stages."""
+def has_bounds(ledger: Ledger, space: SearchSpace) -> bool:
+    """Whether the predictor bounds the costs of boxes of a space's stages, offloaded ones too."""
     model = ledger.predictor
     one = StageBatch(layers=np.array([1]), data_parallel=1, tensor_parallel=1, micro_batch=1)
+    most = {name: np.array([max(space.lists[name] or (1.0,))]) for name in OFFLOADS}
+    one = one.with_columns(**most)
     return isinstance(model, StageBoundModel) and (
-        model.stage_bounds(one, one, engine=engine) is not None
+        model.stage_bounds(one, one, engine=space.engine) is not None
     )
 
 

@@ -115,11 +115,7 @@ def wrong_boxes(
 def can_have_boxes(problem: Problem, space: SearchSpace) -> bool:
     """Whether stages choose for themselves, on an engine whose boxes have bounds."""
     ledger = Ledger(predictor=predictor_of(problem), budget=ENOUGH, clock=lambda: 0.0)
-    return (
-        space.unequal_stages
-        and space.orders == (DEFAULT_ORDER,)
-        and has_bounds(ledger, space.engine)
-    )
+    return space.unequal_stages and space.orders == (DEFAULT_ORDER,) and has_bounds(ledger, space)
 
 
 @pytest.mark.parametrize("seed", sweep(SEEDS, first=len(QUICK)))
