@@ -40,8 +40,9 @@ from searchers.savings import ways_listed, why_empty
 # This many stage candidates count as one plan.
 STAGES_A_PLAN = 1000
 # Plans and stage candidates that are predicted between two looks at the clock. Candidates whose
-# ratios all differ take up to 50 microseconds each; with more of them at once, twice as long.
-PLANS_AT_ONCE = 128
+# ratios all differ take up to 50 microseconds each; with more of them at once, twice as long. Plans
+# take as long one by one in batches of 64 as of 128.
+PLANS_AT_ONCE = 64
 STAGES_AT_ONCE = 1 << 14
 # The best plan and its rivals.
 SHORT_LIST = 5
