@@ -291,8 +291,8 @@ def test_a_sentence_sums_up_what_is_small() -> None:
     small = dict.fromkeys(PARTS, 0.01)
     parts = StepParts(**{**small, "arithmetic_s": 0.55, "sends_s": 0.32})
     assert sentence(Breakdown(parts=parts, busiest_stage=0, stages=(parts,))) == (
-        "Where a GPU's time goes: 55% the model's arithmetic at the peak rate, "
-        "32% sends between stages, 13% the rest."
+        "Where a GPU's time goes: 54% the model's arithmetic at the peak rate, "
+        "32% sends between stages, 14% the rest."
     )
 
 

@@ -1,5 +1,6 @@
 """Exports are taken by the frameworks' own classes, at the versions that are known here."""
 
+import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
@@ -37,6 +38,13 @@ FRAMEWORKS = [
 def text_of(name: str, job: Job) -> tuple[str, Job]:
     found = nearest(job, TARGETS[name]).job
     return TARGETS[name].write(found), found
+
+
+@pytest.fixture(autouse=True)
+def _one_distutils(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron-core imports setuptools, which refuses to come after Python's own distutils."""
+    if "distutils" in sys.modules:
+        monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -108,7 +108,7 @@ def test_a_run_measures_when_it_has_connected_and_after_its_first_step(
     gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(outside, "driver_of", lambda _: gpu)
-    connected, iterate = session.connected, session.Executor.iterate
+    connected, iterate = session.connected_replicas, session.Executor.iterate
     held: list[float] = []
 
     def connecting(*arguments: Any, **options: Any) -> object:
@@ -120,7 +120,7 @@ def test_a_run_measures_when_it_has_connected_and_after_its_first_step(
         gpu.taken_gib += 1.0
         iterate(executor, batches)
 
-    monkeypatch.setattr(session, "connected", connecting)
+    monkeypatch.setattr(session, "connected_replicas", connecting)
     monkeypatch.setattr(session.Executor, "iterate", iterating)
     plan = plan_file(tmp_path)
     content = read_yaml(plan)
