@@ -42,8 +42,9 @@ def text_of(name: str, job: Job) -> tuple[str, Job]:
 
 @pytest.fixture(autouse=True)
 def _one_distutils(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megatron-core imports setuptools, which refuses to come after Python's own distutils."""
-    if "distutils" in sys.modules:
+    """Megatron-core imports setuptools, which puts its own distutils in the place of Python's, and
+    fails where other tests of this process have been looking for modules in ways of their own."""
+    if sys.version_info < (3, 12):
         monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")
 
 
