@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.bench.bench import Bench, Entry, judged
-from experiments.bench.problem import check_beside_plan, free_words
+from experiments.bench.problem import asked_words, check_beside_plan, free_words
 from experiments.bench.search_options import budget_of, searched, searchers_called, space_for
 from experiments.cli.commandline import (
     DONE,
@@ -31,9 +31,8 @@ from experiments.tuning.search_words import (
 )
 from experiments.tuning.smallest import smallest
 from mistlab.core.values import to_mapping
-from mistlab.economy.bill import model_parameters
 from mistlab.job.job import dump_job
-from mistlab.job.search import Budget, Problem
+from mistlab.job.search import Budget
 from mistlab.plan.plan_words import count_words, plan_words
 from mistlab.plan.space import SearchSpace
 
@@ -84,7 +83,7 @@ def tuned(options: argparse.Namespace, *, writes: bool = False) -> tuple[Bench, 
     (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
     problem, space = searched(options)
     if writes:
-        progress(_asked_words(problem, space))
+        progress(f"{asked_words(problem.workload, problem.cluster)}; space {space.name}")
     budget = budget_of(options, budget_for(QUICK if options.quick else BUDGET, space))
     out = file_at(options.out, "plan file") if writes else options.out
     bench, space = Bench.of(problem, options.predictor, options.view), space_for(name, space)
@@ -94,15 +93,6 @@ def tuned(options: argparse.Namespace, *, writes: bool = False) -> tuple[Bench, 
         progress(f"{name} {entry.result.reason}; {OF_WHOLE_PLANS} searches in its place")
         entry = _searched(bench, OF_WHOLE_PLANS, space, budget, options.seed)
     return bench, entry, out
-
-
-def _asked_words(problem: Problem, space: SearchSpace) -> str:
-    """What is searched, with what options left unsaid."""
-    work, cluster = problem.workload, problem.cluster
-    size = f"{model_parameters(work) / 1e9:.2f} billion parameters in {work.model.layers} blocks"
-    gpus = f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.hardware.name}"
-    batch = f"{work.global_batch:,} sequences of {work.sequence_length:,} tokens a step"
-    return f"{work.model.name}: {size}; {gpus}; {batch}, {work.precision}; space {space.name}"
 
 
 def budget_for(budget: Budget, space: SearchSpace) -> Budget:

@@ -29,9 +29,8 @@ def through_stages(batches: list[float], stages: int, rounds: int) -> float:
     return (ends[-1] - ends[rounds // 2]) / (rounds - 1 - rounds // 2)
 
 
-@pytest.mark.parametrize("stages", [2, 4, 8])
-def test_a_step_is_that_of_batches_in_flight(stages: int) -> None:
-    layout = RankLayout(
+def layout_of(stages: int) -> RankLayout:
+    return RankLayout(
         model=catalog.model("llama3-8b"),
         gpu="A100",
         engine="vllm",
@@ -39,6 +38,11 @@ def test_a_step_is_that_of_batches_in_flight(stages: int) -> None:
         cache="bf16",
         pp=stages,
     )
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_a_step_is_that_of_batches_in_flight(stages: int) -> None:
+    layout = layout_of(stages)
     clock = StepClock.of(layout, {"host": 0.0, "stall": 1.0}, most=256)
     draw = np.random.default_rng(stages)
     decode_s = clock.decode_s(200, 1000.0) / stages
@@ -51,14 +55,7 @@ def test_a_step_is_that_of_batches_in_flight(stages: int) -> None:
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
 def test_waits_of_the_closed_form_are_a_mean_over_prompts(stages: int) -> None:
-    layout = RankLayout(
-        model=catalog.model("llama3-8b"),
-        gpu="A100",
-        engine="vllm",
-        weights="bf16",
-        cache="bf16",
-        pp=stages,
-    )
+    layout = layout_of(stages)
     draw = np.random.default_rng(0)
     for mean in (0.05, 0.7, 3.0, 20.0):
         counts = draw.poisson(mean, 400_000)
