@@ -26,6 +26,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from benchmarks.question_draw import drawn
 from benchmarks.question_makers import UNANSWERABLE
 from experiments.agents.mcp_command import SKILL
+from experiments.pages.page_tables import write_page
 from experiments.pages.tables import table
 
 ROOT = Path(__file__).parents[1]
@@ -129,7 +130,7 @@ def main(line: Sequence[str] | None = None) -> int:
             told(f"{mark['number']:2} {said} {mark['kind']}: {mark['given']} ({mark['answer']})")
         told(f"{sum(mark['right'] for mark in marks)} of {len(marks)} right")
     else:
-        PAGE.write_text(page(), encoding="utf-8")
+        write_page(PAGE, page())
     return 0
 
 

@@ -30,6 +30,8 @@ import numpy as np
 import pytest
 import yaml
 
+from experiments.pages.page_tables import write_page
+
 ROOT = Path(__file__).parents[1]
 LISTS = {name: ROOT / f"tests/mutations/{name}.yaml" for name in ("audited", "drawn")}
 CHECKS = ROOT / "tests/mutations/checks.yaml"
@@ -489,7 +491,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in () if options.no_run else options.list or LISTS:
         run(name, options.only, options.kept)
     if options.page:
-        options.page.write_text("\n".join(page(options.kept)) + "\n", encoding="utf-8")
+        write_page(options.page, "\n".join(page(options.kept)) + "\n")
     return 0
 
 

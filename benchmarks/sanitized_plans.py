@@ -16,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 
 from experiments.cli.rundir import revision
+from experiments.pages.page_tables import write_page
 from runtime.checks.fake.fake_device import register
 from tests.runtime.drawn_runs import drawn_run
 
@@ -124,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
     text = "\n".join(page(rows)) + "\n"
     sys.stdout.write(text)
     if options.page:
-        options.page.write_text(text, encoding="utf-8")
+        write_page(options.page, text)
     return int(any(row.races or row.waits or row.collectives for row in rows))
 
 

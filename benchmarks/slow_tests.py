@@ -19,6 +19,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from experiments.cli.rundir import revision
+from experiments.pages.page_tables import write_page
 from experiments.pages.tables import narrow
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     for number, path in enumerate(paths, 1):
         sys.stderr.write(f"{number} of {len(paths)}: {path}\n")
         results.append(read(path, run(path, folder, again=options.again or at.endswith("-dirty"))))
-    options.page.write_text("\n".join(page(results, options.tests, at)) + "\n", encoding="utf-8")
+    write_page(options.page, "\n".join(page(results, options.tests, at)) + "\n")
     sys.stdout.write(f"written: {options.page}\n")
     return int(any(result.count("failed") for result in results))
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.cold_starts import cold_starts
 from experiments.cli.rundir import PACKAGES, revision
+from experiments.pages.page_tables import write_page
 from experiments.pages.tables import narrow
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "speed.md"
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
         *_starts(starts),
         *_growth(benchmarks),
     ]
-    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_page(PAGE, "\n".join(lines) + "\n")
     _draw(benchmarks, PAGE.with_name("growth.svg"))
     sys.stdout.write(f"written: {PAGE}\n")
 

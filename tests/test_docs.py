@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.pages.page_tables import with_rows_apart
+
 ROOT = Path(__file__).parents[1]
 MOST_LINES = 600
 PACKAGES = ("experiments", "mistlab", "runtime", "searchers", "simulators")
@@ -12,6 +14,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
 # Pages that tell of the code as it is, and the folders of which they name files.
 PAGES_OF_NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]
 ROOMS = "|".join((*PACKAGES, "tests", "docs", "benchmarks"))
@@ -34,6 +37,17 @@ def test_every_page_of_results_is_listed() -> None:
     folder = ROOT / "docs" / "results"
     listed = re.findall(r"\]\(([^)]+)\)", (folder / "README.md").read_text(encoding="utf-8"))
     assert set(listed) == {page.name for page in folder.glob("*.md")} - {"README.md"}
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda p: p.name
+)
+def test_a_page_of_results_has_the_rows_of_long_tables_in_files(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    if page.name != "README.md":
+        assert with_rows_apart(text, page.stem) == (text, {})
+    named = set(re.findall(r"\]\(([\w-]+\.csv)\)", text))
+    assert named == {path.name for path in page.parent.glob(f"{page.stem}-[0-9]*.csv")}
 
 
 def test_pages_name_files_that_are_there() -> None:

@@ -10,6 +10,7 @@ from statistics import mean, median
 from experiments.cli.commandline import DONE, as_options, progress, writable
 from experiments.measured.errors import ERROR_FORMS, error_cells
 from experiments.measured.predict_runs import RowPredictor
+from experiments.pages.page_tables import write_page
 from experiments.pages.study import beside
 from experiments.pages.tables import narrow
 from experiments.runs.dialects.dialect import row_of
@@ -128,7 +129,7 @@ def report(options: argparse.Namespace) -> int:
         page += _details(name, rows)
     path = writable(options.out / "runs.md", "folder")
     with naming(path):
-        path.write_text("\n".join(page), encoding="utf-8", errors="backslashreplace")
+        write_page(path, "\n".join(page))
     draw(plain, options.out / "runs.svg")
     progress(f"{path} written")
     return DONE

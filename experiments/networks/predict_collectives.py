@@ -16,6 +16,7 @@ from experiments.networks.collective_tables import (
     collective_rows,
     columns_of,
 )
+from experiments.pages.page_tables import write_page
 from experiments.pages.tables import table
 from mistlab.core.arrays import Bools, Floats
 from mistlab.core.files import format_yaml
@@ -164,7 +165,7 @@ def predict_collectives(options: argparse.Namespace) -> int:
         texts = list(_report(rows, options))
         print("\n\n".join(texts))
         if options.page:
-            options.page.write_text("\n\n".join([*_head(options), *texts]) + "\n", encoding="utf-8")
+            write_page(options.page, "\n\n".join([*_head(options), *texts]) + "\n")
     is_answered = bool(known) and len(known) == len(rows) and not unreadable
     return batch_status(len(options.tables), unreadable, all_answered=is_answered)
 

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 from experiments.cli.commandline import DONE, Countdown, as_json, print_json, progress, writable
 from experiments.cli.rundir import RunDirectory, command_line, earlier_rows
 from experiments.pages.charts import Picture
+from experiments.pages.page_tables import write_page
 from experiments.pages.tables import TIMING, Row, csv_of
 
 # Paragraphs that a page of results has beside its own results: published ones, and comments.
@@ -146,7 +147,7 @@ class Study:
         if page is None:
             return
         try:
-            page.write_text(_page(report, self.directory.config, self._drawn), encoding="utf-8")
+            write_page(page, _page(report, self.directory.config, self._drawn))
             for name in self._drawn:
                 page.with_name(name).write_bytes((self.path / name).read_bytes())
         except OSError as error:

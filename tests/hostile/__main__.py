@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
+from experiments.pages.page_tables import write_page
 from tests.hostile.case import Case
 from tests.hostile.draw import cases
 from tests.hostile.oracle import problems
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.only is not None:
         _tell(str(findings[0].outcome))
     if options.page is not None:
-        options.page.write_text(page(findings, options), encoding="utf-8")
+        write_page(options.page, page(findings, options))
     return int(bool(wrong))
 
 

@@ -1,0 +1,54 @@
+"""Pages of results as files: the text, and the rows of long tables as CSV files beside it."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+# Rows of a table beyond which a page shows the first few and has all of them in a file.
+MOST_ROWS = 16
+SHOWN_ROWS = 8
+TABLE = re.compile(r"^\|.*\|\n\|[-:| ]+\|\n(?:\|.*\|(?:\n|\Z))+", re.MULTILINE)
+
+
+def write_page(page: Path, text: str) -> None:
+    """Write a page of results, the rows of its long tables to ``PAGE-N.csv`` beside it."""
+    shown, files = with_rows_apart(text, page.stem)
+    for path in page.parent.glob(f"{page.stem}-[0-9]*.csv"):
+        path.unlink()
+    for name, rows in files.items():
+        page.with_name(name).write_text(rows, encoding="utf-8", errors="backslashreplace")
+    page.write_text(shown, encoding="utf-8", errors="backslashreplace")
+
+
+def with_rows_apart(text: str, stem: str) -> tuple[str, dict[str, str]]:
+    """The text with the first rows of each long table, and the files with all of their rows.
+
+    >>> long = "| n |\\n|--:|\\n" + "".join(f"| {n} |\\n" for n in range(20))
+    >>> shown, files = with_rows_apart(long, "squares")
+    >>> shown.splitlines()[-1], files["squares-1.csv"].split()[:3]
+    ('12 further rows: [all 20](squares-1.csv).', ['n', '0', '1'])
+    """
+    files: dict[str, str] = {}
+
+    def cut(match: re.Match[str]) -> str:
+        head, rule, *rows = match.group().rstrip("\n").split("\n")
+        if len(rows) <= MOST_ROWS:
+            return match.group()
+        name = f"{stem}-{len(files) + 1}.csv"
+        files[name] = _csv([head, *rows])
+        told = f"{len(rows) - SHOWN_ROWS:,} further rows: [all {len(rows):,}]({name})."
+        ending = "\n" if match.group().endswith("\n") else ""
+        return "\n".join([head, rule, *rows[:SHOWN_ROWS], "", told]) + ending
+
+    return TABLE.sub(cut, text), files
+
+
+def _csv(lines: Iterable[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for line in lines:
+        cells = re.split(r"(?<!\\)\|", line.strip()[1:-1])
+        writer.writerow(cell.strip().replace("\\|", "|") for cell in cells)
+    return text.getvalue()
