@@ -169,6 +169,13 @@ def test_on_a_phone_the_answer_stays_in_sight(browser: Any, running: RunningPage
         assert tab.locator("#problem").is_hidden()
     # The address still restores the page.
     assert tab.url.startswith(address[: address.index("#") + 9])
+    # A plan that was turned is not the plan that was proven.
+    tab.locator("#brief", has_text="proven").wait_for()
+    proven = tab.locator("#brief strong").inner_text()
+    tab.locator("[data-field=knob-zero]").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.locator("#brief strong", has_not_text=proven).wait_for()
+    assert "proven" not in tab.locator("#brief").inner_text()
     assert one.said == []
     one.context.close()
 

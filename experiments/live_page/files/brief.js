@@ -3,9 +3,11 @@
 import { el, gib, percent, seconds } from "/parts.js";
 import { FIT } from "/results.js";
 
-const proof = (search) => {
+// How far a search has come with the plan that is shown; nothing of a plan that was turned since.
+const proof = (search, figures) => {
   if (!search) return null;
   if (search.running) return "searching…";
+  if (search.figures !== figures) return null;
   if (search.gap === 0) return "proven";
   return search.gap ? `gap ${percent(search.gap, 1)}` : null;
 };
@@ -26,6 +28,6 @@ export function brief(state, error) {
     el("strong", {}, seconds(prediction.iteration_s)),
     el("span", { class: FIT[fit.is] }, { yes: "fits", near: "fits narrowly", no: "does not fit" }[fit.is]),
     el("span", {}, room),
-    proof(state.search) ? el("span", { class: "soft" }, proof(state.search)) : null,
+    proof(state.search, state.figures) ? el("span", { class: "soft" }, proof(state.search, state.figures)) : null,
   ];
 }

@@ -185,8 +185,10 @@ async function searchNow() {
   say("searching");
   show();
   const took = (figures) => {
+    // A prediction that was asked before would come after the plan that was found.
+    latest.stop();
     state.refused = null;
-    state.figures = figures;
+    state.figures = own.figures = figures;
     state.plan = figures.job;
     state.knobs = {};
     stale();
