@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.serve.served_rows import BUDGET, OFFLINE_IN_FLIGHT, ServedRow
+from experiments.serve.served_rows import BUDGET, OFFLINE_IN_FLIGHT, READS_FIRST, ServedRow
 from mistlab.core.arrays import Bools, Floats, Rows
 from mistlab.serving.steady import (
     Constants,
@@ -24,7 +24,9 @@ from mistlab.serving.step_cost import LayoutColumns
 
 # A run of few requests ends when its longest answer does, which is about twice the mean.
 LONGEST_ANSWER = 2.0
-_HALVINGS = 30
+# Limits of requests in flight close in by this factor a round; fewer than one in the mean is rare.
+TRIED, _ROUNDS = 8, 5
+FEWEST_IN_FLIGHT = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,8 +57,8 @@ class RowModel:
         self.sequences = np.array([row.sequences for row in rows])
         self.rate = np.array([row.rate or np.nan for row in rows])
         self.requests = np.array([row.requests or 1 for row in rows], dtype=float)
-        # Tables of offline throughput have requests of one length.
-        self.waves = np.array([row.kind == "offline" for row in rows], dtype=bool)
+        self.waves = np.array([row.has_one_length for row in rows], dtype=bool)
+        self.reads_first = np.array([row.run.engine in READS_FIRST for row in rows], dtype=bool)
         kinds = np.array([row.kind for row in rows])
         self.kinds = {kind: np.flatnonzero(kinds == kind) for kind in dict.fromkeys(kinds.tolist())}
 
@@ -120,6 +122,7 @@ class RowModel:
             sequences=self.sequences[rows],
             budget=np.full(len(rows), BUDGET),
             waves=self.waves[rows],
+            reads_first=self.reads_first[rows],
         )
 
     def _static(self, rows: Rows, by: Constants) -> RowTimes:
@@ -141,13 +144,21 @@ class RowModel:
         """Requests that come at a rate: so many are in flight that as many end as come."""
         of, requests = self.decode.rows(rows), self.requests[rows]
         rate = np.where(np.isfinite(self.rate[rows]), self.rate[rows], np.inf)
-        low, high = np.zeros(len(rows)), np.minimum(requests, OFFLINE_IN_FLIGHT)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            state = steady_state(of, by, self._load(rows, np.maximum(middle, 1e-3)))
-            is_enough = state.requests_per_s >= rate
-            low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
-        state = steady_state(of, by, self._load(rows, np.maximum(high, 1e-3)))
+        low = np.full(len(rows), FEWEST_IN_FLIGHT)
+        high = np.minimum(requests, OFFLINE_IN_FLIGHT)
+        # Several places between the limits are tried at a time: a call costs more than its rows.
+        again = np.repeat(np.arange(len(rows)), TRIED)
+        many, by_many = of.rows(again), _at(by, again)
+        for _ in range(_ROUNDS):
+            tried = np.geomspace(low, high, TRIED + 1, axis=1)[:, 1:]
+            state = steady_state(many, by_many, self._load(rows[again], tried.ravel()))
+            is_enough = state.requests_per_s.reshape(tried.shape) >= rate[:, None]
+            # The last one stands for all limits that are not enough.
+            is_enough[:, -1] = True
+            place = np.argmax(is_enough, axis=1)[:, None]
+            places = np.concatenate([low[:, None], tried], axis=1)
+            low, high = (np.take_along_axis(places, place + add, axis=1)[:, 0] for add in (0, 1))
+        state = steady_state(of, by, self._load(rows, high))
         answer_s = state.first_s + self.output[rows] * state.token_s
         arrival_s = requests / np.minimum(rate, state.requests_per_s)
         done = requests / (arrival_s + LONGEST_ANSWER * answer_s * np.isfinite(self.rate[rows]))

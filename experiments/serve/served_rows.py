@@ -28,6 +28,8 @@ OFFLINE_IN_FLIGHT = 4096.0
 # Tokens of prompts in a pass, and running requests, where engines have their defaults.
 BUDGET = 8192.0
 SEQUENCES = {"vllm": 1024.0, "sglang": 1024.0, "trtllm": 2048.0}
+# Engines that read all prompts that wait before they decode, unless told otherwise.
+READS_FIRST = frozenset(("sglang",))
 # Names of precisions of weights as tables write them.
 _WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "int4_wo": "int4"}
 
@@ -52,6 +54,8 @@ class ServedRow:
     rate: float | None
     requests: int | None
     notes: tuple[str, ...]
+    # Whether all requests have the same lengths, so that they end in waves.
+    has_one_length: bool
     # Whether the row says that it ran without speculative decoding.
     is_sure: bool
     first_s: float | None
@@ -161,6 +165,7 @@ def _served(number: int, kind: Kind, cells: Mapping[str, str]) -> ServedRow:
         rate=rate,
         requests=requests,
         notes=tuple(notes),
+        has_one_length=own_kind == "offline" or number_of(cells, "length_factor") == 1.0,
         is_sure=text_of(cells, "spec").casefold() == "none" or "spec" not in cells,
         first_s=number_of(cells, "ttft_s"),
         token_s=number_of(cells, "tpot_s") or number_of(cells, "itl_s"),

@@ -49,9 +49,11 @@ def report_of(
         for by in left
     ]
     head = ["left out", "kind", "outcome", "rows", "median error", "inside bounds"]
-    lines = [
-        [row[key] for key in ("left_out", "kind", "outcome", "rows")] + _shares(row)
-        for row in errors
+    names = ("left_out", "kind", "outcome", "rows")
+    # A table for each: pages cut long ones.
+    tables = [
+        table(head, [[row[name] for name in names] + _shares(row) for row in _of(errors, by)])
+        for by in left
     ]
     rank_head = ["left out", "groups", "pairs", "right order", "pick over best"]
     about = (
@@ -63,7 +65,7 @@ def report_of(
         "requests a second (derived from both times): pairs that differ by over 5 % in the right "
         "order, and the measured rate of the best over that of the layout predicted best."
     )
-    words = [about, table(head, lines), of_ranks, table(rank_head, ranks)]
+    words = [about, *tables, of_ranks, table(rank_head, ranks)]
     picture = Bars(
         name="serving-errors",
         caption="Median errors of runs left out of the fit.",

@@ -4,8 +4,10 @@ Axes: C rows.
 """
 
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,8 @@ FOLDS = 5
 OUTCOMES = ("token_s", "first_s", "output_per_s", "requests_per_s")
 # Of runs left out of a fit, these shares lie below and above the bounds.
 TAILS = (0.05, 0.95)
+# Repeated runs differ by less; limits from 1.2 to 1.5 leave out the same runs of the given tables.
+FALLS = 1.3
 
 
 def rows_to_fit(tables: Sequence[Path]) -> list[ServedRow]:
@@ -54,8 +58,27 @@ def measured_of(rows: Sequence[ServedRow]) -> dict[str, Floats]:
     return {**found, "requests_per_s": rate}
 
 
-def constants_of_rows(rows: Sequence[ServedRow]) -> EngineConstants:
-    """The constants fitted to rows."""
+def contradicted(rows: Sequence[ServedRow]) -> set[int]:
+    """Places of runs of a layout under one load whose time per token falls clearly while more
+    requests are in flight: no steady state does, so a fit would learn from something else."""
+    layouts: dict[object, list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        if row.kind == "closed loop" and row.token_s is not None:
+            key = (row.run, row.layout, row.prefill, row.workers, row.prompt, row.output)
+            layouts[key].append(place)
+    found: set[int] = set()
+    for places in layouts.values():
+        runs = [(rows[place].in_flight, rows[place].token_s or 0.0) for place in places]
+        pairs = permutations(runs, 2)
+        if any(few < many and slow > FALLS * fast for (few, slow), (many, fast) in pairs):
+            found.update(places)
+    return found
+
+
+def constants_of_rows(every: Sequence[ServedRow]) -> EngineConstants:
+    """The constants fitted to rows, without those that contradict one another."""
+    left = contradicted(every)
+    rows = [row for place, row in enumerate(every) if place not in left]
     model = RowModel(rows)
     measured = measured_of(rows)
     return fitted_constants_of(

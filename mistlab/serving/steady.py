@@ -30,7 +30,8 @@ Constants = Mapping[str, Floats]
 class SteadyLoad:
     """Requests in flight at one replica (C), and mean tokens of prompts and outputs (C); at most
     ``sequences`` run at once, and a pass reads at most ``budget`` tokens of prompts. Requests of
-    one length that come at once end in ``waves`` (C), and their prompts are read together."""
+    one length that come at once end in ``waves`` (C), and their prompts are read together; an
+    engine that ``reads_first`` (C) reads all prompts that wait before it decodes."""
 
     in_flight: Floats
     prompt: Floats
@@ -38,6 +39,7 @@ class SteadyLoad:
     sequences: Floats
     budget: Floats
     waves: Bools | None = None
+    reads_first: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,7 +90,11 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
     # Each stage of a pipeline has a batch in flight, with a budget of its own.
     most_read = of.pp * load.budget * load.output / (load.prompt + load.output)
     decoding = np.minimum(admitted, most_read)
-    waves = np.zeros(admitted.shape, dtype=bool) if load.waves is None else load.waves
+    waves = _mask(load.waves, admitted)
+    together = waves & _mask(load.reads_first, admitted)
+    # A prompt of a wave waits for half of the others in the mean, and its tokens for the rest.
+    stall = np.where(together, 0.5, by["stall"])
+    burst = np.where(together, 0.5, by["burst"])
     first_s = token_s = np.zeros_like(admitted)
     for _ in range(_ROUNDS):
         step_s = decode_step_s(of, by, decoding, load.prompt + load.output / 2)
@@ -97,12 +103,14 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
         # No request waits for its own prompt between its tokens.
         others = arriving * np.maximum(admitted - 1, 0.0) / np.maximum(admitted, 1.0)
         waits = np.where(waves, 1.0, _waits(of, arriving))
-        token_s = step_s + by["stall"] * others * read_s / of.dp * waits
-        others_s = by["burst"] * admitted * read_s / of.dp
+        token_s = step_s + stall * others * read_s / of.dp * waits
+        others_s = burst * admitted * read_s / of.dp
         aside_s = by["first"] + by["steps"] * step_s + others_s
         first_s = by["wait"] * (aside_s + by["prompt"] * read_s * of.pp)
         # While its own prompt is read, a request is aside for one step, however long that is.
         share = outputs * token_s / (aside_s + outputs * token_s)
+        # A wave decodes as a whole.
+        share = np.where(together, 1.0, share)
         decoding = np.minimum(admitted * share, most_read)
         # Where a step's budget does not read prompts as fast as answers end, they wait.
         first_s = np.maximum(first_s, (admitted / decoding - 1) * outputs * token_s)
@@ -159,6 +167,10 @@ def split_state(
         capacity=capacity,
         fits=fits,
     )
+
+
+def _mask(given: Bools | None, like: Floats) -> Bools:
+    return np.zeros(like.shape, dtype=bool) if given is None else given
 
 
 def _waits(of: LayoutColumns, arriving: Floats) -> Floats:

@@ -1,0 +1,99 @@
+"""Fits to measured serving runs: what a fit learns from, what it is judged by, and waves."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.serve.served_rows import ServedRow
+from experiments.serve.serving_fit import constants_of_rows, contradicted, left_out, rows_to_fit
+from mistlab import catalog
+from mistlab.serving.engine_constants import DEFAULTS
+from mistlab.serving.load import ServingLoad
+from mistlab.serving.steady import SteadyLoad, capacity_tokens, steady_state
+from mistlab.serving.step_cost import LayoutColumns, RankLayout
+from simulators.serving.continuous import Batching, play_continuous
+from simulators.serving.step_clock import StepClock
+
+TABLE = Path(__file__).parent / "made_runs.csv"
+
+
+def with_a_contradiction() -> tuple[list[ServedRow], set[int]]:
+    """Measured runs, and the places of a layout's whose time per token falls with more requests."""
+    rows = rows_to_fit([TABLE])
+    places = {
+        place
+        for place, row in enumerate(rows)
+        if (row.layout, row.prompt) == (rows[0].layout, rows[0].prompt)
+    }
+    assert len(places) == 3
+    rows[0] = replace(rows[0], token_s=3 * (rows[0].token_s or 0.0))
+    return rows, places
+
+
+def test_runs_that_contradict_one_another_are_found() -> None:
+    rows, places = with_a_contradiction()
+    assert contradicted(rows) == places
+    assert contradicted(rows_to_fit([TABLE])) == set()
+
+
+def test_contradicted_runs_are_left_out_of_fits_and_judged_all_the_same() -> None:
+    rows, places = with_a_contradiction()
+    others = [row for place, row in enumerate(rows) if place not in places]
+    assert constants_of_rows(rows).factors == constants_of_rows(others).factors
+    apart = left_out(rows, "model")
+    assert len(apart.rows) == len(rows)
+    assert np.isfinite(apart.logs("token_s")).sum() == len(rows)
+
+
+@pytest.mark.parametrize(("prompt", "output", "in_flight"), [(1000, 200, 16), (3000, 400, 64)])
+def test_waves_of_engines_that_read_first_are_as_played(
+    prompt: int, output: int, in_flight: int
+) -> None:
+    constants = {**DEFAULTS, "first": 0.0, "burst": 0.0, "steps": 0.0}
+    layout = RankLayout(
+        model=catalog.model("qwen3-32b"),
+        gpu="H100",
+        engine="vllm",
+        weights="bf16",
+        cache="bf16",
+        tp=4,
+    )
+    of = LayoutColumns.of([layout])
+    by = {name: np.array([value]) for name, value in constants.items()}
+    count = 4 * in_flight
+    load = ServingLoad(
+        prompts=(prompt,) * count,
+        outputs=(output,) * count,
+        arrivals_s=(0.0,) * count,
+        in_flight=in_flight,
+    )
+    clock = StepClock.of(layout, constants, most=in_flight)
+    batching = Batching(capacity=int(capacity_tokens(of, by)[0]), budget=prompt, mixes=False)
+    played = play_continuous(load, clock, batching).requests
+    token_s = np.mean(
+        [((one.end_s or 0.0) - (one.first_s or 0.0)) / (output - 1) for one in played]
+    )
+    first_s = np.mean([(one.first_s or 0.0) - one.arrival_s for one in played])
+    waves, mixed = (
+        steady_state(
+            of,
+            by,
+            SteadyLoad(
+                in_flight=np.array([float(in_flight)]),
+                prompt=np.array([float(prompt)]),
+                output=np.array([float(output)]),
+                sequences=np.array([1024.0]),
+                budget=np.array([float(prompt)]),
+                waves=np.array([True]),
+                reads_first=np.array([first]),
+            ),
+        )
+        for first in (True, False)
+    )
+    assert waves.token_s[0] == pytest.approx(token_s, rel=0.05)
+    assert waves.first_s[0] == pytest.approx(first_s, rel=0.15)
+    # The same requests without waves: each token waits for all prompts, and no prompt for another.
+    assert mixed.token_s[0] > 1.05 * token_s
+    assert mixed.first_s[0] < 0.5 * first_s
