@@ -49,9 +49,9 @@ class Mesh(NamedTuple):
 
     def values(self) -> dict[str, int]:
         """The values of all dimensions of the mesh."""
-        own = {name: getattr(self, name) for name in _OWN}
-        further = {name: DIMENSIONS[name].default for name in names_of("mesh") if name not in own}
-        return {**own, **further, **dict(self.others)}
+        named = {name: getattr(self, name) for name in _OWN}
+        further = {name: DIMENSIONS[name].default for name in names_of("mesh") if name not in named}
+        return {**named, **further, **dict(self.others)}
 
     @property
     def num_gpus(self) -> int:
@@ -190,10 +190,10 @@ def allows(choices: tuple[int, ...] | None, value: int) -> bool:
 
 def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
     """Whether a stage lies inside one node or fills whole ones, which are equal."""
-    gpus, place = cluster.gpus_per_node, first_rank % cluster.gpus_per_node
+    gpus, place_in_node = cluster.gpus_per_node, first_rank % cluster.gpus_per_node
     if cluster.others and not cluster.in_one_group(first_rank, num_gpus):
         return False
-    return place + num_gpus <= gpus or (place == 0 and num_gpus % gpus == 0)
+    return place_in_node + num_gpus <= gpus or (place_in_node == 0 and num_gpus % gpus == 0)
 
 
 def divides_groups(gpus: int, cluster: Cluster) -> bool:
@@ -341,12 +341,12 @@ def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
     has_others = any(len(listed or ()) > 1 for listed in others_of_mesh.values())
     first, *others = FIRST
     smaller = [space_of(name) for name in (first, *[ALIKE] * has_others, *others)]
-    found = [common(space, replace(one, zero=tuple({lowest, *one.zero}))) for one in smaller]
-    last = found[-1]
+    spaces = [common(space, replace(one, zero=tuple({lowest, *one.zero}))) for one in smaller]
+    last = spaces[-1]
     if last is not None:
-        found.append(last.with_lists(others_of_mesh))
+        spaces.append(last.with_lists(others_of_mesh))
     earlier: list[SearchSpace] = []
-    for part in found:
+    for part in spaces:
         if part is not None and replace(part, name="") not in earlier:
             earlier.append(replace(part, name=""))
             yield part
@@ -389,12 +389,14 @@ def common(space: SearchSpace, other: SearchSpace) -> SearchSpace | None:
     )
 
 
-def _both(some: Sequence[float] | None, others: Sequence[float] | None) -> tuple[float, ...] | None:
+def _both(
+    listed: Sequence[float] | None, others: Sequence[float] | None
+) -> tuple[float, ...] | None:
     """The values in both lists; None stands for every value."""
-    if some is None or others is None:
-        either = others if some is None else some
+    if listed is None or others is None:
+        either = others if listed is None else listed
         return None if either is None else tuple(either)
-    return tuple(value for value in some if value in others)
+    return tuple(value for value in listed if value in others)
 
 
 # The fields of a space that list what is of whole plans, and those that are true or false.

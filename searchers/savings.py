@@ -247,8 +247,8 @@ class Members:
     def _meshes_for(self, micro_batches: int) -> frozenset[Mesh]:
         if micro_batches not in self._meshes:
             allowed = micro_batches in micro_batch_counts(self.problem, self.space)
-            found = meshes(self.problem, self.space, micro_batches) if allowed else ()
-            self._meshes[micro_batches] = frozenset(found)
+            possible = meshes(self.problem, self.space, micro_batches) if allowed else ()
+            self._meshes[micro_batches] = frozenset(possible)
         return self._meshes[micro_batches]
 
     def _allows_layers(self, chosen: list[int]) -> bool:
@@ -317,8 +317,8 @@ def _why_empty(problem: Problem, space: SearchSpace) -> str:
             f"batch of {problem.workload.global_batch}"
         )
         helps = [
-            words
-            for words, other_problem, other_space in _changes(problem, space)
+            change
+            for change, other_problem, other_space in _changes(problem, space)
             if _has_pipeline(other_problem, other_space)
         ]
         if helps:
@@ -338,25 +338,25 @@ def _why_empty(problem: Problem, space: SearchSpace) -> str:
 
 def _has_pipeline(problem: Problem, space: SearchSpace) -> bool:
     """Whether the space has any pipeline; one of equal meshes is found soonest."""
-    found = chain(equal_pipelines(problem, space), pipelines(problem, space))
-    return next(found, None) is not None
+    candidates = chain(equal_pipelines(problem, space), pipelines(problem, space))
+    return next(candidates, None) is not None
 
 
 def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Problem, SearchSpace]]:
     """Single changes of the space and of the problem, each in words."""
     for name in OPEN:
         if (listed := getattr(space, name)) is not None:
-            words = f"with another {name} than {_listed(listed)}"
-            yield words, problem, _with(space, name, None)
+            change = f"with another {name} than {_listed(listed)}"
+            yield change, problem, _with(space, name, None)
     for name in other_names():
         default = DIMENSIONS[name].default
         listed = space.listed(name) or ()
         if default not in listed:
-            words = f"with {name} {default}, which is not among {_listed(listed)}"
-            yield words, problem, _with(space, name, (default,))
+            change = f"with {name} {default}, which is not among {_listed(listed)}"
+            yield change, problem, _with(space, name, (default,))
     if space.tensor_parallel_in_node:
-        words = "with tensor_parallel_in_node false"
-        yield words, problem, replace(space, tensor_parallel_in_node=False)
+        change = "with tensor_parallel_in_node false"
+        yield change, problem, replace(space, tensor_parallel_in_node=False)
     work, cluster = problem.workload, problem.cluster
     for times in MULTIPLES:
         batch = times * work.global_batch

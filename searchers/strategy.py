@@ -193,9 +193,9 @@ class Ledger:
         allowed = plans if left is None else plans[:left]
         predictions: list[Prediction] = []
         for start in range(0, max(1, len(allowed)), PLANS_AT_ONCE):
-            some = allowed[start : start + PLANS_AT_ONCE]
-            predictions += self._predicted(some)
-            is_last = start + len(some) == len(allowed)
+            together = allowed[start : start + PLANS_AT_ONCE]
+            predictions += self._predicted(together)
+            is_last = start + len(together) == len(allowed)
             self._continue(predictions, is_short=is_last and len(allowed) < len(plans))
         return predictions
 
@@ -234,12 +234,12 @@ class Ledger:
 
     @contextmanager
     def for_part(
-        self, said: Callable[[Plan], Plan], hears: Callable[[float], object] | None = None
+        self, in_words: Callable[[Plan], Plan], hears: Callable[[float], object] | None = None
     ) -> Iterator[None]:
         """Search a part of the space inside: its plans are said in another way, which changes
         nothing but words, and its bounds are none of the whole space; ``hears`` is told of them."""
         before = self.said, self.hears
-        self.said, self.hears = said, hears
+        self.said, self.hears = in_words, hears
         try:
             yield
         finally:
@@ -256,10 +256,10 @@ class Ledger:
         """Costs that no candidate between two undercuts. Raises ``BudgetSpentError``."""
         model = cast("StageBoundModel", self.predictor)
 
-        def bounds(some: StageBatch, others: StageBatch) -> StageCosts:
-            found = model.stage_bounds(some, others, engine=engine)
-            assert found is not None, f"engine {engine} has no bounds"
-            return found
+        def bounds(least: StageBatch, others: StageBatch) -> StageCosts:
+            costs = model.stage_bounds(least, others, engine=engine)
+            assert costs is not None, f"engine {engine} has no bounds"
+            return costs
 
         parts = self._in_parts(bounds, least, most)
         return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
@@ -293,13 +293,15 @@ class Ledger:
         self, ask: Callable[..., Answer], *batches: StageBatch | StagesInOrder
     ) -> list[Answer]:
         """The answers for rows of batches, a part of the rows at a time."""
-        rows, found = len(batches[0]), []
-        for some in np.array_split(np.arange(rows), -(-rows // STAGES_AT_ONCE) or 1):
-            is_all = len(some) == rows
-            found.append(ask(*batches) if is_all else ask(*(one.chosen(some) for one in batches)))
-            self.stage_evaluations += len(some)
+        rows, answers = len(batches[0]), []
+        for rows_of_part in np.array_split(np.arange(rows), -(-rows // STAGES_AT_ONCE) or 1):
+            is_all = len(rows_of_part) == rows
+            answers.append(
+                ask(*batches) if is_all else ask(*(one.chosen(rows_of_part) for one in batches))
+            )
+            self.stage_evaluations += len(rows_of_part)
             self._continue((), is_short=False)
-        return found
+        return answers
 
     def _continue(self, predictions: Sequence[Prediction], *, is_short: bool) -> None:
         if self.listener is not None:
@@ -483,16 +485,16 @@ def in_branches(
     if len(branches) == 1:
         return strategy(*branches[0], ledger, draw)
     bounds, refusals = [], []
-    for place, (problem, own) in enumerate(branches):
+    for number, (problem, branch_space) in enumerate(branches):
         heard, ending = [0.0], Ending()
-        share, part = 1 / (len(branches) - place), ledger.for_part(lambda plan: plan, heard.append)
+        share, part = 1 / (len(branches) - number), ledger.for_part(lambda plan: plan, heard.append)
         with suppress(BudgetSpentError), ledger.for_share(share), part:
-            if why_empty(problem, own):
+            if why_empty(problem, branch_space):
                 ending = Ending(status="INFEASIBLE")
             else:
-                ending = strategy(problem, own, ledger, draw)
+                ending = strategy(problem, branch_space, ledger, draw)
         if ending.status == "REFUSED":
-            refusals.append(f"engine {own.engine}: {ending.reason}")
+            refusals.append(f"engine {branch_space.engine}: {ending.reason}")
         heard.append(inf if ending.status == "INFEASIBLE" else ending.lower_bound_s or 0.0)
         bounds.append(max(heard))
     if len(refusals) == len(branches):

@@ -123,17 +123,17 @@ _OF_WEIGHTS: Name = ("W", None)
 
 
 def pattern_of_pass(
-    one: StagePass, tasks: StageTasks, template: Template, *, splits: bool
+    stage_pass: StagePass, tasks: StageTasks, template: Template, *, splits: bool
 ) -> Pattern:
     """The pattern of a pass of a stage, whether or not it ``splits`` its backward passes."""
-    if not splits or one.kind == "F":
-        return pattern_of(tasks, template, one.phase)
-    rows = rows_of_pass(template.phases[one.phase], one, splits=splits)
-    of_pass = _with_rows(template, one, rows)
-    if one.kind == "B":
-        return pattern_of(tasks, of_pass, one.phase)
+    if not splits or stage_pass.kind == "F":
+        return pattern_of(tasks, template, stage_pass.phase)
+    rows = rows_of_pass(template.phases[stage_pass.phase], stage_pass, splits=splits)
+    of_pass = _with_rows(template, stage_pass, rows)
+    if stage_pass.kind == "B":
+        return pattern_of(tasks, of_pass, stage_pass.phase)
     seconds = {**tasks.seconds, _BACKWARD: tasks.seconds[_OF_WEIGHTS]}
-    pattern = pattern_of(replace(tasks, seconds=seconds), of_pass, one.phase)
+    pattern = pattern_of(replace(tasks, seconds=seconds), of_pass, stage_pass.phase)
     labels: list[Label] = [
         ("W" if kind == "B" else kind, direction, layer)
         for kind, direction, layer in pattern.labels
@@ -141,8 +141,8 @@ def pattern_of_pass(
     return replace(pattern, labels=labels)
 
 
-def _with_rows(template: Template, one: StagePass, rows: tuple[Task, ...]) -> Template:
-    phases: Mapping[Phase, tuple[Task, ...]] = {**template.phases, one.phase: rows}
+def _with_rows(template: Template, stage_pass: StagePass, rows: tuple[Task, ...]) -> Template:
+    phases: Mapping[Phase, tuple[Task, ...]] = {**template.phases, stage_pass.phase: rows}
     return replace(template, phases=phases)
 
 
@@ -238,34 +238,37 @@ class _StageTasks:
         self.splits = passes.splits_backward
         places = passes.placement.places
         self.send_s = {place: one.send_s for place, one in zip(places, self.parts, strict=True)}
-        for one in passes:
-            self._pass(one)
+        for stage_pass in passes:
+            self._pass(stage_pass)
         self.micro_batches = sorted({one.micro_batch for one in passes})
         self._step(passes.passes[-1].micro_batch)
         return self
 
-    def _pass(self, one: StagePass) -> None:
-        tasks = self.chunks[one.chunk]
-        named = one.kind, one.chunk, one.phase
+    def _pass(self, stage_pass: StagePass) -> None:
+        tasks = self.chunks[stage_pass.chunk]
+        named = stage_pass.kind, stage_pass.chunk, stage_pass.phase
         pattern = self.patterns.get(named)
         if pattern is None:
             pattern = self.patterns[named] = pattern_of_pass(
-                one, tasks, self.template, splits=self.splits
+                stage_pass, tasks, self.template, splits=self.splits
             )
-        send, receive = self._send(one, tasks), self._receive(one)
+        send, receive = self._send(stage_pass, tasks), self._receive(stage_pass)
         graph, base = self.graph, len(self.graph)
         graph.labels += pattern.labels
-        graph.micro_batches += [one.micro_batch] * len(pattern.labels)
+        graph.micro_batches += [stage_pass.micro_batch] * len(pattern.labels)
         graph.lanes += [len(LANES) * self.stage + stream for stream in pattern.streams]
         graph.seconds += pattern.seconds
         graph.waits += pattern.waits
         graph.after_end += pattern.after_end
         graph.after_start += pattern.after_start
-        links = self.links.follow(pattern.derived, base, tasks.first_layer, one.micro_batch)
+        links = self.links.follow(pattern.derived, base, tasks.first_layer, stage_pass.micro_batch)
         for source, task in links:
             graph.wait(task, end_of=source)
-        self._issue(one, pattern, base)
-        key, computed = (one.kind, one.chunk, one.micro_batch), self.links.computed
+        self._issue(stage_pass, pattern, base)
+        key, computed = (
+            (stage_pass.kind, stage_pass.chunk, stage_pass.micro_batch),
+            self.links.computed,
+        )
         self.begins[key] = base + pattern.derived.computing[0]
         if receive is not None:
             graph.wait(self.begins[key], end_of=receive)
@@ -276,51 +279,51 @@ class _StageTasks:
             if self.template.sends in IN_TURN:
                 self.links.holding = send
 
-    def _issue(self, one: StagePass, pattern: Pattern, base: int) -> None:
+    def _issue(self, stage_pass: StagePass, pattern: Pattern, base: int) -> None:
         """Note the host's time to issue the tasks of a pass, or the pace at which it does."""
-        tasks = self.chunks[one.chunk]
-        for place, (kind, _, layer) in enumerate(pattern.labels):
+        tasks = self.chunks[stage_pass.chunk]
+        for index, (kind, _, layer) in enumerate(pattern.labels):
             if tasks.pace > 1 and kind in _COMPUTING:
-                self.graph.paces[base + place] = tasks.pace
+                self.graph.paces[base + index] = tasks.pace
             of_layers = tasks.issues.get(kind)
             if of_layers and layer is not None:
-                self.graph.issues[base + place] = of_layers[layer - tasks.first_layer]
+                self.graph.issues[base + index] = of_layers[layer - tasks.first_layer]
 
-    def _send(self, one: StagePass, tasks: StageTasks) -> int | None:
+    def _send(self, stage_pass: StagePass, tasks: StageTasks) -> int | None:
         """Add a task that sends a pass's outcome, if there is a receiver and it takes time."""
-        if one.goes_to is None or one.goes_to.stage == self.stage:
+        if stage_pass.goes_to is None or stage_pass.goes_to.stage == self.stage:
             return None
-        sends_forward = one.kind == "F"
-        seconds = self._link_s(one if sends_forward else one.goes_to)
+        sends_forward = stage_pass.kind == "F"
+        seconds = self._link_s(stage_pass if sends_forward else stage_pass.goes_to)
         if not seconds:
             return None
         last = tasks.first_layer + (tasks.num_layers - 1 if sends_forward else 0)
         send = self.graph.add(
-            Action(stage=self.stage, kind="X", layer=last, micro_batch=one.micro_batch),
+            Action(stage=self.stage, kind="X", layer=last, micro_batch=stage_pass.micro_batch),
             "compute" if self.template.sends in IN_TURN else SENDS,
             seconds,
             after=[] if self.last_send < 0 else [self.last_send],
         )
         if self.template.sends == "meeting":
             self.graph.holds.add(send)
-        uses = tasks.networks.get(one.kind)
+        uses = tasks.networks.get(stage_pass.kind)
         if uses:
             self.graph.networks[send] = uses
         self.last_send = send
         return send
 
-    def _receive(self, one: StagePass) -> int | None:
+    def _receive(self, stage_pass: StagePass) -> int | None:
         """Add a task that receives a pass's input, if both ends of sends meet."""
-        source = one.comes_from
+        source = stage_pass.comes_from
         if self.template.sends != "meeting" or source is None or source.stage == self.stage:
             return None
-        comes_forward = one.kind == "F"
-        seconds = self._link_s(source if comes_forward else one)
+        comes_forward = stage_pass.kind == "F"
+        seconds = self._link_s(source if comes_forward else stage_pass)
         if not seconds:
             return None
-        tasks = self.chunks[one.chunk]
+        tasks = self.chunks[stage_pass.chunk]
         first = tasks.first_layer + (0 if comes_forward else tasks.num_layers - 1)
-        action = Action(stage=self.stage, kind="Y", layer=first, micro_batch=one.micro_batch)
+        action = Action(stage=self.stage, kind="Y", layer=first, micro_batch=stage_pass.micro_batch)
         before = [] if self.links.holding < 0 else [self.links.holding]
         receive = self.graph.add(action, "compute", seconds, after=before)
         self.graph.holds.add(receive)

@@ -173,9 +173,9 @@ def _networks(
     """
     shapes = of_stages[0].shapes
     nodes = (batch.first_rank // of_stages[0].model.cluster.gpus_per_node).tolist()
-    found: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in placement.stages]
-    for place, (sender, receiver) in enumerate(pairwise(placement.stages)):
-        step = placement.goes_to(place)
+    uses: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in placement.stages]
+    for part, (sender, receiver) in enumerate(pairwise(placement.stages)):
+        step = placement.goes_to(part)
         here, there = nodes[sender], nodes[receiver]
         # In a loop the last stage sends to the first, which is in its node where there is one
         # alone.
@@ -184,9 +184,9 @@ def _networks(
             ends = of_stages[sender], of_stages[receiver]
             of_sender = _shares(ends, sender)
             of_receiver = _shares(ends, receiver)
-            found[place]["F"] = ((2 * here, of_sender[0]), (2 * there + 1, of_sender[1]))
-            found[place + 1]["B"] = ((2 * there, of_receiver[1]), (2 * here + 1, of_receiver[0]))
-    return found
+            uses[part]["F"] = ((2 * here, of_sender[0]), (2 * there + 1, of_sender[1]))
+            uses[part + 1]["B"] = ((2 * there, of_receiver[1]), (2 * here + 1, of_receiver[0]))
+    return uses
 
 
 def _shares(ends: tuple[TaskSeconds, TaskSeconds], stage: int) -> tuple[float, float]:
@@ -200,8 +200,8 @@ def _shares(ends: tuple[TaskSeconds, TaskSeconds], stage: int) -> tuple[float, f
         bytes_per_s = min(part * rate for part, rate in zip(parts, rates, strict=True))
         parts = [bytes_per_s / rate for rate in rates]
     # A send that is late uses the network for the rest of its time.
-    own = ends[0]
-    in_time = 1 - float(own.late_s[stage] / own.send_s[stage])
+    sender = ends[0]
+    in_time = 1 - float(sender.late_s[stage] / sender.send_s[stage])
     return parts[0] * in_time, parts[1] * in_time
 
 
@@ -222,7 +222,7 @@ def _seconds(seconds: TaskSeconds, name: Name, stage: int, types: Sequence[int])
 
 
 def _factors(of_stages: Sequence[TaskSeconds]) -> list[Factors]:
-    found: list[Factors] = [ALONE] * len(of_stages)
+    of_each_stage: list[Factors] = [ALONE] * len(of_stages)
     for seconds in dict.fromkeys(of_stages):
         model = seconds.model
         if model.template.depth == 0 and model.cluster.hardware.interference is None:
@@ -230,8 +230,8 @@ def _factors(of_stages: Sequence[TaskSeconds]) -> list[Factors]:
         for rows, factors in seconds.factors():
             for stage in np.flatnonzero(rows).tolist():
                 if of_stages[stage] is seconds:
-                    found[stage] = factors.tolist()
-    return found
+                    of_each_stage[stage] = factors.tolist()
+    return of_each_stage
 
 
 # The event simulator, which plays one iteration of a plan task by task.
@@ -282,12 +282,12 @@ class Simulation:
         """Seconds of a stage's own iteration. It waits for its first micro-batch when the iteration
         before is over, and what it does meanwhile counts, but not the waiting."""
         graph, times = self.graph, self.times
-        own = [task for task in range(len(graph)) if graph.stage(task) == stage]
-        first_s = min(times.starts_s[task] for task in own if graph.lane(task) == "compute")
-        before = [task for task in own if times.ends_s[task] <= first_s]
+        tasks = [task for task in range(len(graph)) if graph.stage(task) == stage]
+        first_s = min(times.starts_s[task] for task in tasks if graph.lane(task) == "compute")
+        before = [task for task in tasks if times.ends_s[task] <= first_s]
         begun_s = min((times.starts_s[task] for task in before), default=0.0)
         ready_s = max((times.ends_s[task] for task in before), default=0.0)
-        return max(times.ends_s[task] for task in own) - first_s + ready_s - begun_s
+        return max(times.ends_s[task] for task in tasks) - first_s + ready_s - begun_s
 
     def tasks(self) -> Iterator[PlayedTask]:
         """All tasks, stage by stage, in the order of the slot table."""
@@ -410,8 +410,8 @@ class EventSimulator:
         """The predicted cost of each plan, in order."""
         closed = self._closed_form().predict_many(plans)
         return [
-            self._predicted(plan, one, self.simulate(plan))
-            for plan, one in zip(plans, closed, strict=True)
+            self._predicted(plan, prediction, self.simulate(plan))
+            for plan, prediction in zip(plans, closed, strict=True)
         ]
 
     def prediction_of(self, plan: Plan, simulation: Simulation) -> Prediction:

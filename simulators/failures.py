@@ -35,14 +35,14 @@ def played(
 ) -> Played:
     """One run of so many seconds, with a checkpoint after each interval of work."""
     failures = _failures(reliability, seconds, draw)
-    spent, now_s, place = _Spent(), 0.0, 0
+    spent, now_s, next_failure = _Spent(), 0.0, 0
     while now_s < seconds:
-        fails_s = failures[place] if place < len(failures) else seconds
-        fails = place < len(failures)
+        fails_s = failures[next_failure] if next_failure < len(failures) else seconds
+        fails = next_failure < len(failures)
         _run(spent, fails_s - now_s, reliability.checkpoint_s, interval_s, fails=fails)
         now_s = fails_s
         if fails:
-            now_s, place = _recovered(spent, reliability, failures, place, seconds)
+            now_s, next_failure = _recovered(spent, reliability, failures, next_failure, seconds)
     whole = {name: getattr(spent, name) / seconds for name in _Spent.__slots__}
     return Played(shares=TimeShares(**whole), failures=len(failures))
 
@@ -70,20 +70,24 @@ def _run(
 
 
 def _recovered(
-    spent: _Spent, reliability: Reliability, failures: list[float], place: int, seconds: float
+    spent: _Spent,
+    reliability: Reliability,
+    failures: list[float],
+    next_failure: int,
+    seconds: float,
 ) -> tuple[float, int]:
     """Recover from a failure: the moment at which the run goes on, and the failure that is next."""
-    now_s = failures[place]
+    now_s = failures[next_failure]
     while True:
         noticed_s = min(seconds, now_s + reliability.detection_s)
         spent.detection += noticed_s - now_s
         # What fails until then is noticed with it.
-        while place < len(failures) and failures[place] <= noticed_s:
-            place += 1
+        while next_failure < len(failures) and failures[next_failure] <= noticed_s:
+            next_failure += 1
         started_s = min(seconds, noticed_s + reliability.start_s)
-        if place < len(failures) and failures[place] < started_s:
-            spent.starting += failures[place] - noticed_s
-            now_s = failures[place]
+        if next_failure < len(failures) and failures[next_failure] < started_s:
+            spent.starting += failures[next_failure] - noticed_s
+            now_s = failures[next_failure]
         else:
             spent.starting += started_s - noticed_s
-            return started_s, place
+            return started_s, next_failure

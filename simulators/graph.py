@@ -55,8 +55,8 @@ class Network:
 
     def _share(self, uses: Sequence[Use], now: float) -> None:
         """Tell all sends on some links how much slower they are now."""
-        told = {user: of_user for link, _ in uses for user, of_user in self._users[link].items()}
-        for (sender, stream), of_user in told.items():
+        users = {user: of_user for link, _ in uses for user, of_user in self._users[link].items()}
+        for (sender, stream), of_user in users.items():
             slowest = max(1.0, *(self._asked[link] for link, _ in of_user))
             sender.crowd(stream, slowest, now)
 

@@ -149,10 +149,10 @@ def _stages(
     batch = StageBatch.of_plan(plan)
     left = {name: left_bytes(batch, model, sums, whole, name) for name in whole}
     stages = []
-    for stage, one in enumerate(passes):
-        splits = one.splits_backward
-        own = {name: float(of_stages[stage]) for name, of_stages in left.items() if splits}
-        stages.append(_StageMemory(plan, stage, model, figures, sums, own, chunks))
+    for stage, stage_passes in enumerate(passes):
+        splits = stage_passes.splits_backward
+        kept_bytes = {name: float(of_stages[stage]) for name, of_stages in left.items() if splits}
+        stages.append(_StageMemory(plan, stage, model, figures, sums, kept_bytes, chunks))
     types = model.types.of_stages(batch_of_parts([plan], placement).value)
     for number, (part, places) in enumerate(
         zip(parts_of_plan(plan, placement), types, strict=True)
@@ -180,7 +180,7 @@ class _StageMemory:
         left: Mapping[str, float],
         chunks: int,
     ) -> None:
-        own = plan.stages[stage]
+        stage_plan = plan.stages[stage]
         # Layers count through the whole model, the embedding is layer 0.
         self.types: dict[int, str] = {}
         self.sends_from: set[int] = set()
@@ -189,7 +189,7 @@ class _StageMemory:
         # then, by type.
         self.left = left
         self.head = plan.layers + 1
-        self.ratios = own.offload
+        self.ratios = stage_plan.offload
         self.bytes = {
             name: {key: float(sums[sum_name(name, key)][stage]) for key in _SUMS}
             for name in model.types.names
@@ -203,7 +203,7 @@ class _StageMemory:
         memory = model.memory
         self.steps_with = "O" if memory.rings else "S"
         # A baseline's own pipeline reduces when all passes are over.
-        reduces = own.zero >= 1 and plan.num_stages == 1
+        reduces = stage_plan.zero >= 1 and plan.num_stages == 1
         self.wide_bytes = memory.wide_logits * float(figures.logits_bytes[stage])
         self.bucket_bytes = memory.gradient * memory.bucket_elements if reduces else 0
         # When the step's first task began. When its last task had ended and, with rings, all
@@ -276,15 +276,15 @@ class _StageMemory:
 
     def _held_and_peaks(self, layer: int) -> tuple[float, float, float]:
         """The bytes that a layer keeps and has sent, and those at the peaks of its two passes."""
-        found = self.of_layer.get(layer)
-        if found is None:
+        known = self.of_layer.get(layer)
+        if known is None:
             sums = self._of(layer)
             sent = sums["output_bytes"] / self.chunks if layer in self.sends_from else 0.0
             wide = self.wide_bytes if layer == self.head else 0.0
             backward = self.bucket_bytes + sums["backward_peak_bytes"]
             peaks = sums["forward_peak_bytes"] + wide, backward + wide
-            found = self.of_layer[layer] = (sums["saved_bytes"] + sent, *peaks)
-        return found
+            known = self.of_layer[layer] = (sums["saved_bytes"] + sent, *peaks)
+        return known
 
     def _of(self, layer: int) -> Mapping[str, float]:
         return self.bytes[self.types[layer]]

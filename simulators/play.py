@@ -164,7 +164,7 @@ class _Contention:
 
 def _shares(factors: Factors) -> list[list[tuple[int, float]]]:
     """For each set of busy lanes, given as bits, pairs of a lane in it and its factor."""
-    found = []
+    shares = []
     for chosen in range(2 ** len(LANES)):
         streams = chosen & ~(1 << _SENDS)
         are_shared = chosen >> _SENDS and streams >> _GPU_TO_GPU & 1
@@ -176,8 +176,8 @@ def _shares(factors: Factors) -> list[list[tuple[int, float]]]:
                 stream = _GPU_TO_GPU if lane == _SENDS else lane
                 share = _SHARED if are_shared and stream == _GPU_TO_GPU else 1.0
                 of_set.append((lane, float(factors[streams][stream]) * share))
-        found.append(of_set)
-    return found
+        shares.append(of_set)
+    return shares
 
 
 class _Player:
@@ -229,7 +229,7 @@ class _Player:
         seconds, ready, issues = self.graph.seconds, self.ready[lane], self.graph.issues
         network, uses_of, after_end = self.network, self.graph.networks, self.graph.after_end
         paces = self.graph.paces
-        stage, place = divmod(lane, len(LANES))
+        stage, stream = divmod(lane, len(LANES))
         contention = self.contention[stage]
         running, now = False, 0.0
         for _ in range(count):
@@ -247,15 +247,15 @@ class _Player:
                 running, now = False, environment.now
             starts[task] = now
             self._started(task, stage)
-            event = contention.begin(place, seconds[task], now)
+            event = contention.begin(stream, seconds[task], now)
             if uses := uses_of.get(task):
-                network.enter(contention, place, uses, now)
-                event = contention.ending(place)
+                network.enter(contention, stream, uses, now)
+                event = contention.ending(stream)
             yield event
             now = ends[task] = environment.now
-            contention.end(place, now)
+            contention.end(stream, now)
             if uses:
-                network.leave(contention, place, uses, now)
+                network.leave(contention, stream, uses, now)
             running = True
             if task in paces and (held_s := self._held_s(task, now)) > 0:
                 yield from self._pause(contention, held_s)
@@ -349,8 +349,8 @@ def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
         for kind, ((source, above), (goal, below)) in (("F", ends), ("B", ends[::-1])):
             stages[goal].came_s |= {
                 (kind, below, micro_batch): end_s
-                for (one, chunk, micro_batch), end_s in stages[source].ends_s.items()
-                if (one, chunk) == (kind, above)
+                for (sent_kind, chunk, micro_batch), end_s in stages[source].ends_s.items()
+                if (sent_kind, chunk) == (kind, above)
             }
     for send, task in graph.sends:
         of = graph.labels[task][0], graph.chunk(task), graph.micro_batches[task]

@@ -209,15 +209,15 @@ class SymbolicPredictor:
 
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
         """Predict plans, in order; equal stages are worked out once."""
-        found: dict[int, Prediction] = {}
+        predictions: dict[int, Prediction] = {}
         # Plans with the same mode, order and number of stages are predicted together.
         together: dict[tuple[EngineMode, PipelineOrder | None, int], list[int]] = defaultdict(list)
-        for place, plan in enumerate(plans):
-            together[_mode_of(plan), _order_of(plan), plan.num_stages].append(place)
+        for number, plan in enumerate(plans):
+            together[_mode_of(plan), _order_of(plan), plan.num_stages].append(number)
         for (mode, order, _), places in together.items():
             chosen = [plans[place] for place in places]
-            found |= zip(places, self._predict_alike(mode, chosen, order), strict=True)
-        return [found[place] for place in range(len(plans))]
+            predictions |= zip(places, self._predict_alike(mode, chosen, order), strict=True)
+        return [predictions[place] for place in range(len(plans))]
 
     def fits(self, plan: Plan) -> bool:
         """Whether a plan fits, as its prediction says, without the time that the times take."""
@@ -253,13 +253,13 @@ class SymbolicPredictor:
         Larger ratios take more time and leave more room on the GPU. Nothing is known of what is
         offloaded under an engine whose host may hold passes up.
         """
-        own = ENGINES[engine]
-        if own.host is not None and any(most.value(name).any() for name in OFFLOADS):
+        engine_row = ENGINES[engine]
+        if engine_row.host is not None and any(most.value(name).any() for name in OFFLOADS):
             return None
         assert all(
             ((least.value(name) > 0) == (most.value(name) > 0)).all() for name in OFFLOADS
         ), "ratios between zero and more have no common bound"
-        mode = EngineMode(engine=own, overlap_communication=True)
+        mode = EngineMode(engine=engine_row, overlap_communication=True)
         peaks = self._stages(engine).peaks
         # Both ends of recomputed blocks, as far as they differ.
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
@@ -268,7 +268,7 @@ class SymbolicPredictor:
         least_bytes = host_bytes[:rows]
         least_bytes[differ] = np.minimum(least_bytes[differ], host_bytes[rows:])
         roomiest = peaks(most)
-        reserved = reserved_bytes(roomiest, most, self.cluster, own)
+        reserved = reserved_bytes(roomiest, most, self.cluster, engine_row)
         return StageCosts(
             seconds=self._model(mode).least(least, most),
             fits=roomiest.feasible & self._has_room(reserved, most),
@@ -282,8 +282,8 @@ class SymbolicPredictor:
     ) -> StageSeconds:
         """The times of parts of a model in an order of passes without a formula; with ``most``,
         those that no part between the two undercuts."""
-        own = ENGINES[engine].in_named_order()
-        model = self._model(EngineMode(engine=own, overlap_communication=True))
+        engine_row = ENGINES[engine].in_named_order()
+        model = self._model(EngineMode(engine=engine_row, overlap_communication=True))
         seconds = model(least) if most is None else model.least(least, most)
         return seconds.without_turns
 
@@ -326,8 +326,8 @@ class SymbolicPredictor:
         """Seconds of an iteration of each plan, run by an engine that may be a changed one."""
         found: dict[int, float] = {}
         together: dict[tuple[bool, PipelineOrder | None, int], list[int]] = defaultdict(list)
-        for place, plan in enumerate(plans):
-            together[plan.overlap_communication, _order_of(plan), plan.num_stages].append(place)
+        for number, plan in enumerate(plans):
+            together[plan.overlap_communication, _order_of(plan), plan.num_stages].append(number)
         for (overlaps, order, _), places in together.items():
             chosen = [plans[place] for place in places]
             if order is None:
@@ -359,10 +359,12 @@ class SymbolicPredictor:
         flop, count = model_flop(self.workload), plans[0].num_stages
         slowest = self._slowest_s(mode, plans) if order is None else iterations
         for number, (plan, seconds) in enumerate(zip(plans, iterations, strict=True)):
-            own = stages[number * count : (number + 1) * count]
-            found = self._prediction(plan.engine, seconds, own, flop, slowest[number])
+            of_plan = stages[number * count : (number + 1) * count]
+            prediction = self._prediction(plan.engine, seconds, of_plan, flop, slowest[number])
             further = () if order is None else (_unmeasured(plan),)
-            yield replace(found, notes=(*found.notes, *further)) if further else found
+            yield (
+                replace(prediction, notes=(*prediction.notes, *further)) if further else prediction
+            )
 
     def _slowest_s(self, mode: EngineMode, plans: Sequence[Plan]) -> list[float]:
         """Seconds of each plan's iteration on the slowest cluster known; 0 if there is none.
@@ -420,12 +422,12 @@ class SymbolicPredictor:
         known = self._known.setdefault(mode, {})
         new = list(dict.fromkeys(row for row in rows if row not in known))
         for start in range(0, len(new), STAGES_AT_ONCE):
-            some = new[start : start + STAGES_AT_ONCE]
-            known |= zip(some, self._worked_out(mode, StageBatch.of_rows(some)), strict=True)
-        found = [known[row] for row in rows]
+            chunk = new[start : start + STAGES_AT_ONCE]
+            known |= zip(chunk, self._worked_out(mode, StageBatch.of_rows(chunk)), strict=True)
+        stages = [known[row] for row in rows]
         if len(known) > MOST_KNOWN:
             known.clear()
-        return found
+        return stages
 
     def _ordered(self, mode: EngineMode, plans: Sequence[Plan]) -> list[KnownStage]:
         """The stages of plans whose passes run in an order without a formula."""
@@ -502,10 +504,10 @@ def _order_of(plan: Plan) -> PipelineOrder | None:
 def _remarks(workload: Workload) -> tuple[str, ...]:
     """What a model's description has otherwise than the model, and how ranks communicate less, as
     notes of a prediction."""
-    found = tuple(f"the model as it is read: {remark}" for remark in workload.model.remarks)
+    remarks = tuple(f"the model as it is read: {remark}" for remark in workload.model.remarks)
     if workload.reduces_plainly:
-        return found
-    return (*found, f"{workload.reduction.words}: another training, whose loss is not predicted")
+        return remarks
+    return (*remarks, f"{workload.reduction.words}: another training, whose loss is not predicted")
 
 
 def _unmeasured(plan: Plan) -> str:

@@ -60,8 +60,10 @@ class Boxes(ColumnSet):
     def whole(cls, choices: Choices) -> Self:
         """The boxes that have every way to save memory once, without recomputed blocks."""
         parts = [
-            _parts_of_box(own) if DIMENSIONS[name].is_ratio else [(i, i) for i in range(len(own))]
-            for name, own in zip(names_of("savings"), choices, strict=True)
+            _parts_of_box(values)
+            if DIMENSIONS[name].is_ratio
+            else [(i, i) for i in range(len(values))]
+            for name, values in zip(names_of("savings"), choices, strict=True)
         ]
         bounds = np.array([*product(*parts)], dtype=np.int64)
         none = np.zeros(len(bounds), dtype=np.int64)
@@ -184,21 +186,23 @@ class BoxCosts:
 
     def pools(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[StagePosition, Pool]]:
         """The rows of each place that may be part of a pipeline that takes less than a limit."""
-        for some in _parts(asked):
-            yield from self._pools(some, _BoxRows.of(some), limit_s)
+        for part in _parts(asked):
+            yield from self._pools(part, _BoxRows.of(part), limit_s)
 
     def least(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[Options, Rows]]:
         """Candidates that nothing of ``pools`` is faster than, and the number of each one's place;
         without what only plans need."""
         start = 0
-        for some in _parts(asked):
-            rows, boxes = self._hopeful(_BoxRows.of(some), limit_s)
+        for part in _parts(asked):
+            rows, boxes = self._hopeful(_BoxRows.of(part), limit_s)
             # The true times of others are no less than those of their boxes.
-            own = rows.chosen(alike := np.flatnonzero(rows.are_alike))
-            fitting = alike[self._fits(own, own.low, own.most, of_others=False)]
+            alike_rows = rows.chosen(alike := np.flatnonzero(rows.are_alike))
+            fitting = alike[
+                self._fits(alike_rows, alike_rows.low, alike_rows.most, of_others=False)
+            ]
             options, ends, _ = self._with_candidates(rows, boxes, fitting)
             yield options, start + ends.place
-            start += len(some)
+            start += len(part)
 
     def _pools(
         self, asked: Sequence[Asked], rows: "_BoxRows", limit_s: float
@@ -208,11 +212,11 @@ class BoxCosts:
         both, ends, are_open = self._with_candidates(rows, boxes, fitting)
         in_order = np.argsort(ends.place, kind="stable")
         bounds = np.searchsorted(ends.place[in_order], np.arange(len(asked) + 1)).tolist()
-        for one, (start, end) in zip(asked, pairwise(bounds), strict=True):
+        for question, (start, end) in zip(asked, pairwise(bounds), strict=True):
             here = in_order[start:end]
-            own = one.boxes.chosen(ends.row[here])
+            own = question.boxes.chosen(ends.row[here])
             own = own.with_blocks(ends.fewest[here], ends.most[here])
-            yield one.place, Pool(options=both.chosen(here), boxes=own, is_open=are_open[here])
+            yield question.place, Pool(options=both.chosen(here), boxes=own, is_open=are_open[here])
 
     def _hopeful(self, rows: "_BoxRows", limit_s: float) -> tuple["_BoxRows", Options]:
         """The boxes that may fit and be part of a pipeline that takes less than a limit, and
@@ -329,9 +333,9 @@ class BoxCosts:
         batch = self._batch(rows, savings, most)
         asked = fewest.copy()
         while len(left := np.flatnonzero(fewest < most)):
-            some = batch.chosen(left).with_columns(**{RECOMPUTED: asked[left]})
+            undecided = batch.chosen(left).with_columns(**{RECOMPUTED: asked[left]})
             fits = self.ledger.stage_fits(
-                some,
+                undecided,
                 self._places(rows.chosen(left)),
                 engine=self.space.engine,
                 of_others=of_others,
@@ -429,8 +433,8 @@ def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
     sizes = [len(one.boxes) for one in asked]
     ends = np.cumsum(sizes)
     by_choices: dict[Choices, list[int]] = defaultdict(list)
-    for number, one in enumerate(asked):
-        by_choices[one.boxes.choices].append(number)
+    for number, question in enumerate(asked):
+        by_choices[question.boxes.choices].append(number)
     values = np.empty((ends[-1], len(names_of("savings"))))
     for numbers in by_choices.values():
         rows = np.concatenate([np.arange(ends[i] - sizes[i], ends[i]) for i in numbers])

@@ -61,19 +61,19 @@ class BoxMenus:
     # The rows of a place's pool that no other row is at least as good as.
     _best: dict[StagePosition, tuple[Options, Rows]] = field(default_factory=dict, init=False)
 
-    def __getitem__(self, place: StagePosition) -> Options:
+    def __getitem__(self, position: StagePosition) -> Options:
         """The candidates for a place that was prepared."""
-        if place not in self._best:
-            pool = self._pools[place]
+        if position not in self._best:
+            pool = self._pools[position]
             rows = undominated(telling_columns(pool.options, with_host=self.with_host))
-            self._best[place] = pool.options.chosen(rows), rows
-        return self._best[place][0]
+            self._best[position] = pool.options.chosen(rows), rows
+        return self._best[position][0]
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
         """Look at places in pipelines that take less than a limit, with the largest boxes."""
         asked = [self._whole(place) for place in sorted(set(places) - self._pools.keys())]
-        for place, pool in self._costs.pools(asked, limit_s):
-            self._pools[place] = self._tidied(pool)
+        for position, pool in self._costs.pools(asked, limit_s):
+            self._pools[position] = self._tidied(pool)
 
     def least(
         self, places: Sequence[StagePosition], limit_s: float
@@ -82,19 +82,19 @@ class BoxMenus:
         a limit, and the number of each one's place; the menus stay as they are."""
         return self._costs.least([self._whole(place) for place in places], limit_s)
 
-    def _whole(self, place: StagePosition) -> Asked:
+    def _whole(self, position: StagePosition) -> Asked:
         """The largest boxes of a place, each with every run of numbers of recomputed blocks."""
-        key = place.mesh, place.layers, place.is_alone
+        key = position.mesh, position.layers, position.is_alone
         if key not in self._largest:
-            self._largest[key] = whole_boxes(self._ways(place), self._runs_of(place.layers))
+            self._largest[key] = whole_boxes(self._ways(position), self._runs_of(position.layers))
         counts, boxes = self._largest[key]
-        return Asked(place=place, counts=counts, boxes=boxes)
+        return Asked(place=position, counts=counts, boxes=boxes)
 
-    def _ways(self, place: StagePosition) -> Boxes:
+    def _ways(self, position: StagePosition) -> Boxes:
         """The largest boxes of a mesh, without recomputed blocks, made once."""
-        key = place.mesh, place.is_alone
+        key = position.mesh, position.is_alone
         if key not in self._of_mesh:
-            choices = savings_choices(self.space, place.mesh, in_pipeline=not place.is_alone)
+            choices = savings_choices(self.space, position.mesh, in_pipeline=not position.is_alone)
             self._of_mesh[key] = Boxes.whole(tuple(tuple(sorted(own)) for own in choices))
         return self._of_mesh[key]
 
@@ -104,43 +104,43 @@ class BoxMenus:
             self._runs[layers] = runs_of(self.space, layers, turns=turns)
         return self._runs[layers]
 
-    def is_open(self, place: StagePosition, row: int) -> bool:
+    def is_open(self, position: StagePosition, row: int) -> bool:
         """Whether a row of a place's menu stands for a box."""
-        return bool(self._pools[place].is_open[self._best[place][1][row]])
+        return bool(self._pools[position].is_open[self._best[position][1][row]])
 
     def split(self, stages: Iterable[tuple[StagePosition, int]], limit_s: float) -> None:
         """Halve the boxes of some rows of menus, wherever else equal boxes are."""
         codes: dict[tuple[Mesh, bool], set[int]] = {}
-        for place, row in stages:
-            rows = self._best[place][1][[row]]
-            pool = self._pools[place]
-            if place.is_alone:
+        for position, row in stages:
+            rows = self._best[position][1][[row]]
+            pool = self._pools[position]
+            if position.is_alone:
                 # No other place has boxes to halve at the same time.
-                least_s = self._least_s(place, pool.options)
+                least_s = self._least_s(position, pool.options)
                 rows = np.argsort(np.where(pool.is_open, least_s, np.inf), kind="stable")[:ALONE]
             boxes = pool.boxes.chosen(rows[pool.is_open[rows]])
-            codes.setdefault((place.mesh, place.is_alone), set()).update(boxes.codes.tolist())
+            codes.setdefault((position.mesh, position.is_alone), set()).update(boxes.codes.tolist())
         asked, wanted = [], self._wanted(codes)
         times = halvings(sum(int(chosen.sum()) for chosen in wanted.values()))
-        for place, chosen in wanted.items():
-            pool = self._pools[place]
+        for position, chosen in wanted.items():
+            pool = self._pools[position]
             boxes, origin = pool.boxes.chosen(chosen).halved(times)
             counts = pool.options.counts[chosen][origin]
-            asked.append(Asked(place=place, counts=counts, boxes=boxes))
-            self._pools[place] = pool.chosen(~chosen)
-        for place, new in self._costs.pools(asked, limit_s):
-            self._pools[place] = self._tidied(self._pools[place].and_also(new))
-            self._best.pop(place, None)
+            asked.append(Asked(place=position, counts=counts, boxes=boxes))
+            self._pools[position] = pool.chosen(~chosen)
+        for position, new in self._costs.pools(asked, limit_s):
+            self._pools[position] = self._tidied(self._pools[position].and_also(new))
+            self._best.pop(position, None)
 
     def _wanted(self, codes: Mapping[tuple[Mesh, bool], set[int]]) -> dict[StagePosition, Bools]:
         """The boxes of each place that have some codes; places without any are left out."""
         wanted = {}
-        for place, pool in self._pools.items():
-            own = codes.get((place.mesh, place.is_alone))
-            if own and len(pool.is_open):
-                chosen = pool.is_open & _are_in(pool.boxes.codes, np.array(sorted(own)))
+        for position, pool in self._pools.items():
+            wanted_codes = codes.get((position.mesh, position.is_alone))
+            if wanted_codes and len(pool.is_open):
+                chosen = pool.is_open & _are_in(pool.boxes.codes, np.array(sorted(wanted_codes)))
                 if chosen.any():
-                    wanted[place] = chosen
+                    wanted[position] = chosen
         return wanted
 
     def certain(self) -> "BoxMenus":
@@ -149,19 +149,19 @@ class BoxMenus:
         menus._pools = {place: pool.chosen(~pool.is_open) for place, pool in self._pools.items()}
         return menus
 
-    def fastest(self, place: StagePosition) -> list[int]:
+    def fastest(self, position: StagePosition) -> list[int]:
         """The rows of the fastest few candidates for a stage that is the whole pipeline."""
-        seconds = self._least_s(place, self[place])
+        seconds = self._least_s(position, self[position])
         fastest: list[int] = np.argsort(seconds, kind="stable")[:SHORT_LIST].tolist()
         return fastest
 
     def fall_to(self, limit_s: float) -> None:
         """Forget candidates of pipelines that take no less than a limit."""
-        for place, pool in self._pools.items():
-            hopeful = self._is_hopeful(place, pool.options, limit_s)
+        for position, pool in self._pools.items():
+            hopeful = self._is_hopeful(position, pool.options, limit_s)
             if not hopeful.all():
-                self._pools[place] = pool.chosen(hopeful)
-                self._best.pop(place, None)
+                self._pools[position] = pool.chosen(hopeful)
+                self._best.pop(position, None)
 
     def heed_hosts(self) -> None:
         """From now on, stages of a node share its host memory."""
@@ -178,11 +178,11 @@ class BoxMenus:
             work=self.work,
         )
 
-    def _is_hopeful(self, place: StagePosition, options: Options, limit_s: float) -> Bools:
-        return np.asarray(self._least_s(place, options) < limit_s)
+    def _is_hopeful(self, position: StagePosition, options: Options, limit_s: float) -> Bools:
+        return np.asarray(self._least_s(position, options) < limit_s)
 
-    def _least_s(self, place: StagePosition, options: Options) -> Floats:
-        return hopeful_s(self.problem, self.group, self.work, place, options)
+    def _least_s(self, position: StagePosition, options: Options) -> Floats:
+        return hopeful_s(self.problem, self.group, self.work, position, options)
 
     def _tidied(self, pool: Pool) -> Pool:
         """The rows without boxes that a single candidate is at least as good as."""
@@ -197,10 +197,10 @@ class BoxMenus:
         return pool.chosen(np.sort(np.concatenate([closed, left])))
 
 
-def _are_in(codes: Ints, some: Ints) -> Bools:
+def _are_in(codes: Ints, listed: Ints) -> Bools:
     """Whether each code is one of some codes, which are sorted."""
-    places = np.searchsorted(some[:-1], codes)
-    return np.asarray(some[places] == codes)
+    places = np.searchsorted(listed[:-1], codes)
+    return np.asarray(listed[places] == codes)
 
 
 def halvings(boxes: int) -> int:

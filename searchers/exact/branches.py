@@ -72,8 +72,8 @@ def _with_formula_s(
         if not allows(pipeline, 1):
             return float("inf")
         pipeline = (1,)
-    own = replace(space, orders=(DEFAULT_ORDER,), pipeline=pipeline)
-    if next(pipelines(problem, own), None) is None:
+    with_formula = replace(space, orders=(DEFAULT_ORDER,), pipeline=pipeline)
+    if next(pipelines(problem, with_formula), None) is None:
         return float("inf")
     bounds = [0.0]
     with (
@@ -81,7 +81,7 @@ def _with_formula_s(
         ledger.for_seconds(FORMULA_SHARE * ledger.seconds_left),
         ledger.for_part(lambda plan: plan, bounds.append),
     ):
-        ending = search(own)
+        ending = search(with_formula)
         bounds.append(float("inf") if ending.status == "INFEASIBLE" else ending.lower_bound_s or 0)
     return max(bounds)
 

@@ -81,24 +81,24 @@ def least_joined(
     behind = [_Behind(first=none + divisions.layers, chains=no_stages(1), column=none, row=none)]
     for stage in reversed(range(divisions.num_stages)):
         check()
-        found = _in_front(times, behind[-1], stage, count)
+        partials = _in_front(times, behind[-1], stage, count)
         grain = grain_s
         while True:
             if grain:
-                found = _replaced(found, rounded_down(found.chains, grain))
-            found = _worth(found, fronts, stage, limit_s)
-            if len(found.first) <= MOST * max(1, len(np.unique(found.first))):
+                partials = _replaced(partials, rounded_down(partials.chains, grain))
+            partials = _worth(partials, fronts, stage, limit_s)
+            if len(partials.first) <= MOST * max(1, len(np.unique(partials.first))):
                 break
             grain = max(2 * grain, limit_s * 1e-7)
-        behind.append(found)
-        if not len(found.first):
+        behind.append(partials)
+        if not len(partials.first):
             return limit_s, None
     whole = behind[-1].chains.whole
     row = int(whole.argmin())
     shares = []
-    for one in reversed(behind[1:]):
-        shares.append(divisions.counts[one.column[row]])
-        row = int(one.row[row])
+    for partial in reversed(behind[1:]):
+        shares.append(divisions.counts[partial.column[row]])
+        row = int(partial.row[row])
     return min(limit_s, float(whole.min())), np.array([shares])
 
 
@@ -125,15 +125,15 @@ def _in_front(times: RangeTimes, behind: _Behind, stage: int, count: int) -> _Be
         own_times |= {name: np.zeros(len(chosen)) for name in SENDS}
     after = divisions.num_stages - 1 - stage
     chains = prepended(StageTimes(**own_times), chosen_chains(behind.chains, row), count, after + 1)
-    found = _Behind(
+    partials = _Behind(
         first=np.concatenate(first), chains=chains, column=np.concatenate(column), row=row
     )
-    return found.chosen(np.argsort(found.first, kind="stable"))
+    return partials.chosen(np.argsort(partials.first, kind="stable"))
 
 
-def _worth(found: _Behind, fronts: Fronts, stage: int, limit_s: float) -> _Behind:
+def _worth(partials: _Behind, fronts: Fronts, stage: int, limit_s: float) -> _Behind:
     """The partial pipelines that may be part of the fastest one."""
-    chains, first = found.chains, found.first
+    chains, first = partials.chains, partials.first
     front_s = fronts.passed_s[stage, first]
     ways = [
         chains.through + front_s,
@@ -145,7 +145,7 @@ def _worth(found: _Behind, fronts: Fronts, stage: int, limit_s: float) -> _Behin
     kept = [np.empty(0, dtype=np.intp)]
     edges = np.flatnonzero(np.diff(first[rows], prepend=-1, append=-1))
     for start, end in pairwise(edges.tolist()):
-        own = table[start:end]
-        different = first_of_each(own)
-        kept.append(rows[start + different[undominated([*own[different].T])]])
-    return found.chosen(np.sort(np.concatenate(kept)))
+        same_first = table[start:end]
+        different = first_of_each(same_first)
+        kept.append(rows[start + different[undominated([*same_first[different].T])]])
+    return partials.chosen(np.sort(np.concatenate(kept)))

@@ -32,12 +32,12 @@ def like_blocks(pattern: tuple[str, ...], layers: int) -> Ints:
     """The first block (F, N) of the first range that has the same kinds of blocks in the same order
     as that of N blocks from F on."""
     number: dict[tuple[str, ...], int] = {}
-    found = np.zeros((layers, layers + 1), dtype=np.int64)
+    first_of_like = np.zeros((layers, layers + 1), dtype=np.int64)
     every = tuple(pattern[block % len(pattern)] for block in range(layers))
     for first in range(layers):
         for count in range(1, layers - first + 1):
-            found[first, count] = number.setdefault(every[first : first + count], first)
-    return found
+            first_of_like[first, count] = number.setdefault(every[first : first + count], first)
+    return first_of_like
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,7 +62,7 @@ class Divisions:
         is_even = space.layers_off_balance == 0
         counts = tuple(sorted({*even} if is_even else {*layer_counts(layers, num_stages, space)}))
         like = like_blocks(pattern, layers)
-        place = np.full((num_stages, layers + 1, len(counts)), NONE)
+        index = np.full((num_stages, layers + 1, len(counts)), NONE)
         number: dict[tuple[int, int, int], int] = {}
         begins = np.cumsum(even) - even
         for stage in range(num_stages):
@@ -74,9 +74,9 @@ class Divisions:
                         continue
                     if after * counts[0] <= left <= after * counts[-1]:
                         key = stage, int(like[first, count]), count
-                        place[stage, first, column] = number.setdefault(key, len(number))
+                        index[stage, first, column] = number.setdefault(key, len(number))
         asked = np.array([*number], dtype=np.int64).reshape(-1, 3)
-        return cls(num_stages=num_stages, layers=layers, counts=counts, asked=asked, place=place)
+        return cls(num_stages=num_stages, layers=layers, counts=counts, asked=asked, place=index)
 
     @property
     def even(self) -> Ints:
@@ -87,9 +87,9 @@ class Divisions:
         """For each number of blocks the first blocks of a stage, its ranges, and the blocks after
         them."""
         for column, count in enumerate(self.counts):
-            place = self.place[stage, :, column]
-            first = np.flatnonzero(place != NONE)
-            yield first, place[first], first + count
+            ranges = self.place[stage, :, column]
+            first = np.flatnonzero(ranges != NONE)
+            yield first, ranges[first], first + count
 
     def ranges_of(self, shares: Ints) -> Ints:
         """The number of each stage's range (D, S), by the blocks of stages (D, S)."""
@@ -158,8 +158,10 @@ class RangeTimes:
     def seconds_of(self, ranges: Ints) -> Floats:
         """The seconds (D) of the first candidate's iterations, by the ranges of divisions (D, S);
         infinite where one does not fit."""
-        own = {name: getattr(self.times, name)[0][ranges] for name in TIMES}
-        seconds = iteration_s(StageTimes(**own), np.full(len(ranges), self.micro_batches[0]))
+        of_divisions = {name: getattr(self.times, name)[0][ranges] for name in TIMES}
+        seconds = iteration_s(
+            StageTimes(**of_divisions), np.full(len(ranges), self.micro_batches[0])
+        )
         return np.where(self.fits[0][ranges].all(axis=1), seconds, np.inf)
 
     def even_s(self) -> Floats:
@@ -204,16 +206,16 @@ class RangeTimes:
     def joined_by_stage(self, seconds: Floats, join: np.ufunc) -> Floats:
         """The least (S + 1, C, F) of ranges' ``seconds`` (C, R), added or compared, over the stages
         in front of each stage and the blocks in front of each block."""
-        found = np.full(
+        least_s = np.full(
             (self.divisions.num_stages + 1, len(seconds), self.divisions.layers + 1), np.inf
         )
-        found[0, :, 0] = 0.0
+        least_s[0, :, 0] = 0.0
         for stage in range(self.divisions.num_stages):
-            before, further = found[stage], found[stage + 1]
+            before, further = least_s[stage], least_s[stage + 1]
             for first, ranges, after in self.divisions.steps(stage):
                 both = join(before[:, first], seconds[:, ranges])
                 further[:, after] = np.minimum(further[:, after], both)
-        return found
+        return least_s
 
     def within_by_stage(self, edges: Floats) -> Iterator[tuple[Floats, Ints]]:
         """For each stage the least passage (C, T, F) of it and those in front, with no wait above
@@ -221,14 +223,14 @@ class RangeTimes:
         ``counts``."""
         passed_s, waits_s = self.passed_s, self.waits_s
         size = *edges.shape, self.divisions.layers + 1
-        found = np.full(size, np.inf)
-        found[..., 0] = 0.0
+        least_s = np.full(size, np.inf)
+        least_s[..., 0] = 0.0
         for stage in range(self.divisions.num_stages):
             further, which = np.full(size, np.inf), np.zeros(size, dtype=np.int8)
             for column, (first, ranges, after) in enumerate(self.divisions.steps(stage)):
                 may = waits_s[:, None, ranges] <= edges[..., None] * (1 + 1e-12)
-                both = np.where(may, found[..., first] + passed_s[:, None, ranges], np.inf)
+                both = np.where(may, least_s[..., first] + passed_s[:, None, ranges], np.inf)
                 which[..., after] = np.where(both < further[..., after], column, which[..., after])
                 further[..., after] = np.minimum(further[..., after], both)
             yield further, which
-            found = further
+            least_s = further

@@ -91,10 +91,10 @@ class GroupTask:
         is_hasty = self.coarse_to_fine and self.limit_s < inf
         work = self._likely_work(ledger) if is_hasty else self.work
         for with_host in (False, True):
-            found = self._joined(self._menus(ledger, work, with_host=with_host))
-            if found is None:
+            answer = self._joined(self._menus(ledger, work, with_host=with_host))
+            if answer is None:
                 break
-            seconds, plan = found
+            seconds, plan = answer
             if ledger.predict([plan])[0].fits:
                 return seconds
         return self.limit_s
@@ -151,33 +151,33 @@ class GroupTask:
         if quick is None:
             return None
         limit_s = min(self.limit_s, quick[0])
-        found = None if self.join is join_hastily else self.join(menus, limit_s)
-        return quick if found is None and quick[0] < self.limit_s else found
+        answer = None if self.join is join_hastily else self.join(menus, limit_s)
+        return quick if answer is None and quick[0] < self.limit_s else answer
 
     def _refined(self, menus: Menus) -> tuple[float, Plan] | None:
         """A quick answer, after ratios of the stages of pipelines near it were tried more
         finely."""
         refined: set[StagePosition] = set()
         limit_s = self._near * self.limit_s
-        found = None
+        best = None
         for _ in range(ROUNDS):
             near = near_best(menus, limit_s)
             if not near:
                 break
-            found = near[0][:2]
+            best = near[0][:2]
             # The budget may end before a better plan is found; the others become its rivals.
             menus.ledger.predict([plan for _, plan, _ in near[:SHORT_LIST]])
-            limit_s = min(limit_s, self._near * found[0])
+            limit_s = min(limit_s, self._near * best[0])
             places = {place for *_, of_plan in near for place in of_plan}
             if places <= refined:
                 break
-            menus.refine(places - refined, min(self.limit_s, found[0]))
+            menus.refine(places - refined, min(self.limit_s, best[0]))
             refined |= places
-        return found
+        return best
 
 
-def _least_block_s(menus: Menus, place: StagePosition) -> float:
-    return float(menus[place].stable_s.min(initial=inf)) / place.layers
+def _least_block_s(menus: Menus, position: StagePosition) -> float:
+    return float(menus[position].stable_s.min(initial=inf)) / position.layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,12 +197,12 @@ def solved(tasks: Sequence[GroupTask], ledger: Ledger) -> list[float]:
     budget = ledger.budget_left
     answer = partial(_answer, predictor=ledger.predictor, budget=budget, clock=ledger.clock)
     seconds = []
-    for found in in_processes(answer, tasks):
-        ledger.count(stages=found.stage_evaluations)
-        ledger.predict(found.nearest)
-        if found.is_spent:
+    for outcome in in_processes(answer, tasks):
+        ledger.count(stages=outcome.stage_evaluations)
+        ledger.predict(outcome.nearest)
+        if outcome.is_spent:
             raise BudgetSpentError
-        seconds.append(found.seconds)
+        seconds.append(outcome.seconds)
     return seconds
 
 

@@ -62,19 +62,19 @@ def work_of(
     """The least work on each mesh, in the fastest of unlike groups of nodes, from stages that have
     both ends and one block or two."""
     turns = _turns(problem)
-    found = []
+    of_groups = []
     for ranks in problem.cluster.ranks_of_groups:
         each = {
             first_block: _work_from(ranks.start, first_block, space, ledger, meshes)
             for first_block in dict.fromkeys(turns)
         }
-        found.append(_mean_work([each[first_block] for first_block in turns], problem))
+        of_groups.append(_mean_work([each[first_block] for first_block in turns], problem))
     return {
         mesh: LeastWork(
-            block_s=min(of_group[mesh].block_s for of_group in found),
-            ends_s=min(of_group[mesh].ends_s for of_group in found),
+            block_s=min(of_group[mesh].block_s for of_group in of_groups),
+            ends_s=min(of_group[mesh].ends_s for of_group in of_groups),
             turns_s=tuple(
-                map(min, zip(*(of_group[mesh].turns_s for of_group in found), strict=True))
+                map(min, zip(*(of_group[mesh].turns_s for of_group in of_groups), strict=True))
             ),
         )
         for mesh in meshes
@@ -89,17 +89,19 @@ def _turns(problem: Problem) -> list[int]:
     return [pairs.index(pair) for pair in pairs]
 
 
-def _mean_work(found: Sequence[dict[Mesh, LeastWork]], problem: Problem) -> dict[Mesh, LeastWork]:
+def _mean_work(
+    of_turns: Sequence[dict[Mesh, LeastWork]], problem: Problem
+) -> dict[Mesh, LeastWork]:
     """The work from each turn of a pattern as work on a mean block of the model: the sum over all
     blocks is no more than what they take where stages have one mesh."""
-    turns, layers = len(found), problem.workload.model.layers
+    turns, layers = len(of_turns), problem.workload.model.layers
     work = {}
-    for mesh, work_of_mesh in found[0].items():
+    for mesh, work_of_mesh in of_turns[0].items():
         if turns == 1:
             work[mesh] = replace(work_of_mesh, ends_s=max(0.0, work_of_mesh.ends_s))
             continue
-        block_s = np.array([of_turn[mesh].block_s for of_turn in found])
-        one_s = np.array([of_turn[mesh].ends_s for of_turn in found]) + block_s
+        block_s = np.array([of_turn[mesh].block_s for of_turn in of_turns])
+        one_s = np.array([of_turn[mesh].ends_s for of_turn in of_turns]) + block_s
         # The second block of a stage is told apart by its time beyond that of the first.
         before_s = np.roll(block_s, 1)
         each_s = before_s[np.arange(layers) % turns]
@@ -298,9 +300,9 @@ class Group:
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         of_size: dict[int, int] = {}
         for mesh in self.meshes:
-            own = work[mesh].blocks_within(each_s, layers)
-            if own:
-                of_size[mesh.num_gpus] = max(own, of_size.get(mesh.num_gpus, 0))
+            most = work[mesh].blocks_within(each_s, layers)
+            if most:
+                of_size[mesh.num_gpus] = max(most, of_size.get(mesh.num_gpus, 0))
         return _most_blocks(tuple(of_size.items()), gpus)
 
     @property

@@ -150,19 +150,19 @@ class AlikeStages:
         """Seconds (C) of an iteration, infinite where a stage does not fit; the ledger sees the
         fastest."""
         at_once = max(1, TOGETHER // self.pipeline.num_stages)
-        found = []
+        parts = []
         for start in range(0, len(candidates), at_once):
-            some = candidates[start : start + at_once]
-            costs = self.ledger.stage_costs(self.batch(some), engine=self.space.engine)
-            seconds = _iterations(costs, self.pipeline, len(some))
-            found.append(seconds)
+            part = candidates[start : start + at_once]
+            costs = self.ledger.stage_costs(self.batch(part), engine=self.space.engine)
+            seconds = _iterations(costs, self.pipeline, len(part))
+            parts.append(seconds)
             for row in np.argsort(seconds, kind="stable"):
                 # The stages of a node share its host memory, which only a whole plan shows.
                 if seconds[row] >= self.ledger.best_s:
                     break
-                if self.ledger.predict([self.plan(some[row])])[0].fits:
+                if self.ledger.predict([self.plan(part[row])])[0].fits:
                     break
-        return np.concatenate([np.empty(0), *found])
+        return np.concatenate([np.empty(0), *parts])
 
     def batch(self, candidates: Floats) -> StageBatch:
         """All candidates' first stages, then their second stages, and so on."""
@@ -295,11 +295,11 @@ class AlikeInOrder:
     def _first_blocks(self) -> Ints:
         """The first block of each chunk of each stage."""
         placement, first = self._placement, 0
-        found = np.zeros((placement.num_stages, placement.chunks), dtype=np.int64)
+        blocks = np.zeros((placement.num_stages, placement.chunks), dtype=np.int64)
         for stage, chunk in placement.places:
-            found[stage, chunk] = first
+            blocks[stage, chunk] = first
             first += placement.shares_of_blocks(self.stages.shares[stage], stage)[chunk]
-        return found
+        return blocks
 
     def _bounds_s(self, candidates: Floats) -> Floats:
         """Seconds (R) that no candidate undercuts, whether it fits or not."""
@@ -503,13 +503,13 @@ class Hierarchy:
     ) -> Sequence[tuple[Group, float]]:
         """The groups that may have the best plan, with the time of each one's best plan of alike
         stages. The ledger has seen these plans."""
-        found = []
+        timed = []
         for group in sorted(groups, key=self.bound_s):
             if self.bound_s(group) < self.ledger.best_s:
                 every = self._with_formula(group)
                 alike_s = [self._coarse_s(stages, is_coarsest) for stages in every]
-                found.append((group, min(alike_s, default=inf)))
-        return sorted(found, key=lambda entry: entry[1])
+                timed.append((group, min(alike_s, default=inf)))
+        return sorted(timed, key=lambda entry: entry[1])
 
     def bound_s(self, group: Group) -> float:
         """The least seconds of a group by arithmetic."""

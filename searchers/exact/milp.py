@@ -234,8 +234,10 @@ class StageProgramme:
             gpus = min(mesh.num_gpus, cluster.gpus_per_node)
             here = pulp.LpAffineExpression(
                 {
-                    variable: gpus * float(self.menus[place].host_bytes[row])
-                    for variable, (place, row) in zip(stage.chosen, stage.candidates, strict=True)
+                    variable: gpus * float(self.menus[position].host_bytes[row])
+                    for variable, (position, row) in zip(
+                        stage.chosen, stage.candidates, strict=True
+                    )
                 }
             )
             held[node] = held.get(node, 0) + here
@@ -244,8 +246,8 @@ class StageProgramme:
             self.problem.addConstraint(here <= float(np.min(room)))
 
 
-def _blocks(menus: Menus, place: StagePosition) -> Column:
-    return np.full(len(menus[place]), float(place.layers))
+def _blocks(menus: Menus, position: StagePosition) -> Column:
+    return np.full(len(menus[position]), float(position.layers))
 
 
 def _longest_chain(programme: StageProgramme) -> Expression:

@@ -179,11 +179,11 @@ def _least_of(
         most.chosen(chosen).with_columns(**{RECOMPUTED: high}),
     )
     times = StageTimes.of(seconds, -1)
-    found = {name: np.full(len(least), np.inf) for name in ADDED}
-    for name, column in found.items():
-        own = seconds.issued_s if name == "issued_s" else getattr(times, name)
-        np.minimum.at(column, row, own[of])
-    return found
+    least_times = {name: np.full(len(least), np.inf) for name in ADDED}
+    for name, column in least_times.items():
+        values = seconds.issued_s if name == "issued_s" else getattr(times, name)
+        np.minimum.at(column, row, values[of])
+    return least_times
 
 
 def _alike(

@@ -165,7 +165,7 @@ def each_of(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
 
 
 class _Menus(Protocol):
-    def __getitem__(self, place: StagePosition) -> Options: ...
+    def __getitem__(self, position: StagePosition) -> Options: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,13 +195,13 @@ class Completions:
         """The completions of partial pipelines of menus; ``stages`` has the places of each. Where
         kinds of blocks take turns, ``like`` has the first block of a place (``like_blocks``)."""
         shape = len(stages) + 1, layers + 1
-        through, slowest, own = (np.full(shape, np.inf) for _ in range(3))
+        through, slowest, alone = (np.full(shape, np.inf) for _ in range(3))
         through[-1, 0] = slowest[-1, 0] = 0.0
         each_s = partial(_each_s, micro_batches=micro_batches, num_stages=len(stages))
         for after in reversed(range(len(stages))):
             passes = _least_by_layers(menus, stages[after], _passage_s, layers, like)
             steady = _least_by_layers(menus, stages[after], each_s, layers, like)
-            own[after] = min([*own[after + 1, :1], *(one.min() for one in passes.values())])
+            alone[after] = min([*alone[after + 1, :1], *(one.min() for one in passes.values())])
             for count, least_s in passes.items():
                 rest = slice(0, layers + 1 - count)
                 here = through[after, count:]
@@ -215,7 +215,7 @@ class Completions:
             layers=layers,
             through_s=through,
             slowest_s=slowest,
-            own_s=own[:, 0],
+            own_s=alone[:, 0],
         )
 
     def least_s(self, partials: Partials, stages: int) -> Floats:
@@ -269,17 +269,17 @@ def _least_by_layers(
     like: Ints | None,
 ) -> Mapping[int, Floats]:
     """The least seconds of stages with each number of blocks, that begin at block 0, 1, ..."""
-    found: dict[int, Floats] = {}
-    for place in places:
-        count = place.layers
-        here = found.setdefault(count, np.full(layers + 1 - count, np.inf))
-        least_s = float(seconds(menus[place]).min(initial=np.inf))
+    least_of_count: dict[int, Floats] = {}
+    for position in places:
+        count = position.layers
+        here = least_of_count.setdefault(count, np.full(layers + 1 - count, np.inf))
+        least_s = float(seconds(menus[position]).min(initial=np.inf))
         if like is None:
             np.minimum(here, least_s, out=here)
         else:
-            begins = like[: len(here), count] == place.first_block
+            begins = like[: len(here), count] == position.first_block
             here[begins] = np.minimum(here[begins], least_s)
-    return found
+    return least_of_count
 
 
 # The candidates of several places of pipelines, side by side.
@@ -290,7 +290,7 @@ def _least_by_layers(
 class _PlaceMenus(Protocol):
     group: Group
 
-    def __getitem__(self, place: StagePosition) -> Options: ...
+    def __getitem__(self, position: StagePosition) -> Options: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -312,17 +312,20 @@ class PlaceOptions:
     @classmethod
     def of(cls, menus: _PlaceMenus, places: Sequence[StagePosition], limit_s: float) -> Self:
         """The candidates for pipelines that take less than a limit."""
-        found = [menus[place] for place in places]
+        menus_of_places = [menus[place] for place in places]
         rows = [
             np.flatnonzero(menus.group.micro_batches * options.stable_s < limit_s)
-            for options in found
+            for options in menus_of_places
         ]
         counts = np.array([len(some) for some in rows], dtype=np.intp)
 
-        host_bytes = [own.host_bytes[some] for own, some in zip(found, rows, strict=True)]
+        host_bytes = [own.host_bytes[some] for own, some in zip(menus_of_places, rows, strict=True)]
 
         def column(name: str) -> Floats:
-            parts = [getattr(own.times, name)[some] for own, some in zip(found, rows, strict=True)]
+            parts = [
+                getattr(own.times, name)[some]
+                for own, some in zip(menus_of_places, rows, strict=True)
+            ]
             return np.concatenate([np.empty(0), *parts])
 
         return cls(

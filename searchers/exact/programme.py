@@ -57,7 +57,7 @@ class StageMenus(Protocol):
     work: Mapping[Mesh, LeastWork]
     with_host: bool
 
-    def __getitem__(self, place: StagePosition) -> Options:
+    def __getitem__(self, position: StagePosition) -> Options:
         """The candidates for a place that was prepared."""
         ...
 
@@ -139,8 +139,8 @@ class _Join:
     grain_s: float = 0.0
 
     def fastest(self, limit_s: float) -> tuple[float, Plan] | None:
-        found = self.pipelines(limit_s, 1)
-        return found[0][:2] if found else None
+        fastest = self.pipelines(limit_s, 1)
+        return fastest[0][:2] if fastest else None
 
     def pipelines(
         self, limit_s: float, count: int
@@ -153,7 +153,7 @@ class _Join:
 
     def found(self, limit_s: float, count: int) -> list[tuple[float, Chosen]]:
         """The fastest few pipelines with different places, and their times."""
-        found: dict[tuple[StagePosition, ...], tuple[float, Partials, int]] = {}
+        known: dict[tuple[StagePosition, ...], tuple[float, Partials, int]] = {}
         partials = Partials.nothing()
         for after in range(self._stages_within(limit_s)):
             partials = self._extended(partials, after, limit_s)
@@ -167,15 +167,15 @@ class _Join:
                 if seconds >= limit_s:
                     break
                 places = tuple(place for place, _ in whole.stages(row))
-                found[places] = seconds, whole, row
-                if len(found) > count:
-                    del found[max(found, key=lambda places: found[places][0])]
-                if len(found) == count:
-                    limit_s = max(seconds for seconds, _, _ in found.values())
+                known[places] = seconds, whole, row
+                if len(known) > count:
+                    del known[max(known, key=lambda places: known[places][0])]
+                if len(known) == count:
+                    limit_s = max(seconds for seconds, _, _ in known.values())
             partials = self._worth(partials.chosen(~is_whole), after + 1, limit_s)
             if not len(partials):
                 break
-        fastest = sorted(found.values(), key=lambda entry: entry[0])
+        fastest = sorted(known.values(), key=lambda entry: entry[0])
         return [(seconds, tuple(whole.stages(row))) for seconds, whole, row in fastest]
 
     def _worth(self, partials: Partials, stages: int, limit_s: float) -> Partials:
@@ -198,9 +198,9 @@ class _Join:
         for after in range(self._most_stages):
             # One step after another: of thousands of GPUs there are millions of steps.
             places, behind = set(), set()
-            for before, place in self._steps(taken, after, limit_s):
-                places.add(place)
-                behind.add(_with(before, place))
+            for before, position in self._steps(taken, after, limit_s):
+                places.add(position)
+                behind.add(_with(before, position))
             stages.append(sorted(places))
             taken = behind
         return stages
@@ -231,23 +231,23 @@ class _Join:
         self.menus.prepare(places, limit_s)
         options = PlaceOptions.of(self.menus, places, limit_s)
         number = {place: row for row, place in enumerate(places)}
-        place = np.array([number[place] for _, place in steps], dtype=np.intp)
+        position = np.array([number[place] for _, place in steps], dtype=np.intp)
         first = np.array([where[taken].start for taken, _ in steps], dtype=np.intp)
         behind = np.array([where[taken].stop for taken, _ in steps], dtype=np.intp) - first
-        sizes = behind * options.counts[place]
-        found: list[Partials] = []
-        for some in in_parts(sizes):
+        sizes = behind * options.counts[position]
+        parts: list[Partials] = []
+        for steps_of_part in in_parts(sizes):
             self.menus.ledger.check_time()
-            step, nth = each_of(some, sizes[some])
+            step, nth = each_of(steps_of_part, sizes[steps_of_part])
             option, row = np.divmod(nth, behind[step])
-            option += options.starts[place[step]]
+            option += options.starts[position[step]]
             part = self._in_front(options, option, partials, first[step] + row, after)
             if self.grain_s:
                 part = replace(part, chains=rounded_down(part.chains, self.grain_s))
-            found.append(part.chosen(self._least_s(part, after + 1) < limit_s))
-            if self.grain_s and sum(map(len, found)) > MOST:
-                found = [self._fewer(joined(found), after + 1, limit_s)]
-        return joined(found)
+            parts.append(part.chosen(self._least_s(part, after + 1) < limit_s))
+            if self.grain_s and sum(map(len, parts)) > MOST:
+                parts = [self._fewer(joined(parts), after + 1, limit_s)]
+        return joined(parts)
 
     def _fewer(self, partials: Partials, stages: int, limit_s: float) -> Partials:
         """The partial pipelines that no other beats; rounded further while they are many."""
@@ -268,21 +268,23 @@ class _Join:
         layers, gpus = self._all
         each_s = limit_s / group.micro_batches
         most = group.most_blocks(problem, work, each_s)
-        own = {mesh: work[mesh].blocks_within(each_s, layers) for mesh in group.meshes}
+        blocks_within = {mesh: work[mesh].blocks_within(each_s, layers) for mesh in group.meshes}
         counts = self._counts(after, limit_s)
         like = like_blocks(graph_of(problem.workload).pattern, layers)
         for taken in partials:
             self.menus.ledger.check_time()
             for mesh in group.meshes:
                 first_rank = gpus - taken[1] - mesh.num_gpus
-                if not (own[mesh] and counts[mesh] and self._may_be(first_rank, mesh, after)):
+                if not (
+                    blocks_within[mesh] and counts[mesh] and self._may_be(first_rank, mesh, after)
+                ):
                     continue
                 left, is_first = layers - taken[0], first_rank == 0
                 for count in self._layer_counts(left, after, counts[mesh], is_first=is_first):
                     fewest = max(left - most[first_rank], group.fewest_blocks)
-                    if fewest <= count <= own[mesh]:
-                        place = self._place(mesh, count, first_rank, after)
-                        yield taken, place._replace(first_block=int(like[left - count, count]))
+                    if fewest <= count <= blocks_within[mesh]:
+                        position = self._place(mesh, count, first_rank, after)
+                        yield taken, position._replace(first_block=int(like[left - count, count]))
 
     def _counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
         """The numbers of blocks of stages on each mesh, in front of so many others, that may be
@@ -290,9 +292,9 @@ class _Join:
         (layers, gpus), meshes = self._all, self.menus.group.meshes
         if self.relaxed is None:
             return dict.fromkeys(meshes, range(1, layers + 1))
-        found = self.relaxed.counts(after, limit_s)
+        by_mesh = self.relaxed.counts(after, limit_s)
         alone = [layers] if after == 0 else []
-        return {mesh: alone if mesh.num_gpus == gpus else found.get(mesh, []) for mesh in meshes}
+        return {mesh: alone if mesh.num_gpus == gpus else by_mesh.get(mesh, []) for mesh in meshes}
 
     def _may_be(self, first_rank: int, mesh: Mesh, after: int) -> bool:
         """Whether a stage on a mesh can begin at a rank."""
@@ -338,7 +340,7 @@ class _Join:
     ) -> Partials:
         """Put candidates for stages (K) in front of partial pipelines (K) that have ``after``
         stages."""
-        place = options.place[option]
+        position = options.place[option]
         chains = chains_in_front(
             self.menus.group,
             self.menus.space.engine,
@@ -347,12 +349,12 @@ class _Join:
             after,
         )
         partials = Partials(
-            layers=behind.layers[row_behind] + options.layers[place],
-            gpus=behind.gpus[row_behind] + options.gpus[place],
+            layers=behind.layers[row_behind] + options.layers[position],
+            gpus=behind.gpus[row_behind] + options.gpus[position],
             chains=chains,
             host_bytes=np.zeros(len(option)),
             places=options.places,
-            place=place,
+            place=position,
             option=options.row[option],
             behind=behind,
             row_behind=row_behind,
@@ -396,5 +398,5 @@ class _Join:
         return np.asarray(np.maximum.reduce(ways))
 
 
-def _with(taken: Taken, place: StagePosition) -> Taken:
-    return taken[0] + place.layers, taken[1] + place.mesh.num_gpus
+def _with(taken: Taken, position: StagePosition) -> Taken:
+    return taken[0] + position.layers, taken[1] + position.mesh.num_gpus

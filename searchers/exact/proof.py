@@ -44,11 +44,11 @@ GAPS = (0.2, 0.175, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
 def has_bounds(ledger: Ledger, space: SearchSpace) -> bool:
     """Whether the predictor bounds the costs of boxes of a space's stages, offloaded ones too."""
     model = ledger.predictor
-    one = StageBatch(layers=np.array([1]), data_parallel=1, tensor_parallel=1, micro_batch=1)
+    batch = StageBatch(layers=np.array([1]), data_parallel=1, tensor_parallel=1, micro_batch=1)
     most = {name: np.array([max(space.lists[name] or (1.0,))]) for name in OFFLOADS}
-    one = one.with_columns(**most)
+    batch = batch.with_columns(**most)
     return isinstance(model, StageBoundModel) and (
-        model.stage_bounds(one, one, engine=space.engine) is not None
+        model.stage_bounds(batch, batch, engine=space.engine) is not None
     )
 
 
@@ -163,11 +163,11 @@ class _GroupProof:
         # Without a plan to beat, anything up to twice the bound may be the best.
         gap_s = min(limit_s, 2 * self.bound_s) - self.bound_s
         grain_s = self.share * gap_s / max(1, most_stages)
-        found = fastest_few(
+        fastest = fastest_few(
             menus, limit_s, AT_ONCE, completions=completions, relaxed=relaxed, grain_s=grain_s
         )
-        self.bound_s = max(self.bound_s, found[0][0]) if found else limit_s
-        closed = [one for _, one in found if not any(menus.is_open(*stage) for stage in one)]
+        self.bound_s = max(self.bound_s, fastest[0][0]) if fastest else limit_s
+        closed = [one for _, one in fastest if not any(menus.is_open(*stage) for stage in one)]
         if group.has_formula:
             for plan in [plan_of(menus, one) for one in closed]:
                 if not ledger.predict([plan])[0].fits and not menus.with_host:
@@ -176,12 +176,12 @@ class _GroupProof:
         else:
             self._show(menus, closed)
             # Its fastest pipelines are plans, which take longer than their bounds.
-            self.has_ended = bool(closed) and len(closed) == len(found) and self.share < FINEST
+            self.has_ended = bool(closed) and len(closed) == len(fastest) and self.share < FINEST
         if closed:
             self.share /= FINER
-        elif found and self._may_look():
+        elif fastest and self._may_look():
             self._look_for_plans(completions)
-        menus.split([stage for _, one in found for stage in one], self._limit_s)
+        menus.split([stage for _, one in fastest for stage in one], self._limit_s)
         return self.bound_s
 
     def _may_look(self) -> bool:
@@ -215,10 +215,10 @@ class _GroupProof:
         certain = self.menus.certain()
         limit_s = self._limit_s
         relaxed = self.known.relaxed.get(self.menus.group)
-        found = fastest_few(
+        fastest = fastest_few(
             certain, limit_s, 1, completions=completions, relaxed=relaxed, beam=BEAM
         )
-        chosen = [one for _, one in found]
+        chosen = [one for _, one in fastest]
         if self.menus.group.num_stages == 1:
             # Few rounds lead to the best plan of a single stage: the others become its rivals.
             chosen = [((place, row),) for ((place, _),) in chosen for row in certain.fastest(place)]

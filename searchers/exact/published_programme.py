@@ -95,10 +95,10 @@ def objective_s(stages: Sequence[tuple[Floats, Floats]], micro_batches: int) -> 
     return length.whole(micro_batches)
 
 
-def _hopeful(menus: Menus, place: StagePosition, options: Options, limit_s: float) -> Options:
+def _hopeful(menus: Menus, position: StagePosition, options: Options, limit_s: float) -> Options:
     """The candidates with which a pipeline may be better than a limit: the slowest stage takes at
     least as long as this one, and the others compute for all their blocks."""
-    others = menus.problem.workload.model.layers - place.layers
+    others = menus.problem.workload.model.layers - position.layers
     others_s = menus.group.least_stages_s(menus.work, others)
     steady, _ = times_of(options)
     return options.chosen(menus.group.micro_batches * steady + others_s < limit_s)
@@ -107,11 +107,11 @@ def _hopeful(menus: Menus, place: StagePosition, options: Options, limit_s: floa
 def _best_alone(menus: Menus, places: Sequence[StagePosition]) -> Chosen:
     """The best stage that is a pipeline by itself."""
     best: dict[float, Chosen] = {}
-    for place in places:
-        steady, extra = times_of(menus[place])
+    for position in places:
+        steady, extra = times_of(menus[position])
         seconds = menus.group.micro_batches * steady + extra
         if len(seconds):
-            best.setdefault(float(seconds.min()), ((place, int(seconds.argmin())),))
+            best.setdefault(float(seconds.min()), ((position, int(seconds.argmin())),))
     return best[min(best)]
 
 

@@ -99,8 +99,8 @@ class RangeSearch:
 
     def show_even(self, ways: Sequence[_Alike]) -> None:
         """Show the ledger the best plans whose stages have equal shares of the blocks."""
-        for some in _parts(ways, PIPELINES_TOGETHER):
-            for alike, divisions in self._by_stages(self._hopeful(some)):
+        for part in _parts(ways, PIPELINES_TOGETHER):
+            for alike, divisions in self._by_stages(self._hopeful(part)):
                 ranges = divisions.even[0]
                 for few in _parts(alike, max(1, ROWS_TOGETHER // len(ranges))):
                     times = self._times(few, divisions, ranges)
@@ -113,9 +113,9 @@ class RangeSearch:
     def bounded(self, ways: Sequence[_Alike]) -> list[_Alike]:
         """The pipelines that may beat the ledger's best plan, with bounds over all divisions of
         their blocks. The ledger sees the plans that are least by these bounds."""
-        found: list[_Alike] = []
-        for number, some in enumerate(_parts(ways, PIPELINES_TOGETHER)):
-            for alike, divisions in self._by_stages(self._hopeful(some)):
+        hopeful: list[_Alike] = []
+        for number, part in enumerate(_parts(ways, PIPELINES_TOGETHER)):
+            for alike, divisions in self._by_stages(self._hopeful(part)):
                 ranges = np.arange(len(divisions.asked))
                 for few in _parts(alike, max(1, ROWS_TOGETHER // len(ranges))):
                     times = self._times(few, divisions, ranges)
@@ -125,38 +125,46 @@ class RangeSearch:
                     for row in np.argsort(least_s, kind="stable").tolist():
                         if least_s[row] >= self.ledger.best_s:
                             break
-                        one = few[row]
-                        own = times.chosen(np.array([row]))
-                        self._show_best(one, own, own.near_best(self.ledger.best_s))
-                        found.append(
-                            _Alike(pipeline=one.pipeline, way=one.way, least_s=float(least_s[row]))
+                        pipeline = few[row]
+                        times_of_pipeline = times.chosen(np.array([row]))
+                        self._show_best(
+                            pipeline,
+                            times_of_pipeline,
+                            times_of_pipeline.near_best(self.ledger.best_s),
+                        )
+                        hopeful.append(
+                            _Alike(
+                                pipeline=pipeline.pipeline,
+                                way=pipeline.way,
+                                least_s=float(least_s[row]),
+                            )
                         )
             rest = ways[(number + 1) * PIPELINES_TOGETHER :][:1]
             self.ledger.bounded(
-                min([self.ledger.best_s, *(one.least_s for one in (*found, *rest))])
+                min([self.ledger.best_s, *(one.least_s for one in (*hopeful, *rest))])
             )
-        return found
+        return hopeful
 
     def close(self, ways: Sequence[_Alike]) -> float:
         """Seconds that no plan undercuts, after the divisions of the pipelines with the least
         bounds were tried: all of them, or where these are too many those that may be fastest."""
         left_s = inf
         in_order = sorted(ways, key=lambda one: one.least_s)
-        for one in in_order:
-            if one.least_s >= self.ledger.best_s:
+        for alike in in_order:
+            if alike.least_s >= self.ledger.best_s:
                 break
-            self.ledger.bounded(min(left_s, one.least_s))
-            times = self.times(one.pipeline, one.way)
+            self.ledger.bounded(min(left_s, alike.least_s))
+            times = self.times(alike.pipeline, alike.way)
             every = times.divisions.every()
             if every is None:
-                left_s = min(left_s, self._joined_s(one, times, left_s))
+                left_s = min(left_s, self._joined_s(alike, times, left_s))
             else:
-                self._show_best(one, times, every)
+                self._show_best(alike, times, every)
         return min(left_s, self.ledger.best_s)
 
-    def _joined_s(self, one: _Alike, times: RangeTimes, left_s: float) -> float:
+    def _joined_s(self, alike: _Alike, times: RangeTimes, left_s: float) -> float:
         """Seconds that no division undercuts, where there are too many to try one by one."""
-        share, least_s = GRAIN, one.least_s
+        share, least_s = GRAIN, alike.least_s
         while least_s < self.ledger.best_s * (1 - ROUNDING):
             self.ledger.bounded(min(left_s, least_s))
             best_s = self.ledger.best_s
@@ -166,7 +174,7 @@ class RangeSearch:
             found_s, shares = least_joined(times, best_s, grain_s, self.ledger.check_time)
             least_s = max(least_s, found_s)
             if shares is not None:
-                self._show_best(one, times, shares)
+                self._show_best(alike, times, shares)
             if not grain_s:
                 break
             share /= FINER
@@ -177,11 +185,11 @@ class RangeSearch:
 
     def _by_stages(self, ways: Sequence[_Alike]) -> Iterator[tuple[list[_Alike], Divisions]]:
         """The pipelines with equally many stages, and their divisions."""
-        found: dict[int, list[_Alike]] = defaultdict(list)
-        for one in ways:
-            found[one.pipeline.num_stages].append(one)
-        for count, some in found.items():
-            yield some, self._divisions_of(count)
+        by_stages: dict[int, list[_Alike]] = defaultdict(list)
+        for alike in ways:
+            by_stages[alike.pipeline.num_stages].append(alike)
+        for count, of_count in by_stages.items():
+            yield of_count, self._divisions_of(count)
 
     def _divisions_of(self, count: int) -> Divisions:
         if count not in self._divisions:
@@ -190,17 +198,17 @@ class RangeSearch:
             self._divisions[count] = Divisions.of(tuple(pattern), layers, count, self.space)
         return self._divisions[count]
 
-    def _show_best(self, one: _Alike, times: RangeTimes, shares: Ints) -> None:
+    def _show_best(self, alike: _Alike, times: RangeTimes, shares: Ints) -> None:
         """Show the ledger the best plan among some divisions (D, S), if it beats its best."""
         seconds = times.seconds_of(times.divisions.ranges_of(shares))
         for division in np.argsort(seconds, kind="stable"):
             # The stages of a node share its host memory, which only a whole plan shows.
-            if seconds[division] >= self.ledger.best_s or self._show(one, shares[division]):
+            if seconds[division] >= self.ledger.best_s or self._show(alike, shares[division]):
                 break
 
-    def _show(self, one: _Alike, shares: Ints) -> bool:
+    def _show(self, alike: _Alike, shares: Ints) -> bool:
         """Show the ledger a plan; whether it fits."""
-        return self.ledger.predict([_plan(self.space, one, shares.tolist())])[0].fits
+        return self.ledger.predict([_plan(self.space, alike, shares.tolist())])[0].fits
 
     def _times(self, ways: Sequence[_Alike], divisions: Divisions, ranges: Rows) -> RangeTimes:
         """The times of some ranges of pipelines with equally many stages; those of others are of no
@@ -211,9 +219,9 @@ class RangeSearch:
         every = StageTimes.of(costs.seconds, -1)
 
         def table(column: Floats) -> Floats:
-            found = np.zeros(size)
-            found[:, ranges] = column.reshape(len(ways), -1)
-            return found
+            whole_table = np.zeros(size)
+            whole_table[:, ranges] = column.reshape(len(ways), -1)
+            return whole_table
 
         return RangeTimes(
             divisions=divisions,
@@ -234,8 +242,8 @@ class RangeSearch:
         )[:, of_layers[1]].reshape(len(stage), -1)
         held = np.array(
             [
-                [in_flight(own, count, one.pipeline.micro_batches) for own in range(count)]
-                for one in ways
+                [in_flight(own, count, alike.pipeline.micro_batches) for own in range(count)]
+                for alike in ways
             ]
         )
         cluster, gpus = self.problem.cluster, ways[0].pipeline.meshes[0].num_gpus
@@ -259,11 +267,13 @@ def _parts(ways: Sequence[_Alike], size: int) -> Iterator[Sequence[_Alike]]:
         yield ways[start : start + size]
 
 
-def _plan(space: SearchSpace, one: _Alike, shares: Sequence[int]) -> Plan:
+def _plan(space: SearchSpace, alike: _Alike, shares: Sequence[int]) -> Plan:
     names = names_of("savings")
     stages = []
-    for own in shares:
-        counts = zip(counts_of_blocks(), one.way.counts_within(own), strict=True)
-        saving = {**dict(zip(names, one.way.savings, strict=True)), **dict(counts)}
-        stages.append(stage_of(one.pipeline.meshes[0], own, saving))
-    return Plan(engine=space.engine, micro_batches=one.pipeline.micro_batches, stages=tuple(stages))
+    for share in shares:
+        counts = zip(counts_of_blocks(), alike.way.counts_within(share), strict=True)
+        saving = {**dict(zip(names, alike.way.savings, strict=True)), **dict(counts)}
+        stages.append(stage_of(alike.pipeline.meshes[0], share, saving))
+    return Plan(
+        engine=space.engine, micro_batches=alike.pipeline.micro_batches, stages=tuple(stages)
+    )

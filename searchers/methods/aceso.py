@@ -52,47 +52,47 @@ def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> P
 def _recompute(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
     """Recompute more or fewer blocks, or treat them in another way: by one, by a quarter or half of
     those that can be, or all."""
-    own = plan.stages[stage]
-    counts = own.counts
+    chosen = plan.stages[stage]
+    counts = chosen.counts
     for name, count in counts.items():
-        most = own.layers - sum(counts.values()) if sign > 0 else count
+        most = chosen.layers - sum(counts.values()) if sign > 0 else count
         for step in sorted({1, most // 4, most // 2, most} - {0}):
             if step <= most:
-                changed = own.with_values({name: count + sign * step})
+                changed = chosen.with_values({name: count + sign * step})
                 yield _saving(plan, stage, changed, space)
 
 
 def _shard(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
     """Take a higher or a lower ZeRO level."""
-    own = plan.stages[stage]
+    chosen = plan.stages[stage]
     for name in _LEVELS:
         for level in space.listed(name) or ():
-            if (level - own.value(name)) * sign > 0:
-                yield _saving(plan, stage, own.with_values({name: level}), space)
+            if (level - chosen.value(name)) * sign > 0:
+                yield _saving(plan, stage, chosen.with_values({name: level}), space)
 
 
 def _offload(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
     """Keep more or less of one kind of state in host memory."""
-    own = plan.stages[stage]
+    chosen = plan.stages[stage]
     for name in OFFLOADS:
         ratios = space.listed(name) or ()
-        now = ratios.index(own.value(name))
+        now = ratios.index(chosen.value(name))
         others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
         # The next ratio, and the last.
         for ratio in dict.fromkeys([*others[:1], *others[-1:]]):
-            yield _saving(plan, stage, own.with_values({name: ratio}), space)
+            yield _saving(plan, stage, chosen.with_values({name: ratio}), space)
 
 
 def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
     """Take another value of a choice that is no level of sharding and no ratio of offloading,
     whatever it trades."""
-    own = plan.stages[stage]
+    chosen = plan.stages[stage]
     for name in names_of("savings"):
         if name in (*_LEVELS, *OFFLOADS):
             continue
         for value in space.listed(name) or ():
-            if value != own.value(name):
-                yield _saving(plan, stage, own.with_values({name: value}), space)
+            if value != chosen.value(name):
+                yield _saving(plan, stage, chosen.with_values({name: value}), space)
 
 
 def _change_mesh(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
@@ -121,14 +121,14 @@ def _reorder(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
     """Give blocks to a neighbour, or through the stages between to the first or the last stage."""
-    own, last = plan.stages[stage], plan.num_stages - 1
-    for place in sorted({stage - 1, stage + 1, 0, last} - {stage, -1, plan.num_stages}):
-        other = plan.stages[place]
-        for step in sorted({1, 2, own.layers // 4} - {0}):
-            if step < own.layers:
-                smaller = own.resized(own.layers - step)
+    giver, last = plan.stages[stage], plan.num_stages - 1
+    for taker in sorted({stage - 1, stage + 1, 0, last} - {stage, -1, plan.num_stages}):
+        other = plan.stages[taker]
+        for step in sorted({1, 2, giver.layers // 4} - {0}):
+            if step < giver.layers:
+                smaller = giver.resized(giver.layers - step)
                 larger = other.resized(other.layers + step)
-                yield _with_stages(plan, {stage: smaller, place: larger})
+                yield _with_stages(plan, {stage: smaller, taker: larger})
 
 
 def _micro_batch(factor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
@@ -138,8 +138,8 @@ def _micro_batch(factor: float, plan: Plan, stage: int, space: SearchSpace) -> I
     sizes = [own.micro_batch * factor for own in plan.stages]
     if all(map(_is_count, (count, *sizes))):
         stages = tuple(
-            replace(own, micro_batch=int(size))
-            for own, size in zip(plan.stages, sizes, strict=True)
+            replace(stage_plan, micro_batch=int(size))
+            for stage_plan, size in zip(plan.stages, sizes, strict=True)
         )
         yield replace(plan, micro_batches=int(count), stages=stages)
 
@@ -148,18 +148,20 @@ def _split(tensor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterato
     """Take more tensor and less data parallelism on the same GPUs, or the reverse. Where all stages
     change, the number of micro-batches may change to match."""
     if space.unequal_meshes:
-        own = plan.stages[stage]
-        for changed in _remeshed(own, own.data_parallel / tensor, own.tensor_parallel * tensor):
+        chosen = plan.stages[stage]
+        for changed in _remeshed(
+            chosen, chosen.data_parallel / tensor, chosen.tensor_parallel * tensor
+        ):
             yield _with_stages(plan, {stage: changed})
         return
     for count in (plan.micro_batches, plan.micro_batches * tensor):
         stages = [
             changed
-            for own in plan.stages
+            for stage_plan in plan.stages
             for changed in _remeshed(
-                replace(own, micro_batch=own.micro_batch * plan.micro_batches),
-                own.data_parallel / tensor,
-                own.tensor_parallel * tensor,
+                replace(stage_plan, micro_batch=stage_plan.micro_batch * plan.micro_batches),
+                stage_plan.data_parallel / tensor,
+                stage_plan.tensor_parallel * tensor,
                 micro_batches=count,
             )
         ]
@@ -171,13 +173,13 @@ def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
     """Take GPUs from another stage: as many as the stage has, or half of the other's."""
     if not space.unequal_meshes:
         return
-    own = plan.stages[stage]
-    for place, other in enumerate(plan.stages):
-        for taken in sorted({own.num_gpus, other.num_gpus // 2}):
-            if place != stage and 0 < taken < other.num_gpus:
-                for larger in _resized_mesh(own, own.num_gpus + taken):
+    taker = plan.stages[stage]
+    for giver, other in enumerate(plan.stages):
+        for taken in sorted({taker.num_gpus, other.num_gpus // 2}):
+            if giver != stage and 0 < taken < other.num_gpus:
+                for larger in _resized_mesh(taker, taker.num_gpus + taken):
                     for smaller in _resized_mesh(other, other.num_gpus - taken):
-                        yield _with_stages(plan, {stage: larger, place: smaller})
+                        yield _with_stages(plan, {stage: larger, giver: smaller})
 
 
 def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
@@ -338,14 +340,14 @@ def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tu
     of."""
     if not prediction.fits:
         return _short_of_memory(plan, prediction, cluster)
-    found: list[tuple[int, Resource]] = []
+    ranked: list[tuple[int, Resource]] = []
     for stage in _slowest(plan, prediction):
         times = prediction.stages[stage]
         waiting_s = plan.micro_batches * times.exposed_communication_s + _once_s(times)
         computing_s = _whole_s(plan, times) - waiting_s
         resources: tuple[Resource, Resource] = ("compute", "communication")
-        found += [(stage, r) for r in (resources if computing_s >= waiting_s else resources[::-1])]
-    return found
+        ranked += [(stage, r) for r in (resources if computing_s >= waiting_s else resources[::-1])]
+    return ranked
 
 
 def _short_of_memory(

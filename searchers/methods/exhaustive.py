@@ -37,8 +37,8 @@ def exhaustive(
         reason = f"space {space.name} has {count} plans, and at most {most:,} may be predicted"
         return Ending(status="REFUSED", reason=reason)
     every = all_plans(problem, space)
-    while some := list(islice(every, TOGETHER)):
-        ledger.predict(some)
+    while together := list(islice(every, TOGETHER)):
+        ledger.predict(together)
     if ledger.best is None:
         return Ending(status="INFEASIBLE")
     return Ending(status="OPTIMAL", lower_bound_s=ledger.best_s)
@@ -81,8 +81,8 @@ def _stages(layers: int, space: SearchSpace, pipeline: Pipeline) -> Iterator[tup
                 yield tuple(alike(largest, own) for own in shares)
             continue
         menus = (
-            list(ways_to_save(space, mesh, own, in_pipeline=in_pipeline))
-            for mesh, own in zip(meshes, shares, strict=True)
+            list(ways_to_save(space, mesh, share, in_pipeline=in_pipeline))
+            for mesh, share in zip(meshes, shares, strict=True)
         )
         yield from product(*menus)
 
@@ -101,10 +101,10 @@ def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[i
         if layers == 0:
             yield ()
         return
-    for own in counts:
-        if own <= layers:
-            for others in _splits(layers - own, stages - 1, counts):
-                yield (own, *others)
+    for count in counts:
+        if count <= layers:
+            for others in _splits(layers - count, stages - 1, counts):
+                yield (count, *others)
 
 
 def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
@@ -113,8 +113,8 @@ def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
     layers, stages = problem.workload.model.layers, pipeline.num_stages
     if space.layers_off_balance == 0:
         each = [
-            _ways_of_stage(space, pipeline, stage, own)
-            for stage, own in enumerate(even_layers(layers, stages))
+            _ways_of_stage(space, pipeline, stage, share)
+            for stage, share in enumerate(even_layers(layers, stages))
         ]
         return prod(each) if space.unequal_stages else each[0]
     counts = layer_counts(layers, stages, space)
@@ -125,9 +125,9 @@ def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
         of_stage = {own: _ways_of_stage(space, pipeline, stage, own) for own in counts}
         after: dict[int, int] = {}
         for taken, ways in by_layers.items():
-            for own, own_ways in of_stage.items():
-                if taken + own <= layers:
-                    after[taken + own] = after.get(taken + own, 0) + ways * own_ways
+            for share, own_ways in of_stage.items():
+                if taken + share <= layers:
+                    after[taken + share] = after.get(taken + share, 0) + ways * own_ways
         by_layers = after
     return by_layers.get(layers, 0)
 
@@ -141,8 +141,8 @@ def _ways_alike(
     up_to = [_number_of_splits(layers, stages, counts[: k + 1]) for k in range(len(counts))]
     largest = [after - before for before, after in pairwise([0, *up_to])]
     return sum(
-        divisions * _ways_of_stage(space, pipeline, 0, own)
-        for own, divisions in zip(counts, largest, strict=True)
+        divisions * _ways_of_stage(space, pipeline, 0, count)
+        for count, divisions in zip(counts, largest, strict=True)
         if divisions
     )
 
@@ -153,9 +153,9 @@ def _number_of_splits(layers: int, stages: int, counts: Sequence[int]) -> int:
     for _ in range(stages):
         after: Counter[int] = Counter()
         for taken, ways in by_layers.items():
-            for own in counts:
-                if taken + own <= layers:
-                    after[taken + own] += ways
+            for count in counts:
+                if taken + count <= layers:
+                    after[taken + count] += ways
         by_layers = after
     return by_layers[layers]
 

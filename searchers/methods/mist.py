@@ -50,10 +50,10 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
         if turns and not space.unequal_stages and space.orders == (DEFAULT_ORDER,):
             return searched_by_ranges(problem, space, ledger)
 
-        def joined(some: SearchSpace) -> Ending:
+        def joined(part: SearchSpace) -> Ending:
             # The solver's programme knows how many blocks a stage has, not which.
             joiner = join_exactly if turns else join
-            return _joined(problem, some, ledger, joiner, tolerance)
+            return _joined(problem, part, ledger, joiner, tolerance)
 
         if space.orders == (DEFAULT_ORDER,):
             return joined(space)
@@ -69,8 +69,8 @@ def _joined(
     # The bounds of the whole space come first: a budget may end while its parts are searched.
     whole = Hierarchy.of(problem, space, ledger)
     seconds = min(PROOF_S, PARTS_SHARE * ledger.seconds_left)
-    said = ledger.for_part(lambda plan: as_in(plan, space))
-    with suppress(BudgetSpentError), ledger.for_seconds(seconds), said:
+    in_words = ledger.for_part(lambda plan: as_in(plan, space))
+    with suppress(BudgetSpentError), ledger.for_seconds(seconds), in_words:
         for part in parts_of(space):
             if next(pipelines(problem, part), None) is not None:
                 _searched(Hierarchy.of(problem, part, ledger), join, tolerance)

@@ -139,8 +139,8 @@ def _draw_together(study: "PlanStudy", scores: Scores) -> None:
         scores.of(plans)
     finally:
         # However the search ends, the study learns of all predictions.
-        found = [None if plan is None else scores.known.get(plan) for plan in plans]
-        study.tell(trials, found)
+        scores_of_plans = [None if plan is None else scores.known.get(plan) for plan in plans]
+        study.tell(trials, scores_of_plans)
 
 
 def _asking(trial: Trial) -> Callable[[str], float]:

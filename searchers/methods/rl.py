@@ -50,8 +50,8 @@ def _learn(problem: Problem, space: SearchSpace, scores: Scores, draw: np.random
 def _rewards(scores: list[Score | None]) -> Floats:
     """The rewards of a batch: minus log time, in deviations from the mean. A choice without a plan
     counts as the worst plan of the batch."""
-    found = [-np.log(score.penalised_s) for score in scores if score is not None]
-    worst = min(found, default=0.0)
+    logs = [-np.log(score.penalised_s) for score in scores if score is not None]
+    worst = min(logs, default=0.0)
     rewards = np.array([worst if s is None else -np.log(s.penalised_s) for s in scores])
     return np.asarray((rewards - rewards.mean()) / (rewards.std() or 1.0))
 
@@ -78,9 +78,9 @@ class Policy:
         evenness."""
         gradients: dict[Choice, Floats] = {}
         for episode, reward in zip(self.episodes, rewards, strict=True):
-            for choice, place in episode.items():
+            for choice, option in episode.items():
                 shares = _softmax(self.logits[choice])
-                towards = np.eye(len(shares))[place] - shares
+                towards = np.eye(len(shares))[option] - shares
                 gradients[choice] = gradients.get(choice, 0.0) + reward * towards
         for choice, gradient in gradients.items():
             shares = _softmax(self.logits[choice])
@@ -91,9 +91,9 @@ class Policy:
     def _place(self, name: str, options: int) -> int:
         choice = (name, options)
         logits = self.logits.setdefault(choice, np.zeros(options))
-        place = int(self.draw.choice(options, p=_softmax(logits)))
-        self.episodes[-1][choice] = place
-        return place
+        option = int(self.draw.choice(options, p=_softmax(logits)))
+        self.episodes[-1][choice] = option
+        return option
 
 
 def _softmax(logits: Floats) -> Floats:

@@ -45,8 +45,8 @@ def _plans(problem: Problem, stages: int) -> Iterator[Plan]:
     for size in MICRO_BATCHES:
         count, rest = divmod(problem.workload.global_batch, replicas * size)
         if count and not rest:
-            own = stage.with_values({"micro_batch": size})
-            yield Plan(engine=ENGINE, micro_batches=count, stages=(own,) * stages)
+            sized = stage.with_values({"micro_batch": size})
+            yield Plan(engine=ENGINE, micro_batches=count, stages=(sized,) * stages)
 
 
 def _tensor_parallel(problem: Problem) -> int:

@@ -121,12 +121,14 @@ def timed_plans(
     in_flight: Sequence[float] = IN_FLIGHT,
 ) -> list[ServedPlan]:
     """Every plan that fits, at each number of requests in flight."""
-    found: list[ServedPlan] = []
+    served: list[ServedPlan] = []
     for is_split in (False, True):
-        own = [plan for plan in plans if (plan.scheduler == "disaggregated") == is_split]
-        if own:
-            found += _timed(own, constants, lengths, np.array(in_flight), is_split=is_split)
-    return found
+        of_scheduler = [plan for plan in plans if (plan.scheduler == "disaggregated") == is_split]
+        if of_scheduler:
+            served += _timed(
+                of_scheduler, constants, lengths, np.array(in_flight), is_split=is_split
+            )
+    return served
 
 
 def _timed(
@@ -191,12 +193,12 @@ def _state(
 def best_of(timed: Sequence[ServedPlan], goals: Goals) -> list[ServedPlan]:
     """Each plan at its best load under the latency goals, fastest plans first."""
     best: dict[ServingPlan, ServedPlan] = {}
-    for one in sorted(timed, key=lambda one: one.in_flight):
-        known = best.get(one.plan)
+    for timed_plan in sorted(timed, key=lambda one: one.in_flight):
+        known = best.get(timed_plan.plan)
         # More in flight has to bring more.
         least = 0.0 if known is None else known.requests_per_s * MORE
-        if one.distance(goals) <= 1 and one.requests_per_s > least:
-            best[one.plan] = one
+        if timed_plan.distance(goals) <= 1 and timed_plan.requests_per_s > least:
+            best[timed_plan.plan] = timed_plan
     return sorted(best.values(), key=lambda one: (-one.requests_per_s, one.plan.text))
 
 
@@ -209,9 +211,9 @@ def pareto_of(timed: Sequence[ServedPlan]) -> list[ServedPlan]:
     """Plans at loads that no other beats in both requests a second and seconds of a token; quickest
     tokens first."""
     frontier: list[ServedPlan] = []
-    for one in sorted(timed, key=lambda one: (one.token_s, -one.requests_per_s)):
-        if not frontier or one.requests_per_s > frontier[-1].requests_per_s * (1 + 1e-9):
-            frontier.append(one)
+    for timed_plan in sorted(timed, key=lambda one: (one.token_s, -one.requests_per_s)):
+        if not frontier or timed_plan.requests_per_s > frontier[-1].requests_per_s * (1 + 1e-9):
+            frontier.append(timed_plan)
     return frontier
 
 

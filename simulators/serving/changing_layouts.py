@@ -192,9 +192,9 @@ class _PhasePlayer:
     def _moved_s(self, moved: Sequence[Moved], moves: Moves) -> float:
         """Seconds until the busiest rank has its part of all keys and values that stay."""
         tokens: dict[tuple[int, int], int] = {}
-        for one in moved:
-            way = one.source, one.target
-            tokens[way] = tokens.get(way, 0) + one.tokens
+        for move in moved:
+            way = move.source, move.target
+            tokens[way] = tokens.get(way, 0) + move.tokens
         each = [[count * share for share in moves.get(way, ())] for way, count in tokens.items()]
         return max(map(sum, zip(*[one for one in each if one], strict=True)), default=0.0)
 

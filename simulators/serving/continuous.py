@@ -194,8 +194,8 @@ class Replica:
     def _needed(self, steps: int) -> int:
         block = self.batching.block
         whole, rest = divmod(steps, block)
-        some = sum(self.phases[(self.step + ahead) % block] for ahead in range(rest))
-        return whole * len(self.running) + some
+        partial_blocks = sum(self.phases[(self.step + ahead) % block] for ahead in range(rest))
+        return whole * len(self.running) + partial_blocks
 
     def _drop(self, number: int) -> None:
         request = self.running.pop(number)
@@ -292,9 +292,9 @@ def _passes(read: Sequence[tuple[PlayedRequest, int]], batches: int) -> list[tup
     tokens of each batch, and tokens that each of these looks at in the mean."""
     tokens, pairs = [0] * batches, [0.0] * batches
     for request, count in read:
-        place = tokens.index(min(tokens))
-        tokens[place] += count
-        pairs[place] += count * (request.read + count / 2)
+        fewest = tokens.index(min(tokens))
+        tokens[fewest] += count
+        pairs[fewest] += count * (request.read + count / 2)
     return [(count, looks / max(count, 1)) for count, looks in zip(tokens, pairs, strict=True)]
 
 
@@ -311,10 +311,10 @@ def played_requests(load: ServingLoad) -> list[PlayedRequest]:
 def check_room(load: ServingLoad, batching: Batching) -> None:
     """Refuse a load with a request for which there are not blocks enough even alone."""
     room = batching.capacity // batching.block * batching.block
-    for place, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
+    for request, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
         if prompt + output > room:
             problem = f"{prompt} and {output} tokens of output, but memory holds {room} tokens"
-            refuse(f"prompts[{place}]", f"{problem}: give more GPUs, or shorter requests")
+            refuse(f"prompts[{request}]", f"{problem}: give more GPUs, or shorter requests")
 
 
 def play_continuous(

@@ -81,11 +81,11 @@ class StepClock:
     def pass_s(self, tokens: int, looked: float) -> float:
         """Seconds for which a pass over tokens of prompts, each of which looks at so many tokens in
         the mean, occupies each stage."""
-        place = max(0, min(bisect_right(PASSES, tokens) - 1, len(PASSES) - 2))
-        low, high = PASSES[place], PASSES[place + 1]
+        interval = max(0, min(bisect_right(PASSES, tokens) - 1, len(PASSES) - 2))
+        low, high = PASSES[interval], PASSES[interval + 1]
         share = max(0.0, (tokens - low) / (high - low))
-        first = _between(CONTEXTS, self.passes[place], looked)
-        return first + share * (_between(CONTEXTS, self.passes[place + 1], looked) - first)
+        first = _between(CONTEXTS, self.passes[interval], looked)
+        return first + share * (_between(CONTEXTS, self.passes[interval + 1], looked) - first)
 
     def step_s(self, sequences: int, context: float, passes: Sequence[tuple[int, float]]) -> float:
         """Seconds of a step that decodes so many sequences and reads prompts: for each batch in
@@ -98,9 +98,9 @@ class StepClock:
 
 
 def _between(places: tuple[int, ...], values: list[float], at: float) -> float:
-    place = min(bisect_right(places, at) - 1, len(places) - 2)
-    share = (at - places[place]) / (places[place + 1] - places[place])
-    return values[place] + share * (values[place + 1] - values[place])
+    interval = min(bisect_right(places, at) - 1, len(places) - 2)
+    share = (at - places[interval]) / (places[interval + 1] - places[interval])
+    return values[interval] + share * (values[interval + 1] - values[interval])
 
 
 def _repeated(columns: LayoutColumns, times: int) -> LayoutColumns:
