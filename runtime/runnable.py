@@ -193,13 +193,24 @@ def trains_here(model: ModelSpec) -> str:
     """Why the runtime does not train a model, in words; empty if it does."""
     if model.family == "custom":
         return "" if model.factory else f"it is traced, {REMEDY_OWN}"
-    if model.pattern:
-        return "blocks of a pattern, which scan or lack a half: give a model without a pattern"
-    if model.experts and model.parallel_block:
-        return "experts beside attention: give parallel_block: false"
-    if model.experts and model.biases and model.experts.shared_ffn:
-        return "biases beside experts for all tokens: give biases: false"
-    return "dropout 1, which leaves nothing: give less" if model.dropout == 1 else ""
+    experts, scaling = model.experts, model.rotary_scaling
+    reasons = {
+        "blocks of a pattern, which scan or lack a half: give a model without a pattern": (
+            model.is_hybrid
+        ),
+        "windows beside a pattern of blocks, whose kinds have none: leave one of them out": (
+            model.pattern and model.window
+        ),
+        "experts beside attention: give parallel_block: false": experts and model.parallel_block,
+        "biases beside experts for all tokens: give biases: false": (
+            experts and model.biases and experts.shared_ffn
+        ),
+        "rotary_scaling other, of the model's own code: give a kind, or leave it out": (
+            scaling and scaling.kind == "other"
+        ),
+        "dropout 1, which leaves nothing: give less": model.dropout == 1,
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
 
 
 def _check_dropped_shares(workload: Workload) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from mistlab.core.values import near_matches, refuse, shown
 from mistlab.huggingface.type_keys import (
+    UNSCALED,
     TypeKeys,
     TypeRow,
     model_types,
@@ -482,29 +483,51 @@ SCALINGS: Mapping[str, Mapping[str, str]] = {
     "linear": {},
     "llama3": {"low": "low_freq_factor", "high": "high_freq_factor"},
     "yarn": {"low": "beta_slow", "high": "beta_fast", "truncates": "truncate"},
+    "dynamic": {},
+    "longrope": {"short": "short_factor", "long": "long_factor"},
 }
 _YARN: Fields = {"low": 1.0, "high": 32.0}
 
 
 def scaling_of(keys: TypeKeys, *, is_latent: bool) -> Fields | None:
-    """How rotary embedding is rescaled; None where it is not, or in a way that is not read."""
+    """How rotary embedding is rescaled; None where it is not."""
     own = keys.scaling
     kind = scaling_kind(own)
-    if kind not in SCALINGS:
+    if kind == UNSCALED:
         return None
+    if kind not in SCALINGS:
+        return {"kind": "other", "factor": 1.0}
     fields: Fields = {"kind": kind, **(_YARN if kind == "yarn" else {})}
     names = {"factor": "factor", "positions": ORIGINAL, **SCALINGS[kind]}
     fields |= {name: own[key] for name, key in names.items() if own.get(key) is not None}
     if kind == "linear":
         return fields
     longest = keys.whole("max_position_embeddings")
+    if kind == "dynamic":
+        return fields if longest is None else {**fields, "positions": longest}
     if (positions := keys.whole(ORIGINAL) or longest) is not None:
         fields.setdefault("positions", positions)
     if kind == "yarn":
         if "factor" not in fields and longest is not None and "positions" in fields:
             fields["factor"] = longest / fields["positions"]
         fields |= _steepness(own, fields.get("factor", 1.0), is_latent=is_latent)
+    if kind == "longrope":
+        fields |= _longrope(keys)
     return fields
+
+
+def _longrope(keys: TypeKeys) -> Fields:
+    """By how much lengths grow, and what rotated channels are multiplied by: a file's own number,
+    or one by which scores of longer sequences are as steep."""
+    positions, longest = keys.rotary(ORIGINAL), keys.whole("max_position_embeddings")
+    factor, amplitude = keys.rotary("factor"), keys.rotary("attention_factor")
+    if factor is None:
+        factor = longest / positions if longest and positions else 1.0
+    if amplitude is None:
+        amplitude = 1.0
+        if factor > 1 and positions is not None and positions > 1:
+            amplitude = math.sqrt(1 + math.log(factor) / math.log(positions))
+    return {"factor": factor, "amplitude": amplitude}
 
 
 ORIGINAL = "original_max_position_embeddings"

@@ -6,19 +6,23 @@ from typing import Literal
 
 from mistlab.core.values import MOST_TOKENS, bounded, check_fields, refuse
 
-ScalingKind = Literal["linear", "llama3", "yarn"]
+ScalingKind = Literal["linear", "llama3", "yarn", "dynamic", "longrope", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryScaling:
     """How rotary embedding turns slower than its base says.
 
-    ``linear`` divides all frequencies by ``factor``. The others do so to the slow ones, and leave
+    ``linear`` divides all frequencies by ``factor``. Two others do so to the slow ones, and leave
     the fast ones: ``llama3`` those that turn less than ``low``, or more than ``high`` times in
     ``positions`` tokens; ``yarn`` by the number of a channel, between those that turn ``high`` and
     ``low`` times (Peng et al. 2023, arXiv 2309.00071), which it rounds outwards if it
-    ``truncates``. Rotated channels are multiplied by ``amplitude``, and scores of attention by
-    ``score_factor``.
+    ``truncates``. What the next do depends on the length of sequences: ``dynamic`` has a larger
+    base for those longer than ``positions``; ``longrope`` divides each pair of channels by a number
+    of its own, those of ``long`` for such sequences and of ``short`` for others (Ding et al. 2024,
+    arXiv 2402.13753). ``other`` is a way that a model's own code has alone: it can be predicted,
+    as no cost depends on any of it. Rotated channels are multiplied by ``amplitude``, and scores of
+    attention by ``score_factor``.
     """
 
     kind: ScalingKind
@@ -29,27 +33,52 @@ class RotaryScaling:
     truncates: bool = True
     amplitude: float = field(default=1.0, metadata=bounded(above=0, most=1e9))
     score_factor: float = field(default=1.0, metadata=bounded(above=0, most=1e9))
+    short: tuple[float, ...] = field(default=(), metadata=bounded(above=0, most=1e9))
+    long: tuple[float, ...] = field(default=(), metadata=bounded(above=0, most=1e9))
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.kind != "linear" and self.high <= self.low:
+        if self.kind in ("llama3", "yarn") and self.high <= self.low:
             problem = f"{self.high:g} is not above low {self.low:g}: give more turns than low"
             refuse("high", problem)
+        for name in ("short", "long"):
+            if bool(own := getattr(self, name)) != (self.kind == "longrope"):
+                problem = f"{len(own)} numbers with kind {self.kind}"
+                refuse(name, f"{problem}: give one for each pair of channels to longrope alone")
+
+    def check(self, channels: int) -> None:
+        """Refuse other numbers than one for each pair of so many rotated channels."""
+        for name in ("short", "long"):
+            if (own := getattr(self, name)) and len(own) != channels // 2:
+                problem = f"{len(own)} numbers for {channels // 2} pairs of rotated channels"
+                refuse(name, f"{problem}: give one for each")
 
 
-def frequencies(channels: int, base: float, scaling: RotaryScaling | None) -> list[float]:
+def frequencies(
+    channels: int, base: float, scaling: RotaryScaling | None, tokens: int
+) -> list[float]:
     """The angles, in radians, by which a token turns further than the one before it: one for each
-    pair of rotated channels.
+    pair of rotated channels, in sequences of so many tokens.
 
-    >>> frequencies(4, 10000.0, None)
+    >>> frequencies(4, 10000.0, None, 8)
     [1.0, 0.01]
-    >>> frequencies(4, 10000.0, RotaryScaling(kind="linear", factor=2.0))
+    >>> frequencies(4, 10000.0, RotaryScaling(kind="linear", factor=2.0), 8)
     [0.5, 0.005]
+    >>> own = {"short": (1.0, 2.0), "long": (1.0, 4.0)}
+    >>> longer = RotaryScaling(kind="longrope", factor=2.0, positions=4, **own)
+    >>> [frequencies(4, 10000.0, longer, tokens) for tokens in (4, 5)]
+    [[1.0, 0.005], [1.0, 0.0025]]
     """
     half = channels // 2
+    if scaling is not None and scaling.kind == "dynamic" and half > 1:
+        longer = max(tokens, scaling.positions) / scaling.positions
+        base *= (scaling.factor * longer - (scaling.factor - 1)) ** (half / (half - 1))
     plain = [base ** (-at / half) for at in range(half)]
-    if scaling is None:
+    if scaling is None or scaling.kind == "dynamic":
         return plain
+    if scaling.kind == "longrope":
+        own = scaling.long if tokens > scaling.positions else scaling.short
+        return [one / by for one, by in zip(plain, own, strict=True)]
     shares = _SLOWED[scaling.kind](plain, channels, base, scaling)
     pairs = zip(plain, shares, strict=True)
     return [one * (share / scaling.factor + 1 - share) for one, share in pairs]

@@ -17,7 +17,8 @@ class Router:
     best groups alone, where a group is as good as the sum of its ``best_of_group`` best scores.
     With ``correction`` each expert has a number that is added to its score for the choice, and for
     nothing else. The weights are the scores of the chosen experts, ``normalized`` to a sum of 1 or
-    as they are, times ``scale``.
+    as they are, times ``scale``. They multiply what experts make of a token, or where the router
+    ``weighs_inputs`` what they take.
 
     In training, each step adds ``correction_rate`` to the corrections of experts that took fewer
     tokens than the mean, and takes it from those of the others. To the loss whose gradients are
@@ -29,6 +30,7 @@ class Router:
     scores: Scores = "softmax"
     normalized: bool = True
     scale: float = field(default=1.0, metadata=bounded(above=0, most=1e6))
+    weighs_inputs: bool = False
     correction: bool = False
     correction_rate: float = field(default=0.0, metadata=bounded(minimum=0, most=1e3))
     groups: int = field(default=1, metadata=bounded(minimum=1, most=MOST_EXPERTS))

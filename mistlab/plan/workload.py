@@ -292,6 +292,14 @@ class ModelSpec:
         """Whether tokens look at all tokens, and the loss is of the tokens that were hidden."""
         return self.family == "bert"
 
+    def has_experts_in(self, block: int) -> bool:
+        """Whether a block has experts in its network's place."""
+        if self.experts is None:
+            return False
+        if self.pattern:
+            return self.pattern[block % len(self.pattern)] in "EGA"
+        return block >= self.experts.dense_blocks
+
     @property
     def is_hybrid(self) -> bool:
         """Whether blocks of a pattern have other parts than attention and a network, or experts."""
@@ -376,6 +384,9 @@ class ModelSpec:
         if self.rotary_scaling and self.rotary_scaling.score_factor != 1 and self.latent is None:
             problem = f"{self.rotary_scaling.score_factor:g} without latent attention"
             refuse("rotary_scaling.score_factor", f"{problem}: leave it out")
+        if self.rotary_scaling:
+            with within("rotary_scaling"):
+                self.rotary_scaling.check(self.rotated_channels)
         if not is_rotary and self.rotary_base != ROTARY_BASE:
             problem = (
                 f"{self.rotary_base:g} does not go with position_embedding "

@@ -289,7 +289,7 @@ def _of_block(spec: ModelSpec, block: int, model_type: str) -> Iterator[tuple[st
         yield "attention.query_norm.weight", TensorSource.of(f"{own}.q_norm.weight")
         yield "attention.key_norm.weight", TensorSource.of(f"{own}.k_norm.weight")
     experts = spec.experts
-    if experts is None or block < experts.dense_blocks:
+    if experts is None or not spec.has_experts_in(block):
         yield from _of_network("mlp", f"{path}.mlp")
         return
     if model_type == "gpt_oss":

@@ -120,6 +120,8 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
         head_dim=head_dim,
         hidden=hidden,
         ffn=2 * hidden,
+        # longrope has a number for each pair of channels, and no cost depends on any.
+        rotary_scaling=None,
         # If the vocabulary is padded, one token more needs padding too.
         vocab=vocab + (model.vocab % degrees > 0),
     )

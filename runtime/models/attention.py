@@ -92,7 +92,8 @@ class RotaryTables(nn.Module):
         frequency = torch.exp(steps * (-math.log(config.rotary_base) / half))
         scaling, amplitude = config.rotary_scaling, 1.0
         if scaling is not None:
-            frequency = torch.tensor(frequencies(value_of(half * 2), config.rotary_base, scaling))
+            sizes = value_of(half * 2), config.rotary_base, scaling, value_of(config.positions)
+            frequency = torch.tensor(frequencies(*sizes))
             amplitude = scaling.amplitude
         angle = torch.arange(config.positions, dtype=torch.float32)[:, None] * frequency
         self.cosine: Tensor

@@ -146,6 +146,25 @@ def _(tokens: Tensor, order: Tensor) -> Tensor:
     return tokens.new_empty((order.shape[0], tokens.shape[1]))
 
 
+class WeightedRows(torch.autograd.Function):
+    """Copies times their weights; keeps these products alone, which the next product keeps too."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor) -> Tensor:
+        """The weighted copies."""
+        weighted = rows * weights[:, None].to(rows.dtype)
+        ctx.save_for_backward(weighted, weights)
+        return weighted
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Gradients of copies and weights; a weight of zero, which no score is, has none."""
+        weighted, weights = ctx.saved_tensors
+        of_weights = (gradient.float() * weighted.float()).sum(-1) / weights
+        of_weights = of_weights.masked_fill_(weights == 0, 0.0)
+        return gradient * weights[:, None].to(gradient.dtype), of_weights
+
+
 class Unpermute(torch.autograd.Function):
     """Adds up what the experts made of a token's copies; keeps only the copies' places."""
 
@@ -283,9 +302,11 @@ class Experts(nn.Module):
         if self.trips is not None:
             trip = self.trips.trip(chosen, self.own)
             rows, of_rows = (carried(each, trip.there, trip.back) for each in (rows, of_rows))
+            rows, of_rows = self._weighed(rows, of_rows)
             made = carried(self._made(rows, of_rows, trip.counts), trip.back, trip.there)
         elif self.config.expert_ranks.is_one:
             counts = chosen.flatten().bincount(minlength=self.own)
+            rows, of_rows = self._weighed(rows, of_rows)
             made = self._made(rows, of_rows, counts)
         else:
             ranks, sent = self.config.expert_ranks, rows.shape[0]
@@ -333,13 +354,21 @@ class Experts(nn.Module):
             trip = self.trips.trip(chosen, self.own)
             rows, of_rows, order = PermuteKept.apply(tokens, weights, chosen, trip.rows)
             rows, of_rows = (carried(each, trip.there, trip.back) for each in (rows, of_rows))
+            rows, of_rows = self._weighed(rows, of_rows)
             made = carried(self._made(rows, of_rows, trip.counts), trip.back, trip.there)
         else:
             counts = chosen.flatten().bincount(minlength=self.own + 1)[: self.own]
             rows, of_rows, order = PermuteKept.apply(tokens, weights, chosen, int(counts.sum()))
+            rows, of_rows = self._weighed(rows, of_rows)
             made = self._made(rows, of_rows, counts)
         back: Tensor = UnpermuteKept.apply(made, order, chosen.shape)
         return back if self.longer is None else self.longer(back)
+
+    def _weighed(self, rows: Tensor, of_rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows that experts take, and the weights of what they make of these."""
+        if self.config.router is None or not self.config.router.weighs_inputs:
+            return rows, of_rows
+        return WeightedRows.apply(rows, of_rows), of_rows.new_ones(1).expand(of_rows.shape)
 
     def _made(self, rows: Tensor, of_rows: Tensor, counts: Counts) -> Tensor:
         """What this rank's experts make of their rows."""

@@ -59,6 +59,15 @@ def test_scaling_that_cannot_be_is_refused() -> None:
         model({}, rotary_scaling={**yarn, "high": 1.0, "low": 2.0})
     with pytest.raises(InputError, match=r"score_factor: 2 without latent attention: leave it out"):
         model({}, rotary_scaling={**yarn, "score_factor": 2.0})
+    longrope = {"kind": "longrope", "factor": 4.0, "short": [1.0, 2.0]}
+    with pytest.raises(
+        InputError, match=r"rotary_scaling.long: 0 numbers with kind longrope: give"
+    ):
+        model({}, rotary_scaling=longrope)
+    with pytest.raises(InputError, match=r"rotary_scaling.short: 2 numbers for \d+ pairs of rotat"):
+        model({}, rotary_scaling={**longrope, "long": [1.0, 2.0]})
+    with pytest.raises(InputError, match=r"rotary_scaling.short: 2 numbers with kind yarn: give"):
+        model({}, rotary_scaling={**yarn, "short": [1.0, 2.0]})
 
 
 def test_no_prediction_depends_on_a_router() -> None:

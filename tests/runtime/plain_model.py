@@ -44,12 +44,20 @@ class Part:
 @dataclass(kw_only=True)
 class Routing:
     """What is known of routers besides weights: an expert takes ``capacity`` times the mean number
-    of a sequence's choices at most. Notes the sum of routers' losses, and choices by block."""
+    of a sequence's choices at most. Notes the sum of routers' losses, choices by block, and the
+    ``nearest`` that a number came to where the model, or its gradient, jumps: another expert would
+    be chosen, or a gate would be cut off. Two right runs part there if they round otherwise."""
 
     capacity: float | None = None
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
     losses: list[Tensor] = field(default_factory=list)
     choices: dict[int, Tensor] = field(default_factory=dict)
+    nearest: float = math.inf
+
+    def pass_by(self, distances: Tensor) -> None:
+        """Note distances to such places."""
+        if distances.numel():
+            self.nearest = min(self.nearest, float(distances.detach().abs().min()))
 
 
 def loss_of(
@@ -177,13 +185,15 @@ def network_of(
 ) -> Tensor:
     """What a block's network makes: experts, where the block has some."""
     experts = spec.experts
-    if experts is None or block < experts.dense_blocks:
+    turns = spec.pattern or "A"
+    is_dense = turns[block % len(turns)] == "D"
+    if experts is None or is_dense or block < experts.dense_blocks:
         return network(spec, own.inside("mlp"), x)
     inside = own.inside("experts")
     taken = torch.cat([routed(spec, place, inside, one, routing) for one in x])
     routing.loss = routing.loss + torch.stack(routing.losses).mean()
     routing.losses.clear()
-    made = experts_of(spec, inside, x.flatten(0, 1), taken).view(x.shape)
+    made = experts_of(spec, inside, x.flatten(0, 1), taken, routing).view(x.shape)
     return made + network(spec, own.inside("shared"), x) if experts.shared_ffn else made
 
 
@@ -206,18 +216,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def experts_of(spec: ModelSpec, own: Part, tokens: Tensor, taken: Tensor) -> Tensor:
+def experts_of(
+    spec: ModelSpec, own: Part, tokens: Tensor, taken: Tensor, routing: Routing
+) -> Tensor:
     """Each token's sum over experts, weighed by what it takes (T, E) of each."""
     assert spec.experts is not None
     made = torch.zeros_like(tokens)
     ups, downs = own.inside("up"), own.inside("down")
     for expert in range(spec.experts.count):
         rows = taken[:, expert].nonzero().squeeze(1)
-        inner = functional.linear(tokens[rows], ups["weight"][expert], bias_of(ups, expert))
+        weights, inputs = taken[rows, expert, None], tokens[rows]
+        if spec.experts.router.weighs_inputs:
+            weights, inputs = torch.ones_like(weights), inputs * weights
+        inner = functional.linear(inputs, ups["weight"][expert], bias_of(ups, expert))
         limit = spec.experts.gate_limit
-        inner = limited(inner, limit) if limit else activated(spec, inner)
+        inner = limited(inner, limit, routing) if limit else activated(spec, inner)
         outcome = functional.linear(inner, downs["weight"][expert], bias_of(downs, expert))
-        made = made.index_add(0, rows, outcome * taken[rows, expert, None])
+        made = made.index_add(0, rows, outcome * weights)
     return made
 
 
@@ -226,9 +241,10 @@ def bias_of(own: Part, expert: int) -> Tensor | None:
     return None if biases is None else biases[expert]
 
 
-def limited(inner: Tensor, limit: float) -> Tensor:
+def limited(inner: Tensor, limit: float, routing: Routing) -> Tensor:
     """The gate of gpt-oss."""
     gate, up = inner.chunk(2, -1)
+    routing.pass_by(torch.cat([gate - limit, up.abs() - limit]))
     gate = torch.minimum(gate, torch.full_like(gate, limit))
     up = torch.minimum(torch.maximum(up, torch.full_like(up, -limit)), torch.full_like(up, limit))
     return gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
@@ -243,7 +259,7 @@ def routed(spec: ModelSpec, block: int, own: Part, tokens: Tensor, routing: Rout
     logits = own.inside("router").linear(tokens)
     scores = logits.softmax(-1) if router.scores == "softmax" else logits.sigmoid()
     with torch.no_grad():
-        chosen = choices_of(experts, scores, own.get("correction"))
+        chosen = choices_of(experts, scores, own.get("correction"), routing)
     taken = scores * chosen
     if router.normalized:
         taken = taken / taken.sum(-1, keepdim=True)
@@ -257,10 +273,14 @@ def routed(spec: ModelSpec, block: int, own: Part, tokens: Tensor, routing: Rout
     if routing.capacity is None:
         return taken
     most = math.ceil(routing.capacity * len(tokens) * experts.active / experts.count)
-    return taken * with_room(taken.detach(), most)
+    # One expert that gets the whole of a token gives all of them the same weight.
+    is_even = router.normalized and experts.active == 1
+    return taken * with_room(taken.detach(), most, None if is_even else routing)
 
 
-def choices_of(experts: Experts, scores: Tensor, correction: Tensor | None) -> Tensor:
+def choices_of(
+    experts: Experts, scores: Tensor, correction: Tensor | None, routing: Routing
+) -> Tensor:
     """1 for each expert (S, E) that a token chooses, 0 for others."""
     router = experts.router
     own = scores if correction is None else scores + correction
@@ -268,18 +288,28 @@ def choices_of(experts: Experts, scores: Tensor, correction: Tensor | None) -> T
     if router.groups > 1:
         grouped = own.view(len(own), router.groups, size)
         best = grouped.sort(-1, descending=True)[0][..., : router.best_of_group].sum(-1)
+        routing.pass_by(gaps(best, router.active_groups))
         good = best.argsort(-1, descending=True)[:, : router.active_groups]
         places = torch.arange(experts.count) // size
         allowed = (good[:, :, None] == places).any(1)
         own = own.masked_fill(~allowed, -math.inf)
+    routing.pass_by(gaps(own, experts.active))
     first = own.argsort(-1, descending=True)[:, : experts.active]
     return torch.zeros_like(scores).scatter(1, first, 1.0)
 
 
-def with_room(taken: Tensor, most: int) -> Tensor:
+def gaps(numbers: Tensor, count: int) -> Tensor:
+    """By how much the smallest of the ``count`` largest of each row is above the next."""
+    order = numbers.sort(-1, descending=True)[0]
+    return order[..., count - 1 : count] - order[..., count : count + 1]
+
+
+def with_room(taken: Tensor, most: int, routing: Routing | None) -> Tensor:
     """1 for each token (S, E) that is among the ``most`` with the largest weights of an expert."""
     room = torch.zeros_like(taken)
     for expert, weights in enumerate(taken.T):
+        if routing is not None and (weights > 0).sum() > most:
+            routing.pass_by(gaps(weights, most))
         order = weights.argsort(descending=True, stable=True)[:most]
         room[order, expert] = 1
     return room
@@ -356,7 +386,7 @@ def rotated(spec: ModelSpec, heads: Tensor, channels: int) -> Tensor:
     frequency = spec.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
     amplitude = 1.0
     if spec.rotary_scaling is not None:
-        frequency = slowed(frequency, spec.rotary_base, spec.rotary_scaling)
+        frequency = slowed(frequency, spec.rotary_base, spec.rotary_scaling, tokens=heads.shape[1])
         amplitude = spec.rotary_scaling.amplitude
     angle = torch.arange(heads.shape[1], dtype=torch.float64)[:, None, None] * frequency
     first, second, rest = heads.split([half, half, heads.shape[-1] - channels], -1)
@@ -365,8 +395,16 @@ def rotated(spec: ModelSpec, heads: Tensor, channels: int) -> Tensor:
     return torch.cat([*turned, rest], -1)
 
 
-def slowed(frequency: Tensor, base: float, scaling: RotaryScaling) -> Tensor:
-    """Frequencies that are divided by a factor, all or those of slow channels."""
+def slowed(frequency: Tensor, base: float, scaling: RotaryScaling, *, tokens: int) -> Tensor:
+    """Frequencies that are divided by a factor, all or those of slow channels, or where sequences
+    have more tokens than those of the first training."""
+    is_longer = tokens > scaling.positions
+    if scaling.kind == "dynamic":
+        # The slowest channel turns slower by how much the sequence, so stretched, is too long.
+        slowest = 1 + scaling.factor * (tokens / scaling.positions - 1) if is_longer else 1.0
+        return frequency * slowest ** (-torch.arange(len(frequency)) / (len(frequency) - 1))
+    if scaling.kind == "longrope":
+        return frequency / torch.tensor(scaling.long if is_longer else scaling.short).double()
     if scaling.kind == "linear":
         return frequency / scaling.factor
     length = 2 * math.pi / frequency

@@ -28,6 +28,7 @@ from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
 from runtime.engine.streams.device_streams import SimulatedStreams  # noqa: E402
 from runtime.models.families import model_of  # noqa: E402
+from runtime.runnable import check_model  # noqa: E402
 from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     CPU,
@@ -159,6 +160,32 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
         },
     ),
+    "Llama with a larger base for longer sequences": (
+        "LlamaConfig",
+        {
+            **GROUPED,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+        },
+    ),
+    **{
+        f"Llama with longrope, trained with {positions} tokens first": (
+            "LlamaConfig",
+            {
+                **GROUPED,
+                "rms_norm_eps": 1e-5,
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 10000.0,
+                    "short_factor": [1.0, 1.1, 1.3, 1.7],
+                    "long_factor": [1.0, 2.5, 6.0, 30.0],
+                    "original_max_position_embeddings": positions,
+                },
+            },
+        )
+        for positions in (8, 32)
+    },
     "GPT-2": ("GPT2Config", {"n_inner": 48, "max_position_embeddings": 16}),
     "Falcon": (
         "FalconConfig",
@@ -332,10 +359,12 @@ def test_blocks_for_later_tokens_may_be_left_out(tmp_path: Path) -> None:
 
 
 def test_rotary_embedding_that_is_rescaled_otherwise_is_refused(tmp_path: Path) -> None:
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0}
+    rope = {"rope_type": "proportional", "rope_theta": 10000.0, "factor": 4.0}
     work = saved(tmp_path, rope_parameters=rope)
-    with pytest.raises(InputError, match=r"rope_type longrope is not known here: give .* yarn"):
+    with pytest.raises(InputError, match=r"rope_type proportional is not known here: give .* yarn"):
         check_checkpoint(work, TensorFolder(tmp_path))
+    with pytest.raises(InputError, match=r"not yet trained: rotary_scaling other, .*: give a kind"):
+        check_model(work)
 
 
 def test_a_plan_without_the_checkpoint_s_scaling_is_refused(tmp_path: Path) -> None:

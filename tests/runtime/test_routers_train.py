@@ -70,6 +70,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
         "best_of_group": 1,
     },
     "sigmoids as they are": {"scores": "sigmoid", "normalized": False},
+    "Llama 4's": {"scores": "sigmoid", "normalized": False, "weighs_inputs": True},
     "balanced softmax": {"balance_loss": 0.5, "z_loss": 0.1},
     "balanced sigmoids": {**DEEPSEEK, "balance_loss": 0.5, "z_loss": 0.1},
 }
@@ -248,6 +249,18 @@ FAULTS: dict[str, tuple[Any, str, str, str, float | None]] = {
         *("tensor ranks that send a part each", None),
     ),
 }
+
+
+def test_weights_of_what_experts_take_train_under_a_plan() -> None:
+    """With those of what they make beside them the same model would train otherwise."""
+    work = of_router("Llama 4's", capacity=0.75)
+    check(work, PLANS["tensor ranks that send a part each"])
+    others = of_router("Llama 4's", experts={"router": {**ROUTERS["Llama 4's"], **BEHIND}})
+    with pytest.raises(AssertionError):
+        assert_alike(plainly(work, start=spread), plainly(others, start=spread))
+
+
+BEHIND = {"weighs_inputs": False}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -119,6 +119,7 @@ def calls_of(
             learns_positions=learns_positions,
             has_head_norms=workload.model.qk_norm,
             experts=model.experts,
+            routed=frozenset(one + 1 for one in range(model.layers) if model.has_experts_in(one)),
             drops=workload.expert_capacity is not None,
             further=model.further_tokens,
             blocks=model.layers,
@@ -214,8 +215,8 @@ class _NotingRanks:
 class _Stage:
     """The calls of a stage's tasks.
 
-    ``sums`` is a block's number of sums over tensor-parallel ranks, forward or backward. The head
-    of a model of so many ``blocks`` predicts ``further`` tokens.
+    ``sums`` is a block's number of sums over tensor-parallel ranks, forward or backward. Layers of
+    ``routed`` have experts. The head of a model of so many ``blocks`` predicts ``further`` tokens.
     """
 
     topology: Topology
@@ -224,6 +225,7 @@ class _Stage:
     learns_positions: bool = False
     has_head_norms: bool = False
     experts: Experts | None = None
+    routed: frozenset[int] = frozenset()
     drops: bool = False
     further: int = 0
     blocks: int = 0
@@ -254,11 +256,11 @@ class _Stage:
         return (call, replace(call, group=f"{group} experts", what=what))
 
     def _has_experts(self, op: Op) -> bool:
-        """Whether a layer has experts: the first blocks may have none, those of heads for further
-        tokens are as the last."""
+        """Whether a layer has experts: some blocks may have none, those of heads for further tokens
+        are as the last."""
         if self.experts is None or not self._has_blocks(op):
             return False
-        return min(op.layer, self.blocks) > self.experts.dense_blocks
+        return min(op.layer, self.blocks) in self.routed
 
     def _has_blocks(self, op: Op) -> bool:
         """Whether a layer is a block, or a head with blocks for further tokens."""

@@ -66,7 +66,7 @@ class RouterNotes:
     ) -> None:
         self.share_of_loss = share_of_loss
         self.experts = spec.experts
-        first = 0 if spec.experts is None else spec.experts.dense_blocks
+        first = next((one for one in range(spec.layers) if spec.has_experts_in(one)), 0)
         blocks = 0 if spec.experts is None else spec.layers + spec.further_tokens - first
         count = 0 if spec.experts is None else spec.experts.count
         self._first, self._layers = first, spec.layers
