@@ -18,6 +18,7 @@ from runtime.engine.streams.device_streams import SimulatedStreams
 from runtime.engine.training import Training
 from tests.runtime import split_models
 from tests.runtime.worlds import (
+    EPSILON,
     LEARNING_RATE,
     MIXED,
     OVERFLOWING,
@@ -30,7 +31,7 @@ from tests.runtime.worlds import (
     workload,
 )
 
-CLIPPING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, clip_norm=0.3)
+CLIPPING = Training(learning_rate=LEARNING_RATE, epsilon=EPSILON, clip_norm=0.3)
 Case = tuple[Workload, Plan, Training]
 
 

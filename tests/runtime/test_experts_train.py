@@ -33,6 +33,7 @@ from runtime.engine.work import shared_vectors  # noqa: E402
 from runtime.runnable import check_runnable  # noqa: E402
 from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
+    EPSILON,
     LEARNING_RATE,
     MIXED,
     STEPS,
@@ -52,7 +53,7 @@ from tests.runtime.worlds import (  # noqa: E402
 )
 from tests.sweep import sweep  # noqa: E402
 
-CLIPPING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, clip_norm=0.3)
+CLIPPING = Training(learning_rate=LEARNING_RATE, epsilon=EPSILON, clip_norm=0.3)
 # Routers and experts of weights so large that tokens go to experts in unlike numbers.
 SPREAD = 8.0
 
@@ -131,6 +132,17 @@ def test_offloaded_experts_train_as_in_a_plain_model(kind: int) -> None:
     offload = ratios(*(0.5 if one == kind else 0.0 for one in range(4)))
     one = stage(3, data_parallel=2, expert_parallel=2, zero=kind, offload=offload)
     check(WHOLE, one, progress="lazy")
+
+
+@pytest.mark.parametrize("pattern", sweep(["DA", "ADD"], first=1))
+def test_blocks_with_experts_that_take_turns_with_plain_ones_train(pattern: str) -> None:
+    """Of Llama 4's larger model every other block has experts."""
+    work = of_experts(layers=4, shared_ffn=20, pattern=pattern, qk_norm=True)
+    stages = (
+        stage(2, data_parallel=2, micro_batch=1, expert_parallel=2, zero=2, offload=MIXED),
+        stage(2, tensor_parallel=2, expert_tensor_parallel=2, zero=1, checkpointed_layers=1),
+    )
+    check(work, *stages, micro_batches=4, training=CLIPPING)
 
 
 @pytest.mark.parametrize("order", ["interleaved-2", "zb-v"])

@@ -24,6 +24,7 @@ from runtime.runnable import check_runnable  # noqa: E402
 from tests.runtime import worlds  # noqa: E402
 from tests.runtime.program_races import without_wait  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
+    EPSILON,
     LEARNING_RATE,
     MIXED,
     ON_HOST,
@@ -116,7 +117,7 @@ def test_clipping_and_a_learning_rate_over_time_are_those_of_a_plain_run(on_host
     work = workload("gpt", biases=True, tied_embeddings=True)
     training = Training(
         learning_rate=LEARNING_RATE,
-        epsilon=1e-6,
+        epsilon=EPSILON,
         decay="cosine",
         warmup_steps=2,
         total_steps=4,
@@ -172,9 +173,8 @@ def test_a_run_with_an_overflow_is_a_plain_run_that_leaves_the_step_out(
     assert_alike(found, plainly(work, OVERFLOWING))
 
 
-# The norm of what begins at zero is that of three updates alone, and Adam's update turns on the
-# rounding of a gradient that is no larger than epsilon: a single such element shows.
-TOLERANCE_FROM_ZERO = 2e-5
+# The norm of what begins at zero is that of three updates alone, beside which rounding is more.
+TOLERANCE_FROM_ZERO = 2e-6
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "falcon"])

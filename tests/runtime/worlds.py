@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import isclose
+from math import inf, isclose
 from typing import Any
 from zlib import crc32
 
@@ -32,22 +32,26 @@ Start = Callable[..., Tensor]
 CPU = torch.device("cpu")
 SEED = 7
 STEPS = 3
-# Adam's update turns on the rounding of a gradient that is no larger than epsilon; what that does
-# to a weight grows with the learning rate: 3e-4 and one such element bring a tensor past 1e-6.
-LEARNING_RATE = 1e-4
-TRAINING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, dropout_seed=5)
+# Adam's update is no steeper in a gradient than learning rate / epsilon. Where they are equal a
+# weight is as near to another run's as its gradients are. A smaller epsilon magnifies the rounding
+# of gradients that cancel out, and hides errors of large ones, whose updates are the learning rate
+# whatever their size: gradients a thousandth too large change no tensor by 1e-6 at 1e-6.
+LEARNING_RATE = EPSILON = 1e-4
+TRAINING = Training(learning_rate=LEARNING_RATE, epsilon=EPSILON, dropout_seed=5)
 # The first step's gradients overflow when they are squared, those of later ones do not.
-OVERFLOWING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, loss_scale=2.0**65)
+OVERFLOWING = Training(learning_rate=LEARNING_RATE, epsilon=EPSILON, loss_scale=2.0**65)
 ON_HOST = replace(TRAINING, steps_on_host=True)
 TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trained:
-    """Losses of all steps, and the weights after the last."""
+    """Losses of all steps, and the weights after the last; of a plain run, also how near it came
+    to a place where the model jumps (``Routing.nearest``)."""
 
     reports: Sequence[Report]
     weights: dict[str, Tensor]
+    nearest: float = inf
 
     @property
     def losses(self) -> list[float]:
@@ -126,7 +130,7 @@ def _plainly(work: Workload, said: str, training: Training, steps: int, start: S
         eps=training.epsilon,
         weight_decay=training.weight_decay,
     )
-    reports = []
+    reports, nearest = [], inf
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = training.learning_rate_at(step)
         optimizer.zero_grad()
@@ -134,6 +138,7 @@ def _plainly(work: Workload, said: str, training: Training, steps: int, start: S
         routing = Routing(capacity=work.expert_capacity)
         known, batch = {**weights, **corrections}, given(work, sequences(work, step))
         loss = loss_of(work.model, known, *batch, masks, routing=routing)
+        nearest = min(nearest, routing.nearest)
         (loss + routing.loss).backward()
         norm = torch.nn.utils.clip_grad_norm_(weights.values(), training.clip_norm or float("inf"))
         skipped = training.loss_scale is not None and step == 0
@@ -151,7 +156,7 @@ def _plainly(work: Workload, said: str, training: Training, steps: int, start: S
             )
         )
     trained = {name: one.detach() for name, one in (weights | corrections).items()}
-    return Trained(reports=reports, weights=trained)
+    return Trained(reports=reports, weights=trained, nearest=nearest)
 
 
 def by_plan(
