@@ -12,7 +12,15 @@ from mistlab.core.units import GIB_BYTES
 from mistlab.core.values import InputError, refuse, reject
 from mistlab.cost.memory import allocator_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.economy.bill import model_parameters
-from mistlab.job.job import Job, fields_of, groups_named, hardware_from, load_job, model_from
+from mistlab.job.job import (
+    Job,
+    fields_of,
+    groups_named,
+    hardware_from,
+    load_job,
+    model_from,
+    network_from,
+)
 from mistlab.job.prediction import (
     MemoryByClass,
     MemoryByPhase,
@@ -52,9 +60,12 @@ def check_equal(job: Job, path: Path) -> None:
         reject(f"{path}: cluster.hardware: {job.cluster.name}: {EQUAL_NODES}")
 
 
-def numbers_of(options: argparse.Namespace) -> Mapping[str, float]:
-    """The numbers of the cluster that options give."""
+def numbers_of(options: argparse.Namespace) -> Mapping[str, Any]:
+    """The numbers of the cluster that options give, and its network."""
     given = {name: getattr(options, name, None) for name in OF_CLUSTER}
+    if isinstance(given["network"], str):
+        with as_options():
+            given["network"] = network_from(given["network"], Path())
     return {name: number for name, number in given.items() if number is not None}
 
 
@@ -77,7 +88,7 @@ def check_beside_plan(line: Sequence[str], beside: Iterable[str], where: str) ->
         reject(f"{where}: the plan says itself what {', '.join(given)} would: leave that out")
 
 
-def on_cluster_with(job: Job, numbers: Mapping[str, float]) -> Job:
+def on_cluster_with(job: Job, numbers: Mapping[str, Any]) -> Job:
     """A job on a cluster with other numbers, where options give them."""
     if not numbers:
         return job

@@ -119,6 +119,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "from a node to others, all its network cards together, in place of the "
         "hardware's: 8 cards of 400 Gb/s are 400 (default: the hardware's)",
     },
+    "--network": {
+        "metavar": "FILE.yaml",
+        "help": "tiers of links above nodes (leaves, spines, sites): their rates, oversubscription "
+        "and latencies (default: all nodes reach one another at the hardware's rate)",
+    },
     "--space": {"help": "which plans may be chosen: 3d, mist, wide, ..., or a file"},
     "--engine": {
         "choices": names_for_plans(),
@@ -160,8 +165,12 @@ TRAINED: Mapping[str, Any] = {
     "gradients": None,
     "reduction": None,
 }
-# Numbers of the cluster for which some commands have options, in place of the hardware's.
-OF_CLUSTER = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
+# What some commands have options for of the cluster: numbers in place of the hardware's, and the
+# file of its network.
+OF_CLUSTER = (
+    *("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
+    "network",
+)
 
 
 class NoAnswerError(InputError):

@@ -254,6 +254,7 @@ MACHINE_COMMANDS: dict[str, Group] = {
             {"out": Path("runs/measured_runs")},
             option("tables", **path("TABLE.csv"), nargs="+"),
             option("--profile", "a cluster's profile", "none", metavar="NAME"),
+            option("--name", "name of the page and of its picture", "runs"),
             option(
                 "--sureness",
                 "also write the shares of bounds by kind of run, for the catalogue",

@@ -333,12 +333,13 @@ def predict(
     simulator: str = "symbolic",
     measured_step: float | None = None,
     measured_gib: float | None = None,
-    **cluster: float,
+    **cluster: Any,
 ) -> PredictedPlan:
     """A plan's time with bounds, memory, and whether it fits.
 
     ``cluster`` has numbers in place of the plan's own: ``keep_free_gib``,
-    ``intra_node_gbytes_per_s``, ``inter_node_gbytes_per_s``. A measured step is held against the
+    ``intra_node_gbytes_per_s``, ``inter_node_gbytes_per_s``, and the path of a ``network`` file. A
+    measured step is held against the
     prediction.
     """
     job, name = _job(plan, cluster)
@@ -357,7 +358,7 @@ def predict_many(
     simulator: str = "symbolic",
     measured_step: float | None = None,
     measured_gib: float | None = None,
-    **cluster: float,
+    **cluster: Any,
 ) -> PredictedPlans:
     """Several plans predicted; a measured step is that of the first, by which the others are
     corrected."""
@@ -377,7 +378,7 @@ def predict_many(
     return PredictedPlans(tuple(corrected))
 
 
-def explain(plan: PlanLike, **cluster: float) -> ExplainedPlan:
+def explain(plan: PlanLike, **cluster: Any) -> ExplainedPlan:
     """Where the time of a plan's iteration goes: parts that add up to it."""
     job, _ = _job(plan, cluster)
     return ExplainedPlan(job=job, breakdown=breakdown_of(job))
@@ -398,7 +399,7 @@ def tune(  # noqa: PLR0913 (all by name)
     searcher: str | None = None,
     budget_seconds: float | None = None,
     seed: int = 0,
-    **cluster: float,
+    **cluster: Any,
 ) -> TunedPlan:
     """The fastest plan that fits, what is proven of it, and its prediction.
 
@@ -427,7 +428,7 @@ def tune(  # noqa: PLR0913 (all by name)
     return TunedPlan.of(bench, entry, entry.answer)
 
 
-def will_it_fit(plan: PlanLike, **cluster: float) -> FittingPlan:
+def will_it_fit(plan: PlanLike, **cluster: Any) -> FittingPlan:
     """Whether a plan fits, and the cheapest change that makes it fit."""
     job, name = _job(plan, cluster)
     asked, cheapest = cheapest_change(job)
@@ -512,7 +513,7 @@ def names() -> Mapping[str, Sequence[str]]:
     }
 
 
-def _job(plan: PlanLike, cluster: Mapping[str, float]) -> tuple[Job, str]:
+def _job(plan: PlanLike, cluster: Mapping[str, Any]) -> tuple[Job, str]:
     """The job that a plan is, with other numbers of its cluster, and its name."""
     if isinstance(plan, Job):
         job, name = plan, "plan"
@@ -520,7 +521,7 @@ def _job(plan: PlanLike, cluster: Mapping[str, float]) -> tuple[Job, str]:
         job, name = job_from_mapping(plan), "plan"
     else:
         job, name = load_job(Path(plan)), str(plan)
-    known = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
+    known = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s", "network")
     for option in cluster:
         if option not in known:
             reject(f"{option}: is unknown{near_matches(option, known)}")

@@ -12,9 +12,10 @@ from time import perf_counter
 
 from experiments.cli.commandline import as_options, batch_status, print_json, progress
 from experiments.measured.errors import error_lines
+from experiments.measured.group_errors import summary
 from experiments.runs.configuration import Configuration, configuration_of
 from experiments.runs.dialects.dialect import row_of
-from experiments.runs.judged import check_measured
+from experiments.runs.judged import check_measured, judged
 from experiments.runs.run_jobs import RunJob, job_of, ways_of
 from experiments.runs.run_row import Recomputation
 from experiments.runs.run_sureness import RunAnswer, answered, is_far_too_full, nearly_fills
@@ -69,6 +70,9 @@ def predict_rows(options: argparse.Namespace) -> int:
             unreadable += 1
     if kept:
         print("\n".join(error_lines([(one.row, one.answer) for one in kept])))
+        grouped = [judged(one.row, one.answer) for one in kept if one.row.cells.get("group")]
+        if grouped:
+            print(summary(grouped))
     return batch_status(
         len(options.tables), unreadable, all_answered=is_answered and not unreadable
     )

@@ -9,6 +9,7 @@ from statistics import mean, median
 
 from experiments.cli.commandline import DONE, as_options, progress, writable
 from experiments.measured.errors import ERROR_FORMS, error_cells
+from experiments.measured.group_errors import group_lines
 from experiments.measured.predict_runs import RowPredictor
 from experiments.pages.page_tables import write_page
 from experiments.pages.study import beside
@@ -112,7 +113,7 @@ def report(options: argparse.Namespace) -> int:
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
     plain = _tables(options.tables, RowPredictor())
-    words = "\n\n".join(beside("report_runs"))
+    words = "\n\n".join(beside("report_runs")).replace("(runs.svg)", f"({options.name}.svg)")
     page = [f"{words}\n", *_summary("All tables", plain), *left_out_lines(plain)]
     if options.sureness is not None:
         write_sureness(plain, options.sureness)
@@ -127,10 +128,10 @@ def report(options: argparse.Namespace) -> int:
     page += _parts("without a profile", _of_profiles(plain))
     for name, rows in plain:
         page += _details(name, rows)
-    path = writable(options.out / "runs.md", "folder")
+    path = writable(options.out / f"{options.name}.md", "folder")
     with naming(path):
         write_page(path, "\n".join(page))
-    draw(plain, options.out / "runs.svg")
+    draw(plain, options.out / f"{options.name}.svg")
     progress(f"{path} written")
     return DONE
 
@@ -161,6 +162,7 @@ def _summary(title: str, tables: Tables) -> Iterator[str]:
 def _details(title: str, rows: Sequence[Judged]) -> Iterator[str]:
     """A table's section: orders, failures, repeats, groups and refusals."""
     yield f"## {title}\n"
+    yield from group_lines(rows)
     yield from _ranking(rows)
     if any(one.failed for one in rows):
         told = separation(rows)

@@ -67,10 +67,14 @@ def lines(breakdown: Breakdown) -> list[str]:
     busiest = breakdown.stages[breakdown.busiest_stage]
     rows = [["where a GPU's time goes", "s", "share"]]
     of_stage = [f"stage {breakdown.busiest_stage}, the busiest: s"]
+    tiers = {one.part: one.tier for one in breakdown.tiers}
     for name in PARTS:
         seconds = getattr(mean, name), getattr(busiest, name)
         if max(seconds) >= NEGLIGIBLE * whole_s:
-            rows.append([WORDS[name], f"{seconds[0]:.3f}", f"{seconds[0] / whole_s:.1%}"])
+            bound = f", bound by tier {tiers[name]}" if name in tiers else ""
+            rows.append(
+                [f"{WORDS[name]}{bound}", f"{seconds[0]:.3f}", f"{seconds[0] / whole_s:.1%}"]
+            )
             of_stage.append(f"{seconds[1]:.3f}")
     rows.append(["the iteration", f"{whole_s:.3f}", "100.0%"])
     of_stage.append(f"{busiest.total_s:.3f}")
@@ -272,7 +276,7 @@ def predicted(
     simulator: str = "symbolic",
     *,
     drawn: bool = False,
-    numbers: Mapping[str, float] = MappingProxyType({}),
+    numbers: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[PlanAnswer]:
     """The answers to plan files, in order; plans of one workload and cluster go through together.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from experiments.runs.dialects.dialect import row_of
 from experiments.runs.dialects.gpu_names import Gpus, gpus_of
+from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
 from experiments.runs.run_row import Recomputation, RunRow
 from experiments.runs.runs_table import TableRow
 from experiments.runs.shapes import Shape, replicated, shape_of
@@ -80,6 +81,7 @@ class Configuration:
     states: States = "mixed"
     optimizer: Optimizer = "adamw"
     unsaid: tuple[str, ...] = ()
+    elsewhere: KeptElsewhere = ALL_KEPT
 
     @property
     def global_batch(self) -> int:
@@ -124,7 +126,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
     experts, parts = _expert_degrees(row, experts_of(shape, row), degrees["tp"], engine)
     num_gpus, data = _ranks(row, degrees, experts * parts, notes)
     experts = _divisor(experts, degrees["tp"] * degrees["cp"] * data, parts, notes)
-    micro_batch, sequence_length = _sequences(row, notes)
+    micro_batch, sequence_length = _sequences(row, degrees["cp"], notes)
     of_step = _micro_batches(row, micro_batch, data, notes)
     at_once = batches_at_once(row, micro_batch, of_step, degrees["pp"])
     recompute = recomputation_of(row, shape.model, notes)
@@ -170,6 +172,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         loss=row.loss,
         states=row.states,
         optimizer=_optimizer(row, engine),
+        elsewhere=KeptElsewhere.of_row(row, of_step),
         unsaid=() if is_assumed or order else unsaid_of(row, engine, degrees["pp"]),
     )
 
@@ -232,14 +235,14 @@ def _degree(row: RunRow, name: str, notes: list[str]) -> int:
 
 
 def _check_offload(row: RunRow, notes: list[str]) -> None:
-    """Note what no plan of these engines can say: activations or states in host memory."""
+    """Note what the times of a prediction do not have: copies of states to and from the host."""
     if row.offload:
-        notes.append(f"predicted without offload ({row.offload_text})")
+        notes.append(f"times are predicted without offload ({row.offload_text})")
     elif row.offload_text and row.offload is None:
         refuse("offload", f"{shown(row.offload_text)} cannot be read: give none, or activations")
 
 
-def _sequences(row: RunRow, notes: list[str]) -> tuple[int, int]:
+def _sequences(row: RunRow, context: int, notes: list[str]) -> tuple[int, int]:
     """The sequences of a micro-batch, and the tokens of a sequence."""
     micro_batch, sequence_length = (
         row.count("micro_batch"),
@@ -249,6 +252,14 @@ def _sequences(row: RunRow, notes: list[str]) -> tuple[int, int]:
         refuse("sequence_length", "is empty: give the tokens of a sequence")
     if micro_batch is None:
         notes.append(ASSUMED_MICRO_BATCH)
+    longest = row.longest_sample
+    if longest is not None and longest < sequence_length:
+        notes.append(f"sequence_length is a cap: samples of {longest} tokens at most assumed")
+        sequence_length = longest
+    parts = 2 * context
+    if context > 1 and row.text("sp_ulysses") and sequence_length % parts:
+        sequence_length = -(-sequence_length // parts) * parts
+        notes.append(f"sequences are padded to {sequence_length} tokens for {context} ranks")
     return micro_batch or 1, sequence_length
 
 

@@ -89,9 +89,26 @@ def judged(row: TableRow, answer: RunAnswer) -> Judged:
     return Judged(
         row=row,
         answer=answer,
-        measured_s=_measured(row.cells, "step_s"),
+        measured_s=_seconds(row.cells, answer),
         measured_gib=_measured(row.cells, "memory_gib"),
     )
+
+
+def _seconds(cells: Mapping[str, str], answer: RunAnswer) -> float | None:
+    """The seconds of a step. In tables that tell how lengths are known, those of exact lengths,
+    where a rate or the seconds of a micro-batch may stand for a step's."""
+    step_s = _measured(cells, "step_s")
+    lengths = row_of(cells).lengths
+    if lengths != "exact":
+        return None if lengths else step_s
+    rate = _measured(cells, "tokens_per_s_per_gpu")
+    if step_s is None and rate is not None:
+        tokens = answer.sequences * (_measured(cells, "sequence_length") or 0.0)
+        return tokens / (rate * (_measured(cells, "gpus") or 1.0)) or None
+    micro_s = _measured(cells, "micro_s")
+    if step_s is None and micro_s is not None:
+        return micro_s * (_measured(cells, "grad_accumulation") or 1.0)
+    return step_s
 
 
 def _measured(cells: Mapping[str, str], column: str) -> float | None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.runs.configuration import ASSUMED_MICRO_BATCH, GPUS_OF_A_NODE, Configuration
 from experiments.runs.dialects.gpu_names import Gpus
+from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
 from experiments.runs.shapes import Shape
 from mistlab import catalog
 from mistlab.core.values import refuse, shown
@@ -226,6 +227,7 @@ class RunJob:
     times: int = 1
     unrunnable: str = ""
     saves_unsaid: bool = False
+    elsewhere: KeptElsewhere = ALL_KEPT
 
 
 def job_of(
@@ -250,8 +252,9 @@ def job_of(
         "expert_parallel": run.expert_parallel,
         "expert_tensor_parallel": run.expert_tensor_parallel,
     }
+    on_host = run.elsewhere.of_stages if _leaves_inputs_alone(run) else {}
     stages = tuple(
-        StagePlan.of_values({"layers": layers, **mesh, **recomputed(run, layers)})
+        StagePlan.of_values({"layers": layers, **mesh, **on_host, **recomputed(run, layers)})
         for layers in blocks
     )
     network = run.node_gbytes_per_s
@@ -271,7 +274,13 @@ def job_of(
         times=run.fillings,
         unrunnable=unrunnable(run, blocks),
         saves_unsaid=run.saves_unsaid,
+        elsewhere=run.elsewhere,
     )
+
+
+def _leaves_inputs_alone(run: Configuration) -> bool:
+    """Whether blocks keep their inputs alone, and an engine can have these on the host."""
+    return run.recompute.way == "full" and ENGINES[run.engine].offloads_activations
 
 
 def _overlaps(run: Configuration) -> bool:

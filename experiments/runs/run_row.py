@@ -25,6 +25,7 @@ Recomputed = Literal[
     "unknown",
     "",
 ]
+Lengths = Literal["exact", "other", ""]
 # The stage whose peak of memory was measured.
 PeakOf = Literal["first", "last", "fullest"]
 
@@ -97,6 +98,18 @@ class RunRow:
     replicas: int | None = None
     shards: int | None = None
     shards_in_node: bool = False
+
+    # What lies on the host; gradients that come with the backward pass; a step that is in it.
+    weights_on_host: bool = False
+    gradients_on_host: bool = False
+    optimizer_on_host: bool = False
+    activations_on_host: bool = False
+    late_gradients: bool = False
+    steps_in_backward: bool = False
+    # How lengths are known, in tables that tell it: exactly, or otherwise.
+    lengths: Lengths = ""
+    # The longest sample of usual data sets, where a row tells only what lengths are cut off at.
+    longest_sample: int | None = None
 
     precision: str = ""
     offload: bool | None = None

@@ -20,7 +20,7 @@ from mistlab.cost.confidence import (
     bounds_of,
     known_sureness,
 )
-from mistlab.cost.memory import room_bytes
+from mistlab.cost.memory import room_bytes, room_of_plan
 from mistlab.engines.engine import ENGINES
 from mistlab.job.prediction import Prediction, StagePrediction
 
@@ -210,6 +210,9 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     """The answer with the prediction of a run; a GPU that is nearly full is a note."""
     workload, cluster, engine = found.job.workload, found.job.cluster, found.job.plan.engine
     notes, more = found.notes, list[str]()
+    if not found.elsewhere.is_plain:
+        room = room_of_plan(cluster, found.job.plan)
+        prediction = found.elsewhere.applied(prediction, lambda stage: float(room[stage]))
     if found.times > 1:
         prediction = _repeated(prediction, found.times)
         more.append(f"the pipeline fills and drains {found.times} times a step")

@@ -24,9 +24,12 @@ from mistlab.machine.hardware import (
 
 # Doublings that count as much as another architecture, another line of GPUs, one that is older (its
 # rates grow less well than a newer one's shrink), and another maker.
-OTHER_ARCHITECTURE, OTHER_LINE, OLDER, OTHER_MAKER = 1.0, 1.0, 1.0, 8.0
+OTHER_ARCHITECTURE, OTHER_LINE, OLDER, OTHER_MAKER = 1.0, 4.0, 1.0, 8.0
 # Groups that belong to links.
 LINKS = ("interference", "transfers")
+# A generation makes so much more of a watt: rates of products a watt, measured, grow by 1.58 from
+# A100 to H100 and by 1.16 from H100 to B200.
+A_WATT = 1.36
 # The most of its peak that a GPU keeps up in large products.
 MOST_OF_PEAK = 0.85
 # Groups whose numbers are scaled; the others are taken as they are.
@@ -151,12 +154,14 @@ def _between_architectures(hardware: Hardware, other: Hardware, *, by_links: boo
 def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Compute:
     """Rates of one GPU's operators on another GPU, by the figures of their datasheets.
 
-    Arithmetic is bound by the peak and by the power that the board draws: its rate grows with the
-    root of the product of both, and stays below ``MOST_OF_PEAK`` or the lender's share of it.
-    Products in a precision that only one of them has are left out: they take another's rate.
+    Arithmetic is bound by the peak and by the power that the board draws, of which newer GPUs of a
+    line make more: its rate grows with the root of the product of both, and stays below
+    ``MOST_OF_PEAK`` or the lender's share of it. Products in a precision that only one of them has
+    are left out: they take another's rate.
     """
     memory = hardware.gpu.memory_gbytes_per_s / lender.gpu.memory_gbytes_per_s
     power = (hardware.gpu.board_watts or 0.0) / (lender.gpu.board_watts or 1.0)
+    power *= A_WATT ** _generations(hardware, lender)
 
     def arithmetic(tflops: float, mine: float, its: float) -> float:
         by_peak = tflops * mine / its
@@ -177,6 +182,16 @@ def scaled_compute(compute: Compute, lender: Hardware, hardware: Hardware) -> Co
         )
 
     return replace(compute, rates=tuple(rate for one in compute.rates if (rate := scaled(one))))
+
+
+def _generations(hardware: Hardware, lender: Hardware) -> int:
+    """The generations by which a GPU is newer than a lender of its line; lines differ in more."""
+    mine, its = hardware.gpu.architecture, lender.gpu.architecture
+    if mine is None or its is None:
+        return 0
+    own, lent = ARCHITECTURES[mine], ARCHITECTURES[its]
+    is_alike = (own.maker, own.line) == (lent.maker, lent.line)
+    return own.generation - lent.generation if is_alike else 0
 
 
 def _precision_of(operators: str) -> str:

@@ -24,11 +24,12 @@ from mistlab.cost.side_by_side import LINK, until
 from mistlab.cost.slot_work import SlotWork, slot_ends
 from mistlab.cost.stage import StageSlots, StageTimeModel, split_seconds
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
-from mistlab.graph.graph import PHASES
+from mistlab.graph.graph import PHASES, Collective
 from mistlab.graph.symbols import layer_columns, size_columns
 from mistlab.job.job import Job
-from mistlab.job.prediction import Breakdown, StepParts
+from mistlab.job.prediction import BindingTier, Breakdown, StepParts
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.network.tiers import NODE
 from mistlab.plan.plan import Plan
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.slots import PHASES as PASS_PHASES
@@ -114,6 +115,14 @@ EXCHANGED = {
     "tensor_exchange_s": ("tensor",),
     "context_exchange_s": ("context",),
     "expert_exchange_s": ("experts", "expert tensor"),
+}
+# The group and the collective that stand for what ranks send in a part.
+_SENT_BY: Mapping[str, tuple[str, Collective]] = {
+    "tensor_exchange_s": ("tensor", "all_reduce"),
+    "context_exchange_s": ("context", "all_gather"),
+    "expert_exchange_s": ("experts", "all_to_all"),
+    "data_parallel_s": ("reduce", "all_reduce"),
+    "averaging_s": ("state replicas", "all_reduce"),
 }
 NAMES = (
     *("products_s", "attention_s", "memory_bound_s", "recomputation_s"),
@@ -247,7 +256,31 @@ def breakdown_of(job: Job, whole_s: float | None = None) -> Breakdown:
         found |= {**differences, "imbalance_s": _beyond(busiest_s, busy_s[index])}
         found["averaging_s"] += late_s
         stages.append(StepParts(**found))
-    return Breakdown.of(tuple(stages), tuple(stage.num_gpus for stage in job.plan.stages))
+    whole = Breakdown.of(tuple(stages), tuple(stage.num_gpus for stage in job.plan.stages))
+    return replace(whole, tiers=binding_tiers(job, whole.busiest_stage))
+
+
+def binding_tiers(job: Job, stage: int) -> tuple[BindingTier, ...]:
+    """The tiers that bind what ranks of a stage send to one another, and to the next stage."""
+    first = sum(before.num_gpus for before in job.plan.stages[:stage])
+    tasks = _model(job, None).models[job.cluster.group_of(first)].tasks
+    batch = StageBatch.of_plan(job.plan)
+    seconds = tasks.seconds({name: batch.value(name) for name in task_columns()})
+    found = {}
+    for part, (group, kind) in _SENT_BY.items():
+        for rows, shape in seconds.shapes.of_several(group):
+            if rows[stage]:
+                inside = part in EXCHANGED
+                found[part] = tasks.collective(kind, shape, inside_layer=inside).binding_tier
+    ahead = stage + 1 < job.plan.num_stages
+    if job.plan.num_stages > 1:
+        places = seconds.shapes.place_to_next if ahead else seconds.shapes.place_from_previous
+        place, senders = int(places[stage]), int(seconds.shapes.senders[stage])
+        at_once = int(seconds.shapes.senders_of_node[stage])
+        found["sends_s"] = tasks.send(
+            across_nodes=place != NODE, at_once=at_once, place=place, senders=senders
+        ).binding_tier
+    return tuple(BindingTier(part=part, tier=tier) for part, tier in found.items())
 
 
 def _step_and_late_s(job: Job) -> tuple[float, float]:

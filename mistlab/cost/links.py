@@ -14,57 +14,42 @@ Axes: C transfers.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.distinct import Known
 from mistlab.core.units import MICROSECONDS
 from mistlab.core.values import UncalibratedError
 from mistlab.engines.engine import ExpertExchange, Precision
 from mistlab.graph.graph import Collective
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import GroupTransfers, Line, Transfers
-from mistlab.plan.dimensions import GROUPS, axes_of, degrees, names_of, num_gpus, ranks_of
+from mistlab.network.link_times import (
+    NAMES,
+    NETWORK_HOP_S,
+    RATE_OF_TREES,
+    GroupSpread,
+    LinkTime,
+    TierTimes,
+)
+from mistlab.network.tiers import NETWORK, NODE
+from mistlab.plan.dimensions import num_gpus, ranks_of
 from mistlab.plan.workload import ModelSpec
 from mistlab.stages.stage_batch import StageBatch
+from mistlab.stages.stage_shape import by_shape
 
 Copy = Literal["host_to_device", "device_to_host"]
 
-# The latency of one hop of a collective, by the figures with which NCCL chooses between rings and
-# trees (NVIDIA/nccl, src/graph/tuning.cc: hwLat, simple protocol). Measured all-reduces inside
-# nodes give 2.1 to 2.7 microseconds a hop over NVLink and 4.8 over PCIe.
+# The latency of one hop of a collective inside a node, as that of ``NETWORK_HOP_S``. Measured
+# all-reduces inside nodes give 2.1 to 2.7 microseconds a hop over NVLink and 4.8 over PCIe.
 NVLINK_HOP_S = 3.4 * MICROSECONDS
 PCIE_HOP_S = 5.7 * MICROSECONDS
-NETWORK_HOP_S = 14.0 * MICROSECONDS
 # A node whose GPUs exchange data faster than this has NVLink.
 FASTEST_PCIE_GBYTES_PER_S = 64.0
-# The rate of a tree as a share of a ring's rate, by the same table
-# (https://github.com/NVIDIA/nccl, src/graph/tuning.cc).
-RATE_OF_TREES = 0.9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkTime:
-    """The time of a message: a latency, and seconds for each byte.
-
-    A message takes the other way ``instead``, if this is given and faster.
-    """
-
-    latency_s: float
-    s_per_byte: float
-    instead: "LinkTime | None" = None
-
-    def __call__(self, size_bytes: Floats, messages: int | Floats = 1) -> Floats:
-        """Seconds (C) of ``messages`` (C) with ``size_bytes`` (C) in all; no bytes take no time."""
-        seconds = messages * self.latency_s + size_bytes * self.s_per_byte
-        if self.instead is not None:
-            seconds = np.minimum(seconds, self.instead(size_bytes, messages))
-        return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +67,7 @@ class LinkTimes:
 
     cluster: Cluster
     transfers: Transfers
+    tiers: TierTimes | None = None
 
     @classmethod
     def of(cls, cluster: Cluster) -> "LinkTimes":
@@ -93,15 +79,31 @@ class LinkTimes:
                 "run python -m experiments.calibrate --bandwidth TABLE.csv"
             )
             raise UncalibratedError(message)
-        return cls(cluster=cluster, transfers=transfers)
+        return cls(cluster=cluster, transfers=transfers, tiers=cluster.tiers)
 
-    def collective(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> LinkTime:
-        """The time of a collective over groups of this shape."""
+    def collective(
+        self, kind: Collective, *, gpus_in_node: int, nodes: int, units: tuple[int, ...] = ()
+    ) -> LinkTime:
+        """The time of a collective over groups of this shape; ``units`` are those of each tier
+        above the network that a group lies in."""
+        if kind == "all_to_all" and nodes > 1:
+            return self.to_all(gpus_in_node=gpus_in_node, nodes=nodes, units=units)
+        over_nodes = self._over_nodes(kind, gpus_in_node, nodes)
+        if self.tiers is None or nodes == 1:
+            return over_nodes
+        shape = GroupSpread(gpus_in_node, nodes, units)
+        link = self.tiers.collective(kind, over_nodes, shape)
+        if kind != "all_reduce":
+            return link
+        inside = self._over_nodes(kind, gpus_in_node, 1)
+        summed = self.tiers.summed_in_switches(over_nodes, inside, shape)
+        return link if summed is None else replace(summed, instead=link)
+
+    def _over_nodes(self, kind: Collective, gpus_in_node: int, nodes: int) -> LinkTime:
+        """The time of a collective over nodes that no tiers divide."""
         ranks = gpus_in_node * nodes
         if ranks == 1:
             return LinkTime(latency_s=0.0, s_per_byte=0.0)
-        if kind == "all_to_all" and nodes > 1:
-            return self.to_all(gpus_in_node=gpus_in_node, nodes=nodes)
         measured = [
             one for group in self.transfers.groups if (one := _measured(group, kind)) is not None
         ]
@@ -125,7 +127,8 @@ class LinkTimes:
 
         def link(hops_s: float, s_per_byte: float, instead: LinkTime | None = None) -> LinkTime:
             latency_s = max(0.0, beyond_s + hops_s)
-            return LinkTime(latency_s=latency_s, s_per_byte=s_per_byte, instead=instead)
+            tier = self.tier_name(NETWORK if nodes > 1 else NODE)
+            return LinkTime(latency_s=latency_s, s_per_byte=s_per_byte, instead=instead, tier=tier)
 
         tree = None
         if kind == "all_reduce" and nodes > 1:
@@ -133,7 +136,14 @@ class LinkTimes:
             tree = link(self._tree_s(gpus_in_node, nodes), of_tree)
         return link(self._ring_s(kind, gpus_in_node, nodes), s_per_byte, tree)
 
-    def to_all(self, *, gpus_in_node: int, nodes: int, copies: int = 0) -> LinkTime:
+    def tier_name(self, place: int) -> str:
+        """What the tier at a place is called."""
+        network = self.cluster.network
+        return NAMES[place] if network is None else network.tiers[place].name
+
+    def to_all(
+        self, *, gpus_in_node: int, nodes: int, copies: int = 0, units: tuple[int, ...] = ()
+    ) -> LinkTime:
         """The time of an all-to-all, in which each rank sends equal parts to all others.
 
         Parts for the own node go over its links, parts for other nodes over the rank's own share of
@@ -141,36 +151,59 @@ class LinkTimes:
         many ``copies`` of tokens, a token goes to each node once.
         """
         if nodes == 1:
-            return self.collective("all_to_all", gpus_in_node=gpus_in_node, nodes=1)
+            return self._over_nodes("all_to_all", gpus_in_node, 1)
+        # The share of all nodes that a token's copies reach, over the copies for each node.
+        reached = (1 - (1 - 1 / nodes) ** copies) * nodes / copies if copies else 1.0
+        link = self._to_nodes(gpus_in_node, nodes, reached, passes_on=copies > 0)
+        if self.tiers is None:
+            return link
+        return self.tiers.to_all(link, GroupSpread(gpus_in_node, nodes, units), reached)
+
+    def _to_nodes(
+        self, gpus_in_node: int, nodes: int, reached: float, *, passes_on: bool
+    ) -> LinkTime:
+        """The time of an all-to-all over nodes that no tiers divide."""
         ranks, cluster = gpus_in_node * nodes, self.cluster
         network = cluster.inter_node_bytes_per_s / cluster.gpus_per_node
-        across = (ranks - gpus_in_node) / ranks / network
-        if copies:
-            # The share of all nodes that a token's copies reach, over the copies for each node.
-            across *= (1 - (1 - 1 / nodes) ** copies) * nodes / copies
+        across = (ranks - gpus_in_node) / ranks / network * reached
         if gpus_in_node == 1:
-            return LinkTime(latency_s=NETWORK_HOP_S, s_per_byte=across)
-        inside = self.collective("all_to_all", gpus_in_node=gpus_in_node, nodes=1)
+            tier = self.tier_name(NETWORK)
+            return LinkTime(latency_s=self._network_hop_s, s_per_byte=across, tier=tier)
+        inside = self._over_nodes("all_to_all", gpus_in_node, 1)
         # The bytes that stay in the node, or are passed on in it.
-        stay = 1.0 if copies else gpus_in_node / ranks
-        return LinkTime(
-            latency_s=inside.latency_s + NETWORK_HOP_S,
-            s_per_byte=max(across, inside.s_per_byte * stay),
+        passes_on = passes_on or (self.tiers is not None and self.tiers.forwards)
+        stay = 1.0 if passes_on else gpus_in_node / ranks
+        link = LinkTime(
+            latency_s=inside.latency_s + self._network_hop_s,
+            s_per_byte=across,
+            tier=self.tier_name(NETWORK),
         )
+        return link.at_least(inside.s_per_byte * stay, inside.tier)
 
-    def inside_layer(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> LinkTime:
+    def inside_layer(
+        self, kind: Collective, *, gpus_in_node: int, nodes: int, units: tuple[int, ...] = ()
+    ) -> LinkTime:
         """The time of a collective inside a layer, whose messages are small.
 
         Gathers and scatters are often measured on large messages alone, and then their line says
         too much of small ones. Half of an all-reduce, which has both, is another estimate. Inside a
         node an all-to-all moves as many bytes as a gather; across nodes it moves more.
         """
-        own = self.collective(kind, gpus_in_node=gpus_in_node, nodes=nodes)
+        own = self.collective(kind, gpus_in_node=gpus_in_node, nodes=nodes, units=units)
         if kind == "all_reduce" or (kind == "all_to_all" and nodes > 1):
             return own
-        both = self.collective("all_reduce", gpus_in_node=gpus_in_node, nodes=nodes)
-        half = LinkTime(latency_s=both.latency_s / 2, s_per_byte=both.s_per_byte / 2)
+        both = self._summed_by_ranks(gpus_in_node, nodes, units)
+        half = replace(
+            both, latency_s=both.latency_s / 2, s_per_byte=both.s_per_byte / 2, instead=None
+        )
         return replace(own, instead=half)
+
+    def _summed_by_ranks(self, gpus_in_node: int, nodes: int, units: tuple[int, ...]) -> LinkTime:
+        """The time of an all-reduce over a ring, which no switch helps."""
+        link = self._over_nodes("all_reduce", gpus_in_node, nodes)
+        if self.tiers is None or nodes == 1:
+            return link
+        return self.tiers.collective("all_reduce", link, GroupSpread(gpus_in_node, nodes, units))
 
     def _as_measured(self, near: "_Measured", gpus_in_node: int, nodes: int) -> float:
         """Seconds of each byte, from the seconds of a measured shape."""
@@ -195,7 +228,7 @@ class LinkTimes:
         """Seconds of all hops of a ring."""
         inside, across = (gpus_in_node - 1) * nodes, nodes - 1
         passes = 2 if kind == "all_reduce" else 1
-        return passes * (inside * self._hop_in_node_s + across * NETWORK_HOP_S)
+        return passes * (inside * self._hop_in_node_s + across * self._network_hop_s)
 
     def _tree_s(self, gpus_in_node: int, nodes: int) -> float:
         """Seconds of all hops of an all-reduce, up and down a tree of nodes.
@@ -203,15 +236,28 @@ class LinkTimes:
         The GPUs of a node form a chain.
         """
         levels = math.ceil(math.log2(nodes))
-        return 2 * ((gpus_in_node - 1) * self._hop_in_node_s + levels * NETWORK_HOP_S)
+        return 2 * ((gpus_in_node - 1) * self._hop_in_node_s + levels * self._network_hop_s)
 
     @property
     def _hop_in_node_s(self) -> float:
         rate = self.cluster.hardware.node.intra_node_gbytes_per_s
         return NVLINK_HOP_S if rate > FASTEST_PCIE_GBYTES_PER_S else PCIE_HOP_S
 
-    def send(self, *, across_nodes: bool, at_once: int) -> LinkTime:
-        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send."""
+    @property
+    def _network_hop_s(self) -> float:
+        return NETWORK_HOP_S if self.tiers is None else self.tiers.latency_s()
+
+    def send(
+        self, *, across_nodes: bool, at_once: int, place: int = NETWORK, senders: int = 1
+    ) -> LinkTime:
+        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send, and
+        so many ``senders`` of all nodes through the tier at a place."""
+        link = self._send(across_nodes=across_nodes, at_once=at_once)
+        if self.tiers is None or not across_nodes:
+            return link
+        return self.tiers.send(link, place, senders)
+
+    def _send(self, *, across_nodes: bool, at_once: int) -> LinkTime:
         cluster = self.cluster
         line = self.transfers.across_nodes if across_nodes else self.transfers.in_node
         if line is not None:
@@ -223,11 +269,12 @@ class LinkTimes:
         if across_nodes:
             rate = min(rate, cluster.inter_node_bytes_per_s / at_once)
         latency_s = line.latency_s if line else 0.0
-        return LinkTime(latency_s=latency_s, s_per_byte=1 / rate)
+        tier = self.tier_name(NETWORK if across_nodes else NODE)
+        return LinkTime(latency_s=latency_s, s_per_byte=1 / rate, tier=tier)
 
     def part_of_network(self, at_once: int) -> float:
         """The share of a node's network that sends of ``at_once`` of its GPUs take."""
-        link = self.send(across_nodes=True, at_once=at_once)
+        link = self._send(across_nodes=True, at_once=at_once)
         return at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)
 
     def copy(self, direction: Copy) -> LinkTime:
@@ -245,9 +292,9 @@ class LinkTimes:
         return LinkTime(latency_s=line.latency_s, s_per_byte=1 / line.bytes_per_s)
 
     def _override(self, *, across_nodes: bool) -> float:
-        """The rate that a plan file gives for a link, as a multiple of the hardware's own."""
+        """The rate that a plan or network file gives for a link, as a multiple of the usual one."""
         which = "inter_node_gbytes_per_s" if across_nodes else "intra_node_gbytes_per_s"
-        given: float | None = getattr(self.cluster, which)
+        given = self.cluster.given_gbytes_per_s(which)
         usual: float = getattr(self.cluster.hardware.node, which)
         return 1.0 if given is None else given / usual
 
@@ -325,129 +372,6 @@ def transfer_s(size_bytes: Floats, line: Line) -> Floats:
     """Seconds (C) of transfers of ``size_bytes`` (C); a transfer of no bytes takes no time."""
     seconds = line.latency_s + size_bytes / line.bytes_per_s
     return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
-
-
-# How groups of ranks lie on nodes: how many ranks share a node, and on how many nodes they are.
-#
-# Axes: C candidates for stages, S strategies.
-
-
-# A mask of the strategies (S) whose groups have a shape, with its ranks in a node and its nodes.
-OfShape = tuple[Bools, int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shapes:
-    """The shape of each strategy's groups (S each), by name: ranks in a node, and nodes; and the
-    ranks of each group.
-
-    Neighbouring stages are taken to be as large as the stage itself.
-    """
-
-    groups: Mapping[str, tuple[Ints, Ints]]
-    ranks: Mapping[str, Ints]
-    crosses_to_next: Bools
-    crosses_from_previous: Bools
-    senders_of_node: Ints
-    _several: dict[str, Sequence[OfShape]] = field(default_factory=dict, init=False, repr=False)
-
-    def of_several(self, group: str) -> Sequence[OfShape]:
-        """The strategies of each shape of a group, where it has several ranks."""
-        if group not in self._several:
-            several = (one for one in self.by_shape(group) if one[1] * one[2] > 1)
-            self._several[group] = tuple(several)
-        return self._several[group]
-
-    def by_shape(self, group: str) -> Iterator[OfShape]:
-        """The strategies of each shape of a group."""
-        in_node, nodes = self.groups[group]
-        for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
-            yield (in_node == gpus) & (nodes == spanned), gpus, spanned
-
-    def chosen(self, rows: Rows) -> Self:
-        """The shapes of the strategies in these rows."""
-        groups = self.groups.items()
-        return type(self)(
-            groups={name: (in_node[rows], nodes[rows]) for name, (in_node, nodes) in groups},
-            ranks={name: ranks[rows] for name, ranks in self.ranks.items()},
-            crosses_to_next=self.crosses_to_next[rows],
-            crosses_from_previous=self.crosses_from_previous[rows],
-            senders_of_node=self.senders_of_node[rows],
-        )
-
-
-def shape_on_nodes(
-    group: str, value: Callable[[str], NDArray[Any]], first_rank: Ints, gpus_per_node: int
-) -> tuple[Ints, Ints]:
-    """The most ranks of a group in a node, and the number of its nodes.
-
-    The stage begins at ``first_rank``, and ranks fill nodes in order. Of a stage whose groups lie
-    on nodes in several ways, as five GPUs a node make it, it is the group on the most nodes, for
-    which the others wait.
-    """
-    reach, apart = np.zeros_like(first_rank), np.ones_like(first_rank)
-    step, are_alike = np.ones_like(first_rank), np.ones(first_rank.shape, dtype=bool)
-    along = degrees(axes_of(group), value)
-    for name, ranks in along.items():
-        degree = ranks.astype(np.int64)
-        if name in GROUPS[group]:
-            # Ranks that are at least a node apart are all in different nodes.
-            is_inside = step < gpus_per_node
-            reach = reach + np.where(is_inside, (degree - 1) * step, 0)
-            apart = apart * np.where(is_inside, 1, degree)
-        step = step * degree
-        are_alike &= (gpus_per_node % step == 0) | (step % gpus_per_node == 0)
-    are_alike &= first_rank % np.minimum(step, gpus_per_node) == 0
-    inside = (first_rank + reach) // gpus_per_node - first_rank // gpus_per_node + 1
-    nodes = inside * apart
-    for row in np.flatnonzero(~are_alike).tolist():
-        axes = {name: int(ranks[row]) for name, ranks in along.items()}
-        nodes[row] = _most_nodes(group, axes, first_rank[row], gpus_per_node)
-    return -(-ranks_of(group, value).astype(np.int64) // nodes), nodes
-
-
-def _most_nodes(group: str, axes: Mapping[str, int], first_rank: int, gpus_per_node: int) -> int:
-    """The nodes of that group of a stage that lies on the most, by counting those of every one."""
-    # The last axis of an array is the innermost, and so is the first one of a table.
-    names = [*axes][::-1]
-    shape = [axes[name] for name in names]
-    nodes = (first_rank + np.arange(math.prod(shape)).reshape(shape)) // gpus_per_node
-    members = [place for place, name in enumerate(names) if name in GROUPS[group]]
-    rows = np.moveaxis(nodes, members, range(-len(members), 0))
-    in_order = np.sort(rows.reshape(-1, math.prod(shape[place] for place in members)))
-    return int((np.diff(in_order) > 0).sum(axis=1).max()) + 1
-
-
-def shapes_of(
-    known: Known[Shapes], columns: Mapping[str, NDArray[Any]], cluster: Cluster
-) -> Shapes:
-    """The shapes of each strategy's groups; ``known`` are those of meshes met before."""
-    names = (*names_of("mesh"), "first_rank")
-    shapes, rows = known(
-        [columns[name] for name in names],
-        lambda distinct: _shapes(dict(zip(names, distinct, strict=True)), cluster),
-    )
-    return shapes.chosen(rows)
-
-
-def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
-    """The shapes of the groups, and the sends that cross nodes."""
-    gpus = cluster.gpus_per_node
-    value = columns.__getitem__
-    first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
-
-    def crosses(before: Ints) -> Bools:
-        """Whether a rank from ``before`` on and its peer in the next stage are in two nodes."""
-        apart = (before + 2 * ranks - 1) // gpus != before // gpus
-        return np.asarray((cluster.nodes > 1) & ((ranks >= gpus) | apart))
-
-    return Shapes(
-        groups={group: shape_on_nodes(group, value, first, gpus) for group in GROUPS},
-        ranks={group: ranks_of(group, value).astype(np.int64) for group in GROUPS},
-        crosses_to_next=crosses(first),
-        crosses_from_previous=crosses(first - ranks),
-        senders_of_node=np.minimum(ranks, gpus),
-    )
 
 
 # How much longer sends between stages take on a cluster with a profile.
@@ -529,11 +453,11 @@ def exchanged_s(
     links: LinkTimes,
     exchange: ExpertExchange,
     model: ModelSpec,
-    shape: tuple[Ints, Ints],
+    shape: tuple[Ints, ...],
 ) -> Callable[[Floats, Floats], Floats]:
     """Seconds (S) of a pass's exchanges, for their bytes in all and their number (S each).
 
-    ``shape`` says how many ranks of each group are in a node, and how many nodes it has.
+    ``shape`` says how each group lies, as in ``Shapes.groups``.
     """
     experts = model.experts
     copies = experts.active if experts is not None and exchange.once_a_node else 0
@@ -542,11 +466,9 @@ def exchanged_s(
 
     def seconds_of(size_bytes: Floats, messages: Floats) -> Floats:
         seconds = np.zeros_like(size_bytes)
-        in_node, nodes = shape
-        for gpus, spanned in {*zip(in_node.tolist(), nodes.tolist(), strict=True)}:
+        for rows, (gpus, spanned, units) in by_shape(shape):
             if gpus * spanned > 1:
-                rows = (in_node == gpus) & (nodes == spanned)
-                link = links.to_all(gpus_in_node=gpus, nodes=spanned, copies=copies)
+                link = links.to_all(gpus_in_node=gpus, nodes=spanned, copies=copies, units=units)
                 own = experts.count / (gpus * spanned) if experts is not None else 0.0
                 waits_s = messages[rows] * exchange.waits_s(own)
                 moved, told_s = size_bytes[rows], np.zeros(1)
@@ -554,7 +476,9 @@ def exchanged_s(
                     sent = moved / (2 * ROW_BYTES * width + WEIGHT_BYTES)
                     moved = moved + sent * WEIGHT_BYTES * (experts.count / spanned - 1)
                     # The backward pass knows from the forward pass what all tokens chose.
-                    gather = links.collective("all_gather", gpus_in_node=gpus, nodes=spanned)
+                    gather = links.collective(
+                        "all_gather", gpus_in_node=gpus, nodes=spanned, units=units
+                    )
                     choices = sent / experts.active * experts.count * gpus * spanned
                     told_s = gather(choices) / 2
                 sent_s = (link(moved, messages[rows]) + told_s) * (1 - exchange.hidden)

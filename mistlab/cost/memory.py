@@ -18,7 +18,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Allocator
 from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan
-from mistlab.stages.held_moments import HeldMoments, PassMoments
+from mistlab.stages.plan_orders import HeldMoments, PassMoments
 from mistlab.stages.stage_batch import StageBatch, StagePeaks
 
 # The most bytes that stages hold while they run their passes, layer by layer, beside their states.

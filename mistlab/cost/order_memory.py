@@ -38,7 +38,7 @@ from mistlab.graph.stage_model import StageModel
 from mistlab.graph.treatments import PLAIN
 from mistlab.plan.plan import Plan
 from mistlab.schedule.placement import Placement
-from mistlab.stages.held_moments import HeldMoments, moments_of_plan
+from mistlab.stages.plan_orders import HeldMoments, moments_of_plan
 from mistlab.stages.stage_batch import (
     StageBatch,
     StageFigures,

@@ -10,19 +10,24 @@ from typing import Protocol
 import numpy as np
 
 from mistlab.core.arrays import Floats, Ints
-from mistlab.cost.links import LinkTime, Shapes
 from mistlab.graph.graph import Collective
+from mistlab.network.link_times import GroupSpread, LinkTime, TierTimes
+from mistlab.network.tiers import NETWORK
 from mistlab.reduction.compression import BITS_A_BYTE, VALUE_BYTES
 from mistlab.reduction.reduction_costs import Reduction
+from mistlab.stages.stage_shape import Shapes
 
 # The group of ranks with the same part of the weights, each of another replica.
 REPLICAS = "state replicas"
 
 
 class SendLink(Protocol):
-    """The time of a message to another GPU, while so many GPUs of a node send."""
+    """The time of a message to another GPU, while so many GPUs of a node send, and so many through
+    the tier at a place."""
 
-    def __call__(self, *, across_nodes: bool, at_once: int) -> LinkTime:
+    def __call__(
+        self, *, across_nodes: bool, at_once: int, place: int = NETWORK, senders: int = 1
+    ) -> LinkTime:
         """The link's time."""
         ...
 
@@ -40,6 +45,7 @@ class ReductionTimes:
     shapes: Shapes
     over: Callable[[str, Collective, Floats], Floats]
     send: SendLink
+    tiers: TierTimes | None
     gpus_per_node: int
     gradient: int
     remembered: int
@@ -73,35 +79,39 @@ class ReductionTimes:
         if self.how.kind != "gossip":
             return self.over(REPLICAS, "all_reduce", size_bytes)
         seconds = np.zeros_like(size_bytes)
-        for rows, gpus, spanned in self.shapes.of_several(REPLICAS):
-            rounds = self.how.rounds_of_neighbours(gpus * spanned)
+        for rows, shape in self.shapes.of_several(REPLICAS):
+            rounds = self.how.rounds_of_neighbours(shape.ranks)
             for offset in (offset for offsets in rounds for offset in offsets):
-                links = self._links_to(offset, gpus, spanned)
+                links = self._links_to(offset, shape)
                 longest_s = np.maximum.reduce([link(size_bytes[..., rows]) for link in links])
                 seconds[..., rows] += longest_s / len(rounds)
         return seconds
 
-    def _links_to(self, offset: int, gpus: int, nodes: int) -> list[LinkTime]:
+    def _links_to(self, offset: int, shape: GroupSpread) -> list[LinkTime]:
         """The links over which ranks send to those at an offset, all at once: inside nodes, and to
         other nodes."""
-        ranks = gpus * nodes
+        gpus, nodes, ranks = shape.gpus_in_node, shape.nodes, shape.ranks
         away = min(offset, ranks - offset)
         found = [self.send(across_nodes=False, at_once=1)] if away < gpus else []
         if nodes > 1:
             # All groups of a node send at once.
             at_once = min(away, gpus) * max(1, self.gpus_per_node // gpus)
-            found.append(self.send(across_nodes=True, at_once=at_once))
+            link = self.send(across_nodes=True, at_once=at_once)
+            found.append(link if self.tiers is None else self.tiers.to_offset(link, shape, away))
         return found
 
     def _served_s(self, group: str, sent: Floats, answers: Floats) -> Floats:
         """Seconds (T, S) of messages to servers, which are ranks of the group, and back: each takes
         them one after another."""
         shards, seconds = self.how.shards, np.zeros_like(sent)
-        for rows, gpus, spanned in self.shapes.of_several(group):
-            in_node = min(gpus, -(-shards // spanned))
-            link = self.send(across_nodes=spanned > 1, at_once=in_node)
+        for rows, shape in self.shapes.of_several(group):
+            in_node = min(shape.gpus_in_node, -(-shards // shape.nodes))
+            place = NETWORK if self.tiers is None else self.tiers.place_of(shape)
+            link = self.send(
+                across_nodes=shape.nodes > 1, at_once=in_node, place=place, senders=shards
+            )
             both_s = link(sent[..., rows] / shards) + link(answers[..., rows] / shards)
-            seconds[..., rows] = gpus * spanned * both_s
+            seconds[..., rows] = shape.ranks * both_s
         return seconds
 
     def _message_bytes(self, values: Floats, ranks: Ints) -> tuple[Floats, Floats]:

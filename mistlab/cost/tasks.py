@@ -40,7 +40,7 @@ from mistlab.cost.layers import (
     waits_for_hosts_s,
     work_of,
 )
-from mistlab.cost.links import Copy, LinkTime, LinkTimes, Shapes, exchanged_s, late_s, shapes_of
+from mistlab.cost.links import Copy, LinkTimes, exchanged_s, late_s
 from mistlab.cost.reductions import ReductionTimes
 from mistlab.cost.side_by_side import SlowedBy, factors_of, lowered, raised, slowdowns_of_group
 from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime
@@ -56,11 +56,14 @@ from mistlab.graph.symbols import GraphChoice, by_graph, layer_columns, size_col
 from mistlab.graph.treatments import TREATMENTS, Treatment
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import OperatorClass
+from mistlab.network.link_times import GroupSpread, LinkTime
+from mistlab.network.tiers import NETWORK, NODE
 from mistlab.plan.dimensions import DIMENSIONS, names_of, states_as_changed
 from mistlab.plan.reducing import replicated
 from mistlab.plan.workload import Workload
 from mistlab.schedule.context_ways import RING
 from mistlab.schedule.slots import SHARDED_GRADIENTS, Template
+from mistlab.stages.stage_shape import Shapes, shapes_of
 
 # The factors of streams side by side: the fitted ones, or those of times that no greater work
 # undercuts, or that no lesser work exceeds.
@@ -168,24 +171,30 @@ class TaskModel:
         return self._factors[key]
 
     def collective(
-        self, kind: Collective, *, gpus_in_node: int, nodes: int, inside_layer: bool = False
+        self, kind: Collective, shape: GroupSpread, *, inside_layer: bool = False
     ) -> LinkTime:
         """The time of a collective over groups of this shape."""
         link = self.links.inside_layer if inside_layer else self.links.collective
+        gpus, nodes, units = shape
         return self._link(
-            (kind, gpus_in_node, nodes, inside_layer),
-            lambda: link(kind, gpus_in_node=gpus_in_node, nodes=nodes),
+            (kind, shape, inside_layer),
+            lambda: link(kind, gpus_in_node=gpus, nodes=nodes, units=units),
         )
 
     def copy(self, direction: Copy) -> LinkTime:
         """The time of a copy between a GPU and its host."""
         return self._link((direction,), lambda: self.links.copy(direction))
 
-    def send(self, *, across_nodes: bool, at_once: int) -> LinkTime:
-        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send."""
+    def send(
+        self, *, across_nodes: bool, at_once: int, place: int = NETWORK, senders: int = 1
+    ) -> LinkTime:
+        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send, and
+        so many ``senders`` of all nodes through the tier at a place."""
         return self._link(
-            ("send", across_nodes, at_once),
-            lambda: self.links.send(across_nodes=across_nodes, at_once=at_once),
+            ("send", across_nodes, at_once, place, senders),
+            lambda: self.links.send(
+                across_nodes=across_nodes, at_once=at_once, place=place, senders=senders
+            ),
         )
 
     def _link(self, key: tuple[object, ...], looked_up: Callable[[], LinkTime]) -> LinkTime:
@@ -224,8 +233,8 @@ class TaskSeconds:
         self.of_blocks = np.array([[float(name in blocks)] for name in names])
         batch = model.workload.global_batch
         self.late_s = model.send_factor * late_s(columns.__getitem__, model.cluster, batch)
-        self.send_s = self._sends(self.shapes.crosses_to_next)
-        self.receive_s = self._sends(self.shapes.crosses_from_previous)
+        self.send_s = self._sends(self.shapes.place_to_next)
+        self.receive_s = self._sends(self.shapes.place_from_previous)
         self.tied_s = self._tied()
         self.parameters = np.stack([layer.parameters for layer in self.of_type])
         self.experts = np.stack([layer.experts for layer in self.of_type])
@@ -234,6 +243,7 @@ class TaskSeconds:
             shapes=self.shapes,
             over=self._over,
             send=model.send,
+            tiers=model.links.tiers,
             gpus_per_node=model.cluster.gpus_per_node,
             gradient=self.memory.reduced_gradient,
             remembered=self.memory.remembered,
@@ -377,10 +387,8 @@ class TaskSeconds:
         """Seconds of a collective over each strategy's group; with ``messages`` of so many inside
         layers."""
         seconds = np.zeros_like(size_bytes)
-        for rows, gpus, spanned in self.shapes.of_several(group):
-            link = self.model.collective(
-                collective, gpus_in_node=gpus, nodes=spanned, inside_layer=messages is not None
-            )
+        for rows, shape in self.shapes.of_several(group):
+            link = self.model.collective(collective, shape, inside_layer=messages is not None)
             count = 1 if messages is None else messages[..., rows]
             seconds[..., rows] = link(size_bytes[..., rows], count)
         return seconds
@@ -408,8 +416,8 @@ class TaskSeconds:
 
     def factors(self, kept: Kept = "own") -> Iterator[tuple[Bools, Floats]]:
         """For each shape of group: a mask of its strategies (S), and the streams' factors."""
-        for rows, gpus, spanned in self.shapes.by_shape("reduce"):
-            yield rows, self.model.factors_of_group(gpus, spanned, kept)
+        for rows, shape in self.shapes.by_shape("reduce"):
+            yield rows, self.model.factors_of_group(shape.gpus_in_node, shape.nodes, kept)
 
     def slowed_by(self, kept: Kept = "own") -> SlowedBy:
         """The streams' factors of each strategy."""
@@ -417,8 +425,9 @@ class TaskSeconds:
             self._slowed_by[kept] = SlowedBy.of_groups(self.factors(kept), len(self.zero))
         return self._slowed_by[kept]
 
-    def _sends(self, crosses: Bools) -> Floats:
-        """Seconds (S) to send a micro-batch's activations between stages; 0 on a single GPU.
+    def _sends(self, places: Ints) -> Floats:
+        """Seconds (S) to send a micro-batch's activations between stages, through the tiers at
+        these places (S); 0 on a single GPU.
 
         Each receiver gets all activations, or a part, and then gathers the parts with the others.
         """
@@ -431,10 +440,13 @@ class TaskSeconds:
             whole = self.columns["sequence_parallel"] == 0
             seconds += self._over("tensor", "all_gather", np.where(whole, size_bytes, 0.0))
             size_bytes = size_bytes / np.where(whole, self.shapes.ranks["tensor"], 1)
-        at_once = self.shapes.senders_of_node
-        for across, senders in {*zip(crosses.tolist(), at_once.tolist(), strict=True)}:
-            rows = (crosses == across) & (at_once == senders)
-            link = self.model.send(across_nodes=across, at_once=senders)
+        at_once, senders = self.shapes.senders_of_node, self.shapes.senders
+        ways = places, at_once, np.where(places > NETWORK, senders, 1)
+        for place, in_node, count in {*zip(*(way.tolist() for way in ways), strict=True)}:
+            rows = (places == place) & (at_once == in_node) & (ways[2] == count)
+            link = self.model.send(
+                across_nodes=place != NODE, at_once=in_node, place=place, senders=count
+            )
             seconds[rows] += link(size_bytes[rows])
         usual_s = seconds + self.model.template.send_wait_s
         return self.model.send_factor * usual_s + self.late_s
@@ -452,7 +464,13 @@ class TaskSeconds:
         padded = np.array([workload.model.padded_vocab(int(ranks)) for ranks in tensor])
         local = padded * workload.model.hidden / tensor / self._share(SHARDED_GRADIENTS)
         nodes = 2 if cluster.nodes > 1 else 1
-        link = self.model.collective("all_reduce", gpus_in_node=2 // nodes, nodes=nodes)
+        link = self.model.collective("all_reduce", GroupSpread(2 // nodes, nodes))
+        if (tiers := self.model.links.tiers) is not None and nodes > 1:
+            size_bytes, seconds = local * self.memory.gradient, np.zeros(len(self.zero))
+            for count in np.unique(self.shapes.senders).tolist():
+                rows = self.shapes.senders == count
+                seconds[rows] = tiers.between_ends(link, count)(size_bytes[rows])
+            return seconds
         return link(local * self.memory.gradient)
 
 

@@ -455,6 +455,7 @@ _ROWS = (
     ("fsdp", ("fsdp", "fsdp-rowwise", "fsdp-te")),
     ("fsdp", ("fsdp-eager", "fsdp-compiled", "fsdp-compiled-blocks")),
     ("fsdp", ("fsdp-eager-rowwise", "fsdp-compiled-rowwise", "fsdp-compiled-blocks-rowwise")),
+    ("trainers", ("trainer", "trainer-fused", "trainer-tiled", "llmq")),
     ("mistlab", ("mist",)),
 )
 

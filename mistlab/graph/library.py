@@ -175,11 +175,17 @@ def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
 # queries, and keep the copies. Inputs of 8-bit products are kept in 16 bits (torchao's
 # ``float8_linear.py``).
 #
+# ``tiled`` blocks run their network on some tokens at a time, as many as the model is wide
+# (Snowflake's TiledMLP), so that of what is as wide as the network there is one tile at any moment.
+#
 # The change is made in the text of a graph's file, so that no expression is read. Bytes that
 # kernels move are rules of engines (``mistlab.engines.engine``).
 
 
 EAGER = "eager"
+TILED = "tiled"
+# What is as wide as the network, or as the experts that a token takes, and what of it a tile has.
+_TILES = (("b*f*s", "f*h"), ("A*b*j*s", "A*j*h"))
 
 # Bytes for each number of the result: a 32-bit input and a 16-bit result, less the 16-bit input.
 _OF_NORM = 4
@@ -191,10 +197,14 @@ _OF_GATE = 2
 def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
     """The graph of a model whose blocks keep what torch keeps of them."""
     graph = stored.mapping
-    mapping = {**graph, "block": _keeping(graph["block"], kept_by)}
+    mapping = {**graph, "block": _changed(graph["block"], kept_by)}
     if further := graph.get("further_blocks"):
-        mapping["further_blocks"] = [_keeping(block, kept_by) for block in further]
+        mapping["further_blocks"] = [_changed(block, kept_by) for block in further]
     return replace(StoredGraph.of(mapping, stored.where), turns=stored.turns)
+
+
+def _changed(block: Plain, kept_by: str) -> Plain:
+    return _tiled(block) if kept_by == TILED else _keeping(block, kept_by)
 
 
 def _keeping(layer: Plain, kept_by: str) -> Plain:
@@ -206,6 +216,18 @@ def _keeping(layer: Plain, kept_by: str) -> Plain:
     more = " + ".join(tensor["size_bytes"] for tensor in kept)
     peaks = [{**one, "size_bytes": f"{one['size_bytes']} + {more}"} for one in layer["peaks"]]
     return {**layer, "saved": [*layer["saved"], *kept], "peaks": peaks}
+
+
+def _tiled(layer: Plain) -> Plain:
+    """A layer whose network runs tile by tile."""
+
+    def tile(one: Plain) -> Plain:
+        size = one["size_bytes"]
+        for whole, part in _TILES:
+            size = size.replace(whole, part)
+        return {**one, "size_bytes": size}
+
+    return {**layer, **{name: [tile(one) for one in layer[name]] for name in ("saved", "peaks")}}
 
 
 def _kept(operator: Plain, kept_by: str) -> Iterator[Plain]:

@@ -26,6 +26,7 @@ from mistlab.engines.engine import ENGINES, Engine
 from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.machine.cluster import Cluster, NodeGroup, Profile
 from mistlab.machine.hardware import Hardware
+from mistlab.network.tiers import Network
 from mistlab.plan.dimension import Setting, Step
 from mistlab.plan.dimensions import DIMENSIONS, engine_problem, names_of
 from mistlab.plan.named_spaces import space_of
@@ -131,6 +132,19 @@ def plain_profile(profile: Profile) -> Any:
     if profile.name in catalog.profile_names() and profile == catalog.profile(profile.name):
         return profile.name
     return to_mapping(profile, omit_defaults=True)
+
+
+def network_from(plain: object, folder: Path) -> object:
+    """The network that ``cluster.network`` names by the path of a file; other content stays, for
+    checks."""
+    if not isinstance(plain, str):
+        return plain
+    if not _is_path(plain, (".yaml", ".yml")):
+        problem = f"{plain!r} is no file: give the path of a network file, or its tiers"
+        refuse("cluster.network", problem)
+    path = _joined(folder, plain)
+    with _in_file("cluster.network", path):
+        return from_mapping(Network, {"name": Path(path).stem, **read_yaml(Path(path))})
 
 
 def space_from(plain: object, folder: Path) -> SearchSpace:
@@ -387,6 +401,7 @@ def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
     for section, key, value_from in (
         ("workload", "model", model_from),
         ("cluster", "hardware", hardware_from),
+        ("cluster", "network", network_from),
         ("cluster", "profile", profile_from),
         ("plan", "order", order_from),
     ):

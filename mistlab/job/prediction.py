@@ -56,15 +56,25 @@ PARTS = tuple(entry.name for entry in fields(StepParts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BindingTier(Checked):
+    """The tier of the network for whose links the messages of a part of an iteration wait."""
+
+    part: str
+    tier: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
     """The parts of an iteration: the mean over all GPUs, and those of a GPU of each stage.
 
-    ``busiest_stage`` waits for no other stage but in the bubble, or waits least.
+    ``busiest_stage`` waits for no other stage but in the bubble, or waits least. ``tiers`` bind its
+    communication.
     """
 
     parts: StepParts
     busiest_stage: int = field(metadata=bounded(minimum=0))
     stages: tuple[StepParts, ...]
+    tiers: tuple[BindingTier, ...] = ()
 
     @classmethod
     def of(cls, stages: tuple[StepParts, ...], gpus: tuple[int, ...]) -> Self:

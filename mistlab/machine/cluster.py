@@ -20,6 +20,8 @@ from mistlab.core.values import (
 )
 from mistlab.engines.engine import Precision
 from mistlab.machine.hardware import Hardware
+from mistlab.network.link_times import TierTimes
+from mistlab.network.tiers import Network
 
 # A group of equal nodes of a cluster that has nodes of several kinds.
 
@@ -103,7 +105,8 @@ class Cluster:
 
     The optional numbers replace numbers of all hardware: ``memory_gib`` is the memory of a GPU,
     ``host_memory_gib`` that of a node, and the bandwidths are those of ``Node``. Of the memory of
-    every GPU plans leave ``keep_free_gib``. ``profile`` has the peculiarities of one such cluster.
+    every GPU plans leave ``keep_free_gib``. ``network`` has the tiers of links between nodes, and
+    ``profile`` the peculiarities of one such cluster.
     """
 
     hardware: Hardware
@@ -114,6 +117,7 @@ class Cluster:
     intra_node_gbytes_per_s: float | None = field(default=None, metadata=quantity())
     inter_node_gbytes_per_s: float | None = field(default=None, metadata=quantity())
     keep_free_gib: float | None = field(default=None, metadata=quantity(or_zero=True))
+    network: Network | None = None
     profile: Profile | None = None
     others: tuple[NodeGroup, ...] = ()
 
@@ -134,6 +138,27 @@ class Cluster:
                 )
                 refuse("gpus_per_node", problem)
         self._check_free()
+        self._check_network()
+
+    def _check_network(self) -> None:
+        """Refuse a network for other nodes, or for fewer."""
+        if self.network is None:
+            return
+        for group in self.groups:
+            if (gpus := group.hardware.node.gpus) != self.network.node.gpus:
+                node = self.network.node
+                problem = (
+                    f"tier {node.name} has {node.gpus} gpus, and a node of {group.hardware.name} "
+                    f"has {gpus}: give {gpus}, and multiples of it for the tiers above"
+                )
+                refuse("network", problem)
+        if self.nodes > self.network.nodes:
+            problem = (
+                f"{self.nodes} are more than network {self.network.name} joins: give "
+                f"{self.network.nodes} at most, or more gpus of its tier "
+                f"{self.network.tiers[-1].name}"
+            )
+            refuse("nodes", problem)
 
     def _check_free(self) -> None:
         """Refuse to keep free all that torch's allocator may hold on a GPU, or more."""
@@ -199,7 +224,7 @@ class Cluster:
     def like_rank(self, first_rank: int, num_gpus: int) -> int:
         """The first rank from which a stage of so many GPUs costs the same as from ``first_rank``:
         in the same group, at the same place in a node, and at the same borders of the group."""
-        gpus = self.gpus_per_node
+        gpus = self.ranks_alike
         if not self.others:
             return first_rank % gpus
         own = next(one for one in self.ranks_of_groups if first_rank in one)
@@ -237,16 +262,43 @@ class Cluster:
             return self.hardware.node.host_memory_bytes
         return round(self.host_memory_gib * GIB_BYTES)
 
+    def given_gbytes_per_s(self, name: str) -> float | None:
+        """A bandwidth that stands in place of the hardware's: the cluster's own, or that of its
+        network's tier; None where neither gives one."""
+        own: float | None = getattr(self, name)
+        if own is not None or self.network is None:
+            return own
+        is_inside = name == "intra_node_gbytes_per_s"
+        return (self.network.node if is_inside else self.network.between).gbytes_per_s
+
     @property
     def intra_node_bytes_per_s(self) -> float:
         """Bandwidth of one GPU to the others of its node, one direction."""
-        if self.intra_node_gbytes_per_s is None:
-            return self.hardware.node.intra_node_bytes_per_s
-        return self.intra_node_gbytes_per_s * GBYTES
+        given = self.given_gbytes_per_s("intra_node_gbytes_per_s")
+        return self.hardware.node.intra_node_bytes_per_s if given is None else given * GBYTES
 
     @property
     def inter_node_bytes_per_s(self) -> float:
         """Bandwidth of one node to other nodes, one direction."""
-        if self.inter_node_gbytes_per_s is None:
-            return self.hardware.node.inter_node_bytes_per_s
-        return self.inter_node_gbytes_per_s * GBYTES
+        given = self.given_gbytes_per_s("inter_node_gbytes_per_s")
+        return self.hardware.node.inter_node_bytes_per_s if given is None else given * GBYTES
+
+    @property
+    def tiers(self) -> TierTimes | None:
+        """The times of the tiers above nodes; None where the cluster has no network of its own."""
+        if self.network is None:
+            return None
+        return TierTimes(
+            network=self.network,
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            node_bytes_per_s=self.inter_node_bytes_per_s,
+        )
+
+    @property
+    def ranks_alike(self) -> int:
+        """So many ranks further on a stage lies in the same way: at the same place of a node, and
+        of each unit that tiers divide the cluster into."""
+        if self.network is None:
+            return self.gpus_per_node
+        return self.network.nodes_alike(self.nodes) * self.gpus_per_node

@@ -15,8 +15,7 @@ from mistlab.core.columns import ColumnSet
 from mistlab.plan.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.plan.plan import Plan, reader_of_degrees, reader_of_values
 from mistlab.schedule.placement import NEXT, PREVIOUS, Placement
-from mistlab.stages.held_moments import HeldMoments, in_flight_of_plan, moments_in
-from mistlab.stages.plan_orders import ends_of_plan
+from mistlab.stages.plan_orders import HeldMoments, ends_of_plan, in_flight_of_plan, moments_in
 from mistlab.stages.stage_shape import parts_of_plan
 
 # Where candidates for stages stand in pipelines whose passes run in a named order.

@@ -1,13 +1,31 @@
-"""The shape of a stage of a plan: its chunks and layers, and where tasks of a slot lie."""
+"""The shape of a stage of a plan: its chunks and layers, where tasks of a slot lie, and how its
+groups of ranks lie on nodes and on tiers above them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.core.arrays import Bools, Ints, Rows
+from mistlab.core.distinct import Known
 from mistlab.engines.engine import ENGINES
-from mistlab.plan.dimensions import counts_of_blocks, ranks_of
+from mistlab.machine.cluster import Cluster
+from mistlab.network.link_times import GroupSpread, TierTimes
+from mistlab.network.tiers import NETWORK, NODE
+from mistlab.plan.dimensions import (
+    GROUPS,
+    axes_of,
+    counts_of_blocks,
+    degrees,
+    names_of,
+    num_gpus,
+    ranks_of,
+)
 from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan, StagePlan
 from mistlab.schedule.placement import Placement
 from mistlab.schedule.slots import Phase, Place, Task, Template
@@ -355,3 +373,169 @@ def _ends_with_embedding(passes: StagePasses) -> bool:
 def _layers_before(passes: StagePasses, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """How many layers a stage passes before each of its passes; ``sizes`` are its chunks'."""
     return tuple(accumulate((sizes[one.chunk] for one in passes), initial=0))
+
+
+# A mask of the strategies (S) whose groups have a shape, and the shape.
+OfShape = tuple[Bools, GroupSpread]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shapes:
+    """The shape of each strategy's groups (S each), by name, in the order of ``GroupSpread``: ranks
+    in a node, nodes, and units of each tier above; and the ranks of each group.
+
+    Neighbouring stages are taken to be as large as the stage itself. Sends to the next stage and
+    from the one before go through the tier at a place.
+    """
+
+    groups: Mapping[str, tuple[Ints, ...]]
+    ranks: Mapping[str, Ints]
+    place_to_next: Ints
+    place_from_previous: Ints
+    senders_of_node: Ints
+    senders: Ints
+    _several: dict[str, Sequence[OfShape]] = field(default_factory=dict, init=False, repr=False)
+
+    def of_several(self, group: str) -> Sequence[OfShape]:
+        """The strategies of each shape of a group, where it has several ranks."""
+        if group not in self._several:
+            several = (one for one in self.by_shape(group) if one[1].ranks > 1)
+            self._several[group] = tuple(several)
+        return self._several[group]
+
+    @property
+    def crosses_to_next(self) -> Bools:
+        """Whether strategies send to the next stage between nodes."""
+        return np.asarray(self.place_to_next != NODE)
+
+    def by_shape(self, group: str) -> Iterator[OfShape]:
+        """The strategies of each shape of a group."""
+        yield from by_shape(self.groups[group])
+
+    def chosen(self, rows: Rows) -> Self:
+        """The shapes of the strategies in these rows."""
+        groups = self.groups.items()
+        return type(self)(
+            groups={name: tuple(one[rows] for one in shape) for name, shape in groups},
+            ranks={name: ranks[rows] for name, ranks in self.ranks.items()},
+            place_to_next=self.place_to_next[rows],
+            place_from_previous=self.place_from_previous[rows],
+            senders_of_node=self.senders_of_node[rows],
+            senders=self.senders[rows],
+        )
+
+
+def by_shape(columns: tuple[Ints, ...]) -> Iterator[OfShape]:
+    """The strategies (S) of each shape in columns of ranks in a node, nodes and units."""
+    for shape in sorted({*zip(*(one.tolist() for one in columns), strict=True)}):
+        rows = np.logical_and.reduce(
+            [one == number for one, number in zip(columns, shape, strict=True)]
+        )
+        in_node, nodes, *units = shape
+        yield rows, GroupSpread(in_node, nodes, tuple(units))
+
+
+def shape_on_nodes(
+    group: str, value: Callable[[str], NDArray[Any]], first_rank: Ints, gpus_per_node: int
+) -> tuple[Ints, Ints]:
+    """The most ranks of a group in a node, and the number of its nodes.
+
+    The stage begins at ``first_rank``, and ranks fill nodes in order. Of a stage whose groups lie
+    on nodes in several ways, as five GPUs a node make it, it is the group on the most nodes, for
+    which the others wait.
+    """
+    reach, apart = np.zeros_like(first_rank), np.ones_like(first_rank)
+    step, are_alike = np.ones_like(first_rank), np.ones(first_rank.shape, dtype=bool)
+    along = degrees(axes_of(group), value)
+    for name, ranks in along.items():
+        degree = ranks.astype(np.int64)
+        if name in GROUPS[group]:
+            # Ranks that are at least a node apart are all in different nodes.
+            is_inside = step < gpus_per_node
+            reach = reach + np.where(is_inside, (degree - 1) * step, 0)
+            apart = apart * np.where(is_inside, 1, degree)
+        step = step * degree
+        are_alike &= (gpus_per_node % step == 0) | (step % gpus_per_node == 0)
+    are_alike &= first_rank % np.minimum(step, gpus_per_node) == 0
+    inside = (first_rank + reach) // gpus_per_node - first_rank // gpus_per_node + 1
+    nodes = inside * apart
+    for row in np.flatnonzero(~are_alike).tolist():
+        axes = {name: int(ranks[row]) for name, ranks in along.items()}
+        nodes[row] = _most_apart(group, axes, first_rank[row], lambda rank: rank // gpus_per_node)
+    return -(-ranks_of(group, value).astype(np.int64) // nodes), nodes
+
+
+def _most_apart(
+    group: str, axes: Mapping[str, int], first_rank: int, place_of: Callable[[Ints], Ints]
+) -> int:
+    """The places of that group of a stage that lies at the most, by counting those of every one;
+    ``place_of`` are the nodes of ranks, or units of nodes."""
+    # The last axis of an array is the innermost, and so is the first one of a table.
+    names = [*axes][::-1]
+    shape = [axes[name] for name in names]
+    nodes = place_of(first_rank + np.arange(math.prod(shape)).reshape(shape))
+    members = [place for place, name in enumerate(names) if name in GROUPS[group]]
+    rows = np.moveaxis(nodes, members, range(-len(members), 0))
+    in_order = np.sort(rows.reshape(-1, math.prod(shape[place] for place in members)))
+    return int((np.diff(in_order) > 0).sum(axis=1).max()) + 1
+
+
+def shapes_of(
+    known: Known[Shapes], columns: Mapping[str, NDArray[Any]], cluster: Cluster
+) -> Shapes:
+    """The shapes of each strategy's groups; ``known`` are those of meshes met before."""
+    names = (*names_of("mesh"), "first_rank")
+    shapes, rows = known(
+        [columns[name] for name in names],
+        lambda distinct: _shapes(dict(zip(names, distinct, strict=True)), cluster),
+    )
+    return shapes.chosen(rows)
+
+
+def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
+    """The shapes of the groups, and the sends that cross nodes."""
+    gpus, tiers = cluster.gpus_per_node, cluster.tiers
+    value = columns.__getitem__
+    first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
+
+    def place(before: Ints) -> Ints:
+        """The place of the highest tier between a rank from ``before`` on and its peer in the next
+        stage."""
+        apart = (before + 2 * ranks - 1) // gpus != before // gpus
+        crosses = (cluster.nodes > 1) & ((ranks >= gpus) | apart)
+        if tiers is None:
+            return np.where(crosses, NETWORK, NODE)
+        return np.where(crosses, np.maximum(tiers.sends_through(before, ranks), NETWORK), NODE)
+
+    def shape(group: str) -> tuple[Ints, ...]:
+        """The shape of a group."""
+        on_nodes = shape_on_nodes(group, value, first, gpus)
+        if tiers is None:
+            return on_nodes
+        return *on_nodes, *(_units(group, value, first, tiers, one) for one in tiers.places)
+
+    return Shapes(
+        groups={group: shape(group) for group in GROUPS},
+        ranks={group: ranks_of(group, value).astype(np.int64) for group in GROUPS},
+        place_to_next=place(first),
+        place_from_previous=place(first - ranks),
+        senders_of_node=np.minimum(ranks, gpus),
+        senders=ranks,
+    )
+
+
+def _units(
+    group: str, value: Callable[[str], NDArray[Any]], first: Ints, tiers: TierTimes, place: int
+) -> Ints:
+    """The most units that a group lies in (C), of those that join the tier at a place."""
+    network, gpus = tiers.network, tiers.gpus_per_node
+    if not any(tier.scattered for tier in network.tiers[place:]):
+        return shape_on_nodes(group, value, first, network.nodes_below(place) * gpus)[1]
+    along = degrees(axes_of(group), value)
+    found = np.ones_like(first)
+    for row, begin in enumerate(first.tolist()):
+        axes = {name: int(ranks[row]) for name, ranks in along.items()}
+        found[row] = _most_apart(
+            group, axes, begin, lambda rank: tiers.units_of(rank // gpus, place)
+        )
+    return found

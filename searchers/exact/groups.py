@@ -14,7 +14,7 @@ from mistlab.job.search import Problem
 from mistlab.plan.dimensions import DIMENSIONS, names_of
 from mistlab.plan.space import SearchSpace
 from mistlab.schedule.orders import DEFAULT_ORDER, TURNING, chunks_of, order_problem
-from mistlab.stages.held_moments import moments_in
+from mistlab.stages.plan_orders import moments_in
 from mistlab.stages.stage_batch import StageBatch, StagesInOrder
 from searchers.meshes import Mesh, Pipeline, allows, equal_stages, meshes, micro_batch_counts
 from searchers.strategy import Ledger

@@ -520,7 +520,7 @@ def _most_elsewhere(gpus_s: float, gpu_s: float, layers: int) -> int:
 
 def _places_in_node(problem: Problem, gpus: int) -> set[int]:
     cluster = problem.cluster
-    ranks = cluster.num_gpus if cluster.others else cluster.gpus_per_node
+    ranks = cluster.num_gpus if cluster.others else cluster.ranks_alike
     return {
         cluster.like_rank(rank, gpus)
         for rank in range(min(ranks, cluster.num_gpus - gpus + 1))

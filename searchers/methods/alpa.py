@@ -126,9 +126,9 @@ def stage_table(
     seconds = _seconds(costs, batch, division.micro_batches)
     sizes = np.array([division.sizes.index(mesh.num_gpus) for mesh, _ in candidates])
     kind, option, rank, layers = rows.T
-    places = (kind, sizes[option], rank % problem.cluster.gpus_per_node, layers)
+    places = (kind, sizes[option], rank % problem.cluster.ranks_alike, layers)
     shape = (
-        *(len(of_kind), len(division.sizes), problem.cluster.gpus_per_node),
+        *(len(of_kind), len(division.sizes), problem.cluster.ranks_alike),
         problem.workload.model.layers + 1,
     )
     table, chosen = np.full(shape, np.inf), np.full(shape, -1)
@@ -154,7 +154,7 @@ def _first_ranks(kind: Kind, mesh: Mesh, unit: int, cluster: Cluster) -> list[in
     if kind.is_last:
         ranks = [cluster.num_gpus - mesh.num_gpus]
     else:
-        ranks = list(range(0, cluster.gpus_per_node, unit))
+        ranks = list(range(0, cluster.ranks_alike, unit))
     return [rank for rank in ranks if lies_well(rank, mesh.num_gpus, cluster)]
 
 
@@ -339,7 +339,7 @@ class Programme:
         first_ranks = cluster.num_gpus - unit * np.arange(gpus + 1)
         seconds, choice = np.full(after.shape, np.inf), np.zeros((*after.shape, 2), dtype=int)
         for index, size in enumerate(self.division.sizes):
-            own = self.table.seconds[kind, index][first_ranks % cluster.gpus_per_node]
+            own = self.table.seconds[kind, index][first_ranks % cluster.ranks_alike]
             own = np.where(own <= limit_s, own, np.inf)[size // unit :]
             for count in np.flatnonzero(np.isfinite(own).any(axis=0)):
                 total = own[:, count] + after[: layers + 1 - count, : gpus + 1 - size // unit]
@@ -356,7 +356,7 @@ class Programme:
         places = []
         for step in reversed(steps):
             index, count = step.choice[layers, gpus].tolist()
-            rank = (cluster.num_gpus - gpus * unit) % cluster.gpus_per_node
+            rank = (cluster.num_gpus - gpus * unit) % cluster.ranks_alike
             places.append((step.kind, index, rank, count))
             layers, gpus = layers - count, gpus - self.division.sizes[index] // unit
         return tuple(places)

@@ -7,10 +7,11 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.cost.links import NETWORK_HOP_S, PCIE_HOP_S, LinkTimes
+from mistlab.cost.links import PCIE_HOP_S, LinkTimes
 from mistlab.graph.graph import Collective
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import GroupTransfers, Line, Transfers
+from mistlab.network.link_times import NETWORK_HOP_S
 
 
 def line(gbytes_per_s: float, latency_us: float = 10.0) -> Line:

@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mistlab.cost.links import shape_on_nodes
 from mistlab.plan.dimensions import (
     DIMENSIONS,
     GROUPS,
@@ -19,6 +18,7 @@ from mistlab.plan.dimensions import (
 )
 from mistlab.plan.plan import Offload, StagePlan
 from mistlab.stages.stage_batch import StageBatch
+from mistlab.stages.stage_shape import shape_on_nodes
 
 
 @pytest.mark.parametrize("group", [*GROUPS])

@@ -9,7 +9,7 @@ from mistlab.cost.order_memory import figures_in_order
 from mistlab.graph.stage_model import StageModel
 from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, order_problem
-from mistlab.stages.held_moments import HeldMoments, moments_of_plan
+from mistlab.stages.plan_orders import HeldMoments, moments_of_plan
 from mistlab.stages.stage_batch import StageBatch, StageFigures
 from tests.sweep import sweep
 from tests.workloads import workload_of

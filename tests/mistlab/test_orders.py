@@ -21,8 +21,7 @@ from mistlab.schedule.orders import (
 )
 from mistlab.schedule.placement import StageChunk, loop, most_chunks
 from mistlab.schedule.stage_passes import StagePass, passes_of
-from mistlab.stages.held_moments import in_flight_of_plan
-from mistlab.stages.plan_orders import named_order, order_of_plan, order_of_text
+from mistlab.stages.plan_orders import in_flight_of_plan, named_order, order_of_plan, order_of_text
 from mistlab.stages.stage_shape import parts_of_plan
 
 stage_counts = st.integers(1, 8)

@@ -84,9 +84,9 @@ def test_the_batches_of_a_step_say_the_data_parallel_ranks() -> None:
 
 
 @pytest.mark.parametrize("words", ["cpu optimizer", "weights + activations", "0"])
-def test_a_run_with_states_in_host_memory_is_answered_without(words: str) -> None:
+def test_times_of_a_run_with_states_in_host_memory_are_those_without(words: str) -> None:
     notes = run(offload=words).notes
-    assert any(note.startswith("predicted without offload") for note in notes) == (words != "0")
+    assert any(note.startswith("times are predicted without") for note in notes) == (words != "0")
 
 
 def test_an_unknown_engine_that_shards_gradients_is_predicted_as_one_that_does() -> None:

@@ -10,16 +10,17 @@ import pytest
 
 from mistlab import catalog
 from mistlab.core.values import InputError
-from mistlab.cost.links import shape_on_nodes
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.engine import ENGINES
 from mistlab.job.job import Job, dump_job, load_job
 from mistlab.job.prediction import Prediction
 from mistlab.machine.cluster import Cluster
+from mistlab.network.link_times import GroupSpread
 from mistlab.plan.dimensions import groups_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Workload
 from mistlab.stages.stage_batch import StageBatch
+from mistlab.stages.stage_shape import shape_on_nodes
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 from tests.workloads import workload_of
@@ -102,12 +103,12 @@ def test_gradients_are_scattered_within_nodes_and_added_up_across() -> None:
     seconds = model.seconds(batch.columns)
     block = model.types.names.index("block")
     parameters = seconds.parameters[block]
-    inside = model.collective("reduce_scatter", gpus_in_node=8, nodes=1)
-    across = model.collective("all_reduce", gpus_in_node=1, nodes=2)
+    inside = model.collective("reduce_scatter", GroupSpread(8, 1))
+    across = model.collective("all_reduce", GroupSpread(1, 2))
     width = model.memory.reduced_gradient
     expected = np.maximum(inside(parameters * width), across(parameters * width / 8))
     assert seconds.alone("R", "")[block][1] == pytest.approx(expected[1], rel=1e-12)
-    gathered = model.collective("all_gather", gpus_in_node=8, nodes=1)
+    gathered = model.collective("all_gather", GroupSpread(8, 1))
     assert seconds.alone("U", "")[block][1] == gathered(parameters * model.memory.weight)[1]
 
 

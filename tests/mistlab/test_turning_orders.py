@@ -14,8 +14,7 @@ from mistlab.plan.plan import Plan, StagePlan
 from mistlab.schedule.orders import TURNING, order_problem
 from mistlab.schedule.placement import Placement, StageChunk, loop, most_chunks, turning
 from mistlab.schedule.stage_passes import passes_of
-from mistlab.stages.held_moments import in_flight_of_plan
-from mistlab.stages.plan_orders import named_order, order_of_plan, order_of_text
+from mistlab.stages.plan_orders import in_flight_of_plan, named_order, order_of_plan, order_of_text
 from mistlab.stages.stage_batch import StageBatch, batch_of_parts
 from mistlab.stages.stage_shape import parts_of_plan
 from tests.mistlab.test_order_path import equal, order_iteration_s

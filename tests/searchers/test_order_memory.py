@@ -12,7 +12,7 @@ from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Workload
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, TURNING, chunks_of, order_problem
-from mistlab.stages.held_moments import HeldMoments
+from mistlab.stages.plan_orders import HeldMoments
 from mistlab.stages.stage_batch import StageBatch, StagesInOrder
 from searchers.exact.groups import Group
 from tests.searchers.test_orders_proven import places_of, plans_in_orders, predictor_of

@@ -1,0 +1,83 @@
+"""The errors of runs whose table has them in groups, each group counted once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from experiments.pages.tables import narrow
+from experiments.runs.judged import GroupErrors, Judged, errors_of, groups_of, separation
+
+HEAD = ("group", "runs", "answered", "times", "mean", "bias", "in bounds", "peaks", "mean", "bias")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedOnce:
+    """Means over groups: of their mean errors of times and peaks, and of their shares in bounds."""
+
+    time_groups: int
+    time: float | None
+    inside: float | None
+    memory_groups: int
+    memory: float | None
+
+
+def counted_once(groups: Sequence[GroupErrors]) -> CountedOnce:
+    """The means of groups' own means; a group without such measurements has no part in it."""
+    times = [one.mean_time for one in groups if one.mean_time is not None]
+    inside = [one.inside for one in groups if one.inside is not None]
+    peaks = [one.mean_memory for one in groups if one.mean_memory is not None]
+    return CountedOnce(
+        time_groups=len(times),
+        time=mean(times) if times else None,
+        inside=mean(inside) if inside else None,
+        memory_groups=len(peaks),
+        memory=mean(peaks) if peaks else None,
+    )
+
+
+def group_lines(rows: Sequence[Judged]) -> Iterator[str]:
+    """The lines of a page about a table's groups; none if it has no such column."""
+    if not any(one.row.cells.get("group") for one in rows):
+        return
+    groups = [*groups_of(rows, lambda one: one.row.cells.get("group", ""))]
+    errors = [errors_of(name, some) for name, some in groups]
+    yield f"{summary(rows)}\n"
+    cells = (_cells(one, some) for one, (_, some) in zip(errors, groups, strict=True))
+    yield from (*narrow(HEAD, cells), "")
+
+
+def summary(rows: Sequence[Judged]) -> str:
+    """A sentence: the groups' errors, each counted once, and runs told from those that failed."""
+    found = counted_once(
+        [
+            errors_of(name, some)
+            for name, some in groups_of(rows, lambda one: one.row.cells["group"])
+        ]
+    )
+    told = separation(rows)
+    times = "no times" if found.time is None else f"times {found.time:.1%} of {found.time_groups}"
+    peaks = "no peaks" if found.memory is None else f"peaks {found.memory:.1%}"
+    inside = "" if found.inside is None else f", {found.inside:.0%} of times within bounds"
+    return (
+        f"Groups counted once: {times} groups{inside}; {peaks} of {found.memory_groups} groups. "
+        f"Run and failed told apart in {told.share:.1%} ({told.ran_right} of {told.ran}, "
+        f"{told.failed_right} of {told.failed})."
+    )
+
+
+def _cells(one: GroupErrors, rows: Sequence[Judged]) -> list[str]:
+    peaks = [row.memory_error for row in rows if row.memory_error is not None]
+    return [
+        one.name,
+        str(one.rows),
+        str(one.rows - one.refused),
+        *_errors(one.times, one.mean_time, one.bias),
+        "" if one.inside is None else f"{one.inside:.0%}",
+        *_errors(one.memories, one.mean_memory, median(peaks) if peaks else None),
+    ]
+
+
+def _errors(count: int, size: float | None, bias: float | None) -> list[str]:
+    if size is None or bias is None:
+        return ["", "", ""]
+    return [str(count), f"{size:.1%}", f"{bias:+.1%}"]

@@ -1,0 +1,75 @@
+"""Engines ``trainer...`` and ``llmq``: what most people fine-tune with, on GPUs of their own.
+
+``trainer`` is Hugging Face's models under its Trainer, TRL, PEFT, Accelerate or axolotl, and others
+that run a model's operators one by one (litgpt, torchtune, scripts). ``trainer-fused`` has these
+models with fused kernels (Unsloth, Liger), ``trainer-tiled`` also runs networks on parts of a
+sequence (Snowflake's ALST). ``llmq`` is a trainer in C++ whose step is a CUDA graph.
+"""
+
+from dataclasses import replace
+
+from mistlab.engines.engine import Engine, EngineMemory, HostTime, Optimizer, Precision
+from mistlab.engines.fitted import fitted
+from mistlab.engines.fsdp import FSDP, FSDP_EAGER
+from mistlab.engines.megatron_core import MEGATRON_CORE
+
+# A single GPU gathers nothing, and whoever shards does so by FSDP or as FSDP does. Logits are
+# converted to 32 bits, their logarithms of shares and gradients follow: as many bytes as
+# torchtitan's.
+_MEMORY = FSDP_EAGER.memory["bf16"]
+_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4")
+_STEP_MOVED = dict.fromkeys(_PRECISIONS, FSDP.step_moved["bf16"])
+_OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "adamw-8bit")
+
+# Attention is FlashAttention's or cuDNN's, whose rates hardware files have.
+_PRODUCTS, _, _MOVED = FSDP_EAGER.shares("")
+_SHARES_ON = {
+    name: (products, 1.0, moved) for name, (products, _, moved) in FSDP_EAGER.shares_on.items()
+}
+TRAINER = replace(
+    FSDP_EAGER,
+    name="trainer",
+    system="trainer",
+    family="trainer",
+    memory=dict.fromkeys(_PRECISIONS, _MEMORY),
+    step_moved=_STEP_MOVED,
+    other_sums={},
+    optimizers=_OPTIMIZERS,
+    products_share=_PRODUCTS,
+    attention_share=1.0,
+    memory_share=_MOVED,
+    shares_on=_SHARES_ON,
+    runs_lean=False,
+)
+
+# Norms, rotary embedding, gates and the loss are one kernel each, as Unsloth and Liger have them;
+# Python issues them through the modules of adapters.
+TRAINER_FUSED = replace(
+    TRAINER,
+    name="trainer-fused",
+    kernels=MEGATRON_CORE.kernels,
+    memory=dict.fromkeys(_PRECISIONS, replace(_MEMORY, kept_by="", wide_logits=1)),
+    host=HostTime(**fitted("trainer-fused")["host"]),
+)
+# Networks run tile by tile over the sequence, besides.
+TRAINER_TILED = replace(
+    TRAINER_FUSED,
+    name="trainer-tiled",
+    memory=dict.fromkeys(_PRECISIONS, replace(_MEMORY, kept_by="tiled", wide_logits=1)),
+)
+
+# Weights, gradients and both moments have 16 bits.
+_LLMQ = EngineMemory(weight=2, gradient=2, optimizer=4, wide_logits=0, fixed_mib=64)
+LLMQ = Engine(
+    name="llmq",
+    system="trainer",
+    family="trainer",
+    overlapped=FSDP.overlapped,
+    kernels=MEGATRON_CORE.kernels,
+    memory=dict.fromkeys(_PRECISIONS, _LLMQ),
+    # A gradient and a weight and two moments, read and written.
+    step_moved=dict.fromkeys(_PRECISIONS, 14),
+    optimizers=_OPTIMIZERS,
+    cached_share=0.0,
+    offloads_activations=True,
+)

@@ -1,0 +1,263 @@
+"""How long messages and collectives take over the tiers of a network above its nodes.
+
+A group of ranks lies in one unit of a tier or in several. What crosses the border of a unit shares
+the unit's link with what other groups send, as all groups of a cluster run the same collective at
+once. Each rank of a ring sends as many bytes to the next rank, and a ring over units that ranks
+fill in order leaves each of them once; over ``scattered`` units every message leaves one.
+
+Axes: C transfers.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from mistlab.core.arrays import Bools, Floats, Ints
+from mistlab.core.units import MICROSECONDS
+from mistlab.network.tiers import ABOVE, NETWORK, NODE, Network
+
+# The latency of a message between nodes, and the rate of a tree as a share of a ring's rate, by the
+# figures with which NCCL chooses between rings and trees (https://github.com/NVIDIA/nccl,
+# src/graph/tuning.cc: hwLat, simple protocol).
+NETWORK_HOP_S = 14.0 * MICROSECONDS
+RATE_OF_TREES = 0.9
+# What a tier is called where no file names it.
+NAMES = ("node", "network")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTime:
+    """The time of a message: a latency, and seconds for each byte.
+
+    A message takes the other way ``instead``, if this is given and faster. Large messages wait for
+    the links of a ``tier``.
+    """
+
+    latency_s: float
+    s_per_byte: float
+    instead: "LinkTime | None" = None
+    tier: str = ""
+
+    def __call__(self, size_bytes: Floats, messages: int | Floats = 1) -> Floats:
+        """Seconds (C) of ``messages`` (C) with ``size_bytes`` (C) in all; no bytes take no time."""
+        seconds = messages * self.latency_s + size_bytes * self.s_per_byte
+        if self.instead is not None:
+            seconds = np.minimum(seconds, self.instead(size_bytes, messages))
+        return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
+
+    def at_least(self, s_per_byte: float, tier: str) -> Self:
+        """The same over a tier's links that pass no byte on in less than so many seconds."""
+        if s_per_byte <= self.s_per_byte:
+            return self
+        return replace(self, s_per_byte=s_per_byte, tier=tier)
+
+    @property
+    def binding_tier(self) -> str:
+        """The tier for which the largest messages wait, on the way that they take."""
+        ways = [self]
+        while ways[-1].instead is not None:
+            ways.append(ways[-1].instead)
+        return min(ways, key=lambda way: way.s_per_byte).tier
+
+
+class GroupSpread(NamedTuple):
+    """How a group of ranks lies: the most in a node, the nodes, and the units that it lies in of
+    those which join each tier above the network, the lowest first; none where no tiers are."""
+
+    gpus_in_node: int
+    nodes: int
+    units: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """The ranks of the group."""
+        return self.gpus_in_node * self.nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierTimes:
+    """The times of a network's tiers above its nodes, of which a cluster has so many with so many
+    GPUs in use; a node sends ``node_bytes_per_s``."""
+
+    network: Network
+    nodes: int
+    gpus_per_node: int
+    node_bytes_per_s: float
+
+    @property
+    def places(self) -> range:
+        """The places of the tiers above the network, up to the one that joins all nodes."""
+        return range(ABOVE, self.network.joins(self.nodes) + 1)
+
+    def latency_s(self, place: int = NETWORK) -> float:
+        """What a message takes through the tier at this place."""
+        return self.network.latency_s(place, NETWORK_HOP_S)
+
+    def collective(self, kind: str, link: LinkTime, shape: GroupSpread) -> LinkTime:
+        """The time of a collective, from that over nodes alone; a ring, and for all-reduces a tree
+        or switches that add up, if they are faster."""
+        passes = 2.0 if kind == "all_reduce" else 1.0
+        tree, ring = link.instead, passes * (shape.ranks - 1) / shape.ranks
+        slower = self._slower(link, ring, shape)
+        for place, units in self._crossed(shape):
+            tier = self.network.tiers[place]
+            groups = self._gpus_of_unit(place) * units / shape.ranks
+            hops, crossings = units - 1, 1.0
+            if tier.scattered:
+                # The nodes in a unit follow one another in no ring, so each sends to another unit.
+                hops, crossings = shape.nodes - 1, shape.nodes / units
+            s_per_byte = slower * ring * groups * crossings / self._bytes_per_s(place)
+            later_s = self._later_s(place)
+            link = replace(link, latency_s=link.latency_s + passes * hops * later_s)
+            link = link.at_least(s_per_byte, tier.name)
+            if tree is not None:
+                levels = math.ceil(math.log2(units))
+                tree = replace(tree, latency_s=tree.latency_s + 2 * levels * later_s)
+                of_tree = s_per_byte * shape.ranks / (shape.ranks - 1) / RATE_OF_TREES
+                tree = tree.at_least(of_tree, tier.name)
+        return replace(link, instead=tree)
+
+    def summed_in_switches(
+        self, over_nodes: LinkTime, inside: LinkTime, shape: GroupSpread
+    ) -> LinkTime | None:
+        """The time of an all-reduce whose sums the switches of all its tiers add up, after GPUs of
+        each node have added up theirs ``inside``, from that of a ring over nodes alone; None where
+        one of the tiers does not add up."""
+        crossed = [NETWORK, *(place for place, _ in self._crossed(shape))]
+        tiers = self.network.tiers
+        if shape.nodes == 1 or not all(tiers[place].reduces for place in crossed):
+            return None
+        # A sum goes up to the highest switch, and comes down.
+        latency_s = inside.latency_s + 2 * self.latency_s(crossed[-1])
+        slower = self._slower(over_nodes, 2 * (shape.ranks - 1) / shape.ranks, shape)
+        node = slower * self.gpus_per_node / shape.gpus_in_node / self.node_bytes_per_s
+        link = LinkTime(latency_s=latency_s, s_per_byte=inside.s_per_byte, tier=inside.tier)
+        link = link.at_least(node, tiers[NETWORK].name)
+        for place, units in self._crossed(shape):
+            groups = slower * self._gpus_of_unit(place) * units / shape.ranks
+            link = link.at_least(groups / self._bytes_per_s(place), tiers[place].name)
+        return link
+
+    def _slower(self, link: LinkTime, ring: float, shape: GroupSpread) -> float:
+        """How many times as long as by its rate a ring between nodes takes that sends so much of a
+        message: what was measured falls short of rates, and so it does above."""
+        by_rate = ring * self.gpus_per_node / shape.gpus_in_node / self.node_bytes_per_s
+        return max(1.0, link.s_per_byte / by_rate)
+
+    def to_all(self, link: LinkTime, shape: GroupSpread, reached: float = 1.0) -> LinkTime:
+        """The time of an all-to-all, from that over nodes alone: each rank sends the same to every
+        other one, all at once, but to units above that it has copies for only what is ``reached``.
+        """
+        ranks = shape.ranks
+        for place, units in self._crossed(shape):
+            elsewhere = reached * (1 - 1 / units)
+            share = self._gpus_of_unit(place) / self._bytes_per_s(place)
+            link = replace(link, latency_s=link.latency_s + self._later_s(place))
+            link = link.at_least(elsewhere * share, self.network.tiers[place].name)
+        if self._leaves_rails and shape.nodes > 1 and shape.gpus_in_node > 1:
+            # What goes to other places of other nodes cannot stay on a rail.
+            others = reached * (shape.nodes - 1) * (shape.gpus_in_node - 1) / ranks
+            share = self._gpus_of_unit(ABOVE) / self._bytes_per_s(ABOVE)
+            link = link.at_least(others * share, self.network.tiers[ABOVE].name)
+        return link
+
+    @property
+    def forwards(self) -> bool:
+        """Whether messages to other places of other nodes are forwarded inside nodes."""
+        return self.network.between.rails and not self._leaves_rails
+
+    def send(self, link: LinkTime, place: int, senders: int) -> LinkTime:
+        """The time of a send through the tier at this place, while so many GPUs of a stage send,
+        from that between two nodes."""
+        if link.instead is not None:
+            link = replace(link, instead=self.send(link.instead, place, senders))
+        for one in range(ABOVE, place + 1):
+            at_once = min(float(senders), self._gpus_of_unit(one))
+            link = replace(link, latency_s=link.latency_s + self._later_s(one))
+            link = link.at_least(at_once / self._bytes_per_s(one), self.network.tiers[one].name)
+        return link
+
+    def to_offset(self, link: LinkTime, shape: GroupSpread, away: int) -> LinkTime:
+        """The time in which each rank of groups of a shape sends to the one so many ranks away, all
+        at once, from that between two nodes."""
+        for place, units in self._crossed(shape):
+            gpus = self._gpus_of_unit(place)
+            at_once = min(away * gpus * units / shape.ranks, gpus)
+            link = replace(link, latency_s=link.latency_s + self._later_s(place))
+            link = link.at_least(at_once / self._bytes_per_s(place), self.network.tiers[place].name)
+        return link
+
+    def place_of(self, shape: GroupSpread) -> int:
+        """The place of the highest tier that a group of several nodes crosses."""
+        return max((place for place, _ in self._crossed(shape)), default=NETWORK)
+
+    def between_ends(self, link: LinkTime, senders: int) -> LinkTime:
+        """The time of an exchange between so many GPUs at one end of the cluster and as many at the
+        other, from that between two nodes."""
+        ends = np.array([0, self.nodes - 1])
+        apart = [place for place in self.places if np.ptp(self.units_of(ends, place))]
+        return self.send(link, max(apart, default=NETWORK), senders)
+
+    def units_of(self, nodes: Ints, place: int) -> Ints:
+        """The number of the unit that each of these nodes is in, of those that join the tier at
+        this place."""
+        network = self.network
+        number, within = np.zeros_like(nodes), nodes
+        for one in range(network.joins(self.nodes), place - 1, -1):
+            below = network.nodes_below(one)
+            units = network.tiers[one].gpus // network.node.gpus // below
+            if network.tiers[one].scattered:
+                within, unit = np.divmod(within, units)
+            else:
+                unit, within = np.divmod(within, below)
+            number = number * units + unit
+        return number
+
+    def sends_through(self, first: Ints, ranks: Ints) -> Ints:
+        """The place of the highest tier through which ranks from ``first`` on send to the rank as
+        many further on; ``NODE`` where all stay inside nodes."""
+        gpus = self.gpus_per_node
+        found = np.full_like(first, NODE)
+        found[(first + 2 * ranks - 1) // gpus != first // gpus] = NETWORK
+        if self._leaves_rails:
+            found[(found == NETWORK) & (ranks % gpus != 0)] = ABOVE
+        for place in self.places:
+            if self.network.tiers[place].scattered:
+                leaves = self._apart(first, first + ranks, place)
+                last = first + ranks - 1
+                leaves |= self._apart(last, last + ranks, place)
+            else:
+                leaves = self._apart(first, first + 2 * ranks - 1, place)
+            found[leaves] = place
+        return found
+
+    def _apart(self, here: Ints, there: Ints, place: int) -> Bools:
+        """Whether these ranks are in two units of those that join the tier at a place."""
+        gpus = self.gpus_per_node
+        one, other = (self.units_of(ranks // gpus, place) for ranks in (here, there))
+        return np.asarray(one != other)
+
+    @property
+    def _leaves_rails(self) -> bool:
+        """Whether messages to other places of nodes pass through the tier above the rails."""
+        between = self.network.between
+        return between.rails and not between.forwards and len(self.network.tiers) > ABOVE
+
+    def _crossed(self, shape: GroupSpread) -> list[tuple[int, int]]:
+        """The places of the tiers that a group crosses, with the units that it lies in."""
+        several = zip(self.places, shape.units, strict=False)
+        return [(place, units) for place, units in several if units > 1]
+
+    def _gpus_of_unit(self, place: int) -> float:
+        """The GPUs in use, in the mean, of units that join the tier at this place."""
+        units = math.ceil(self.nodes / self.network.nodes_below(place))
+        return self.nodes * self.gpus_per_node / units
+
+    def _bytes_per_s(self, place: int) -> float:
+        return self.network.bytes_per_s(place, self.node_bytes_per_s)
+
+    def _later_s(self, place: int) -> float:
+        """How much longer a message takes through a tier than through the one below."""
+        return self.latency_s(place) - self.latency_s(place - 1)

@@ -1,0 +1,187 @@
+"""A network as it is: tiers of links and switches, from those inside a node to those between sites.
+
+Each tier joins units of the tier below: GPUs to a node, nodes to a leaf, leaves to a spine, and so
+on. What leaves a unit goes through the unit's link into the tier, which all of its GPUs share.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from mistlab.core.units import GBYTES, MICROSECONDS
+from mistlab.core.values import (
+    MOST_GPUS_OF_NODE,
+    Checked,
+    bounded,
+    check_fields,
+    quantity,
+    refuse,
+    within,
+)
+
+# The most GPUs below a tier: those of the most nodes of the most GPUs.
+MOST_GPUS = 1 << 30
+# Tiers by their place: inside a node, between nodes, and those above.
+NODE, NETWORK, ABOVE = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier(Checked):
+    """Links and switches that join units of the tier below, so that ``gpus`` reach one another.
+
+    ``gbytes_per_s`` is what a unit of the tier below sends into the tier, in one direction; or that
+    is what its own units send into it over the ``oversubscription``. A message through the tier
+    takes ``latency_us`` in all. Switches that ``reduces`` add up what all-reduces sum. A unit's
+    nodes may be ``scattered``: numbered over the units in turn, so that neighbours in a ring are in
+    different units. On ``rails`` every GPU of a node has a switch of its own, which it shares with
+    the GPUs in the same place of other nodes: messages to other places are forwarded inside nodes
+    first, where the node's tier ``forwards``, or pass through the tier above.
+    """
+
+    name: str
+    gpus: int = field(metadata=bounded(minimum=1, most=MOST_GPUS))
+    gbytes_per_s: float | None = field(default=None, metadata=quantity())
+    oversubscription: float | None = field(default=None, metadata=bounded(minimum=1))
+    latency_us: float | None = field(default=None, metadata=quantity(or_zero=True))
+    reduces: bool = False
+    scattered: bool = False
+    rails: bool = False
+    forwards: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Tiers, the lowest first: that of a node, that between nodes, and any above."""
+
+    name: str = "given"
+    tiers: tuple[Tier, ...]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if len(self.tiers) <= NETWORK:
+            problem = f"{len(self.tiers)} alone: give that of a node and one between nodes at least"
+            refuse("tiers", problem)
+        for place, tier in enumerate(self.tiers):
+            with within(f"tiers.{place}"):
+                self._check_name(place)
+                _check_place(tier, place)
+                if place > NODE:
+                    _check_nests(self.tiers[place - 1], tier)
+        told = [place for place, one in enumerate(self.tiers) if one.latency_us is not None]
+        for below, place in pairwise(told):
+            _check_latency(self.tiers[below], self.tiers[place], place)
+
+    def _check_name(self, place: int) -> None:
+        names = [tier.name for tier in self.tiers]
+        if not names[place].strip() or names.index(names[place]) < place:
+            refuse("name", f"{names[place]!r} names no tier alone: give another name")
+
+    @property
+    def node(self) -> Tier:
+        """The tier inside a node."""
+        return self.tiers[NODE]
+
+    @property
+    def between(self) -> Tier:
+        """The tier between nodes."""
+        return self.tiers[NETWORK]
+
+    @property
+    def nodes(self) -> int:
+        """The nodes that reach one another."""
+        return self.tiers[-1].gpus // self.node.gpus
+
+    def nodes_below(self, place: int) -> int:
+        """The nodes of a unit that joins the tier at this place."""
+        return self.tiers[place - 1].gpus // self.node.gpus
+
+    def nodes_alike(self, nodes: int) -> int:
+        """So many nodes further on a node lies in the same way among the first ``nodes``: in units
+        at equal places of the lowest tier that joins all of them."""
+        # Where units hold nodes in turn, neighbours lie in unlike ways.
+        if any(one.scattered for one in self.tiers):
+            return nodes
+        return self.nodes_below(self.joins(nodes))
+
+    def joins(self, nodes: int) -> int:
+        """The place of the lowest tier from ``NETWORK`` on that joins the first ``nodes``."""
+        gpus = nodes * self.node.gpus
+        wide = (
+            place for place in range(NETWORK, len(self.tiers)) if self.tiers[place].gpus >= gpus
+        )
+        return next(wide, len(self.tiers) - 1)
+
+    def bytes_per_s(self, place: int, node_bytes_per_s: float) -> float:
+        """What a unit sends into the tier at this place from ``NETWORK`` on, where a node sends so
+        much into the network."""
+        if place == NETWORK:
+            return node_bytes_per_s
+        tier = self.tiers[place]
+        if tier.gbytes_per_s is not None:
+            return tier.gbytes_per_s * GBYTES
+        units = self.tiers[place - 1].gpus // self.tiers[place - 2].gpus
+        below = self.bytes_per_s(place - 1, node_bytes_per_s)
+        return units * below / (tier.oversubscription or 1.0)
+
+    def latency_s(self, place: int, of_network_s: float) -> float:
+        """What a message through the tier at this place takes, where one between two nodes takes so
+        much unless the file says otherwise: that of the highest tier up to it that says one."""
+        told = (self.tiers[one].latency_us for one in range(place, NODE, -1))
+        found = next((one for one in told if one is not None), None)
+        return of_network_s if found is None else found * MICROSECONDS
+
+
+def _check_nests(below: Tier, tier: Tier) -> None:
+    """Refuse a tier whose units are not several whole units of the one below."""
+    words = f"{tier.gpus} of tier {tier.name}"
+    if tier.gpus % below.gpus:
+        down = tier.gpus // below.gpus * below.gpus
+        near = " or ".join(f"{one}" for one in (down, down + below.gpus) if one)
+        problem = f"{words} do not nest: units of tier {below.name} have {below.gpus} GPUs"
+        refuse("gpus", f"{problem}, so give a multiple of that, such as {near}")
+    if tier.gpus == below.gpus:
+        problem = f"{words} are one unit of tier {below.name}"
+        refuse("gpus", f"{problem}: give several, or leave the tier out")
+
+
+def _check_latency(below: Tier, tier: Tier, place: int) -> None:
+    """Refuse messages that are faster through a tier than through one below it."""
+    least, own = below.latency_us or 0.0, tier.latency_us or 0.0
+    if own < least:
+        problem = f"{own:g} is less than the {least:g} of tier {below.name}"
+        refuse(
+            f"tiers.{place}.latency_us",
+            f"{problem}, through which its messages pass: give at least that",
+        )
+
+
+def _check_place(tier: Tier, place: int) -> None:
+    """Refuse what a tier's place does not have, and rates that are said twice or not at all."""
+    if place == NODE:
+        if tier.gpus > MOST_GPUS_OF_NODE:
+            problem = f"{tier.gpus} is more than any node has: give the GPUs of a node first"
+            refuse("gpus", problem)
+        for name in ("oversubscription", "reduces", "scattered", "rails"):
+            if getattr(tier, name):
+                refuse(name, f"{tier.name} is the tier inside a node: leave it out")
+        return
+    if tier.rails and place != NETWORK:
+        refuse("rails", "nodes alone have rails: give them to the second tier")
+    if not tier.forwards and not tier.rails:
+        refuse("forwards", f"{tier.name} has no rails: leave it out")
+    if tier.scattered and place == NETWORK:
+        refuse("scattered", "nodes are numbered over units of a tier above: give it there")
+    _check_rate(tier, place)
+
+
+def _check_rate(tier: Tier, place: int) -> None:
+    """Refuse a rate between units that is said twice or not at all."""
+    over, rate = tier.oversubscription, tier.gbytes_per_s
+    if place == NETWORK and over is not None:
+        problem = "GPUs do not send into it themselves: give gbytes_per_s of a node"
+        refuse("oversubscription", problem)
+    if over is not None and rate is not None:
+        refuse("oversubscription", f"{over:g}, and gbytes_per_s says the rate: leave one out")
+    if place > NETWORK and over is None and rate is None:
+        problem = "missing: give 1 for links as fast as all below, or gbytes_per_s"
+        refuse("oversubscription", problem)

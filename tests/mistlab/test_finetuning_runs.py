@@ -1,0 +1,188 @@
+"""Rows of runs that fine-tune: their software, what lies on the host, lengths, tiles and GPUs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments.runs.configuration import Configuration, configuration_of
+from experiments.runs.kept_elsewhere import KeptElsewhere
+from experiments.runs.run_jobs import job_of
+from experiments.runs.runs_table import TableRow
+from mistlab import catalog
+from mistlab.core.units import GIB_BYTES
+from mistlab.engines.engine import ENGINES
+from mistlab.graph.library import graph_of
+from mistlab.job.prediction import Prediction
+from simulators.symbolic import SymbolicPredictor
+
+ROW = {
+    "engine": "TRL SFT",
+    "hardware": "A100-80GB",
+    "gpus": "1",
+    "model": "llama3-8b",
+    "sequence_length": "2048",
+    "micro_batch": "2",
+    "grad_accumulation": "1",
+    "method": "full",
+    "precision": "bf16",
+    "recompute": "none",
+}
+
+
+def run(**cells: str) -> Configuration:
+    row = TableRow(file="runs.csv", number=1, line=2, cells={**ROW, **cells})
+    return configuration_of(row)
+
+
+def predicted(**cells: str) -> tuple[Prediction, Prediction]:
+    """A row's plan as it is, and without what the run does not keep."""
+    job = job_of(run(**cells))
+    work, cluster, plan = job.job.workload, job.job.cluster, job.job.plan
+    whole = SymbolicPredictor(workload=work, cluster=cluster).predict(plan)
+    return whole, job.elsewhere.applied(whole, lambda _: cluster.memory_bytes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "more", "name"),
+    [
+        ("HF PEFT 0.19", {}, "trainer"),
+        ("litgpt (Fabric)", {}, "trainer"),
+        ("Unsloth", {}, "trainer-fused"),
+        ("torchtune", {}, "trainer"),
+        ("torchtune", {"compiled": "yes"}, "fsdp-compiled"),
+        (
+            "ArcticTraining (ALST)",
+            {"loss_kernel": "tiled loss (Liger) + tiled MLP"},
+            "trainer-tiled",
+        ),
+        ("ArcticTraining (ALST)", {"loss_kernel": "tiled loss (Liger)"}, "trainer-fused"),
+        ("llmq (C++/CUDA)", {}, "llmq"),
+    ],
+)
+def test_software_is_told_by_its_name(engine: str, more: dict[str, str], name: str) -> None:
+    assert run(engine=engine, **more).engine == name
+
+
+def test_gradients_come_with_the_backward_pass_of_a_step_of_one_micro_batch() -> None:
+    whole, own = (one.stages[0] for one in predicted())
+    assert whole.peak_allocated_bytes - own.peak_allocated_bytes == whole.memory.gradients
+    whole, own = (one.stages[0] for one in predicted(grad_accumulation="2"))
+    assert own == whole
+
+
+def test_gradients_are_there_where_activations_are_gone() -> None:
+    """Where blocks keep their inputs alone, the last blocks' gradients stand beside the first."""
+    whole, own = (one.stages[0] for one in predicted(recompute="full"))
+    gone = whole.peak_allocated_bytes - own.peak_allocated_bytes
+    assert gone <= whole.memory.activations + whole.memory.logits
+    assert gone < whole.memory.gradients
+
+
+@pytest.mark.parametrize(
+    ("offload", "names"),
+    [
+        ("optimizer", ("optimizer",)),
+        ("weights and optimizer", ("weights", "optimizer")),
+    ],
+)
+def test_states_on_the_host_take_no_memory(offload: str, names: tuple[str, ...]) -> None:
+    whole, own = (one.stages[0] for one in predicted(offload=offload, grad_accumulation="2"))
+    gone = sum(getattr(whole.memory, name) for name in names)
+    assert whole.peak_allocated_bytes - own.peak_allocated_bytes == gone > 0
+    assert whole.peak_reserved_bytes - own.peak_reserved_bytes == gone
+
+
+def test_a_run_fits_without_what_is_on_its_host() -> None:
+    whole, _ = predicted()
+    least = whole.stages[0].peak_reserved_bytes
+    kept = KeptElsewhere(optimizer=True)
+    room = least - whole.stages[0].memory.optimizer
+    assert kept.applied(whole, lambda _: room).fits
+    assert not kept.applied(whole, lambda _: room - 1).fits
+
+
+def test_inputs_of_blocks_leave_where_blocks_keep_nothing_else() -> None:
+    assert stage_of(run(offload="activation checkpoints", recompute="full")) == 1.0
+    assert stage_of(run(offload="activation checkpoints")) == 0.0
+
+
+def stage_of(one: Configuration) -> float:
+    return job_of(one).job.plan.stages[0].offload.activations
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens"), [("cap; variable (dataset of the notebook)", 1024), ("exact", 8192)]
+)
+def test_a_cap_is_no_length(kind: str, tokens: int) -> None:
+    assert run(sequence_length="8192", length_kind=kind).sequence_length == tokens
+
+
+def test_sequences_are_padded_for_the_ranks_that_share_them() -> None:
+    own = run(gpus="32", sp_ulysses="32", dp="1", sequence_length="36000", zero="3")
+    assert own.sequence_length == 36032
+    assert "sequences are padded to 36032 tokens for 32 ranks" in own.notes
+
+
+def test_tiled_networks_have_the_tokens_of_a_tile() -> None:
+    """What is as wide as the network has as many tokens as the model is wide; all else stays."""
+    work = job_of(run()).job.workload
+    tiled, whole = (graph_of(work, kind).counts.block for kind in ("tiled", ""))
+    pairs = {
+        str(before.size_bytes): str(after.size_bytes)
+        for before, after in zip(whole.saved, tiled.saved, strict=True)
+    }
+    assert {old: new for old, new in pairs.items() if old != new} == {
+        "4*b*f*s/tp": "4*f*h/tp",
+        "2*b*f*s/tp": "2*f*h/tp",
+    }
+    assert any("b*f*s" in str(peak.size_bytes) for peak in whole.peaks)
+    assert not any("b*f*s" in str(peak.size_bytes) for peak in tiled.peaks)
+
+
+def test_engines_of_trainers_differ_in_their_facts() -> None:
+    eager, fused, tiled = (
+        ENGINES[name].memory["bf16"] for name in ("trainer", "trainer-fused", "trainer-tiled")
+    )
+    assert (eager.kept_by, fused.kept_by, tiled.kept_by) == ("eager", "", "tiled")
+    assert replace(tiled, kept_by="") == fused
+    # Weights, gradients and moments of 16 bits.
+    own = ENGINES["llmq"].memory["bf16"]
+    assert (own.weight, own.gradient, own.optimizer) == (2, 2, 4)
+
+
+def test_newer_gpus_of_a_line_make_more_of_a_watt() -> None:
+    """A card of the next generation with all of an L4's figures four times over: four times as
+    fast, and the root of a generation's gain more."""
+    own = catalog.hardware("rtx-pro-6000-96gb")
+    assert own.provenance.compute is not None
+    assert own.provenance.compute.source == "l4-24gb"
+    lender = catalog.hardware("l4-24gb")
+    assert own.compute is not None
+    assert lender.compute is not None
+    rates = [one.rate("matmul").tflops for one in (own.compute, lender.compute)]
+    peaks = own.gpu.peak_tflops.fp16 / lender.gpu.peak_tflops.fp16
+    watts = (own.gpu.board_watts or 0) / (lender.gpu.board_watts or 1)
+    assert rates[0] is not None
+    assert rates[1] is not None
+    assert rates[0] / rates[1] == pytest.approx(np.sqrt(peaks * watts * 1.36), rel=1e-3)
+
+
+def test_a_peak_is_near_a_published_one() -> None:
+    """Llama 3.2 3B in 16 bits with an optimizer that steps in the backward pass and activations on
+    the host: torchtune prints 21.8 GiB."""
+    shape = {"layers": "28", "hidden": "3072", "heads": "24", "kv_heads": "8", "ffn": "8192"}
+    _, own = predicted(
+        engine="torchtune",
+        model="llama3.2-3b",
+        vocab="128256",
+        **shape,
+        sequence_length="4096",
+        length_kind="packed, exact",
+        precision="bf16 (weights and states)",
+        recompute="full",
+        offload="activations",
+        optimizer="optimizer in backward",
+        compiled="yes",
+    )
+    assert own.stages[0].peak_allocated_bytes / GIB_BYTES == pytest.approx(21.8, rel=0.1)
