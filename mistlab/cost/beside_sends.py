@@ -14,10 +14,12 @@ from typing import Literal, Self
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
+from mistlab.core.columns import ColumnSet
 from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, endless
-from mistlab.cost.slot_work import in_slots
+from mistlab.cost.slot_work import in_slots, within_round_s
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import COMPUTE, STREAMS
+from mistlab.schedule import placement
 from mistlab.schedule.slots import Phase
 
 # What runs beside sends: steady passes, and turns before a forward pass and before a backward pass,
@@ -244,3 +246,86 @@ def _slowed_by(seconds: TaskSeconds, kept: Kept = "own") -> SlowedBy:
     if seconds.model.cluster.hardware.interference is None:
         return SlowedBy.of_all(np.ones((len(BESIDE), len(STREAMS))), len(seconds.zero))
     return seconds.slowed_by(kept)
+
+
+# The times of stages beside their sends.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OutsidePasses(ColumnSet):
+    """The times of candidates (C) that are no part of their passes: sends there and back, how many
+    times as long sends take beside arithmetic, reductions of tied tables and averages of weights
+    afterwards. Those of gradients ``in_place`` go on when the last backward pass has computed."""
+
+    received_s: Floats
+    sent_s: Floats
+    send_slowed: Floats
+    together_slowed: Floats
+    after_s: Floats
+    in_place: Bools
+
+
+def sent_over(steps: Ints, previous_s: Floats, next_s: Floats) -> Floats:
+    """Seconds (C) of sends between each stage and the stage that is so many steps (C) away."""
+    beside_s = np.where(steps == placement.PREVIOUS, previous_s, next_s)
+    return np.where(steps == placement.HERE, 0.0, beside_s)
+
+
+def times_beside_sends(
+    times: Mapping[str, Floats],
+    beside_sends: Mapping[Pass, BesideSend],
+    outside: OutsidePasses,
+    in_flight: Ints,
+    rest_s: Floats,
+) -> Mapping[str, Floats]:
+    """The times (C) of stages whose sends run beside the next pass.
+
+    A pass is slowed by the send of the pass before it; no gradients are sent before the first
+    forward. Sends to the next stage and back run beside the passes of stages that are taken to be
+    alike. The last micro-batch's gradient goes back beside what is left of reductions in place, for
+    ``rest_s`` (C), so both are done later.
+    """
+    sent, received, in_place = outside.sent_s, outside.received_s, outside.in_place
+    forward, backward = (beside_sends[phase] for phase in STEADY)
+    turned_s, turned_back_s = np.zeros_like(received), np.zeros_like(sent)
+    left_s, left_back_s, not_turned_s = received, sent, times["turned_s"]
+    if TURNS[0] in beside_sends:
+        # A send begins in the turn, and what is left of it then goes on beside the pass.
+        turn, back = (beside_sends[name] for name in TURNS)
+        turned_s, left_s = turn.lost_s(received), turn.left_s(received)
+        turned_back_s, left_back_s = back.lost_s(sent), back.left_s(sent)
+    lost_s, lost_back_s = forward.lost_s(left_s), backward.lost_s(left_back_s)
+    if TURNS[0] in beside_sends:
+        not_turned_s = not_turned_s + turned_s + lost_s - forward.lost_s(received)
+    within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
+    if backward.is_of_box:
+        # The send and the reductions of a box may be apart. A backward pass that usually takes as
+        # long as the last one loses less than the least one.
+        in_place = np.zeros_like(in_place)
+        within_s, ends_s = (
+            more_s
+            + backward.if_usually_longer(np.maximum(more_s, 0.0)).lost_s(left_back_s)
+            - lost_back_s
+            for more_s in (within_s, ends_s)
+        )
+    later_s = sends_later_s(beside_sends, sent, in_flight == 1)
+    ahead = np.maximum(in_flight - 1, 1)
+    first_late_s = forward.first_late_s(sent, outside.send_slowed, ahead, received)
+    first_late_s = np.maximum(first_late_s - later_s / 2, 0.0)
+    in_round_s = within_round_s(sent, outside.together_slowed, in_flight)
+    shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
+    return {
+        **times,
+        "forward_s": times["forward_s"] + turned_s + lost_s,
+        "turned_s": not_turned_s,
+        "backward_s": times["backward_s"] + turned_back_s + lost_back_s,
+        "delta_forward_s": times["delta_forward_s"] - turned_s - lost_s,
+        "delta_backward_s": ends_s + shared_s,
+        "within_backward_s": within_s + shared_s,
+        "point_to_point_s": times["point_to_point_s"] + later_s,
+        # A single forward pass has no other after it.
+        "first_send_late_s": np.where(in_flight > 1, first_late_s, 0.0),
+        # No stage is in front of the first one, so no round goes past it and on.
+        "within_round_s": np.where(received > 0, in_round_s, 0.0),
+        "round_late_s": np.where(in_flight > 1, further_later_s(beside_sends, sent), 0.0),
+    }

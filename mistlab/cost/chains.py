@@ -402,13 +402,14 @@ class _Own(Generic[Length]):
         self.after, self.counts = after, counts
         self.first, self.passed = first, stage.through_backward_s
         # What a backward takes longer after a forward of its own stage than after a wait.
-        self.turn = backward - left - stage.through_backward_s
+        self.turn = backward - left - stage.through_backward_s + stage.held_forward_s
         self.from_first_backward = pairs + backward * alone + last
         # The only forward is the first one: what comes after it keeps none waiting.
         only = 1 * (alone + counts.alternating == 0)
         self.to_last_forward = first + stage.after_first_s * (1 - only) + forward * alone + pairs
         all_forwards = first + stage.after_first_s + forward * alone + pairs
         never = all_forwards + backward * counts.in_flight - left + stage.within_backward_s
+        never += stage.held_forward_s
         self.inside = [never]
         if counts.is_short is not False:
             # With fewer micro-batches than stages, the last forward comes back with the first
@@ -419,7 +420,8 @@ class _Own(Generic[Length]):
         self.between: Length | None = None
         if counts.alternates is not False:
             waited = stage.through_backward_s + left
-            self.pairs = pairs - backward + waited
+            # What is between two sends of the stage has one send fewer.
+            self.pairs = pairs - backward + waited - stage.held_forward_s
             self.rounds = _rounds(stage, after, counts)
             between = self.pairs + algebra.longest("rounds", algebra.nothing, *self.rounds)
             self.between = _only(counts.alternates, between)
@@ -526,10 +528,12 @@ def _rounds(
     both = stage.forward_s + stage.backward_s
     # The gradient that the stage waits for finds it idle.
     turn = stage.backward_s - stage.through_backward_s
-    near = after.nearest + stage.round_late_s - both - turn
+    held = stage.held_backward_s - stage.held_forward_s
+    near = after.nearest + stage.round_late_s - both - turn + held
     ahead = after.around - both * (counts.in_flight - 1)
     passed = stage.through_forward_s + stage.through_backward_s
-    far = ahead - both + passed + stage.within_round_s + stage.round_late_s
+    far = ahead - both + passed + stage.held_backward_s
+    far += stage.within_round_s + stage.round_late_s
     nested = ahead - stage.point_to_point_s
     return near * counts.near, far * counts.far + nested * counts.nested
 

@@ -11,15 +11,13 @@ from typing import Self
 import numpy as np
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.core.columns import ColumnSet
 from mistlab.core.distinct import Distinct, distinct_rows
 from mistlab.cost.beside_sends import (
-    STEADY,
-    TURNS,
+    OutsidePasses,
     Pass,
-    further_later_s,
     sends_beside_arithmetic,
-    sends_later_s,
+    sent_over,
+    times_beside_sends,
 )
 from mistlab.cost.chains import ISSUED
 from mistlab.cost.kernels import of_ranks
@@ -40,14 +38,12 @@ from mistlab.cost.slot_work import (
     queued_reductions,
     slot_counts,
     summed_slots,
-    within_round_s,
 )
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns, weight_gradients_s
 from mistlab.engines.engine import HostTime
 from mistlab.graph.treatments import TREATMENTS
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.dimensions import OFFLOADS, RECOMPUTED, num_gpus
-from mistlab.schedule import placement
 from mistlab.schedule.slots import IN_TURN, Phase
 from mistlab.stages.stage_batch import SENDS, StageBatch, StageSeconds
 
@@ -343,13 +339,18 @@ class StageTimeModel:
                 in_place,
                 batch,
             ),
-            "left_backward_s": passes.inside["backward"] - passes.through["backward"],
+            "held_forward_s": meeting * sent,
+            "held_backward_s": meeting * received,
+            "left_backward_s": passes.inside["backward"]
+            - passes.through["backward"]
+            + meeting * received,
             "point_to_point_s": 2 * (1 - blocking) * sent,
             "received_s": (1 - blocking) * received,
         }
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         if passes.beside_sends:
-            times = _beside_sends(times, passes, outside, batch.in_flight)
+            rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
+            times = times_beside_sends(times, passes.beside_sends, outside, batch.in_flight, rest_s)
         delta_backward_s = times["delta_backward_s"] + outside.after_s
         of_host = issued.times(
             passes,
@@ -380,20 +381,6 @@ def split_seconds(model: StageTimeModel, batch: StageBatch) -> Floats:
         unhidden_s=slots.seconds.hidden_s,
     )
     return np.stack(found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OutsidePasses(ColumnSet):
-    """The times of candidates (C) that are no part of their passes: sends there and back, how many
-    times as long sends take beside arithmetic, reductions of tied tables and averages of weights
-    afterwards. Those of gradients ``in_place`` go on when the last backward pass has computed."""
-
-    received_s: Floats
-    sent_s: Floats
-    send_slowed: Floats
-    together_slowed: Floats
-    after_s: Floats
-    in_place: Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -454,8 +441,8 @@ class StageSlots:
         averaged_s = seconds.averaging_s(self.tasks.types.counts(batch.columns), of_strategy)
         send_slowed, together_slowed = sends_beside_arithmetic(seconds)
         return OutsidePasses(
-            received_s=np.where(batch.has_embedding, 0.0, _sent_over(batch.comes_from, *ways)),
-            sent_s=np.where(batch.has_head, 0.0, _sent_over(batch.goes_to, *ways)),
+            received_s=np.where(batch.has_embedding, 0.0, sent_over(batch.comes_from, *ways)),
+            sent_s=np.where(batch.has_head, 0.0, sent_over(batch.goes_to, *ways)),
             send_slowed=send_slowed[of_strategy],
             together_slowed=together_slowed[of_strategy],
             after_s=np.where(ties, seconds.tied_s[of_strategy], 0.0) + averaged_s,
@@ -508,12 +495,12 @@ def _times(
     # The next pass fetches while the state of the last block leaves.
     fetched_s = np.where(batch.in_flight > 1, before_forward, before_backward)
     after_s = np.maximum(passes.first.after - fetched_s, 0.0)
-    # Two sends, of which the second one comes after a backward pass and before the next forward.
-    kept = meeting * (sent + received)
+    # The sends after a forward pass and after a backward pass.
+    kept, kept_back = meeting * sent, meeting * received
     last_s = np.where(in_place, passes.last_computed, inside["last_backward"]) - inside["backward"]
     return {
         "forward_s": inside["forward"] + before_forward + kept,
-        "backward_s": inside["backward"] + before_backward,
+        "backward_s": inside["backward"] + before_backward + kept_back,
         "through_forward_s": passes.through["forward"] + received,
         "through_backward_s": passes.through["backward"] + sent,
         "delta_forward_s": first_s
@@ -531,70 +518,4 @@ def _times(
         "within_backward_s": np.maximum(last_s, 0.0),
         "after_first_s": after_s,
         "turned_s": before_forward - np.maximum(passes.opening, received),
-    }
-
-
-def _sent_over(steps: Ints, previous_s: Floats, next_s: Floats) -> Floats:
-    """Seconds (C) of sends between each stage and the stage that is so many steps (C) away."""
-    beside_s = np.where(steps == placement.PREVIOUS, previous_s, next_s)
-    return np.where(steps == placement.HERE, 0.0, beside_s)
-
-
-def _beside_sends(
-    times: Mapping[str, Floats],
-    passes: PassSeconds,
-    outside: OutsidePasses,
-    in_flight: Ints,
-) -> Mapping[str, Floats]:
-    """The times (C) of stages whose sends run beside the next pass.
-
-    A pass is slowed by the send of the pass before it; no gradients are sent before the first
-    forward. Sends to the next stage and back run beside the passes of stages that are taken to be
-    alike. The last micro-batch's gradient goes back beside what is left of reductions in place, so
-    both are done later.
-    """
-    sent, received, in_place = outside.sent_s, outside.received_s, outside.in_place
-    forward, backward = (passes.beside_sends[phase] for phase in STEADY)
-    turned_s, turned_back_s = np.zeros_like(received), np.zeros_like(sent)
-    left_s, left_back_s, not_turned_s = received, sent, times["turned_s"]
-    if TURNS[0] in passes.beside_sends:
-        # A send begins in the turn, and what is left of it then goes on beside the pass.
-        turn, back = (passes.beside_sends[name] for name in TURNS)
-        turned_s, left_s = turn.lost_s(received), turn.left_s(received)
-        turned_back_s, left_back_s = back.lost_s(sent), back.left_s(sent)
-    lost_s, lost_back_s = forward.lost_s(left_s), backward.lost_s(left_back_s)
-    if TURNS[0] in passes.beside_sends:
-        not_turned_s = not_turned_s + turned_s + lost_s - forward.lost_s(received)
-    within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
-    if backward.is_of_box:
-        # The send and the reductions of a box may be apart. A backward pass that usually takes as
-        # long as the last one loses less than the least one.
-        in_place = np.zeros_like(in_place)
-        within_s, ends_s = (
-            more_s
-            + backward.if_usually_longer(np.maximum(more_s, 0.0)).lost_s(left_back_s)
-            - lost_back_s
-            for more_s in (within_s, ends_s)
-        )
-    rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
-    later_s = sends_later_s(passes.beside_sends, sent, in_flight == 1)
-    ahead = np.maximum(in_flight - 1, 1)
-    first_late_s = forward.first_late_s(sent, outside.send_slowed, ahead, received)
-    first_late_s = np.maximum(first_late_s - later_s / 2, 0.0)
-    in_round_s = within_round_s(sent, outside.together_slowed, in_flight)
-    shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
-    return {
-        **times,
-        "forward_s": times["forward_s"] + turned_s + lost_s,
-        "turned_s": not_turned_s,
-        "backward_s": times["backward_s"] + turned_back_s + lost_back_s,
-        "delta_forward_s": times["delta_forward_s"] - turned_s - lost_s,
-        "delta_backward_s": ends_s + shared_s,
-        "within_backward_s": within_s + shared_s,
-        "point_to_point_s": times["point_to_point_s"] + later_s,
-        # A single forward pass has no other after it.
-        "first_send_late_s": np.where(in_flight > 1, first_late_s, 0.0),
-        # No stage is in front of the first one, so no round goes past it and on.
-        "within_round_s": np.where(received > 0, in_round_s, 0.0),
-        "round_late_s": np.where(in_flight > 1, further_later_s(passes.beside_sends, sent), 0.0),
     }

@@ -311,6 +311,9 @@ class StageTimes(ColumnSet):
     front take ``received_s``, as do the activations that come from it. By ``within_round_s`` a
     round of a pipeline that waits for its sends is longer, because the stage's passes run beside
     sends; by ``round_late_s`` the sends of a round are, which go on beside passes of both ways.
+    Where both ends of a send do nothing else meanwhile, ``held_forward_s`` and ``held_backward_s``
+    are the sends after a forward and after a backward pass, for which the stage's own next pass
+    waits: parts of steady passes, and the second one of what is left when a gradient goes back.
 
     The ``issued`` times are of the host, which issues a stage's passes from the beginning of the
     iteration on, and may be ahead of them: the times in which it issues a forward and a backward
@@ -333,6 +336,8 @@ class StageTimes(ColumnSet):
     received_s: Floats = field(metadata=_WAIT)
     within_round_s: Floats = field(metadata=_WAIT)
     round_late_s: Floats = field(metadata=_SENT_IN_ROUNDS)
+    held_forward_s: Floats = field(metadata=_SENT_IN_ROUNDS)
+    held_backward_s: Floats = field(metadata=_WAIT)
     left_backward_s: Floats = field(metadata=_WAIT)
     issued_forward_s: Floats = field(metadata=_HOST)
     issued_backward_s: Floats = field(metadata=_HOST)

@@ -16,7 +16,7 @@ def times_of(draw: np.random.Generator, stages: int) -> dict[str, np.ndarray]:
     """Random times, in which a micro-batch passes through no later than its pass ends."""
     shape = CANDIDATES, stages
     times = {entry.name: draw.uniform(0, 1, shape) for entry in fields(StageTimes)}
-    times["forward_s"] += times["through_forward_s"]
+    times["forward_s"] += times["through_forward_s"] + times["held_forward_s"]
     times["backward_s"] += times["through_backward_s"] + times["left_backward_s"]
     return times
 

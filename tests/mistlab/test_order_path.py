@@ -32,7 +32,8 @@ def times_of(
     nothing = np.zeros_like(forward)
     names = ("delta_forward_s", "delta_backward_s", "within_forward_s", "within_backward_s")
     sends = "first_send_late_s", "received_s", "within_round_s", "round_late_s"
-    nothings = dict.fromkeys((*names, "after_first_s", *sends, "left_backward_s", *ISSUED), nothing)
+    waits = "held_forward_s", "held_backward_s", "left_backward_s"
+    nothings = dict.fromkeys((*names, "after_first_s", *sends, *waits, *ISSUED), nothing)
     return StageTimes(
         **{
             **nothings,

@@ -87,6 +87,8 @@ def closed_form(
         received_s=np.array([others.get("received", nothing)]),
         within_round_s=np.array([others.get("within_round", nothing)]),
         round_late_s=np.array([others.get("round_late", nothing)]),
+        held_forward_s=np.array([others.get("held_forward", nothing)]),
+        held_backward_s=np.array([others.get("held_backward", nothing)]),
         left_backward_s=np.array([others.get("left_backward", nothing)]),
         **{name: np.array([others.get(name.removesuffix("_s"), nothing)]) for name in ISSUED},
     )
@@ -329,6 +331,7 @@ def telling(times: StageTimes) -> np.ndarray:
             *(times.after_first_s, times.point_to_point_s),
             times.point_to_point_s / 2 + times.first_send_late_s,
             *(times.received_s, times.within_round_s, times.round_late_s),
+            *(times.held_forward_s, times.forward_s - times.held_forward_s, times.held_backward_s),
             times.through_backward_s + times.left_backward_s,
             last + times.end_s + times.left_backward_s,
             times.gone_backward_s,
@@ -374,7 +377,7 @@ def test_stages_that_are_nowhere_longer_never_make_it_longer(stages: int) -> Non
         changed = {name: table.copy() for name, table in parts.items()}
         stage = draw.integers(stages)
         for table in changed.values():
-            table[:, stage] *= draw.choice([0.5, 0.9, 1, 1, 1, 1, 1.1, 1.3], rows)
+            table[:, stage] *= draw.choice([0.5, 0.9, 1, 1, 1, 1, 1, 1, 1.1, 1.3], rows)
         before, after = (_longer_than_passages(some) for some in (parts, changed))
         fewer = (telling(after) <= telling(before) * (1 + 1e-12)).all(axis=(0, 2))
         micro_batches = draw.integers(1, 12, rows)
@@ -386,7 +389,8 @@ def test_stages_that_are_nowhere_longer_never_make_it_longer(stages: int) -> Non
 
 def _longer_than_passages(parts: dict[str, np.ndarray]) -> StageTimes:
     passed = {
-        f"{way}_s": parts[f"{way}_s"] + parts[f"through_{way}_s"] for way in ("forward", "backward")
+        f"{way}_s": parts[f"{way}_s"] + parts[f"through_{way}_s"] + parts[f"held_{way}_s"]
+        for way in ("forward", "backward")
     }
     passed["backward_s"] = passed["backward_s"] + parts["left_backward_s"]
     return StageTimes(**{**parts, **passed})

@@ -200,7 +200,7 @@ def test_chains_of_a_menu_are_those_of_its_times() -> None:
         "within_round_s",
         "round_late_s",
         "after_first_s",
-        *("left_backward_s", *ISSUED),
+        *("held_forward_s", "held_backward_s", "left_backward_s", *ISSUED),
     ):
         times[name] = np.zeros(2)
     chains = prepended(StageTimes(**times), no_stages(2), np.array([3, 3]), 1)

@@ -44,6 +44,8 @@ EXTRAS = (
         "received_s",
         "within_round_s",
         "round_late_s",
+        "held_forward_s",
+        "held_backward_s",
         "left_backward_s",
         *ISSUED,
     ),

@@ -1,7 +1,7 @@
 """Pipelines made by hand: bubbles, sends, and that no stages wait for one another for ever."""
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -46,6 +46,7 @@ times = st.floats(0.1, 10)
 MEGATRON = ENGINES["megatron"].template(overlap_communication=False)
 MISTLAB = ENGINES["mistlab"].template()
 BLOCKING = replace(MISTLAB, sends="blocking")
+MEETING = replace(MISTLAB, sends="meeting")
 
 
 @given(stage_counts, micro_batch_counts, orders, times, times)
@@ -84,6 +85,8 @@ def test_equal_stages_agree_with_the_closed_form(
             received_s=nothing,
             within_round_s=nothing,
             round_late_s=nothing,
+            held_forward_s=nothing,
+            held_backward_s=nothing,
             left_backward_s=nothing,
             **dict.fromkeys(ISSUED, nothing),
         )
@@ -124,12 +127,40 @@ def test_sends_that_block_cost_the_stages_what_the_closed_form_says(
         received_s=nothing,
         within_round_s=nothing,
         round_late_s=nothing,
+        held_forward_s=nothing,
+        held_backward_s=nothing,
         left_backward_s=nothing,
         **dict.fromkeys(ISSUED, nothing),
     )
     closed = float(iteration_s(stage_times, np.array([micro_batches]))[0])
     hidden = closed - time
     assert -1e-9 <= hidden <= (0 if stages == 2 else send) + 1e-9
+
+
+@given(st.integers(1, 6), micro_batch_counts, times, times, st.floats(0.01, 10))
+def test_sends_that_meet_hold_both_stages_as_the_closed_form_says(
+    stages: int, micro_batches: int, forward: float, backward: float, send: float
+) -> None:
+    """A send is the receiver's wait before its pass, and keeps the sender from its next pass."""
+    time = by_hand(
+        MEETING, "1f1b", stages, micro_batches, forward=forward, backward=backward, send=send
+    )
+    received = np.array([[0.0] + [send] * (stages - 1)])
+    sent, nothing = received[:, ::-1], np.zeros_like(received)
+    known = {
+        "forward_s": forward + received + sent,
+        "backward_s": backward + received + sent,
+        "through_forward_s": forward + received,
+        "through_backward_s": backward + sent,
+        "delta_forward_s": nothing - sent,
+        "held_forward_s": sent,
+        "held_backward_s": received,
+        "left_backward_s": received,
+    }
+    names = [entry.name for entry in fields(StageTimes)]
+    stage_times = StageTimes(**{**dict.fromkeys(names, nothing), **known})
+    closed = float(iteration_s(stage_times, np.array([micro_batches]))[0])
+    assert closed == pytest.approx(time, rel=1e-9)
 
 
 NAMES = tuple(
