@@ -32,6 +32,7 @@ from simulators.symbolic import NAME as CLOSED_FORM
 if TYPE_CHECKING:
     from experiments.prediction.disturbed import Disturbed
     from experiments.prediction.solve import Solved
+    from mistlab.reduction.forecast import Forecast
     from simulators.events import Simulation
     from simulators.variability import Variability
 
@@ -110,6 +111,7 @@ class PlanAnswer:
     disturbed: "Disturbed | None" = None
     breakdown: Breakdown | None = None
     measured: tuple[str, ...] = ()
+    forecast: "Forecast | None" = None
     solved: "Solved | None" = None
     error: str = ""
 
@@ -205,6 +207,7 @@ def _with_more(
         answers = [_broken_down(answer) for answer in answers]
     if options.measured_step is not None or options.measured_gib is not None:
         answers = _beside_measured(answers, options)
+    answers = [_with_forecast(answer) for answer in answers]
     if options.solve is not None:
         answers = [_solved(answer, options) for answer in answers]
     return answers
@@ -217,6 +220,17 @@ def _solved(answer: PlanAnswer, options: argparse.Namespace) -> PlanAnswer:
     if answer.job is None or answer.prediction is None:
         return answer
     return replace(answer, solved=solved(answer.job, options.solve, options.goal))
+
+
+def _with_forecast(answer: PlanAnswer) -> PlanAnswer:
+    """An answer with what its reduction does to convergence, if it has one of its own."""
+    if answer.job is None or answer.prediction is None or answer.job.workload.reduces_plainly:
+        return answer
+    from experiments.prediction.converging import (  # noqa: PLC0415 (seldom asked)
+        forecast_of,
+    )
+
+    return replace(answer, forecast=forecast_of(answer.job, answer.prediction))
 
 
 def _disturbed(
@@ -340,6 +354,8 @@ def _mapping(answer: PlanAnswer) -> Mapping[str, Any]:
     goes = {} if answer.breakdown is None else {"breakdown": to_mapping(answer.breakdown)}
     beside = {"measured": [*answer.measured]} if answer.measured else {}
     needs = {} if answer.solved is None else {"solved": answer.solved.mapping()}
+    if answer.forecast is not None:
+        needs = {**needs, "convergence": answer.forecast.mapping()}
     figures = to_mapping(answer.prediction)
     return {"plan": str(answer.path), **own, **figures, **goes, **disturbed, **beside, **needs}
 
@@ -373,7 +389,8 @@ def _table(answer: PlanAnswer) -> str:
     fullest = fullest_words(job, prediction)
     table = aligned(rows, left=())
     solved = () if answer.solved is None else (answer.solved.words,)
-    return "\n".join([summary, *table, *fullest, *goes, *answer.measured, *solved, *notes])
+    told = () if answer.forecast is None else answer.forecast.lines()
+    return "\n".join([summary, *table, *fullest, *goes, *told, *answer.measured, *solved, *notes])
 
 
 def _comparisons(answers: Sequence[PlanAnswer]) -> Iterator[str]:

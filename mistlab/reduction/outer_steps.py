@@ -44,12 +44,14 @@ class OuterSteps:
 @dataclass(slots=True)
 class OuterRun:
     """A run of ranks by outer steps: each rank's weights are a row, each fragment a column; with
-    the weights that all share and the outer momenta. A fragment may be one number or several."""
+    the weights that all share and the outer momenta. A fragment may be one number or several.
+    Ranks that are ``away`` neither step nor are averaged."""
 
     how: OuterSteps
     weights: Floats
     shared: Floats = field(init=False)
     momenta: Floats = field(init=False)
+    away: set[int] = field(default_factory=set, init=False)
     _changes: dict[int, Floats] = field(default_factory=dict, init=False)
     step: int = field(default=0, init=False)
 
@@ -64,23 +66,36 @@ class OuterRun:
     def advance(self, inner: InnerStep) -> None:
         """One inner step of every rank, and the outer step that is due after it."""
         self.step += 1
-        self.weights = self.weights + inner(self.weights, self.step)
+        there = self._there
+        self.weights[there] += inner(self.weights, self.step)[there]
         starting = self.how.schedule.starting(self.step)
         if starting is not None:
-            change = self.shared[starting] - self.weights[:, starting]
+            change = self.shared[starting] - self.weights[there, starting]
             self._changes[starting] = change.mean(axis=0)
         due = self.how.schedule.due(self.step)
         if due is not None:
             self._outer(due)
 
+    def leave(self, rank: int) -> None:
+        """Let a rank leave: the others go on by themselves."""
+        if self.away | {rank} == {*range(len(self.weights))}:
+            refuse("rank", f"{rank} is the last one there: let another one come back first")
+        self.away.add(rank)
+
     def rejoin(self, rank: int) -> None:
         """Let a rank that was away go on from the weights that all share."""
+        self.away.discard(rank)
         self.weights[rank] = self.shared
+
+    @property
+    def _there(self) -> list[int]:
+        return [rank for rank in range(len(self.weights)) if rank not in self.away]
 
     def _outer(self, fragment: int) -> None:
         how, change = self.how, self._changes.pop(fragment)
         self.momenta[fragment] = how.momentum * self.momenta[fragment] + change
         ahead = change + how.momentum * self.momenta[fragment] if how.momentum else change
         self.shared[fragment] = self.shared[fragment] - how.rate * ahead
-        mine = self.weights[:, fragment]
-        self.weights[:, fragment] = how.mixed * mine + (1 - how.mixed) * self.shared[fragment]
+        there = self._there
+        mine = self.weights[there, fragment]
+        self.weights[there, fragment] = how.mixed * mine + (1 - how.mixed) * self.shared[fragment]

@@ -23,6 +23,7 @@ from experiments.reductions.image_training import (
     gradient,
 )
 from experiments.reductions.published_reductions import published_rows
+from mistlab.core.arrays import Floats
 from mistlab.core.values import FieldError
 from mistlab.reduction.calculators import OuterClock
 from mistlab.reduction.compression import Compressor, matrix_shape
@@ -263,12 +264,23 @@ def test_outer_steps_are_those_of_plain_arithmetic(delay: int, mixed: float) -> 
 
 def test_a_rank_that_was_away_goes_on_from_the_shared_weights() -> None:
     run_ = OuterRun(OuterSteps(every=2, momentum=0.9), np.ones((3, 1, 4)))
+    others = OuterRun(OuterSteps(every=2, momentum=0.9), np.ones((2, 1, 4)))
+
+    def step(weights: Floats, number: int) -> Floats:
+        return np.full_like(weights, -0.1 * number) * (1 + np.arange(len(weights)))[:, None, None]
+
+    run_.leave(2)
     for _ in range(4):
-        run_.advance(lambda weights, step: np.full_like(weights, -0.1 * step))
-    run_.weights[2] = 100.0
+        run_.advance(step)
+        others.advance(step)
+    assert run_.shared == pytest.approx(others.shared)
+    assert run_.weights[:2] == pytest.approx(others.weights)
+    assert run_.weights[2] == pytest.approx(1.0)
     run_.rejoin(2)
     assert run_.weights[2] == pytest.approx(run_.shared)
-    assert run_.weights[0] == pytest.approx(run_.shared)
+    others.leave(0)
+    with pytest.raises(FieldError, match="1 is the last one there"):
+        others.leave(1)
 
 
 def test_the_calculators_formulas_to_three_digits() -> None:

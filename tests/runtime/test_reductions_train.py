@@ -343,21 +343,6 @@ def read(own: Executor, path: Path) -> None:
     checkpoint.load(own, path)
 
 
-def test_a_rank_that_was_away_goes_on_from_the_shared_weights() -> None:
-    work, plan = work_of("outer:every=2"), plan_of(3)
-
-    def end(own: Executor) -> None:
-        own.flush()
-        assert own.weight_averages is not None
-        if own.connections.peers.rank == 2:
-            # It comes back with what it had, which is nothing that others have.
-            own.state.layers[1].optimizer[0].resident.fill_(100.0)
-            own.weight_averages.rejoin()
-
-    ran = Ran(work, plan, steps=4, end=end)
-    assert_weights(ran.weights(2), ran.weights(0))
-
-
 @pytest.mark.parametrize(
     "how",
     [

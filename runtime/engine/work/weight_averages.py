@@ -78,10 +78,25 @@ class WeightAverages:
         """Bytes of all states of outer steps."""
         return sum(vector.nbytes for _, vector in self.named())
 
-    def rejoin(self) -> None:
-        """Let this rank go on from the weights that all share, after it was away."""
+    def with_peers(self, peers: Group) -> None:
+        """Go on with these peers alone, while others are away."""
+        self.peers = peers
+
+    def rejoin(self, peers: Group, newcomer: int) -> None:
+        """Take a rank that was away, the ``newcomer`` of these peers, back: it goes on from the
+        weights that all share, which the first of the others sends it with the outer momenta and
+        what is on its way. All of the peers call it."""
+        self.peers = peers
+        sender = 0 if newcomer else 1
         for place, weights in self._masters():
-            weights.copy_(self.outer[place].shared)
+            state = self.outer[place]
+            for vector in (state.shared, state.momenta, state.change):
+                if vector.numel():
+                    sends = [(vector, newcomer)] if peers.rank == sender else []
+                    receives = [(vector, sender)] if peers.rank == newcomer else []
+                    finished(peers.exchange(sends, receives))
+            if peers.rank == newcomer:
+                weights.copy_(state.shared)
 
     def _masters(self, fragment: int | None = None) -> Iterator[tuple[tuple[int, int], Tensor]]:
         """The rank's master weights of each layer's sections, or of the layers of a fragment: every
