@@ -48,5 +48,5 @@ def fitted_allocator(rows: Sequence[Beyond], heads: Floats) -> Allocator:
 
 def _solved(rows: Sequence[Beyond]) -> Floats:
     terms, beyond, reserved = (np.concatenate(parts) for parts in zip(*rows, strict=True))
-    found, _ = nnls(terms / reserved[:, None], beyond / reserved)
-    return np.asarray(found)
+    scales, _ = nnls(terms / reserved[:, None], beyond / reserved)
+    return np.asarray(scales)

@@ -75,8 +75,8 @@ def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
         chosen = [STREAMS.index(stream) for stream in streams]
         index = int(BITS[chosen].sum())
         if index in sets:
-            found = tuple(round(float(factor), 4) for factor in factors[index, chosen])
-            slowdowns.append(Slowdown(streams=streams, factors=found))
+            rounded_factors = tuple(round(float(factor), 4) for factor in factors[index, chosen])
+            slowdowns.append(Slowdown(streams=streams, factors=rounded_factors))
     return GroupSlowdowns(gpus_in_node=gpus_in_node, nodes=nodes, slowdowns=tuple(slowdowns))
 
 
@@ -128,7 +128,7 @@ def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[in
         unlikely = parameters[1] ** 2 + np.sum(parameters[3:] ** 2)
         return float(np.mean(np.sqrt(error**2 + SMOOTH**2)) + PRIOR * unlikely)
 
-    found = [
+    fits = [
         minimize(
             loss,
             start,
@@ -137,7 +137,7 @@ def _with_fitted_factors(rows: OverlapRows, factors: Floats, transfers: tuple[in
         )
         for start in _starting_points(len(transfers))
     ]
-    best = min(found, key=lambda result: float(result.fun))
+    best = min(fits, key=lambda result: float(result.fun))
     return _in_turn_at_worst(_with_factors(factors, transfers, best.x), transfers)
 
 

@@ -155,8 +155,8 @@ def memory_rate(table: KernelTable) -> Rate:
 
 
 def _number_after(word: str, row: Row) -> float:
-    found = re.search(rf"(?:^|, ){word} ([0-9.]+)", row["notes"])
-    return float(found[1]) if found else 0.0
+    match = re.search(rf"(?:^|, ){word} ([0-9.]+)", row["notes"])
+    return float(match[1]) if match else 0.0
 
 
 # Reads the best measured products of a GPU in 16 and in 8 bits.
@@ -182,11 +182,11 @@ def read_best_products(path: Path, hardware: str) -> Best:
     """The ratio of one machine; its name in the table is a beginning of the GPU's name."""
     origin, rows = read_rows(path, BEST_NEEDED, all_hardware=True)
     plain = [row for _, row in rows]
-    found = {precision: _best(plain, hardware, precision) for precision in ("bf16", "fp8")}
-    for precision, best in found.items():
+    ratios = {precision: _best(plain, hardware, precision) for precision in ("bf16", "fp8")}
+    for precision, best in ratios.items():
         if best is None:
             reject(f"{path}: no {precision} gemm of {hardware}: give its name in the table")
-    ratio: float = found["fp8"] / found["bf16"]  # type: ignore[operator]
+    ratio: float = ratios["fp8"] / ratios["bf16"]  # type: ignore[operator]
     others = [one for one in _ratios(plain) if one != ratio]
     return Best(
         origin=origin,
@@ -251,7 +251,7 @@ class CollectiveTests:
 def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
     """The collectives of a machine; its name is the table's, or whole words at its beginning."""
     origin, rows = read_rows(path, TESTS_NEEDED, all_hardware=True)
-    own = [
+    of_machine = [
         row
         for _, row in rows
         if is_of_machine(row, hardware)
@@ -259,13 +259,13 @@ def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
         and row["bytes"]
         and row["busbw_GBps"]
     ]
-    shapes = sorted({(int(row["nodes"] or 1), int(row["group_size"])) for row in own})
-    over_ring = _over_ring(own)
-    groups = [_group(own, nodes, ranks, over_ring) for nodes, ranks in shapes]
-    found = tuple(group for group in groups if group is not None)
-    if not found:
+    shapes = sorted({(int(row["nodes"] or 1), int(row["group_size"])) for row in of_machine})
+    over_ring = _over_ring(of_machine)
+    groups = [_group(of_machine, nodes, ranks, over_ring) for nodes, ranks in shapes]
+    tested = tuple(group for group in groups if group is not None)
+    if not tested:
         reject(f"{path}: no all_reduce of {hardware} at {FEWEST_SIZES} sizes: give its name")
-    return CollectiveTests(origin=origin, groups=found)
+    return CollectiveTests(origin=origin, groups=tested)
 
 
 def _over_ring(rows: list[Row]) -> float:
@@ -279,16 +279,16 @@ def _over_ring(rows: list[Row]) -> float:
 
 
 def _group(rows: list[Row], nodes: int, ranks: int, over_ring: float) -> TestedGroup | None:
-    own = [
+    of_shape = [
         row
         for row in rows
         if (int(row["nodes"] or 1), int(row["group_size"])) == (nodes, ranks)
         and SMALLEST <= float(row["bytes"]) <= LARGEST
     ]
-    if len(own) < FEWEST_SIZES:
+    if len(of_shape) < FEWEST_SIZES:
         return None
-    sizes = np.array([float(row["bytes"]) for row in own])
-    rates = np.array([float(row["busbw_GBps"]) for row in own]) * GBYTES
+    sizes = np.array([float(row["bytes"]) for row in of_shape])
+    rates = np.array([float(row["busbw_GBps"]) for row in of_shape]) * GBYTES
     seconds = sizes * 2 * (ranks - 1) / ranks / rates
     points = TransferRows(size_bytes=sizes, seconds=seconds)
     halves = points.every_second(0), points.every_second(1)
@@ -300,6 +300,6 @@ def _group(rows: list[Row], nodes: int, ranks: int, over_ring: float) -> TestedG
         nodes=nodes,
         all_reduce=fit(points),
         half=fit(half),
-        rows=len(own),
+        rows=len(of_shape),
         held_out=float(np.mean(errors)),
     )

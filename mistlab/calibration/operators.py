@@ -73,8 +73,8 @@ def read_attention_table(
         where, row = rows[0]
         refuse_row(where, "op", "the table has no rows of flash_attn")
     fitted = [
-        Rate(operators=operators, tflops=rounded(float(np.median(found))))
-        for operators, found in rates.items()
+        Rate(operators=operators, tflops=rounded(float(np.median(rates_of_class))))
+        for operators, rates_of_class in rates.items()
     ]
     if not products:
         return origin, fitted
@@ -212,11 +212,11 @@ def read_operator_table(
         forward, backward = (positive(where, row, name) for name in ("fwd_us", "bwd_us"))
         is_product = CLASS_OF_OPERATOR[row["op"]] == "matmul"
         again = 1 + (without_weight_gradients and is_product)
-        place = _block(where, row), row["op"]
-        times[place].append(again * forward + backward)
+        block_and_row = _block(where, row), row["op"]
+        times[block_and_row].append(again * forward + backward)
         if row.get("flop"):
             flop, moved_bytes = (duration(where, row, name) for name in COUNTED)
-            counted[place] = flop, moved_bytes
+            counted[block_and_row] = flop, moved_bytes
     blocks = [b for b in dict.fromkeys(b for b, _ in times) if _is_whole(b, times)]
     if not blocks:
         where, row = rows[0]
@@ -256,13 +256,13 @@ def errors(rows: ClassRows, rate: Rate) -> Floats:
 
 def error_of_left_out_widths(rows: ClassRows, operators: OperatorClass) -> float:
     """Mean absolute relative error when each width is predicted from the other widths."""
-    found = []
+    left_out = []
     for width in np.unique(rows.hidden):
         out = rows.hidden == width
         if out.all():
             return float(np.abs(errors(rows, fit(rows, operators))).mean())
-        found.append(np.abs(errors(rows.chosen(out), fit(rows.chosen(~out), operators))))
-    return float(np.concatenate(found).mean())
+        left_out.append(np.abs(errors(rows.chosen(out), fit(rows.chosen(~out), operators))))
+    return float(np.concatenate(left_out).mean())
 
 
 def _block(where: str, row: Row) -> Block:
@@ -273,10 +273,10 @@ def _block(where: str, row: Row) -> Block:
 def precision_of(where: str, row: Row) -> Precision:
     """The precision in which a row was measured; fp16 if the row does not say."""
     given = row.get(PRECISION) or "fp16"
-    found = next((precision for precision in PRECISIONS if precision == given), None)
-    if found is None:
+    precision = next((precision for precision in PRECISIONS if precision == given), None)
+    if precision is None:
         refuse_row(where, PRECISION, f"{given!r} is not one of {', '.join(PRECISIONS)}")
-    return found
+    return precision
 
 
 def _is_whole(block: Block, times: Mapping[tuple[Block, str], Sequence[float]]) -> bool:
@@ -320,9 +320,9 @@ def _work_in_rows(
     if any((block, name) in times and (block, name) not in counted for name in CLASS_OF_OPERATOR):
         return {}
     return {
-        f"{operators} {unit}": sum(counted.get((block, name), (0, 0))[place] for name in names)
+        f"{operators} {unit}": sum(counted.get((block, name), (0, 0))[column] for name in names)
         for operators, names in OPERATORS_OF_CLASS.items()
-        for place, unit in enumerate(COUNTED)
+        for column, unit in enumerate(COUNTED)
     }
 
 

@@ -81,43 +81,43 @@ def values_of(setting: ConstantSetting) -> dict[str, float]:
     hardware, engine = setting.hardware, setting.engine
     compute, transfers, host = hardware.compute, hardware.transfers, engine.host
     names = "products_share", "attention_share", "memory_share"
-    found = dict(zip(names, engine.shares(hardware.name), strict=True))
-    found["eight_bit_share"] = engine.eight_bit_on.get(hardware.name, 1.0)
-    found |= _of_exchange(engine.expert_exchange)
+    values = dict(zip(names, engine.shares(hardware.name), strict=True))
+    values["eight_bit_share"] = engine.eight_bit_on.get(hardware.name, 1.0)
+    values |= _of_exchange(engine.expert_exchange)
     if compute is not None:
-        found["sustained"] = compute.sustained
-        found["memory_gbytes_per_s"] = compute.rate("memory").gbytes_per_s or 0.0
-        found["attention_tflops"] = compute.rate("attention_forward").tflops or 0.0
+        values["sustained"] = compute.sustained
+        values["memory_gbytes_per_s"] = compute.rate("memory").gbytes_per_s or 0.0
+        values["attention_tflops"] = compute.rate("attention_forward").tflops or 0.0
     if transfers is not None:
-        found |= _values_of_transfers(transfers)
+        values |= _values_of_transfers(transfers)
     if host is not None:
-        found["host_ms"] = 1e3 * (host.forward_s + host.backward_s)
-        found["end_ms"] = 1e3 * host.end_s
-        found["step_ms"] = 1e3 * host.step_s
-        found["sharded_step_ms"] = 1e3 * host.sharded_step_s
+        values["host_ms"] = 1e3 * (host.forward_s + host.backward_s)
+        values["end_ms"] = 1e3 * host.end_s
+        values["step_ms"] = 1e3 * host.step_s
+        values["sharded_step_ms"] = 1e3 * host.sharded_step_s
     if setting.profile is not None:
-        found |= {name: getattr(setting.profile, name) for name in OF_PROFILE}
-    return found
+        values |= {name: getattr(setting.profile, name) for name in OF_PROFILE}
+    return values
 
 
 def _values_of_transfers(transfers: Transfers) -> dict[str, float]:
-    found = {}
+    values = {}
     lines = {(g.gpus_in_node, g.nodes): g.all_gather for g in transfers.groups}
     if (inside := lines.get((8, 1))) is not None:
-        found["node_gbytes_per_s"] = inside.gbytes_per_s * 7 / 8
-        found["node_latency_us"] = inside.latency_us
+        values["node_gbytes_per_s"] = inside.gbytes_per_s * 7 / 8
+        values["node_latency_us"] = inside.latency_us
     if (across := lines.get((8, 2))) is not None:
-        found["network_gbytes_per_s"] = across.gbytes_per_s * 15 / 16
+        values["network_gbytes_per_s"] = across.gbytes_per_s * 15 / 16
     for name, shape in ACROSS.items():
         if (line := lines.get(shape)) is not None:
-            found[f"{name}_latency_us"] = line.latency_us
-    return found
+            values[f"{name}_latency_us"] = line.latency_us
+    return values
 
 
 def _of_exchange(exchange: ExpertExchange) -> dict[str, float]:
     """The constants of an exchange between experts, as far as it has them."""
-    found = {"expert_us": 1e6 * exchange.expert_s, "exchange_ms": 1e3 * exchange.wait_s}
-    return {name: value for name, value in found.items() if value}
+    values = {"expert_us": 1e6 * exchange.expert_s, "exchange_ms": 1e3 * exchange.wait_s}
+    return {name: value for name, value in values.items() if value}
 
 
 def with_values(setting: ConstantSetting, values: Mapping[str, float]) -> ConstantSetting:
@@ -125,8 +125,8 @@ def with_values(setting: ConstantSetting, values: Mapping[str, float]) -> Consta
     every = {**values_of(setting), **values}
     hardware, engine, profile = setting.hardware, setting.engine, setting.profile
     if profile is not None:
-        own = {name: every[name] for name in OF_PROFILE}
-        profile = replace(profile, **own)  # type: ignore[arg-type]
+        of_profile = {name: every[name] for name in OF_PROFILE}
+        profile = replace(profile, **of_profile)  # type: ignore[arg-type]
     compute, transfers = hardware.compute, hardware.transfers
     if compute is not None:
         compute = _compute(compute, every)
@@ -206,15 +206,15 @@ def _group(
             largest_mib=LARGEST_MIB,
         )
 
-    own = copies.get(shape)
+    copies_of_shape = copies.get(shape)
     return GroupTransfers(
         gpus_in_node=shape[0],
         nodes=shape[1],
         all_gather=line(latency_us, rate),
         reduce_scatter=line(latency_us, rate),
         all_reduce=line(2 * latency_us, rate / 2),
-        host_to_device=None if own is None else own.host_to_device,
-        device_to_host=None if own is None else own.device_to_host,
+        host_to_device=None if copies_of_shape is None else copies_of_shape.host_to_device,
+        device_to_host=None if copies_of_shape is None else copies_of_shape.device_to_host,
     )
 
 
@@ -239,7 +239,7 @@ def fitted(
         return np.log(predicted(new) / measured_s)
 
     first = np.clip(np.log([start[name] for name in names]), low + 1e-6, high - 1e-6)
-    found = least_squares(
+    fit = least_squares(
         errors,
         first,
         bounds=(low, high),
@@ -248,4 +248,4 @@ def fitted(
         diff_step=0.01,
         max_nfev=evaluations,
     )
-    return dict(zip(names, np.exp(found.x).tolist(), strict=True))
+    return dict(zip(names, np.exp(fit.x).tolist(), strict=True))

@@ -139,8 +139,8 @@ def _constants(runs: MeasuredRuns, factors: _Factors, logs: Floats) -> dict[str,
     for log, constant, rows in zip(logs, factors.constant, factors.members, strict=True):
         table[constant, rows] += log
     columns = {
-        name: default * np.exp(table[place])
-        for place, (name, default) in enumerate(DEFAULTS.items())
+        name: default * np.exp(table[number])
+        for number, (name, default) in enumerate(DEFAULTS.items())
     }
     columns["memory"] = np.minimum(columns["memory"], 0.97)
     return columns
@@ -176,10 +176,10 @@ def _newton(
     runs = 1 + max(int(rows.max()) for rows in factors.members)
     outcomes = [np.arange(first, first + runs) for first in range(0, len(residuals), runs)]
     places, columns, values = [], [], []
-    for place, (constant, rows) in enumerate(zip(factors.constant, factors.members, strict=True)):
+    for number, (constant, rows) in enumerate(zip(factors.constant, factors.members, strict=True)):
         for outcome in outcomes:
             places.append(outcome[rows])
-            columns.append(np.full(len(rows), place))
+            columns.append(np.full(len(rows), number))
             values.append(slopes[constant, outcome[rows]])
     jacobian = csr_array(
         (np.concatenate(values), (np.concatenate(places), np.concatenate(columns))),
@@ -197,9 +197,9 @@ def _cost(residuals: Floats, logs: Floats, factors: _Factors) -> float:
 
 
 def _as_constants(factors: _Factors, logs: Floats) -> EngineConstants:
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    factors_by_level: dict[str, dict[str, dict[str, float]]] = {}
     for (level, key, name), log in zip(factors.names, logs, strict=True):
         value = round(float(np.exp(log)), 4)
         if abs(log) > 1e-3:
-            found.setdefault(level, {}).setdefault(key, {})[name] = value
-    return EngineConstants(factors=found)
+            factors_by_level.setdefault(level, {}).setdefault(key, {})[name] = value
+    return EngineConstants(factors=factors_by_level)

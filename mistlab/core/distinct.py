@@ -44,8 +44,8 @@ class Known(Generic[Table]):
         self, columns: Sequence[NDArray[Any]], work: Callable[[Sequence[NDArray[Any]]], Table]
     ) -> tuple[Table, Ints]:
         """The table that ``work`` makes of all known rows, and each given row's number in it."""
-        found = distinct_rows(columns)
-        keys = list(zip(*(column.tolist() for column in found.columns), strict=True))
+        distinct = distinct_rows(columns)
+        keys = list(zip(*(column.tolist() for column in distinct.columns), strict=True))
         for key in keys:
             if key not in self._places:
                 self._places[key] = len(self._places)
@@ -54,7 +54,7 @@ class Known(Generic[Table]):
             known = zip(*self._places, strict=True)
             self._table = work([np.array(column) for column in known])
         places = np.array([self._places[key] for key in keys], dtype=np.int64)
-        return self._table, places[found.index]
+        return self._table, places[distinct.index]
 
 
 def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
@@ -86,14 +86,14 @@ def first_of_each(table: Floats) -> Ints:
 
 def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
     """The distinct rows of few rows, which is quicker one by one."""
-    found: dict[tuple[Any, ...], int] = {}
+    numbers: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
     index: list[int] = []
     for row, key in enumerate(zip(*[column.tolist() for column in columns], strict=True)):
-        place = found.setdefault(key, len(found))
-        if place == len(first):
+        number = numbers.setdefault(key, len(numbers))
+        if number == len(first):
             first.append(row)
-        index.append(place)
+        index.append(number)
     are_all = len(first) == len(index)
     return Distinct(
         columns=tuple(columns if are_all else [column[first] for column in columns]),

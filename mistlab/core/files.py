@@ -219,8 +219,8 @@ def _parsed(load: Callable[[str], Any], text: str, name: str) -> dict[str, Any]:
         content = load(text) if text.strip() else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        problem = f"{place}{error.problem}: correct the YAML there"
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = f"{position}{error.problem}: correct the YAML there"
     except json.JSONDecodeError as error:
         problem = f"line {error.lineno}, column {error.colno}: {error.msg}: write the file again"
     except yaml.reader.ReaderError as error:

@@ -85,9 +85,9 @@ class RunKind:
         """The names of kinds of the run's software, if it has one."""
         if not self.software:
             return ()
-        own = f"{self.software}{self._use}"
+        software = f"{self.software}{self._use}"
         blocks = f"{self.blocks}, {self.bits} bits"
-        return f"{own}: {blocks}, {self.hardware}", f"{own}: {blocks}", f"{own}: any"
+        return f"{software}: {blocks}, {self.hardware}", f"{software}: {blocks}", f"{software}: any"
 
     @property
     def of_any_software(self) -> tuple[str, ...]:
@@ -167,21 +167,21 @@ class Sureness:
     def words(self, kind: RunKind) -> str:
         """Which measured runs a run's bounds are from: those of its narrowest kind, and how much
         they count beside wider kinds."""
-        found, *wider = self._kinds_of(kind)
-        runs = f"{_counted(found.runs, 'measured run')} of kind {found.name!r}"
-        runs += f" ({_counted(found.models, 'model')})"
+        narrowest, *wider = self._kinds_of(kind)
+        runs = f"{_counted(narrowest.runs, 'measured run')} of kind {narrowest.name!r}"
+        runs += f" ({_counted(narrowest.models, 'model')})"
         if not wider:
             return f"bounds are those of {runs}"
-        return f"bounds count {runs} for {_part(found):.0%}, and runs of wider kinds"
+        return f"bounds count {runs} for {_part(narrowest):.0%}, and runs of wider kinds"
 
     def _kinds_of(self, kind: RunKind) -> tuple[KnownKind, ...]:
         """The known kinds of a run, the narrowest first."""
         return tuple(self._known[name] for name in kind.names if name in self._known)
 
 
-def _part(one: KnownKind) -> float:
+def _part(known: KnownKind) -> float:
     """How much a kind counts, beside all that is wider."""
-    return one.groups / (one.groups + (NEW_TABLES if one.name == ANY else GROUPS_OF_WIDER))
+    return known.groups / (known.groups + (NEW_TABLES if known.name == ANY else GROUPS_OF_WIDER))
 
 
 def _counted(number: int, name: str) -> str:
@@ -191,10 +191,10 @@ def _counted(number: int, name: str) -> str:
 def _expected(kinds: Sequence[KnownKind]) -> Shares:
     """The shares between which 90 % of runs are expected, from their kinds, the narrowest first."""
     left, shares, weights = 1.0, list[float](), list[float]()
-    for one in kinds:
-        part = left * _part(one)
-        shares += one.shares
-        weights += [part / len(one.shares)] * len(one.shares)
+    for known in kinds:
+        part = left * _part(known)
+        shares += known.shares
+        weights += [part / len(known.shares)] * len(known.shares)
         left -= part
     # What is left is like nothing that was measured: half of it below all shares, half above.
     order = np.argsort(shares, kind="stable")
@@ -254,17 +254,17 @@ class PredictionBounds:
     def around(self, gpus: int, mfu: float) -> tuple[float, float]:
         """The multiples of a prediction on ``gpus`` GPUs between which 90 % of measurements lie,
         from the MFU that is predicted."""
-        found = [one._on(gpus).around(one.kind.way(mfu)) for one in (self, *self.others)]
+        widths = [one._on(gpus).around(one.kind.way(mfu)) for one in (self, *self.others)]
         wider = WIDER_WHERE_SCALED if self.scaled else 1.0
-        return min(below for below, _ in found) / wider, max(above for _, above in found) * wider
+        return min(below for below, _ in widths) / wider, max(above for _, above in widths) * wider
 
     def notes(self, gpus: int) -> tuple[str, ...]:
         """Assumptions of a prediction on ``gpus`` GPUs that were not measured."""
         if not self.others:
             of_rates = (note for note in (self.scaled, self.curves_win) if note)
             return (*of_rates, *self._on(gpus).notes)
-        own = (note for one in (self, *self.others) for note in one._on(gpus).notes)
-        return (*dict.fromkeys(own), UNLIKE)
+        all_notes = (note for one in (self, *self.others) for note in one._on(gpus).notes)
+        return (*dict.fromkeys(all_notes), UNLIKE)
 
     def _on(self, gpus: int) -> "_Sure":
         if gpus not in self._known:
@@ -277,13 +277,13 @@ class PredictionBounds:
             note = f"engine {self.engine} is not calibrated on {self.hardware}: "
             note += known.words(self.kind)
             return _Sure(shares=known.shares(self.kind, gpus), notes=(note,))
-        place = MeasuredAt(hidden=self.hidden, gpus=gpus, sequence_length=self.sequence_length)
-        nearest = min(self.calibration.at, key=place.doublings)
+        asked_at = MeasuredAt(hidden=self.hidden, gpus=gpus, sequence_length=self.sequence_length)
+        nearest = min(self.calibration.at, key=asked_at.doublings)
         return _Sure(
-            half_width=half_width_at(self.calibration, nearest.doublings(place)),
+            half_width=half_width_at(self.calibration, nearest.doublings(asked_at)),
             notes=tuple(
                 f"{name} differs by a factor of {ratio:.1f} from the nearest runs measured"
-                for name, ratio in nearest.ratios(place).items()
+                for name, ratio in nearest.ratios(asked_at).items()
                 if ratio > SLACK
             ),
         )
@@ -349,8 +349,8 @@ def _curves_that_win(hardware: Hardware) -> str:
     of = hardware.provenance
     measured = [
         name
-        for name, one in (("compute", of.compute), ("transfers", of.transfers))
-        if one is not None and one.kind == "measured"
+        for name, source in (("compute", of.compute), ("transfers", of.transfers))
+        if source is not None and source.kind == "measured"
     ]
     if hardware.measured_with is not None or not measured:
         return ""

@@ -222,9 +222,9 @@ def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -
     pattern = graph_of(workload).pattern
     places = [[*dict.fromkeys(pattern)].index(kind) for kind in pattern]
     flop = embeddings * embedding
-    for place, own in enumerate(kinds):
-        count = sum(places[block % len(pattern)] == place for block in blocks)
-        flop += count * own
+    for kind, flop_of_kind in enumerate(kinds):
+        count = sum(places[block % len(pattern)] == kind for block in blocks)
+        flop += count * flop_of_kind
     return (flop + heads * head) * workload.global_batch
 
 

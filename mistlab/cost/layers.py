@@ -152,14 +152,14 @@ class LayerWork:
     def passes(self) -> Sequence[str]:
         """The names of passes."""
         names: dict[int, str] = {}
-        for name, place in self.compiled.numbers.items():
-            names.setdefault(place, name)
+        for name, number in self.compiled.numbers.items():
+            names.setdefault(number, name)
         return [names[place] for place in sorted(names)]
 
     def pass_of(self, layer_type: str, phase: str) -> str | None:
         """The name of a pass of a type of layers, if it has one."""
-        place = self.compiled.numbers.get(f"{layer_type} {phase}")
-        return None if place is None else self.passes[place]
+        number = self.compiled.numbers.get(f"{layer_type} {phase}")
+        return None if number is None else self.passes[number]
 
 
 AGAIN = "again"
@@ -189,14 +189,14 @@ def _compiled(
             f"{layer_type} output": layer.output_bytes,
         }
         for phase, operators in _passes(layer).items():
-            own = f"{layer_type} {phase}"
+            name_of_pass = f"{layer_type} {phase}"
             whose = layer_type if layer_type in chosen else layer.name
-            name = names.setdefault((whose, operators), own)
-            if name == own:
+            name = names.setdefault((whose, operators), name_of_pass)
+            if name == name_of_pass:
                 expressions |= _exchanges(name, operators)
                 for key, work in _work(operators, layer, rules, graph.attention).items():
                     expressions[f"{name} {key}"] = work
-            numbers[own] = [*names.values()].index(name)
+            numbers[name_of_pass] = [*names.values()].index(name)
     return compile_sums(expressions, columns=columns, numbers=numbers)
 
 
@@ -327,7 +327,7 @@ def _work(
         if operator.kind == "collective":
             continue
         is_join = operator.name in JOINS
-        own, rule = (
+        own_class, rule = (
             class_of(operator),
             rule_of(operator, layer, () if is_join else rules, attention),
         )
@@ -336,9 +336,9 @@ def _work(
         moved = operator.read_bytes + operator.written_bytes
         fused_bytes = moved * bytes_factor(rule)
         beside = _goes_on_beside(operator)
-        for one in (own,) if beside is None else (own, BESIDES[beside]):
-            terms[f"{one} flop"].append(operator.flop)
-            terms[f"{one} bytes"].append(fused_bytes)
+        for operator_class in (own_class,) if beside is None else (own_class, BESIDES[beside]):
+            terms[f"{operator_class} flop"].append(operator.flop)
+            terms[f"{operator_class} bytes"].append(fused_bytes)
         if rule.copies_of_batches:
             terms["memory bytes"].append(_number(rule.copies_of_batches) * is_batch * moved)
         if is_join:
@@ -385,8 +385,8 @@ def _kernels(rule: KernelRule) -> Sum:
     return _where_own_keys(rule.kernels_a_sequence * Sum.named("b"), Sum.of(rule.kernels))
 
 
-def _where_own_keys(own: Sum, shared: Sum) -> Sum:
-    return own * where("numpy.equal(k, n)") + shared * where("numpy.not_equal(k, n)")
+def _where_own_keys(distinct: Sum, shared: Sum) -> Sum:
+    return distinct * where("numpy.equal(k, n)") + shared * where("numpy.not_equal(k, n)")
 
 
 def _where_fused(rule: KernelRule, fused: float, unfused: float) -> Sum:
@@ -448,37 +448,41 @@ class LayerExchanges:
     def unhidden_s(self, layer: LayerFigures, phase: Phase, *, overlaps_products: bool) -> Floats:
         """Seconds (S) of the collectives in one pass of a layer that nothing hides, with those of
         what runs again before a backward pass."""
-        one = layer.passes[phase]
-        seconds = self.waited_s(one)
+        layer_pass = layer.passes[phase]
+        seconds = self.waited_s(layer_pass)
         if phase == "backward":
             if overlaps_products:
-                seconds = seconds - self.hidden_s(one, "weights") - self.hidden_s(one, "input")
+                seconds = (
+                    seconds
+                    - self.hidden_s(layer_pass, "weights")
+                    - self.hidden_s(layer_pass, "input")
+                )
             if layer.again is not None:
                 seconds = seconds + self.waited_s(layer.again)
         return seconds
 
-    def waited_s(self, one: Pass) -> Floats:
+    def waited_s(self, layer_pass: Pass) -> Floats:
         """Seconds (S) of all collectives of a pass, but for those that attention hides."""
-        exchanges = self._by_product(one)
+        exchanges = self._by_product(layer_pass)
         if not exchanges:
-            return np.zeros_like(one.compute_s)
+            return np.zeros_like(layer_pass.compute_s)
         seconds = np.sum([*exchanges.values()], axis=0)
         if "attention" in exchanges:
-            seconds = seconds - self.hidden_s(one, "attention")
+            seconds = seconds - self.hidden_s(layer_pass, "attention")
         return np.asarray(seconds)
 
-    def hidden_s(self, one: Pass, beside: Beside) -> Floats:
+    def hidden_s(self, layer_pass: Pass, beside: Beside) -> Floats:
         """Seconds (S) of the collectives of a pass that run beside some of its products."""
-        exchanged_s = self._by_product(one).get(beside)
+        exchanged_s = self._by_product(layer_pass).get(beside)
         if exchanged_s is None:
-            return np.zeros_like(one.compute_s)
-        return np.asarray(np.minimum(exchanged_s, one.beside_s[beside]))
+            return np.zeros_like(layer_pass.compute_s)
+        return np.asarray(np.minimum(exchanged_s, layer_pass.beside_s[beside]))
 
-    def _by_product(self, one: Pass) -> Mapping[Beside | None, Floats]:
+    def _by_product(self, layer_pass: Pass) -> Mapping[Beside | None, Floats]:
         """Seconds (S) of the collectives of a pass, by the products beside which they can run."""
-        if id(one) not in self._found:
-            found: dict[Beside | None, Floats] = {}
-            for name, (messages, size_bytes) in one.exchanged.items():
+        if id(layer_pass) not in self._found:
+            by_product: dict[Beside | None, Floats] = {}
+            for name, (messages, size_bytes) in layer_pass.exchanged.items():
                 row = EXCHANGES[name]
                 if not self._of_several(row.group):
                     # Nobody to exchange with.
@@ -487,9 +491,9 @@ class LayerExchanges:
                     seconds = self._to_experts(size_bytes, messages)
                 else:
                     seconds = self._over(row.group, row.collective, size_bytes, messages)
-                found[row.beside] = found.get(row.beside, 0.0) + seconds
-            self._found[id(one)] = found
-        return self._found[id(one)]
+                by_product[row.beside] = by_product.get(row.beside, 0.0) + seconds
+            self._found[id(layer_pass)] = by_product
+        return self._found[id(layer_pass)]
 
 
 # The figures of layers for columns of strategies, computed once for equal sizes.
@@ -509,11 +513,11 @@ def figures_of_layers(
     )
     taken: dict[int, Pass] = {}
 
-    def pass_of(one: Pass) -> Pass:
+    def pass_of(layer_pass: Pass) -> Pass:
         # Types of layers that share a pass share its rows too.
-        if id(one) not in taken:
-            taken[id(one)] = one.taken(rows)
-        return taken[id(one)]
+        if id(layer_pass) not in taken:
+            taken[id(layer_pass)] = layer_pass.taken(rows)
+        return taken[id(layer_pass)]
 
     return {
         name: LayerFigures(
@@ -554,13 +558,15 @@ def waits_for_hosts_s(
     kinds = LayerTypes.of(graph.pattern).kinds
     # Between embedding and head are as many types of each kind, one for each treatment.
     ways = (len(layers) - 2) // len(kinds)
-    for place, layer in enumerate(layers[1:-1], start=1):
+    for layer_type, layer in enumerate(layers[1:-1], start=1):
         groups = (EXCHANGES[name].group for name in layer.passes[phase].exchanged)
         if "experts" not in groups:
             continue
-        operators = graph.operators_of(kinds[(place - 1) // ways])
+        operators = graph.operators_of(kinds[(layer_type - 1) // ways])
         computed_s, issued = layer.passes[phase].compute_s, operators[phase]
         if phase == "backward" and layer.again is not None:
             computed_s, issued = computed_s + layer.again.compute_s, sum(operators.values())
-        waits_s[place] = np.maximum(issued * operator_s - computed_s - exchanged_s[place], 0.0)
+        waits_s[layer_type] = np.maximum(
+            issued * operator_s - computed_s - exchanged_s[layer_type], 0.0
+        )
     return waits_s

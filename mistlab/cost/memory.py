@@ -110,26 +110,30 @@ class _Chunk:
         kept, left, leaving, begins, forward = nothing, nothing, nothing, nothing, nothing
         of_weights, is_begun = nothing, np.zeros(len(sent), dtype=np.bool_)
         for run in every:
-            own, is_first = run.own, run.is_there & ~is_begun
-            runs_first = kept + run.before + own.forward_peak
-            runs_last = kept + (run.count - 1) * own.keeps + own.moving + own.forward_peak
+            of_layer, is_first = run.own, run.is_there & ~is_begun
+            runs_first = kept + run.before + of_layer.forward_peak
+            runs_last = (
+                kept + (run.count - 1) * of_layer.keeps + of_layer.moving + of_layer.forward_peak
+            )
             forward = _fuller(forward, runs_first, run.is_there)
             forward = _fuller(forward, runs_last, run.count > 1)
-            begins = np.where(is_first, own.forward_peak, begins)
-            of_weights = np.where(is_first & own.in_w, own.backward_peak, of_weights)
-            leaving = np.where(run.is_there, own.moving, leaving)
-            kept, left = kept + run.count * own.keeps, left + run.count * own.left
+            begins = np.where(is_first, of_layer.forward_peak, begins)
+            of_weights = np.where(is_first & of_layer.in_w, of_layer.backward_peak, of_weights)
+            leaving = np.where(run.is_there, of_layer.moving, leaving)
+            kept, left = kept + run.count * of_layer.keeps, left + run.count * of_layer.left
             is_begun |= run.is_there
         backward, now = nothing, -sent
         for run in reversed(every):
-            own, each = run.own, run.own.left - run.own.keeps
+            of_layer, each = run.own, run.own.left - run.own.keeps
             # The last layer, the second and the first one.
-            runs_last = now - own.keeps + own.moving + own.backward_peak
+            runs_last = now - of_layer.keeps + of_layer.moving + of_layer.backward_peak
             runs_second = runs_last + (run.count - 2) * each
-            runs_first = now - own.keeps + (run.count - 1) * each + run.before + own.backward_peak
-            backward = _fuller(backward, runs_last, (run.count > 1) & ~own.in_w)
-            backward = _fuller(backward, runs_second, (run.count > 1) & ~own.in_w)
-            backward = _fuller(backward, runs_first, run.is_there & ~own.in_w)
+            runs_first = (
+                now - of_layer.keeps + (run.count - 1) * each + run.before + of_layer.backward_peak
+            )
+            backward = _fuller(backward, runs_last, (run.count > 1) & ~of_layer.in_w)
+            backward = _fuller(backward, runs_second, (run.count > 1) & ~of_layer.in_w)
+            backward = _fuller(backward, runs_first, run.is_there & ~of_layer.in_w)
             now = now + run.count * each
         return cls(
             keeps=kept + sent,
@@ -165,27 +169,31 @@ class WalkedPasses:
     ) -> Self:
         """Stages with these moments, whose ``chunks`` hold what they have ``sent``. First forward
         passes need the ``step_buffer`` too."""
-        own = [_Chunk.of(layers, runs, of) for runs, of in zip(chunks, sent, strict=True)]
-        each = np.stack([one.keeps for one in own] + [one.left for one in own])
+        of_chunks = [_Chunk.of(layers, runs, of) for runs, of in zip(chunks, sent, strict=True)]
+        each = np.stack([one.keeps for one in of_chunks] + [one.left for one in of_chunks])
         forward = backward = np.zeros(each.shape[1])
-        for one in moments.begins:
-            held = (one.held @ each).max(axis=0)
-            if one.kind == "F":
-                needs = held + _forward(one, own) + one.first_forward * step_buffer
+        for pass_moments in moments.begins:
+            held = (pass_moments.held @ each).max(axis=0)
+            if pass_moments.kind == "F":
+                needs = (
+                    held
+                    + _forward(pass_moments, of_chunks)
+                    + pass_moments.first_forward * step_buffer
+                )
                 forward = np.maximum(forward, needs)
             else:
-                of = own[one.chunk]
-                needs = held + (of.backward if one.kind == "B" else of.of_weights)
+                of = of_chunks[pass_moments.chunk]
+                needs = held + (of.backward if pass_moments.kind == "B" else of.of_weights)
                 backward = np.maximum(backward, needs)
         return cls(forward=forward, backward=backward)
 
 
 def _forward(passes: PassMoments, chunks: Sequence[_Chunk]) -> Floats:
     """The bytes (C) of forward passes, whose first layer may run beside activations that leave."""
-    own = chunks[passes.chunk]
+    chunk = chunks[passes.chunk]
     if passes.leaving is None:
-        return own.forward
-    return np.maximum(chunks[passes.leaving].leaving + own.begins, own.forward)
+        return chunk.forward
+    return np.maximum(chunks[passes.leaving].leaving + chunk.begins, chunk.forward)
 
 
 # Memory beyond tensors: bytes that torch's allocator holds on a GPU, and bytes of a node's host.

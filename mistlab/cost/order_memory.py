@@ -56,13 +56,15 @@ def figures_in_order(plans: Sequence[Plan], model: StageModel) -> StageFigures:
     batch = StageBatch.of_plans(plans)
     figures = model.figures(batch)
     names = ("activations_bytes", "host_bytes", "forward_peak_bytes", "backward_peak_bytes")
-    found = {name: getattr(figures, name).copy() for name in names}
+    changed = {name: getattr(figures, name).copy() for name in names}
     for rows, stages in _stages_of(plans, batch, model):
         closed = {name: getattr(figures, name)[rows] for name in _CLOSED}
-        found["activations_bytes"][rows] += stages.kept_beyond
-        found["host_bytes"][rows] += stages.away_beyond
-        found["forward_peak_bytes"][rows], found["backward_peak_bytes"][rows] = stages.peaks(closed)
-    return replace(figures, **found)
+        changed["activations_bytes"][rows] += stages.kept_beyond
+        changed["host_bytes"][rows] += stages.away_beyond
+        changed["forward_peak_bytes"][rows], changed["backward_peak_bytes"][rows] = stages.peaks(
+            closed
+        )
+    return replace(figures, **changed)
 
 
 def peaks_in_order(
@@ -76,8 +78,8 @@ def peaks_in_order(
     chunks = [chunk_in_order(batch, chunk, in_order) for chunk in range(in_order.placement.chunks)]
     forward, backward = np.empty(len(batch)), np.empty(len(batch))
     for moments, rows in in_order.by_stage():
-        own = [chunk.chosen(rows) for chunk in chunks]
-        stages = OrderedStages.of(moments, batch.chosen(rows), own, model)
+        chosen_chunks = [chunk.chosen(rows) for chunk in chunks]
+        stages = OrderedStages.of(moments, batch.chosen(rows), chosen_chunks, model)
         closed = {name: getattr(peaks, name)[rows] for name in _CLOSED}
         forward[rows], backward[rows] = (stages.least if of_others else stages.peaks)(closed)
     return replace(peaks, forward_peak_bytes=forward, backward_peak_bytes=backward)
@@ -101,9 +103,9 @@ def _stages_of(
         row, part = row + plan.num_stages, part + len(placement.stages)
     every = StageBatch.joined(batches)
     for moments, numbers in rows.items():
-        own = np.array(numbers)
+        stage_rows = np.array(numbers)
         chunks = [every.chosen(of_chunk) for of_chunk in np.array(parts[moments]).T]
-        yield own, OrderedStages.of(moments, batch.chosen(own), chunks, model)
+        yield stage_rows, OrderedStages.of(moments, batch.chosen(stage_rows), chunks, model)
 
 
 def _held(batch: StageBatch, in_order: StagesInOrder) -> Floats:
@@ -137,12 +139,12 @@ def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
 
 
 def _whole_types(model: StageModel) -> Mapping[str, str]:
-    found = {name: name for name in model.types.names}
+    types = {name: name for name in model.types.names}
     for kind in model.types.kinds:
         scoreless = type_of(kind, "core_recomputed")
         ways = (PLAIN, *model.types.treatments)
-        found |= dict.fromkeys((type_of(kind, way) for way in ways), scoreless)
-    return found
+        types |= dict.fromkeys((type_of(kind, way) for way in ways), scoreless)
+    return types
 
 
 def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
@@ -207,9 +209,9 @@ class OrderedStages:
         forward = closed["forward_peak_bytes"] + beyond
         backward = closed["backward_peak_bytes"] + beyond
         if len(rows):
-            own = self._chosen(rows)
+            walked_stages = self._chosen(rows)
             known = {name: column[rows] for name, column in closed.items()}
-            least, walked = own._for_all_chunks(), own._walked(known)
+            least, walked = walked_stages._for_all_chunks(), walked_stages._walked(known)
             forward[rows] = np.maximum(walked.forward, least.forward_peak_bytes)
             backward[rows] = np.maximum(walked.backward, least.backward_peak_bytes)
         return forward, backward
@@ -225,9 +227,9 @@ class OrderedStages:
         backward = closed["backward_peak_bytes"] + beyond
         rows = self.walked
         if len(rows):
-            own = self._chosen(rows)
-            least = own._for_all_chunks()
-            kept = closed["held_bytes"][rows] + own.held.most(self.moments)
+            walked_stages = self._chosen(rows)
+            least = walked_stages._for_all_chunks()
+            kept = closed["held_bytes"][rows] + walked_stages.held.most(self.moments)
             forward[rows] = least.forward_peak_bytes
             backward[rows] = np.maximum(kept, least.backward_peak_bytes)
         return forward, backward

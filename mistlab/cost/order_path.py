@@ -159,32 +159,34 @@ class OrderPath:
         rests_s = self.at_end.rests_s(self.times, self.split)
         ends_of_stages = _StageEnds(self.at_end, rests_s, hosts, maximum)
         turns, sends = _Turns(self.turned, self.passes), Sends(networks)
-        for one in in_order:
-            part = seconds.part(one)
-            own, through, extra = seconds.of(one)
-            left = seconds.left_s(one)
-            own = own + turns.before_s(one, part)
-            end = free[one.stage] + (own - left) if one.stage in free else through
-            if one.phase == "first_forward":
+        for stage_pass in in_order:
+            part = seconds.part(stage_pass)
+            pass_s, through, extra = seconds.of(stage_pass)
+            left = seconds.left_s(stage_pass)
+            pass_s = pass_s + turns.before_s(stage_pass, part)
+            end = free[stage_pass.stage] + (pass_s - left) if stage_pass.stage in free else through
+            if stage_pass.phase == "first_forward":
                 end = end + seconds.begin_s[part]
-            if one.needs is not None:
-                comes = sends.come_s(one, ends[one.needs]) + seconds.late_s(one)
+            if stage_pass.needs is not None:
+                comes = sends.come_s(stage_pass, ends[stage_pass.needs]) + seconds.late_s(
+                    stage_pass
+                )
                 end = maximum(end, comes + through)
-                if self.steps_apart and one.stage not in free:
-                    begun[one.stage] = comes - seconds.begin_s[part]
+                if self.steps_apart and stage_pass.stage not in free:
+                    begun[stage_pass.stage] = comes - seconds.begin_s[part]
             end, last_block_s = end + extra, 0.0
             if hosts is not None:
-                since_first_s, last_block_s = hosts.least_s(one, part, through + extra)
+                since_first_s, last_block_s = hosts.least_s(stage_pass, part, through + extra)
                 end = maximum(end, since_first_s)
             computed = end
             end = maximum(end, last_block_s)
-            free[one.stage], ends[one.key] = end + left, end
-            if one.is_sent:
-                sends.add(one, end, seconds.sent_s(one), queue=seconds.sends_queue)
-            if one.phase == "first_forward":
-                free[one.stage] = end + left + seconds.after_first_s[part]
-            if one.phase == "last_backward":
-                ends_of_stages.add(one.stage, part, computed + left, last_block_s)
+            free[stage_pass.stage], ends[stage_pass.key] = end + left, end
+            if stage_pass.is_sent:
+                sends.add(stage_pass, end, seconds.sent_s(stage_pass), queue=seconds.sends_queue)
+            if stage_pass.phase == "first_forward":
+                free[stage_pass.stage] = end + left + seconds.after_first_s[part]
+            if stage_pass.phase == "last_backward":
+                ends_of_stages.add(stage_pass.stage, part, computed + left, last_block_s)
         longest = ends_of_stages.longest_s(free, begun)
         return np.array([longest]) if candidates == 1 else np.asarray(longest), ends
 
@@ -204,16 +206,16 @@ class _Turns:
         self.reduce = ["W" if of_stage.splits_backward else "B" for of_stage in passes]
         self.reducing: dict[int, int] = {}
 
-    def before_s(self, one: StagePass, part: int) -> Any:
+    def before_s(self, stage_pass: StagePass, part: int) -> Any:
         """The seconds of a pass through a part, which comes next on its stage."""
         if not self.is_any:
             return 0.0
-        reducing = self.reducing.pop(one.stage, None)
-        if one.kind == self.reduce[one.stage]:
-            self.reducing[one.stage] = part
+        reducing = self.reducing.pop(stage_pass.stage, None)
+        if stage_pass.kind == self.reduce[stage_pass.stage]:
+            self.reducing[stage_pass.stage] = part
         if reducing is None:
             return 0.0
-        return (self.of_forward if one.kind == "F" else self.of_others)[reducing]
+        return (self.of_forward if stage_pass.kind == "F" else self.of_others)[reducing]
 
 
 class _StageEnds:
@@ -263,16 +265,16 @@ class _HostSeconds:
         self.blocks = _columns(times.blocks)
         self.issued_s: dict[int, Any] = {}
 
-    def least_s(self, one: StagePass, part: int, through: Any) -> tuple[Any, Any]:
+    def least_s(self, stage_pass: StagePass, part: int, through: Any) -> tuple[Any, Any]:
         """Seconds until a pass has ended that computes for ``through`` seconds and is issued next:
         the GPU computes all blocks after the first was issued, and the last block after it was
         issued. Gradients of weights are issued with their B.
         """
-        before = self.issued_s.get(one.stage, 0.0)
-        own = 0.0 if one.kind == "W" else self.of_kind[one.kind][part]
-        self.issued_s[one.stage] = before + own
+        before = self.issued_s.get(stage_pass.stage, 0.0)
+        issue_s = 0.0 if stage_pass.kind == "W" else self.of_kind[stage_pass.kind][part]
+        self.issued_s[stage_pass.stage] = before + issue_s
         blocks = self.blocks[part]
-        return before + own / blocks + through, before + own + through / blocks
+        return before + issue_s / blocks + through, before + issue_s + through / blocks
 
 
 class _PassSeconds:
@@ -321,38 +323,42 @@ class _PassSeconds:
                 self.own_s["W", part] = plain(weights_s), plain(weights_s)
             self.own_s["B", part] = plain(backward[0]), plain(backward[1])
 
-    def of(self, one: StagePass) -> tuple[Floats | float, Floats | float, Floats | float]:
+    def of(self, stage_pass: StagePass) -> tuple[Floats | float, Floats | float, Floats | float]:
         """The seconds of a pass after the pass before it, its seconds after its input has come, and
         seconds that count in both cases."""
-        part = self.part(one)
-        own, through = self.own_s[one.kind, part]
+        part = self.part(stage_pass)
+        pass_s, through = self.own_s[stage_pass.kind, part]
         extra: Floats | float = 0.0
-        if one.phase in ("first_forward", "last_backward"):
-            extra = self.within_s[part][one.kind != "F"]
-        return own, through, extra
+        if stage_pass.phase in ("first_forward", "last_backward"):
+            extra = self.within_s[part][stage_pass.kind != "F"]
+        return pass_s, through, extra
 
-    def left_s(self, one: StagePass) -> Any:
+    def left_s(self, stage_pass: StagePass) -> Any:
         """The seconds for which a pass goes on when what it sends on has been computed."""
-        return self.left.get((one.kind, self.part(one)), 0.0)
+        return self.left.get((stage_pass.kind, self.part(stage_pass)), 0.0)
 
-    def sent_s(self, one: StagePass) -> Any:
+    def sent_s(self, stage_pass: StagePass) -> Any:
         """The seconds to send what a pass sends on."""
-        goal = one.goes_to
+        goal = stage_pass.goes_to
         assert goal is not None, "it sends nothing"
-        lower = one if one.kind == "F" else goal
+        lower = stage_pass if stage_pass.kind == "F" else goal
         return self.crossed_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
 
-    def late_s(self, one: StagePass) -> Any:
+    def late_s(self, stage_pass: StagePass) -> Any:
         """The seconds by which the input of a first pass is late, because the next pass runs beside
         its send."""
-        source = one.comes_from
-        if one.phase != "first_forward" or source is None or source.stage == one.stage:
+        source = stage_pass.comes_from
+        if (
+            stage_pass.phase != "first_forward"
+            or source is None
+            or source.stage == stage_pass.stage
+        ):
             return 0.0
         return self.first_late_s[self.parts[StageChunk(source.stage, source.chunk)]]
 
-    def part(self, one: StagePass) -> int:
+    def part(self, stage_pass: StagePass) -> int:
         """The part of the model that a pass goes through."""
-        return self.parts[StageChunk(one.stage, one.chunk)]
+        return self.parts[StageChunk(stage_pass.stage, stage_pass.chunk)]
 
 
 # The least time of an iteration in an order of passes, without a path through all passes.
@@ -397,18 +403,18 @@ def order_bound_s(
     the two are at least as long. With ``steps_apart`` no stage waits for the beginning of another.
     """
     goes_back = not (splits or steps_apart)
-    own = _OfChunks(times, placement, issued_s)
-    stages = InOrder.of(own.chunks, np.asarray(micro_batches)[..., None], goes_back=goes_back)
-    before_s = stages.begin_s if steps_apart else own.way_in_s(stages)
-    goes_s = own.way_out_s(stages) if goes_back else np.zeros_like(stages.end_s)
+    of_chunks = _OfChunks(times, placement, issued_s)
+    stages = InOrder.of(of_chunks.chunks, np.asarray(micro_batches)[..., None], goes_back=goes_back)
+    before_s = stages.begin_s if steps_apart else of_chunks.way_in_s(stages)
+    goes_s = of_chunks.way_out_s(stages) if goes_back else np.zeros_like(stages.end_s)
     passed_s = before_s + stages.all_s + np.maximum(stages.end_s, goes_s)
     issued_s = stages.issued_within_s(steps_apart=steps_apart) + goes_s
-    sent_s = before_s + stages.first_s + own.sends_s() * np.asarray(micro_batches)[..., None]
+    sent_s = before_s + stages.first_s + of_chunks.sends_s() * np.asarray(micro_batches)[..., None]
     if steps_apart:
         # The stage that waits for the last of them may have begun later.
         sent_s = np.zeros_like(sent_s)
     longest = np.asarray(np.maximum.reduce([passed_s, issued_s, sent_s]).max(axis=1))
-    return np.maximum(longest, own.there_and_back_s()) if goes_back else longest
+    return np.maximum(longest, of_chunks.there_and_back_s()) if goes_back else longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -510,20 +516,20 @@ class _OfChunks:
             )
         ]
         self.crossed_s = [
-            one["point_to_point_s"] / 2 if num_stages > 1 else one["forward_s"] * 0.0
-            for one in self.chunks
+            chunk["point_to_point_s"] / 2 if num_stages > 1 else chunk["forward_s"] * 0.0
+            for chunk in self.chunks
         ]
         self.last_stage, self.placement = placement.last_stage, placement
         self.point_to_point_s = times.point_to_point_s
 
     def sends_s(self) -> Floats:
         """Seconds (C, S) in which a stage sends what a micro-batch leaves in all of its chunks."""
-        found: Floats = np.zeros_like(self.crossed_s[0])
+        sends_s: Floats = np.zeros_like(self.crossed_s[0])
         for part, (here, there) in enumerate(pairwise(self.placement.stages)):
             if here != there:
                 for stage in (here, there):
-                    found[:, stage] += self.point_to_point_s[:, part] / 2
-        return found
+                    sends_s[:, stage] += self.point_to_point_s[:, part] / 2
+        return sends_s
 
     def way_in_s(self, stages: InOrder) -> Floats:
         """Seconds (C, S) until a stage's first pass can begin."""

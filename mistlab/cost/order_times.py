@@ -161,12 +161,12 @@ class StagesOnGroups:
 
     def by_group(self, times: Callable[..., Floats], *batches: StageBatch) -> Floats:
         """Times with candidates on the last axis (..., C), each by the model of its group."""
-        found = [
+        by_models = [
             (rows, times(self.models[group], *(batch.chosen(rows) for batch in batches)))
             for group, rows in self._rows(batches[0])
         ]
-        together = np.concatenate([own for _, own in found], axis=-1)
-        order = np.argsort(np.concatenate([rows for rows, _ in found]), kind="stable")
+        together = np.concatenate([own for _, own in by_models], axis=-1)
+        order = np.argsort(np.concatenate([rows for rows, _ in by_models]), kind="stable")
         return np.asarray(together[..., order])
 
     def _rows(self, batch: StageBatch) -> Iterator[tuple[int, Rows]]:
@@ -275,9 +275,9 @@ def _networks(
     shares = {}
     for here, there in pairwise(placement.stages):
         lower = min(here, there) if abs(here - there) == 1 else here
-        own = np.where(nodes[:, here] == nodes[:, there], 0.0, share[:, lower])
+        used_share = np.where(nodes[:, here] == nodes[:, there], 0.0, share[:, lower])
         if here != there:
-            shares[here, there] = shares[there, here] = own
+            shares[here, there] = shares[there, here] = used_share
     return SharedNetworks.of(nodes, shares)
 
 
@@ -301,11 +301,11 @@ def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Floats:
     seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
 
     def summed(rows: Sequence[Task]) -> Floats:
-        found = np.zeros(len(batch))
+        total_s = np.zeros(len(batch))
         for row in rows:
             alone = (counts * seconds.alone(row.kind, row.direction or "")).sum(axis=0)
-            found += np.where(batch.value("zero") >= row.from_zero, alone, 0.0)
-        return found
+            total_s += np.where(batch.value("zero") >= row.from_zero, alone, 0.0)
+        return total_s
 
     reductions = [row for row in phases["last_backward"] if row.kind == "R"][-1:]
     ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head

@@ -125,12 +125,12 @@ def first_slots(
     the ``whole`` slots, and the tasks without those that come with steps (``stepped``). In a steady
     pass slots take ``usual`` seconds (K, S). As bounds, the next pass does not wait."""
     columns, (below, here, above) = seconds.columns, kinds.T
-    found = np.zeros((PARTS, *usual.shape))
-    unawaited, after, stepped_s, block_steps, end_steps = found
+    parts = np.zeros((PARTS, *usual.shape))
+    unawaited, after, stepped_s, block_steps, end_steps = parts
     weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
     chosen = np.flatnonzero((weights + state).any(axis=0))
     if not len(chosen):
-        return found
+        return parts
     weights, state = weights[:, chosen], state[:, chosen]
     swaps, keeps = (columns[f"offload_{kind}"][chosen] > 0 for kind in ("weights", "activations"))
 
@@ -165,7 +165,7 @@ def first_slots(
     stepping, swapped = with_nothing(seconds.alone("S", ""))[above][:, chosen], weights[above] > 0
     block_steps[:, chosen] = np.where(swapped, stepping, 0.0)
     end_steps[:, chosen] = np.where(swapped, 0.0, stepping)
-    return found
+    return parts
 
 
 # How long the slots of passes take, in each phase.
@@ -234,8 +234,8 @@ class PassSlots:
             longer_s = np.maximum(lasting[turn][:, shared] - self._turns.layer_s, 0.0)
             lasting[turn][:, shared] = longer_s
         self.inside, self.below, self.above = (
-            part.reshape(*one.shape, lasting.shape[1])
-            for part, one in zip(np.split(lasting, [first, last]), places, strict=True)
+            part.reshape(*shaped.shape, lasting.shape[1])
+            for part, shaped in zip(np.split(lasting, [first, last]), places, strict=True)
         )
 
     def last_computed(self) -> Floats:
@@ -251,12 +251,14 @@ class PassSlots:
         gradients leave for the host, or layers are fetched further ahead, all is waited for."""
         if self._seconds.model.template.depth != 1:
             return np.asarray(self.inside[_BACKWARD])
-        found = self.inside[_BACKWARD].copy()
+        lengths = self.inside[_BACKWARD].copy()
         last = np.flatnonzero(self._kinds[self.is_inside, LOWER] == NOTHING)[:, None]
         stay = np.flatnonzero(self._seconds.columns["offload_gradients"] == 0)
         rows = self._rows_inside(_BACKWARD, _BACKWARD).start + last
-        found[last, stay] = until(_COMPUTING, self._ends[:, rows, stay], self._alone[:, rows, stay])
-        return np.asarray(found)
+        lengths[last, stay] = until(
+            _COMPUTING, self._ends[:, rows, stay], self._alone[:, rows, stay]
+        )
+        return np.asarray(lengths)
 
     def arithmetic(self) -> Floats:
         """Seconds (2, K', S) of arithmetic alone, of both steady passes and of the step; and, if a
@@ -505,8 +507,8 @@ def _beside_sends(
         "backward": BesideSend.of_sums(usual_s["backward"], *backward),
     }
     half = len(turns) // 2
-    found = zip(TURNS, (turns[:half], turns[half:]), strict=True)
-    return {**beside, **{name: BesideSend.of_sums(*of_turn) for name, of_turn in found if of_turn}}
+    named = zip(TURNS, (turns[:half], turns[half:]), strict=True)
+    return {**beside, **{name: BesideSend.of_sums(*of_turn) for name, of_turn in named if of_turn}}
 
 
 def split_pass_seconds(

@@ -66,8 +66,10 @@ def _whole_s(
     stages = len(tables["forward_s"])
     chains = Chains.of_nothing(algebra.nothing)
     for after in range(stages):
-        own = {name: table[stages - 1 - after] for name, table in tables.items()}
-        chains = chained(algebra, PassLengths(**own), chains, Counts.of(micro_batches, after + 1))
+        lengths = {name: table[stages - 1 - after] for name, table in tables.items()}
+        chains = chained(
+            algebra, PassLengths(**lengths), chains, Counts.of(micro_batches, after + 1)
+        )
     return chains.whole
 
 

@@ -259,10 +259,10 @@ def ends_of_streams(alone: Floats, slowed: SlowedBy) -> Floats:
 def ends_of_several(left: Floats, slowed_by: SlowedBy) -> Floats:
     """``ends_of_streams`` for cases in which several streams have work."""
     ends, elapsed = np.zeros_like(left), np.zeros(left.shape[1])
-    place = slowed_by.place(sets_of(left > 0))
+    offset = slowed_by.place(sets_of(left > 0))
     for _ in STREAMS:
         busy = left > 0
-        slowed = slowed_by.table.take(place + sets_of(busy), axis=1)
+        slowed = slowed_by.table.take(offset + sets_of(busy), axis=1)
         ahead = np.where(busy, left * slowed, np.inf)
         first = ahead.min(axis=0)
         step = np.where(np.isfinite(first), first, 0.0)
@@ -279,10 +279,10 @@ def endless(alone: Floats, slowed_by: SlowedBy) -> tuple[Floats, Floats]:
     left = alone.copy()
     left[LINK] = 0.0
     elapsed, done = np.zeros(left.shape[1]), np.zeros(left.shape[1])
-    place = slowed_by.place(sets_of(left > 0) | LINK_BIT) + LINK_BIT
+    offset = slowed_by.place(sets_of(left > 0) | LINK_BIT) + LINK_BIT
     for _ in STREAMS[1:]:
         busy = left > 0
-        slowed = slowed_by.table.take(place + sets_of(busy), axis=1)
+        slowed = slowed_by.table.take(offset + sets_of(busy), axis=1)
         ahead = np.where(busy, left * slowed, np.inf)
         first = ahead.min(axis=0)
         step = np.where(np.isfinite(first), first, 0.0)
@@ -296,19 +296,19 @@ def link_after(alone: Floats, slowed_by: SlowedBy, first: str) -> Floats:
     """Seconds (C) until the link between GPUs is done, if the stream ``first`` works beside it, and
     the other streams begin when ``first`` is done. Zero where the link is done before they begin.
     """
-    found = np.zeros(alone.shape[1])
-    one = STREAMS.index(first)
-    rows = np.flatnonzero((alone[LINK] > 0) & (alone[one] > 0))
+    after_s = np.zeros(alone.shape[1])
+    stream = STREAMS.index(first)
+    rows = np.flatnonzero((alone[LINK] > 0) & (alone[stream] > 0))
     left, slowed_by = alone.take(rows, axis=1), slowed_by.chosen(rows)
-    pair = slowed_by.first + BITS[[LINK, one]].sum()
-    before = left[one] * slowed_by.table[one, pair]
+    pair = slowed_by.first + BITS[[LINK, stream]].sum()
+    before = left[stream] * slowed_by.table[stream, pair]
     left[LINK] -= before / slowed_by.table[LINK, pair]
-    left[one] = 0.0
+    left[stream] = 0.0
     last = np.flatnonzero(left[LINK] > 0)
     left = left.take(last, axis=1)
     ends = ends_of_streams(left, slowed_by.chosen(last))
-    found[rows[last]] = before[last] + until((STREAMS[LINK],), ends, left)
-    return found
+    after_s[rows[last]] = before[last] + until((STREAMS[LINK],), ends, left)
+    return after_s
 
 
 def link_behind(
@@ -371,8 +371,8 @@ class SharedNetworks:
                 uses = (share > 0) & (other_share > 0) & meets & (way[0] != other[0])
                 weight = np.where(uses, np.maximum(share + other_share - 1, 0.0), 0.0)
                 if weight.any():
-                    own = weight if len(weight) > 1 else weight.item()
-                    weights.setdefault(way, {})[other] = own
+                    used = weight if len(weight) > 1 else weight.item()
+                    weights.setdefault(way, {})[other] = used
         return cls(weights=weights)
 
 
@@ -402,15 +402,15 @@ class Sends:
         self.last: dict[int, _Send] = {}
         self.recent: dict[Way, list[_Send]] = {}
 
-    def add(self, one: StagePass, end: Any, seconds: Any, *, queue: bool) -> None:
+    def add(self, stage_pass: StagePass, end: Any, seconds: Any, *, queue: bool) -> None:
         """The outcome of a pass that has ended is sent on; stages' sends may ``queue``."""
-        goal, begins = one.goes_to, end
+        goal, begins = stage_pass.goes_to, end
         assert goal is not None, "it sends nothing"
-        if queue and one.stage in self.last:
-            begins = np.maximum(end, self.last[one.stage].ends)
+        if queue and stage_pass.stage in self.last:
+            begins = np.maximum(end, self.last[stage_pass.stage].ends)
         send = _Send(begins, begins + seconds, seconds)
-        self.of_pass[one.key] = self.last[one.stage] = send
-        way = one.stage, goal.stage
+        self.of_pass[stage_pass.key] = self.last[stage_pass.stage] = send
+        way = stage_pass.stage, goal.stage
         if way not in self.weights:
             return
         for other, weight in self.weights[way].items():
@@ -420,7 +420,7 @@ class Sends:
                 send.ends, met.ends = send.ends + later, met.ends + later
         self.recent[way] = [*self.recent.get(way, ()), send][-_MET:]
 
-    def come_s(self, one: StagePass, end: Any) -> Any:
+    def come_s(self, stage_pass: StagePass, end: Any) -> Any:
         """When the input of a pass has come, whose own pass has ended."""
-        send = None if one.needs is None else self.of_pass.get(one.needs)
+        send = None if stage_pass.needs is None else self.of_pass.get(stage_pass.needs)
         return end if send is None else send.ends

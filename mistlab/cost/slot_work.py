@@ -238,9 +238,9 @@ class SlotWork:
 
 
 @cache
-def _neighbour(place: Place, phase: Phase, depth: int) -> int:
+def _neighbour(position: Place, phase: Phase, depth: int) -> int:
     """Which of a slot's three layers a task with this place works on."""
-    above = layers_above(place, phase, depth)
+    above = layers_above(position, phase, depth)
     return UPPER if above > 0 else LOWER if above < 0 else HERE
 
 
@@ -271,8 +271,8 @@ def summed_slots(
     found = np.empty((sum(len(of_kinds) for of_kinds, _ in lengths), len(strategies.index)))
     sums = iter(found)
     for of_kinds, where in lengths:
-        for one in of_kinds:
-            _sum_up(next(sums), one, counts[where], strategies, stages)
+        for of_kind in of_kinds:
+            _sum_up(next(sums), of_kind, counts[where], strategies, stages)
     return found
 
 
@@ -293,19 +293,19 @@ def _summed_alike(
 
 
 def _sum_up(
-    found: Floats, lengths: Floats, counts: Floats, strategies: Distinct, stages: Distinct
+    total: Floats, lengths: Floats, counts: Floats, strategies: Distinct, stages: Distinct
 ) -> None:
     """Fill in seconds (C) from lengths of slots (K, S) and their counts (K, J)."""
     rows = len(strategies.index)
     if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
         table = _products(lengths, counts)
-        found[:] = table.take(strategies.index * counts.shape[1] + stages.index)
+        total[:] = table.take(strategies.index * counts.shape[1] + stages.index)
         return
     lengths, counts = np.ascontiguousarray(lengths.T), np.ascontiguousarray(counts.T)
     for start in range(0, rows, ROWS_AT_ONCE):
         block = slice(start, start + ROWS_AT_ONCE)
         of_block = lengths[strategies.index[block]] * counts[stages.index[block]]
-        found[block] = of_block.sum(axis=1)
+        total[block] = of_block.sum(axis=1)
 
 
 def _products(lengths: Floats, counts: Floats) -> Floats:
@@ -372,12 +372,12 @@ def ends_if_gathered(alone: Floats, slowed: SlowedBy, copied: Floats, gathered: 
     """Seconds (4, C) until each stream has done its work of ``alone`` (4, C), if the link gathers
     for the last ``gathered`` seconds (C) of its work when the host has copied for the first
     ``copied`` seconds (C) of its own; both are more than zero."""
-    left, place = alone.copy(), slowed.place(sets_of(alone > 0))
+    left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
     left[LINK], left[_FROM_HOST] = np.maximum(alone[LINK] - gathered, 0.0), copied
     ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
     for _ in STREAMS:
         busy = left > 0
-        factors = slowed.table.take(place + sets_of(busy), axis=1)
+        factors = slowed.table.take(offset + sets_of(busy), axis=1)
         ahead = np.where(busy, left * factors, np.inf)
         step = np.where(busy[_FROM_HOST], ahead.min(axis=0), 0.0)
         is_done = busy & (ahead <= step)
@@ -398,15 +398,15 @@ def least_ends_if_gathered(
     With greater copies the link may gather at any later time. So the copies here are slowed by no
     gathering. Arithmetic is slowed as little as it is while the link gathers, whatever else runs.
     """
-    left, place = alone.copy(), slowed.place(sets_of(alone > 0))
+    left, offset = alone.copy(), slowed.place(sets_of(alone > 0))
     left[LINK] = np.maximum(alone[LINK] - gathered, 0.0)
     copying, gathering = copied.copy(), gathered.copy()
     ends, elapsed = np.zeros_like(alone), np.zeros(alone.shape[1])
     # Each stream ends once, and so do the first copy and the gathering.
     for _ in range(len(STREAMS) + 2):
         busy = left > 0
-        factors = slowed.table.take(place + sets_of(busy), axis=1)
-        on_link = slowed.table[LINK].take(place + (sets_of(busy) | LINK_BIT))
+        factors = slowed.table.take(offset + sets_of(busy), axis=1)
+        on_link = slowed.table[LINK].take(offset + (sets_of(busy) | LINK_BIT))
         gathers = ~busy[LINK] & (copying <= 0) & (gathering > 0)
         ahead = np.where(busy, left * factors, np.inf)
         copied_s = np.where(copying > 0, copying * factors[_FROM_HOST], np.inf)
@@ -421,7 +421,7 @@ def least_ends_if_gathered(
         elapsed += step
         ends += is_done * elapsed
         ends[LINK] = np.where(is_gathered, elapsed, ends[LINK])
-    slower = slowed.table[COMPUTE].take(place + (1 << COMPUTE) + LINK_BIT)
+    slower = slowed.table[COMPUTE].take(offset + (1 << COMPUTE) + LINK_BIT)
     slowed_s = alone[COMPUTE] + gathered * (1 - 1 / slower)
     computes = alone[COMPUTE] > 0
     ends[COMPUTE] = np.where(computes, np.maximum(ends[COMPUTE], slowed_s), 0.0)
@@ -497,9 +497,9 @@ class SharedTurns:
     def of_all(self, values: Floats) -> Floats:
         """Values (..., K, S) of all strategies from those of shared turns (..., K, S'); zero where
         turns are not shared."""
-        found = np.zeros((*values.shape[:-1], self.strategies))
-        found[..., self.rows] = values
-        return found
+        of_strategies = np.zeros((*values.shape[:-1], self.strategies))
+        of_strategies[..., self.rows] = values
+        return of_strategies
 
 
 def shared_turns(seconds: TaskSeconds, kinds: Ints, alone: Floats) -> SharedTurns | None:
@@ -557,9 +557,9 @@ def queued_reductions(
     copies = np.logical_or.reduce([columns[name] > 0 for name in OFFLOADS])
     queues = (seconds.zero < SHARDED_GRADIENTS) & ~copies
     rows = np.flatnonzero(queues[strategy])
-    found = np.zeros((2, len(strategy)))
+    last_s = np.zeros((2, len(strategy)))
     if not len(rows):
-        return found
+        return last_s
     strategy, stage, (sizes, types) = strategy[rows], stage[rows], runs
     computed_s = seconds.alone("B", "") + seconds.tensor_s["backward"]
     reduced_s = seconds.alone("R", "")
@@ -574,5 +574,5 @@ def queued_reductions(
     slowed = seconds.slowed_by(kept).chosen(strategy)
     both = np.full(len(rows), (1 << COMPUTE) + LINK_BIT, dtype=np.uint8)
     computing, reducing = slowed.table[[COMPUTE, LINK]][:, slowed.place(both) + both]
-    found[:, rows] = link_behind(of_layers_s(), computing, reducing)
-    return found
+    last_s[:, rows] = link_behind(of_layers_s(), computing, reducing)
+    return last_s

@@ -119,8 +119,8 @@ class _ViewedPlans:
         else:
             times = [_by_stages(one, plan, extras) for plan, one in both]
         return [
-            _lasting(one, plan, of_plan, extras)
-            for (plan, one), of_plan in zip(both, times, strict=True)
+            _lasting(prediction, plan, of_plan, extras)
+            for (plan, prediction), of_plan in zip(both, times, strict=True)
         ]
 
 
@@ -149,15 +149,15 @@ def _by_chains(predictor: StageCostModel, plans: Sequence[Plan], extras: Extras)
     """How many times as long each plan's longest chain is as seen."""
     times = np.empty(len(plans))
     alike: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for place, plan in enumerate(plans):
-        alike[plan.engine, plan.num_stages].append(place)
+    for number, plan in enumerate(plans):
+        alike[plan.engine, plan.num_stages].append(number)
     for (engine, _), places in alike.items():
         batch = StageBatch.of_plans([plans[place] for place in places])
         seconds = predictor.stage_costs(batch, engine=engine).seconds
         micro_batches = np.array([plans[place].micro_batches for place in places])
         full_s, seen_s = (
-            iteration_s(StageTimes.of(one, len(places), -1), micro_batches)
-            for one in (seconds, extras.times(seconds, batch.micro_batches))
+            iteration_s(StageTimes.of(of_stages, len(places), -1), micro_batches)
+            for of_stages in (seconds, extras.times(seconds, batch.micro_batches))
         )
         times[places] = seen_s / full_s
     return [*times.tolist()]

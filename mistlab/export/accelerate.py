@@ -54,44 +54,44 @@ def read(text: str, given: Given) -> Imported:
 
 def read_source(source: LaunchFile, given: Given) -> Imported:
     """The job of a configuration; model, sequences and batches are given beside it."""
-    found = Found()
-    top = Section(parse_yaml(source.text, "the configuration"), "", found)
-    engines = read_choices(top, found, source, given)
+    draft = Found()
+    top = Section(parse_yaml(source.text, "the configuration"), "", draft)
+    engines = read_choices(top, draft, source, given)
     top.tell_of_rest(HARMLESS | deepspeed_read.HARMLESS)
-    return found.job(given, engines)
+    return draft.job(given, engines)
 
 
-def read_choices(top: Section, found: Found, source: LaunchFile, given: Given) -> tuple[str, ...]:
+def read_choices(top: Section, draft: Found, source: LaunchFile, given: Given) -> tuple[str, ...]:
     """Take a configuration's choices; the engines that may stand for what it starts."""
     kind = top.text("distributed_type", "NO").upper()
     if kind not in KINDS:
         reject(f"distributed_type: {kind!r} is not read here: give {', '.join(KINDS)}")
     if top.switch("use_cpu"):
         reject("use_cpu: true trains on no GPU: give a configuration of GPUs")
-    _processes(top, found, kind)
-    found.precision = _precision(top, found)
-    found.micro_batches = top.whole("gradient_accumulation_steps") or found.micro_batches
+    _processes(top, draft, kind)
+    draft.precision = _precision(top, draft)
+    draft.micro_batches = top.whole("gradient_accumulation_steps") or draft.micro_batches
     top.unsaid({"fp8_config": "products are taken in 16 bits"})
     compiles = _is_compiled(top)
     layers = given.model.layers if given.model else 0
     if kind == "DEEPSPEED":
-        _read_deepspeed(top.section("deepspeed_config"), found, source, given)
-        _read_degrees(top, found, shards=False)
+        _read_deepspeed(top.section("deepspeed_config"), draft, source, given)
+        _read_degrees(top, draft, shards=False)
         return deepspeed_read.ENGINES
     if kind == "MEGATRON_LM":
-        return _read_megatron(top.section("megatron_lm_config"), found, layers)
-    _read_degrees(top, found, shards=kind == "FSDP")
+        return _read_megatron(top.section("megatron_lm_config"), draft, layers)
+    _read_degrees(top, draft, shards=kind == "FSDP")
     if kind == "FSDP":
-        _read_fsdp(top.section("fsdp_config"), found, given, layers)
+        _read_fsdp(top.section("fsdp_config"), draft, given, layers)
     return _COMPILED if compiles else ENGINES
 
 
-def _processes(top: Section, found: Found, kind: str) -> None:
+def _processes(top: Section, draft: Found, kind: str) -> None:
     """All processes, which machines share evenly; a machine's GPUs where the file is silent."""
     machines = top.whole("num_machines") or 1
     processes = 1 if kind == "NO" else None
     processes = top.whole("num_processes") or processes
-    found.nodes = machines
+    draft.nodes = machines
     if processes is None:
         return
     if processes % machines:
@@ -99,17 +99,17 @@ def _processes(top: Section, found: Found, kind: str) -> None:
             f"num_processes: {processes} is no multiple of num_machines {machines}: it counts the "
             "processes of all machines; correct one of them"
         )
-    found.gpus_per_node = processes // machines
+    draft.gpus_per_node = processes // machines
 
 
-def _precision(section: Section, found: Found) -> Precision:
+def _precision(section: Section, draft: Found) -> Precision:
     value = section.get("mixed_precision", "no")
     # YAML reads a bare no as false.
     word = "no" if value is False or value is None else str(value).lower()
     if word not in PRECISIONS:
         reject(f"mixed_precision: {word!r} is unknown: give {', '.join(PRECISIONS)}")
     if word == "fp8":
-        found.remark("ignored", "mixed_precision", "fp8: products are taken in 16 bits")
+        draft.remark("ignored", "mixed_precision", "fp8: products are taken in 16 bits")
     return PRECISIONS[word]
 
 
@@ -120,7 +120,7 @@ def _is_compiled(top: Section) -> bool:
     return backend not in ("NO", "")
 
 
-def _read_degrees(top: Section, found: Found, *, shards: bool) -> None:
+def _read_degrees(top: Section, draft: Found, *, shards: bool) -> None:
     """The degrees of ``parallelism_config``, with or without the prefix that files write."""
     section = top.section("parallelism_config")
     sizes = {}
@@ -129,51 +129,51 @@ def _read_degrees(top: Section, found: Found, *, shards: bool) -> None:
         key = long if long in section.content else f"{name}_size"
         sizes[name] = section.whole(key) or 1
     if sizes["tp"] > 1:
-        found.values["tensor_parallel"] = sizes["tp"]
+        draft.values["tensor_parallel"] = sizes["tp"]
     strategy = section.text("parallelism_config_cp_comm_strategy", "allgather")
     if sizes["cp"] > 1:
         exchange = GATHER if strategy == "allgather" else RING
-        found.values |= {"context_parallel": sizes["cp"], "context_exchange": exchange}
+        draft.values |= {"context_parallel": sizes["cp"], "context_exchange": exchange}
     if sizes["sp"] > 1:
-        found.values |= {"context_parallel": sizes["sp"], "context_exchange": HEADS}
+        draft.values |= {"context_parallel": sizes["sp"], "context_exchange": HEADS}
     if sizes["dp_replicate"] > 1 and shards:
-        found.values["state_replicas"] = sizes["dp_replicate"]
-    _check_degrees(section, found, sizes)
+        draft.values["state_replicas"] = sizes["dp_replicate"]
+    _check_degrees(section, draft, sizes)
 
 
-def _check_degrees(section: Section, found: Found, sizes: Mapping[str, int]) -> None:
+def _check_degrees(section: Section, draft: Found, sizes: Mapping[str, int]) -> None:
     product = 1
     for size in sizes.values():
         product *= size
-    if product > 1 and found.nodes and found.gpus_per_node:
-        processes = found.nodes * found.gpus_per_node
+    if product > 1 and draft.nodes and draft.gpus_per_node:
+        processes = draft.nodes * draft.gpus_per_node
         if product != processes:
             named = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
             text = f"{named} = {product}, num_processes {processes}: took num_processes"
-            found.remark("contradicting", section.name, text)
+            draft.remark("contradicting", section.name, text)
 
 
-def _read_fsdp(section: Section, found: Found, given: Given, layers: int) -> None:
+def _read_fsdp(section: Section, draft: Found, given: Given, layers: int) -> None:
     version = section.whole("fsdp_version") or 1
     if version == 1:
-        _read_version_1(section, found, given)
+        _read_version_1(section, draft, given)
     else:
         text = section.get("fsdp_sharding_strategy")
         if text is not None:
-            words = f"{text}: version 2 takes fsdp_reshard_after_forward instead"
-            found.remark("contradicting", section.path("fsdp_sharding_strategy"), words)
+            text_of_remark = f"{text}: version 2 takes fsdp_reshard_after_forward instead"
+            draft.remark("contradicting", section.path("fsdp_sharding_strategy"), text_of_remark)
         reshards = section.switch("fsdp_reshard_after_forward", default=True)
-        found.values["zero"] = 3 if reshards else 2
+        draft.values["zero"] = 3 if reshards else 2
     if section.switch("fsdp_offload_params") or section.switch("fsdp_cpu_offload"):
-        found.values |= dict.fromkeys(STATES, 1.0)
+        draft.values |= dict.fromkeys(STATES, 1.0)
     keeps = section.switch("fsdp_activation_cpu_offload")
     if section.switch("fsdp_activation_checkpointing"):
-        found.values["checkpointed_layers"] = layers
+        draft.values["checkpointed_layers"] = layers
         if section.switch("fsdp_activation_checkpointing_offload") or keeps:
-            found.values["offload_activations"] = 1.0
+            draft.values["offload_activations"] = 1.0
 
 
-def _read_version_1(section: Section, found: Found, given: Given) -> None:
+def _read_version_1(section: Section, draft: Found, given: Given) -> None:
     key = "fsdp_sharding_strategy"
     if key not in section.content and not isinstance(
         section.content.get("fsdp_reshard_after_forward", True), bool
@@ -181,11 +181,11 @@ def _read_version_1(section: Section, found: Found, given: Given) -> None:
         key = "fsdp_reshard_after_forward"
     section.get("fsdp_reshard_after_forward")
     name = strategy_of(section.text(key, "FULL_SHARD"), section.path(key))
-    found.values["zero"] = STRATEGIES[name]
-    nodes = given.nodes or found.nodes or 1
+    draft.values["zero"] = STRATEGIES[name]
+    nodes = given.nodes or draft.nodes or 1
     if name.startswith("HYBRID") and nodes > 1:
         # Torch shards inside a node, and keeps a copy of the states on each.
-        found.values["state_replicas"] = nodes
+        draft.values["state_replicas"] = nodes
 
 
 def strategy_of(text: str, where: str) -> str:
@@ -199,23 +199,23 @@ def strategy_of(text: str, where: str) -> str:
     return word
 
 
-def _read_deepspeed(section: Section, found: Found, source: LaunchFile, given: Given) -> None:
+def _read_deepspeed(section: Section, draft: Found, source: LaunchFile, given: Given) -> None:
     path = section.text("deepspeed_config_file")
     if path:
         content = deepspeed_file(path, source, section.path("deepspeed_config_file"))
-        inner = Section(with_precision(content, found.precision), path, found)
-        machine = (found.nodes, found.gpus_per_node)
-        read_configuration(inner, found, given, given.model)
-        found.nodes, found.gpus_per_node = machine
+        inner = Section(with_precision(content, draft.precision), path, draft)
+        machine = (draft.nodes, draft.gpus_per_node)
+        read_configuration(inner, draft, given, given.model)
+        draft.nodes, draft.gpus_per_node = machine
         inner.tell_of_rest(deepspeed_read.HARMLESS)
         return
     level = section.whole("zero_stage", minimum=0)
     level = 2 if level is None else level
     if level > 3:
         reject(f"{section.path('zero_stage')}: {level} is unknown: give 0 to 3")
-    found.values["zero"] = level
-    found.overlaps = level == 3
-    found.micro_batches = section.whole("gradient_accumulation_steps") or found.micro_batches
+    draft.values["zero"] = level
+    draft.overlaps = level == 3
+    draft.micro_batches = section.whole("gradient_accumulation_steps") or draft.micro_batches
     devices = {
         name: section.text(f"offload_{key}_device", "none").lower() in ("cpu", "nvme")
         for name, key in (("optimizer", "optimizer"), ("weights", "param"))
@@ -242,26 +242,26 @@ def with_precision(content: Mapping[str, Any], precision: str | None) -> Mapping
     return filled
 
 
-def _read_megatron(section: Section, found: Found, layers: int) -> tuple[str, ...]:
+def _read_megatron(section: Section, draft: Found, layers: int) -> tuple[str, ...]:
     """Megatron-LM's plugin; the degrees and savings that it names."""
     prefix = "megatron_lm_"
-    found.values["tensor_parallel"] = section.whole(f"{prefix}tp_degree") or 1
-    found.values["sequence_parallel"] = int(section.switch(f"{prefix}sequence_parallelism"))
-    found.values["context_parallel"] = section.whole(f"{prefix}context_parallel_size") or 1
-    found.values["expert_parallel"] = section.whole(f"{prefix}expert_model_parallel_size") or 1
-    found.num_stages = section.whole(f"{prefix}pp_degree") or 1
-    found.micro_batches = section.whole(f"{prefix}num_micro_batches") or found.micro_batches
-    found.values["zero"] = int(section.switch(f"{prefix}use_distributed_optimizer"))
-    found.overlaps = False
+    draft.values["tensor_parallel"] = section.whole(f"{prefix}tp_degree") or 1
+    draft.values["sequence_parallel"] = int(section.switch(f"{prefix}sequence_parallelism"))
+    draft.values["context_parallel"] = section.whole(f"{prefix}context_parallel_size") or 1
+    draft.values["expert_parallel"] = section.whole(f"{prefix}expert_model_parallel_size") or 1
+    draft.num_stages = section.whole(f"{prefix}pp_degree") or 1
+    draft.micro_batches = section.whole(f"{prefix}num_micro_batches") or draft.micro_batches
+    draft.values["zero"] = int(section.switch(f"{prefix}use_distributed_optimizer"))
+    draft.overlaps = False
     if section.switch(f"{prefix}optimizer_cpu_offload"):
-        found.values["offload_optimizer"] = 1.0
+        draft.values["offload_optimizer"] = 1.0
     granularity = section.text(f"{prefix}recompute_granularity")
     if section.switch(f"{prefix}recompute_activations") or granularity == "selective":
-        found.values["core_recomputed_layers"] = layers
+        draft.values["core_recomputed_layers"] = layers
     elif granularity == "full":
         count = section.whole(f"{prefix}recompute_num_layers") or layers
         blocks = section.text(f"{prefix}recompute_method") == "block"
-        found.values["checkpointed_layers"] = count if blocks else layers
+        draft.values["checkpointed_layers"] = count if blocks else layers
     section.unsaid({f"{prefix}use_custom_fsdp": "states are taken as sharded by Megatron-LM"})
     return ("megatron", "mistlab")
 

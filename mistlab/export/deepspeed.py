@@ -63,32 +63,32 @@ _ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_ad
 
 def read(text: str, given: Given) -> Imported:
     """The job of a configuration; the model and its sequences are given beside it."""
-    found = Found()
-    top = Section(parse_json(text), "", found)
-    read_configuration(top, found, given, given.model)
+    draft = Found()
+    top = Section(parse_json(text), "", draft)
+    read_configuration(top, draft, given, given.model)
     top.tell_of_rest(HARMLESS)
-    return found.job(given, ENGINES)
+    return draft.job(given, ENGINES)
 
 
-def read_configuration(top: Section, found: Found, given: Given, model: ModelSpec | None) -> None:
+def read_configuration(top: Section, draft: Found, given: Given, model: ModelSpec | None) -> None:
     """Take a configuration's choices, which may be a part of another framework's run."""
-    found.precision = _precision(top, given)
-    _sums(top, found)
-    found.values["tensor_parallel"] = (
+    draft.precision = _precision(top, given)
+    _sums(top, draft)
+    draft.values["tensor_parallel"] = (
         top.section("tensor_parallel").whole("autotp_size", minimum=0) or 1
     )
     sequences = top.whole("sequence_parallel_size", minimum=0) or 1
     if sequences > 1:
-        found.values |= {"context_parallel": sequences, "context_exchange": HEADS}
+        draft.values |= {"context_parallel": sequences, "context_exchange": HEADS}
     pipeline = top.section("pipeline")
     stages = pipeline.get("stages")
     if stages not in (None, "auto"):
-        found.num_stages = checked_whole("pipeline.stages", stages)
-    _activations(top, pipeline, found, model.layers if model else 0)
-    read_states(top.section("zero_optimization"), found)
-    _optimizer(top.section("optimizer"), found)
+        draft.num_stages = checked_whole("pipeline.stages", stages)
+    _activations(top, pipeline, draft, model.layers if model else 0)
+    read_states(top.section("zero_optimization"), draft)
+    _optimizer(top.section("optimizer"), draft)
     top.unsaid(UNSAID)
-    _batch(top, found, given)
+    _batch(top, draft, given)
 
 
 def _precision(top: Section, given: Given) -> Precision:
@@ -112,20 +112,20 @@ def _precision(top: Section, given: Given) -> Precision:
     return "bf16" if "bf16" in enabled else "fp16" if enabled else "fp32"
 
 
-def _sums(top: Section, found: Found) -> None:
+def _sums(top: Section, draft: Found) -> None:
     """The bits in which gradients are summed, over micro-batches and over ranks."""
     summed = top.section("data_types").text("grad_accum_dtype", "")
     reduced = top.text("communication_data_type", "")
-    if found.precision == "fp32" or "fp32" not in (summed, reduced):
+    if draft.precision == "fp32" or "fp32" not in (summed, reduced):
         return
     if summed == reduced:
-        found.gradients = "32bit"
+        draft.gradients = "32bit"
     else:
         text = f"sums of {summed or 'usual'} and {reduced or 'usual'} numbers: taken in 16 bits"
-        found.remark("ignored", "data_types.grad_accum_dtype", text)
+        draft.remark("ignored", "data_types.grad_accum_dtype", text)
 
 
-def _batch(top: Section, found: Found, given: Given) -> None:
+def _batch(top: Section, draft: Found, given: Given) -> None:
     batch, micro_batch, steps = (
         top.whole(name)
         for name in (
@@ -141,15 +141,15 @@ def _batch(top: Section, found: Found, given: Given) -> None:
                 f"train_batch_size: {batch} is no multiple of train_micro_batch_size_per_gpu "
                 f"{micro_batch} x gradient_accumulation_steps {steps}: correct one of them"
             )
-        found.data_parallel = data
+        draft.data_parallel = data
     elif batch and not micro_batch and given.nodes and given.gpus_per_node:
-        micro_batch = _derived(batch, steps or 1, found, given.nodes * given.gpus_per_node)
-    found.global_batch, found.micro_batch, found.micro_batches = batch, micro_batch, steps
+        micro_batch = _derived(batch, steps or 1, draft, given.nodes * given.gpus_per_node)
+    draft.global_batch, draft.micro_batch, draft.micro_batches = batch, micro_batch, steps
 
 
-def _derived(batch: int, steps: int, found: Found, ranks: int) -> int:
+def _derived(batch: int, steps: int, draft: Found, ranks: int) -> int:
     """The micro-batch that DeepSpeed derives from the batch and the number of ranks."""
-    data = max(ranks // found.ranks_of_replica, 1)
+    data = max(ranks // draft.ranks_of_replica, 1)
     micro_batch, rest = divmod(batch, steps * data)
     if rest or not micro_batch:
         reject(
@@ -159,7 +159,7 @@ def _derived(batch: int, steps: int, found: Found, ranks: int) -> int:
     return micro_batch
 
 
-def _activations(top: Section, pipeline: Section, found: Found, layers: int) -> None:
+def _activations(top: Section, pipeline: Section, draft: Found, layers: int) -> None:
     section = top.section("activation_checkpointing")
     interval = pipeline.whole("activation_checkpoint_interval", minimum=0) or 0
     count = section.whole("number_checkpoints", minimum=0) or 0
@@ -167,47 +167,47 @@ def _activations(top: Section, pipeline: Section, found: Found, layers: int) -> 
         count = layers
     if interval > 1:
         text = f"activation_checkpoint_interval {interval}: taken as blocks recomputed one by one"
-        found.remark("assumed", "checkpointed_layers", text)
+        draft.remark("assumed", "checkpointed_layers", text)
     if count:
-        found.values["checkpointed_layers"] = count
+        draft.values["checkpointed_layers"] = count
     elif section.content:
         text = "0, for number_checkpoints is not given"
-        found.remark("assumed", "checkpointed_layers", text)
+        draft.remark("assumed", "checkpointed_layers", text)
     section.unsaid({"partition_activations": "kept inputs are taken whole on every rank"})
     if section.switch("cpu_checkpointing"):
-        found.values["offload_activations"] = 1.0
+        draft.values["offload_activations"] = 1.0
 
 
-def read_states(section: Section, found: Found) -> None:
+def read_states(section: Section, draft: Found) -> None:
     """ZeRO's level, its overlap and what it offloads, as a configuration's section says."""
     level = section.whole("stage", minimum=0) or 0
     if level > 3:
         reject(f"zero_optimization.stage: {level} is unknown: give 0 to 3")
-    found.values["zero"] = level
-    found.overlaps = section.switch("overlap_comm", default=level == 3)
+    draft.values["zero"] = level
+    draft.overlaps = section.switch("overlap_comm", default=level == 3)
     offloaded = {name: _is_offloaded(section, key) for name, key in _PARTS.items()}
     offload_states(section, level, **offloaded)
     section.unsaid(ZERO_UNSAID)
     if (section.whole("zero_hpz_partition_size") or 1) > 1:
         text = "weights are taken as sharded once, and gathered from all ranks in each pass"
-        found.remark("ignored", "zero_optimization.zero_hpz_partition_size", text)
+        draft.remark("ignored", "zero_optimization.zero_hpz_partition_size", text)
 
 
 def offload_states(section: Section, level: int, *, optimizer: bool, weights: bool) -> None:
     """Take the offloading of optimizer state and of weights under a ZeRO level."""
-    found = section.found
+    draft = section.found
     if optimizer:
         ratio = section.section("offload_optimizer").number("ratio", 1.0)
         if ratio < 1 and level < 3:
             text = f"offload_optimizer.ratio {ratio:g} counts under ZeRO-3 alone: taken as 1"
-            found.remark("contradicting", "offload.optimizer", text)
+            draft.remark("contradicting", "offload.optimizer", text)
             ratio = 1.0
-        found.values["offload_optimizer"] = found.values["offload_gradients"] = ratio
+        draft.values["offload_optimizer"] = draft.values["offload_gradients"] = ratio
     if weights and level == 3:
-        found.values["offload_weights"] = 1.0
+        draft.values["offload_weights"] = 1.0
     elif weights:
         text = f"offload_param counts under ZeRO-3 alone, stage is {level}: ignored"
-        found.remark("contradicting", "offload.weights", text)
+        draft.remark("contradicting", "offload.weights", text)
 
 
 def _is_offloaded(section: Section, part: str) -> bool:
@@ -221,10 +221,10 @@ def _is_offloaded(section: Section, part: str) -> bool:
     return device in ("cpu", "nvme")
 
 
-def _optimizer(section: Section, found: Found) -> None:
+def _optimizer(section: Section, draft: Found) -> None:
     kind = section.text("type", "AdamW")
     if kind.lower() not in _ADAMS:
-        found.remark("ignored", "optimizer.type", f"{kind}: taken as AdamW")
+        draft.remark("ignored", "optimizer.type", f"{kind}: taken as AdamW")
 
 
 # Plans as the JSON configuration of DeepSpeed 0.19.

@@ -70,15 +70,15 @@ class Found:
     def settled(self, name: str, given: Content | None, default: Content | None = None) -> Content:
         """The option's value, else the file's, else a default; a remark tells where the first two
         differ."""
-        said: Content | None = getattr(self, name)
+        in_file: Content | None = getattr(self, name)
         option = f"--{name.replace('_', '-')}"
         if given is not None:
-            if said is not None and said != given:
-                text = f"the file says {said}, {option} {given}: took the option's"
+            if in_file is not None and in_file != given:
+                text = f"the file says {in_file}, {option} {given}: took the option's"
                 self.remark("contradicting", name, text)
             return given
-        if said is not None:
-            return said
+        if in_file is not None:
+            return in_file
         if default is None:
             reject(f"{name}: the file does not say it: give {option}")
         self.remark("assumed", name, f"{default}, for the file does not say: {option}")
@@ -153,9 +153,9 @@ class Found:
         model = given.model or self.model
         if model is None:
             reject("model: the file does not describe it: give --model")
-        said = [] if self.model is None else _differences(self.model, model)
-        if said:
-            text = f"{', '.join(said)}: took the option's"
+        differing = [] if self.model is None else _differences(self.model, model)
+        if differing:
+            text = f"{', '.join(differing)}: took the option's"
             self.remark("contradicting", "model", text)
         return model
 
@@ -219,8 +219,8 @@ class Found:
             }
             if self.recomputed_every:
                 values["checkpointed_layers"] = count // self.recomputed_every
-            own = {"layers": count, "data_parallel": data, "micro_batch": micro_batch}
-            stages.append(StagePlan.of_values({"tensor_parallel": 1, **values, **own}))
+            of_stage = {"layers": count, "data_parallel": data, "micro_batch": micro_batch}
+            stages.append(StagePlan.of_values({"tensor_parallel": 1, **values, **of_stage}))
         plan = Plan(micro_batches=batch // data // micro_batch, stages=tuple(stages))
         return replace(plan, order=self.order)
 
@@ -255,11 +255,11 @@ def _named(model: ModelSpec) -> ModelSpec:
     return model
 
 
-def _differences(said: ModelSpec, given: ModelSpec) -> list[str]:
+def _differences(in_file: ModelSpec, given: ModelSpec) -> list[str]:
     """The fields in which the model of a file differs from the given one, in words."""
     pairs = [
-        (entry.name, getattr(said, entry.name), getattr(given, entry.name))
-        for entry in fields(said)
+        (entry.name, getattr(in_file, entry.name), getattr(given, entry.name))
+        for entry in fields(in_file)
         if entry.name not in ("name", "trained")
     ]
     return [
@@ -410,8 +410,8 @@ class Section:
             off = (None, False, 0, "", "none", "None", "no", "false", "False")
             if not isinstance(value, list | dict) and value in off:
                 continue
-            said = "" if isinstance(value, list | dict) or value is True else f"{value}: "
-            self.found.remark("ignored", self.path(key), f"{said}{instead}")
+            prefix = "" if isinstance(value, list | dict) or value is True else f"{value}: "
+            self.found.remark("ignored", self.path(key), f"{prefix}{instead}")
 
     def path(self, key: str) -> str:
         """The place of a setting in the file."""

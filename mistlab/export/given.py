@@ -78,8 +78,10 @@ def _changes_of_stages(before: Plan, after: Plan, because: str) -> Iterator[Rema
         if was == now:
             continue
         is_lost = row.default is not None and all(value == row.default for value in now)
-        words = f"{values_words(name, was)} -> {values_words(name, now)}: {because}"
-        yield Remark(kind="lost" if is_lost else "approximated", choice=choice_of(name), text=words)
+        change = f"{values_words(name, was)} -> {values_words(name, now)}: {because}"
+        yield Remark(
+            kind="lost" if is_lost else "approximated", choice=choice_of(name), text=change
+        )
 
 
 def choice_of(name: str) -> str:
@@ -89,11 +91,11 @@ def choice_of(name: str) -> str:
 
 def values_words(name: str, values: Sequence[float]) -> str:
     """The values of a dimension on all stages: once if they are equal, else stage by stage."""
-    words = [
+    amounts = [
         amount_words(name, DIMENSIONS[name].number(value)) or ("on" if value else "off")
         for value in values
     ]
-    return words[0] if len(set(words)) == 1 else " ".join(words)
+    return amounts[0] if len(set(amounts)) == 1 else " ".join(amounts)
 
 
 # The options that a user gives beside a file to import, and the job made of both.

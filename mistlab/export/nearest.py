@@ -40,9 +40,9 @@ def nearest(job: Job, target: Target) -> Nearest:
     wanted = job
     remarks: list[Remark] = []
     workload = _sayable_workload(job.workload, target)
-    said = under_any_engine(replace(job, workload=workload))
+    sayable = under_any_engine(replace(job, workload=workload))
     remarks += _workload_remarks(wanted, workload, target)
-    job = canonical(said)
+    job = canonical(sayable)
     named = with_plan(job, order=DEFAULT_ORDER) if is_order_path(job.plan.order) else job
     remarks += changes(job, named, f"{target.title} takes no order from a file")
     job = named
@@ -169,11 +169,11 @@ def _workload_remarks(wanted: Job, workload: Workload, target: Target) -> Iterat
     yield from changes_of_workloads(wanted.workload, workload, because)
 
 
-def _precision_remark(said: Precision, job: Job) -> Iterator[Remark]:
+def _precision_remark(wanted: Precision, job: Job) -> Iterator[Remark]:
     """What became of products of few bits that no engine has beside the plan's other choices."""
     now = job.workload.precision
-    if said in NARROW and now != said:
-        text = f"{said} -> {now}: no engine predicts such products with what else the plan has"
+    if wanted in NARROW and now != wanted:
+        text = f"{wanted} -> {now}: no engine predicts such products with what else the plan has"
         yield Remark(kind="approximated", choice="precision", text=text)
 
 

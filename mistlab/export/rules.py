@@ -173,8 +173,8 @@ def _as_stages(job: Job, num_stages: int) -> Job:
     stages = []
     for layers in even_shares(job.plan.layers, num_stages):
         counts = {name: min(highest[name], layers) for name in counts_of_blocks()}
-        own = {"layers": layers, "tensor_parallel": 1, "sequence_parallel": 0}
-        stage = first.with_values({**highest, **counts, **own})
+        of_stage = {"layers": layers, "tensor_parallel": 1, "sequence_parallel": 0}
+        stage = first.with_values({**highest, **counts, **of_stage})
         stages.append(stage.with_values(dividing_experts(stage)))
     return with_stages(job, stages)
 

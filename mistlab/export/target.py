@@ -63,11 +63,11 @@ class Target:
 
     def engines_for(self, job: Job) -> tuple[str, ...]:
         """The engines that may stand for the framework where a job is exported."""
-        own = self.own_engines.get(job.plan.engine)
-        found = (own, *self.engines) if own is not None else self.engines
-        if own is None and is_of_today(job.workload.model, job.workload.precision):
-            found = (*self.engines_of_today, *self.engines)
-        return found
+        own_engine = self.own_engines.get(job.plan.engine)
+        engines = (own_engine, *self.engines) if own_engine is not None else self.engines
+        if own_engine is None and is_of_today(job.workload.model, job.workload.precision):
+            engines = (*self.engines_of_today, *self.engines)
+        return engines
 
     @property
     def said(self) -> frozenset[str]:

@@ -13,5 +13,5 @@ TARGETS: dict[str, Target] = {
 
 def target_for(engine: str) -> Target:
     """The framework that stands behind an engine; Megatron-LM for engines that have none."""
-    own = (row for row in TARGETS.values() if engine in (row.engines[0], *row.own_engines))
-    return next(own, MEGATRON)
+    targets = (row for row in TARGETS.values() if engine in (row.engines[0], *row.own_engines))
+    return next(targets, MEGATRON)

@@ -220,14 +220,14 @@ def read_registry(text: str, given: Given) -> Imported:
         "activation_checkpoint": _recomputation(module),
     }
     model = given.model or _brought(sections["model"])
-    found = torchtitan_read.read(torchtitan_read.toml_of(sections), replace(given, model=model))
-    return replace(found, job=_as_today(found.job, given, splits=bool(splits)))
+    imported = torchtitan_read.read(torchtitan_read.toml_of(sections), replace(given, model=model))
+    return replace(imported, job=_as_today(imported.job, given, splits=bool(splits)))
 
 
 def _brought(section: Mapping[str, object]) -> ModelSpec | None:
     """The model of a flavour; None if torchtitan does not bring it."""
-    words = section["name"], section["flavor"]
-    name = next((name for name, known in BROUGHT_TODAY.items() if known == words), None)
+    flavour = section["name"], section["flavor"]
+    name = next((name for name, known in BROUGHT_TODAY.items() if known == flavour), None)
     return None if name is None else catalog.model(name)
 
 

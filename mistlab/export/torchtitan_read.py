@@ -57,29 +57,29 @@ def read(text: str, given: Given) -> Imported:
     return read_mapping(parse_toml(text), given, Found())
 
 
-def read_mapping(content: Mapping[str, Any], given: Given, found: Found) -> Imported:
+def read_mapping(content: Mapping[str, Any], given: Given, draft: Found) -> Imported:
     """The job of a configuration's sections; ``found`` may know the ranks that it starts."""
-    top = Section(content, "", found)
-    model = _settled_model(top.section("model"), found, given)
+    top = Section(content, "", draft)
+    model = _settled_model(top.section("model"), draft, given)
     # The sections that had degrees, those of today first.
     homes = [top.section(name) for name in ("parallelism", "training", "experimental")]
-    engines = _read_products(top, found)
-    _read_degrees(homes, found, model)
-    _read_batch(top.section("training"), homes, found, given)
-    _read_recomputed(top.section("activation_checkpoint"), found, model.layers)
+    engines = _read_products(top, draft)
+    _read_degrees(homes, draft, model)
+    _read_batch(top.section("training"), homes, draft, given)
+    _read_recomputed(top.section("activation_checkpoint"), draft, model.layers)
     if top.section("training").switch("enable_cpu_offload"):
-        found.values |= dict.fromkeys(STATES, 1.0)
+        draft.values |= dict.fromkeys(STATES, 1.0)
     for section in homes:
         section.unsaid(_UNSAID)
-    _read_optimizer(top.section("optimizer"), found)
+    _read_optimizer(top.section("optimizer"), draft)
     top.tell_of_rest(HARMLESS)
-    return found.job(given, engines)
+    return draft.job(given, engines)
 
 
-def _settled_model(section: Section, found: Found, given: Given) -> ModelSpec:
+def _settled_model(section: Section, draft: Found, given: Given) -> ModelSpec:
     """The given model, else that of the section's flavour, if it has one."""
     if given.model is None or section.has("flavor"):
-        return found.settled_model(given, lambda: _model(section))
+        return draft.settled_model(given, lambda: _model(section))
     section.get("name")
     return given.model
 
@@ -107,33 +107,33 @@ def _degree(homes: list[Section], *names: str, minimum: int = 1) -> int | None:
     return next((number for number in numbers if number is not None), None)
 
 
-def _read_degrees(homes: list[Section], found: Found, model: ModelSpec) -> None:
+def _read_degrees(homes: list[Section], draft: Found, model: ModelSpec) -> None:
     section = homes[0]
     tensor = _degree(homes, "tensor_parallel_degree") or 1
-    found.values["tensor_parallel"] = tensor
+    draft.values["tensor_parallel"] = tensor
     divides = section.switch("enable_sequence_parallel", default=True)
-    found.values["sequence_parallel"] = int(tensor > 1 and divides)
-    found.num_stages = _degree(homes, "pipeline_parallel_degree") or 1
-    found.values["context_parallel"] = _degree(homes, "context_parallel_degree") or 1
+    draft.values["sequence_parallel"] = int(tensor > 1 and divides)
+    draft.num_stages = _degree(homes, "pipeline_parallel_degree") or 1
+    draft.values["context_parallel"] = _degree(homes, "context_parallel_degree") or 1
     replicas = _degree(homes, "data_parallel_replicate_degree") or 1
     shards = _degree(homes, "data_parallel_shard_degree", "data_parallel_degree", minimum=-1)
     shards = -1 if shards is None else shards
     if shards > 0:
-        found.data_parallel = replicas * shards
+        draft.data_parallel = replicas * shards
     keeps = section.text("fsdp_reshard_after_forward", "default")
     if keeps not in ("default", "always", "never"):
         reject(
             f"parallelism.fsdp_reshard_after_forward: {keeps!r} is unknown: give default, always "
             "or never"
         )
-    reshards = keeps == "always" or (keeps == "default" and found.num_stages == 1)
-    whole = shards == 1 and found.values["context_parallel"] == 1
-    found.values["zero"] = 0 if whole else 3 if reshards else 2
+    reshards = keeps == "always" or (keeps == "default" and draft.num_stages == 1)
+    whole = shards == 1 and draft.values["context_parallel"] == 1
+    draft.values["zero"] = 0 if whole else 3 if reshards else 2
     if replicas > 1 and not whole:
-        found.values["state_replicas"] = replicas
-    _read_experts(section, found, model)
-    found.check_stages(model)
-    read_stages(section if found.num_stages == 1 else _with_pipeline(homes), found, model.layers)
+        draft.values["state_replicas"] = replicas
+    _read_experts(section, draft, model)
+    draft.check_stages(model)
+    read_stages(section if draft.num_stages == 1 else _with_pipeline(homes), draft, model.layers)
 
 
 def _with_pipeline(homes: list[Section]) -> Section:
@@ -144,42 +144,42 @@ def _with_pipeline(homes: list[Section]) -> Section:
     )
 
 
-def _read_experts(section: Section, found: Found, model: ModelSpec) -> None:
+def _read_experts(section: Section, draft: Found, model: ModelSpec) -> None:
     ranks = section.whole("expert_parallel_degree") or 1
     parts = section.whole("expert_tensor_parallel_degree") or 1
     if model.experts is None:
         return
-    found.values["expert_parallel"] = ranks
-    tensor = found.values["tensor_parallel"]
-    found.values["expert_tensor_parallel"] = parts if ranks > 1 else tensor
+    draft.values["expert_parallel"] = ranks
+    tensor = draft.values["tensor_parallel"]
+    draft.values["expert_tensor_parallel"] = parts if ranks > 1 else tensor
 
 
-def _read_batch(training: Section, homes: list[Section], found: Found, given: Given) -> None:
+def _read_batch(training: Section, homes: list[Section], draft: Found, given: Given) -> None:
     if "num_tokens_per_microbatch_per_dp_rank" in training.content:
-        _read_tokens(training, homes[0], found)
-        _read_precision(training, found)
+        _read_tokens(training, homes[0], draft)
+        _read_precision(training, draft)
         return
-    found.sequence_length = training.whole("seq_len") or 2048
+    draft.sequence_length = training.whole("seq_len") or 2048
     local = training.whole("local_batch_size") or training.whole("batch_size") or 8
     total = training.whole("global_batch_size", minimum=-1)
     steps = training.whole("gradient_accumulation_steps") or 1
-    if found.num_stages > 1:
-        size = _size_in_pipeline(homes, local, found)
-        found.micro_batch, found.micro_batches = size, local // size
-        _tell_of_drained(found, given, local, total)
+    if draft.num_stages > 1:
+        size = _size_in_pipeline(homes, local, draft)
+        draft.micro_batch, draft.micro_batches = size, local // size
+        _tell_of_drained(draft, given, local, total)
     else:
-        found.micro_batch, found.micro_batches = local, steps
-    found.global_batch = total if total and total > 0 else None
-    _read_precision(training, found)
+        draft.micro_batch, draft.micro_batches = local, steps
+    draft.global_batch = total if total and total > 0 else None
+    _read_precision(training, draft)
 
 
-def _size_in_pipeline(homes: list[Section], local: int, found: Found) -> int:
+def _size_in_pipeline(homes: list[Section], local: int, draft: Found) -> int:
     """The sequences of a micro-batch; 0.1 gave the number of micro-batches instead."""
     size = homes[0].whole("pipeline_parallel_microbatch_size")
     count = _degree(homes, "pipeline_parallel_microbatches")
     is_old = "pipeline_parallel_degree" in homes[2].content
     if size is None and (count or is_old):
-        size, rest = divmod(local, count or found.num_stages)
+        size, rest = divmod(local, count or draft.num_stages)
         where = "experimental.pipeline_parallel_microbatches"
     else:
         size, where = size or 1, "pipeline_parallel_microbatch_size"
@@ -192,71 +192,71 @@ def _size_in_pipeline(homes: list[Section], local: int, found: Found) -> int:
     return size
 
 
-def _tell_of_drained(found: Found, given: Given, local: int, total: int | None) -> None:
-    data = found.data_parallel
+def _tell_of_drained(draft: Found, given: Given, local: int, total: int | None) -> None:
+    data = draft.data_parallel
     if data is None and given.nodes and given.gpus_per_node:
-        data = given.nodes * given.gpus_per_node // found.ranks_of_replica
+        data = given.nodes * given.gpus_per_node // draft.ranks_of_replica
     if data and total and total > local * data:
         text = "the pipeline is taken as filled once a step, not once a local batch"
-        found.remark("assumed", "micro_batches", text)
+        draft.remark("assumed", "micro_batches", text)
 
 
-def _read_tokens(training: Section, parallelism: Section, found: Found) -> None:
+def _read_tokens(training: Section, parallelism: Section, draft: Found) -> None:
     """Batches of 0.3, which are counted in tokens."""
     length = training.whole("max_context_length") or 2048
     tokens = training.whole("num_tokens_per_microbatch_per_dp_rank") or 16384
-    found.sequence_length = length
-    found.micro_batch, rest = divmod(tokens, length)
-    if rest or not found.micro_batch:
+    draft.sequence_length = length
+    draft.micro_batch, rest = divmod(tokens, length)
+    if rest or not draft.micro_batch:
         reject(
             f"training.num_tokens_per_microbatch_per_dp_rank: {tokens} is no multiple of "
             f"max_context_length {length}: correct one of them"
         )
-    found.micro_batches = 1
-    if found.num_stages > 1:
-        found.micro_batches = parallelism.whole("num_pp_microbatches") or 1
+    draft.micro_batches = 1
+    if draft.num_stages > 1:
+        draft.micro_batches = parallelism.whole("num_pp_microbatches") or 1
     step = training.whole("num_tokens_per_train_step", minimum=-1)
     if step and step > 0:
-        found.global_batch = step // length
+        draft.global_batch = step // length
 
 
-def _read_precision(training: Section, found: Found) -> None:
+def _read_precision(training: Section, draft: Found) -> None:
     kind = training.text("mixed_precision_param", "bfloat16")
-    if found.precision is None:
-        found.precision = "fp32" if kind == "float32" else "bf16"
+    if draft.precision is None:
+        draft.precision = "fp32" if kind == "float32" else "bf16"
     if training.text("mixed_precision_reduce", "float32") != "float32":
-        found.gradients = "16bit"
+        draft.gradients = "16bit"
     if training.text("dtype", "float32") != "float32":
         text = "training.dtype bfloat16 keeps states in 16 bits: taken with 32-bit states"
-        found.remark("assumed", "precision", text)
+        draft.remark("assumed", "precision", text)
 
 
-def _read_products(top: Section, found: Found) -> tuple[str, ...]:
+def _read_products(top: Section, draft: Found) -> tuple[str, ...]:
     """Compilation and narrow products; the engines that may stand for both."""
-    words = [word.lower() for word in top.section("model").words("converters")]
-    if any("lora" in word for word in words):
+    converters = [word.lower() for word in top.section("model").words("converters")]
+    if any("lora" in word for word in converters):
         reject("model.converters: lora trains adapters alone, which is not read here")
     quantized = top.section("quantize").section("linear")
     older = top.section("float8")
     if older.switch("enable_float8_linear"):
-        words.append("float8")
-    narrow = [_NARROW[key] for word in words for key in _NARROW if key in word.split(".")]
+        converters.append("float8")
+    narrow = [_NARROW[key] for word in converters for key in _NARROW if key in word.split(".")]
     recipes = [older.text("recipe_name"), quantized.section("float8").text("recipe_name")]
     mx = quantized.section("mx").text("recipe_name", "mxfp8")
     if narrow:
-        found.precision = "fp4" if "mx" in words and "fp4" in mx else narrow[0]
-    _tell_of_scales(words, found)
+        draft.precision = "fp4" if "mx" in converters and "fp4" in mx else narrow[0]
+    _tell_of_scales(converters, draft)
     return _engines(top, is_rowwise=bool(narrow) and "rowwise" in recipes)
 
 
-def _tell_of_scales(words: list[str], found: Found) -> None:
-    for word in words:
+def _tell_of_scales(converters: list[str], draft: Found) -> None:
+    for word in converters:
         if "mx" in word:
-            found.remark("assumed", "precision", f"{word}: scales are taken as whole tensors'")
+            draft.remark("assumed", "precision", f"{word}: scales are taken as whole tensors'")
         elif "grouped" in word:
-            found.remark("ignored", word, "experts' products are taken in the precision of others")
+            draft.remark("ignored", word, "experts' products are taken in the precision of others")
         elif not any(key in word for key in _NARROW):
-            found.remark("ignored", f"model.converters {word}", "the model is taken without it")
+            draft.remark("ignored", f"model.converters {word}", "the model is taken without it")
 
 
 def _engines(top: Section, *, is_rowwise: bool) -> tuple[str, ...]:
@@ -273,29 +273,29 @@ def _engines(top: Section, *, is_rowwise: bool) -> tuple[str, ...]:
     return (f"fsdp-compiled{blocks}{ending}", *ENGINES)
 
 
-def _read_recomputed(section: Section, found: Found, layers: int) -> None:
+def _read_recomputed(section: Section, draft: Found, layers: int) -> None:
     mode = section.text("mode", "selective")
     option = section.text("selective_ac_option", "2")
     if mode == "full":
-        found.values["checkpointed_layers"] = layers
+        draft.values["checkpointed_layers"] = layers
     elif mode == "selective" and option.isdigit() and int(option):
-        found.recomputed_every = int(option)
+        draft.recomputed_every = int(option)
     elif mode == "selective" and option == "op":
-        found.values["products_recomputed_layers"] = layers
+        draft.values["products_recomputed_layers"] = layers
     elif mode == "memory_budget":
         budget = section.text("memory_budget", "0.5")
         text = f"memory_budget {budget}, which the compiler spends: taken as nothing recomputed"
-        found.remark("ignored", "checkpointed_layers", text)
+        draft.remark("ignored", "checkpointed_layers", text)
     elif mode != "none":
         text = f"{mode} {option if mode == 'selective' else ''}".strip()
-        found.remark("ignored", "checkpointed_layers", f"{text}: taken as nothing recomputed")
+        draft.remark("ignored", "checkpointed_layers", f"{text}: taken as nothing recomputed")
     section.get("memory_budget")
 
 
-def _read_optimizer(section: Section, found: Found) -> None:
+def _read_optimizer(section: Section, draft: Found) -> None:
     name = section.text("name", "AdamW")
     if name.lower() not in ("adam", "adamw"):
-        found.remark("ignored", "optimizer.name", f"{name}: taken as AdamW")
+        draft.remark("ignored", "optimizer.name", f"{name}: taken as AdamW")
     section.unsaid({"early_step_in_backward": "the optimizer is taken as stepped at the end"})
 
 

@@ -191,7 +191,7 @@ def _placement(order: str, num_stages: int, chunks: int = 1) -> Placement:
     return turning(num_stages) if order in TURNING else loop(num_stages, chunks)
 
 
-def read_stages(section: Section, found: Found, layers: int) -> None:
+def read_stages(section: Section, draft: Found, layers: int) -> None:
     """The order and the blocks of the stages that a section says."""
     parts = section.get("module_fqns_per_model_part")
     schedule = section.get("pipeline_parallel_schedule", "1F1B")
@@ -200,37 +200,37 @@ def read_stages(section: Section, found: Found, layers: int) -> None:
         section.whole(f"pipeline_parallel_{end}_stage_less_layers", minimum=0)
         for end in ("first", "last")
     ]
-    if found.num_stages == 1:
+    if draft.num_stages == 1:
         return
     if schedule in names:
-        found.order = names[schedule]
+        draft.order = names[schedule]
     else:
-        chunks = len(parts) // found.num_stages if parts else 2
+        chunks = len(parts) // draft.num_stages if parts else 2
         order = order_of_chunks(chunks)
         if schedule == "Interleaved1F1B" and order in INTERLEAVED:
-            found.order = order
+            draft.order = order
         else:
             text = f"{schedule}: no order of plans: taken as {DEFAULT_ORDER}"
-            found.remark("ignored", "order", text)
+            draft.remark("ignored", "order", text)
     if parts:
         blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
-        if len(blocks) % found.num_stages:
+        if len(blocks) % draft.num_stages:
             reject(
                 f"parallelism.module_fqns_per_model_part: {len(blocks)} parts are no multiple of "
-                f"{found.num_stages} stages: give each stage as many"
+                f"{draft.num_stages} stages: give each stage as many"
             )
-        chunks = len(blocks) // found.num_stages
-        placement = _placement(found.order, found.num_stages, chunks)
+        chunks = len(blocks) // draft.num_stages
+        placement = _placement(draft.order, draft.num_stages, chunks)
         if placement.chunks != chunks:
             reject(
                 f"parallelism.module_fqns_per_model_part: {len(blocks)} parts, but {schedule} has "
-                f"{placement.chunks} a stage: give {placement.chunks * found.num_stages}"
+                f"{placement.chunks} a stage: give {placement.chunks * draft.num_stages}"
             )
-        found.layers = _of_stages(blocks, placement)
+        draft.layers = _of_stages(blocks, placement)
     else:
         first, last = (1 if one is None else one for one in less)
-        placement = _placement(found.order, found.num_stages)
-        found.layers = _of_stages(_weighted(layers, len(placement.stages), first, last), placement)
+        placement = _placement(draft.order, draft.num_stages)
+        draft.layers = _of_stages(_weighted(layers, len(placement.stages), first, last), placement)
 
 
 def _of_stages(blocks: Sequence[int], placement: Placement) -> list[int]:

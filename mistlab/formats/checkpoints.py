@@ -164,6 +164,8 @@ def needed_model(path: str, where: str, source: LaunchFile) -> ModelSpec:
             return model_of_config(config, PurePath(path).name)
     model = model_named(path) if path else None
     if model is None:
-        said = f"{path!r} is no model that is known here by its name" if path else "names no model"
-        reject(f"{where}: {said}: give --model (a name of the catalogue, or a config.json)")
+        problem = (
+            f"{path!r} is no model that is known here by its name" if path else "names no model"
+        )
+        reject(f"{where}: {problem}: give --model (a name of the catalogue, or a config.json)")
     return model

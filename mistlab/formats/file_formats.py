@@ -251,8 +251,8 @@ def _in_order(imported: Imported, repeated: Sequence[str]) -> Imported:
 
 
 def _rank(remark: Remark) -> tuple[bool, int]:
-    place = _ORDER.index(remark.kind) if remark.kind in _ORDER else len(_ORDER)
-    return remark.choice in _CALM, place
+    position = _ORDER.index(remark.kind) if remark.kind in _ORDER else len(_ORDER)
+    return remark.choice in _CALM, position
 
 
 _ROWS = (

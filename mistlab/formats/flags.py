@@ -73,7 +73,7 @@ class Flags:
     nodes: int | None = None
     gpus_per_node: int | None = None
 
-    def put(self, name: str, value: object, place: str = "") -> None:
+    def put(self, name: str, value: object, where: str = "") -> None:
         """Take a setting by the name that its value has inside Megatron-LM."""
         option = RENAMED.get(name, f"--{name.replace('_', '-')}")
         if name in OPPOSITES:
@@ -84,8 +84,8 @@ class Flags:
             self.options[option] = None
         elif value is not None and value is not False:
             self.options[option] = _text(value)
-        if place:
-            self.places[option] = place
+        if where:
+            self.places[option] = where
 
     def remark(self, choice: str, text: str) -> None:
         """Tell of a setting that costs, and of what is taken instead."""
@@ -107,8 +107,10 @@ class Flags:
             imported = read_options(words, given, launch=launch, source=LaunchFile(text=""))
         except InputError as error:
             raise InputError(self._placed(str(error))) from None
-        told = (replace(remark, choice=self._placed(remark.choice)) for remark in imported.remarks)
-        return Imported(job=imported.job, remarks=(*self.remarks, *told))
+        placed_remarks = (
+            replace(remark, choice=self._placed(remark.choice)) for remark in imported.remarks
+        )
+        return Imported(job=imported.job, remarks=(*self.remarks, *placed_remarks))
 
     def _placed(self, message: str) -> str:
         """A message that begins with the setting's path in place of the option's name."""

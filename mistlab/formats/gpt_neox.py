@@ -85,22 +85,22 @@ def _files(source: LaunchFile) -> tuple[str, ...]:
 
 def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of the files that a script names."""
-    found = Found()
+    draft = Found()
     command = command_of(source)
     settings = _plain(settings_of(source))
     if command is not None:
         settings = _merged(source, command)
-        take_ranks(command, source, found, given)
-    top = Section(settings, "", found)
+        take_ranks(command, source, draft, given)
+    top = Section(settings, "", draft)
     _refuse(top)
-    model = found.settled_model(given, lambda: _model(top, found))
-    _runners(top, found)
-    read_configuration(top, found, given, model)
-    _precision(top, found)
-    _choices(top, found, model)
+    model = draft.settled_model(given, lambda: _model(top, draft))
+    _runners(top, draft)
+    read_configuration(top, draft, given, model)
+    _precision(top, draft)
+    _choices(top, draft, model)
     top.unsaid(_UNSAID)
     top.tell_of_rest(HARMLESS | deepspeed_read.HARMLESS)
-    return found.job(given, ENGINES)
+    return draft.job(given, ENGINES)
 
 
 def _merged(source: LaunchFile, command: Command) -> dict[str, Any]:
@@ -136,17 +136,17 @@ def _refuse(top: Section) -> None:
 
 def _attention_kinds(top: Section) -> list[str]:
     """The kinds of attention that blocks have."""
-    said = top.get("attention_config")
-    if said is None:
+    stated = top.get("attention_config")
+    if stated is None:
         return ["global"]
     kinds: list[str] = []
-    for entry in said if isinstance(said, list) else [said]:
+    for entry in stated if isinstance(stated, list) else [stated]:
         first = entry[0] if isinstance(entry, list) and entry else entry
         kinds += [str(kind) for kind in (first if isinstance(first, list) else [first])]
     return kinds
 
 
-def _model(top: Section, found: Found) -> ModelSpec:
+def _model(top: Section, draft: Found) -> ModelSpec:
     hidden, layers = _needed(top, "hidden_size"), _needed(top, "num_layers")
     heads = _needed(top, "num_attention_heads")
     activation = top.text("activation", "gelu").lower()
@@ -156,7 +156,7 @@ def _model(top: Section, found: Found) -> ModelSpec:
     position = _POSITIONS.get(top.text("pos_emb", "learned"), "absolute")
     if norm not in _NORMS:
         reject(f"norm: {norm!r} is unknown: give {', '.join(_NORMS)}")
-    _tell_of_kinds(top, found, activation, gated=gated)
+    _tell_of_kinds(top, draft, activation, gated=gated)
     fields: dict[str, Any] = {}
     if position == "rotary":
         fields["rotary_fraction"] = top.number("rotary_pct", 1.0)
@@ -166,14 +166,14 @@ def _model(top: Section, found: Found) -> ModelSpec:
     if window and window < sequence:
         fields["window"] = Window(size=window)
         text = f"{window}: every second block is taken with full attention"
-        found.remark("ignored", "sliding_window_width", text)
+        draft.remark("ignored", "sliding_window_width", text)
     return ModelSpec.of(
         family="llama" if gated and position == "rotary" else "gpt",
         hidden=hidden,
         layers=layers,
         heads=heads,
         kv_heads=top.whole("num_kv_heads") or heads,
-        ffn=_width(top, found, hidden, gated=gated, older=older),
+        ffn=_width(top, draft, hidden, gated=gated, older=older),
         mlp_type="gated_mlp" if gated else "mlp",
         activation="silu" if gated else "gelu_tanh",
         norm=_NORMS[norm],
@@ -183,7 +183,7 @@ def _model(top: Section, found: Found) -> ModelSpec:
         biases=_biases(top, older=older),
         qk_norm=top.switch("use_qk_layernorm"),
         **_dropout(top),
-        vocab=_vocab(top, found),
+        vocab=_vocab(top, draft),
         **fields,
     )
 
@@ -205,37 +205,37 @@ def _needed(top: Section, key: str) -> int:
     return number
 
 
-def _tell_of_kinds(top: Section, found: Found, activation: str, *, gated: bool) -> None:
+def _tell_of_kinds(top: Section, draft: Found, activation: str, *, gated: bool) -> None:
     if gated and activation not in ("swiglu", "gelu"):
-        found.remark("ignored", "activation", f"{activation}: taken as swiglu")
+        draft.remark("ignored", "activation", f"{activation}: taken as swiglu")
     elif not gated and activation != "gelu":
-        found.remark("ignored", "activation", f"{activation}: taken as gelu")
+        draft.remark("ignored", "activation", f"{activation}: taken as gelu")
     kind = top.text("pos_emb", "learned")
     if kind in ("alibi", "rpe", "sinusoidal"):
         taken = "no positions" if kind == "alibi" else "a table of positions"
-        found.remark("ignored", "pos_emb", f"{kind}: taken as {taken}")
+        draft.remark("ignored", "pos_emb", f"{kind}: taken as {taken}")
     attention, hidden = top.number("attention_dropout", 0.0), top.number("hidden_dropout", 0.0)
     if attention and not hidden:
         text = f"{attention:g} without hidden_dropout: taken as 0"
-        found.remark("ignored", "attention_dropout", text)
+        draft.remark("ignored", "attention_dropout", text)
 
 
-def _width(top: Section, found: Found, hidden: int, *, gated: bool, older: bool) -> int:
+def _width(top: Section, draft: Found, hidden: int, *, gated: bool, older: bool) -> int:
     """The inner width. Where there is a gate, a third of what is said: gpt-neox scales the network
     so that both halves of its first product have the parameters of one without a gate."""
-    said = top.whole("intermediate_size")
+    stated = top.whole("intermediate_size")
     factor = top.get("expansion_factor")
     if older:
-        width, multiple = said or int(8 * hidden / 3), 256
+        width, multiple = stated or int(8 * hidden / 3), 256
     else:
-        width = said or (int(float(factor) * hidden) if factor else 4 * hidden)
+        width = stated or (int(float(factor) * hidden) if factor else 4 * hidden)
         multiple = top.whole("mlp_multiple_of") or 1
         if gated:
             width = int(width * 2 / 3) // 2
     width = -(-width // multiple) * multiple
-    if gated and said and not older:
-        text = f"{said}: an inner width of {width}, as gpt-neox scales gated networks"
-        found.remark("assumed", "intermediate_size", text)
+    if gated and stated and not older:
+        text = f"{stated}: an inner width of {width}, as gpt-neox scales gated networks"
+        draft.remark("assumed", "intermediate_size", text)
     return width
 
 
@@ -246,7 +246,7 @@ def _biases(top: Section, *, older: bool) -> bool:
     return all(switches)
 
 
-def _vocab(top: Section, found: Found) -> int:
+def _vocab(top: Section, draft: Found) -> int:
     """The padded vocabulary, or the one of the tokenizer that gpt-neox's models have."""
     padded = top.whole("padded_vocab_size")
     if padded:
@@ -261,49 +261,49 @@ def _vocab(top: Section, found: Found) -> int:
     padded = -(-size // divisor) * divisor
     if kind not in ("GPT2BPETokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer"):
         text = f"{padded} tokens, those of gpt-neox-20b's file: {kind}'s is not here; --model else"
-        found.remark("assumed", "model.vocab", text)
+        draft.remark("assumed", "model.vocab", text)
     return padded
 
 
-def _runners(top: Section, found: Found) -> None:
+def _runners(top: Section, draft: Found) -> None:
     """The ranks that gpt-neox's own launcher starts."""
     nodes, gpus = top.get("num_nodes"), top.get("num_gpus")
     if nodes not in (None, -1):
-        found.nodes = checked_whole("num_nodes", nodes)
+        draft.nodes = checked_whole("num_nodes", nodes)
     if gpus is not None:
-        found.gpus_per_node = checked_whole("num_gpus", gpus)
+        draft.gpus_per_node = checked_whole("num_gpus", gpus)
 
 
-def _precision(top: Section, found: Found) -> None:
+def _precision(top: Section, draft: Found) -> None:
     word = top.text("precision")
     if word:
         if word not in _PRECISIONS:
             reject(f"precision: {word!r} is unknown: give {', '.join(_PRECISIONS)}")
-        found.precision = _PRECISIONS[word]  # type: ignore[assignment]
+        draft.precision = _PRECISIONS[word]  # type: ignore[assignment]
     inner = top.section("fp16")
     inner.get("fp16")
     if inner.text("type") == "bfloat16":
-        found.precision = "bf16"
+        draft.precision = "bf16"
 
 
-def _choices(top: Section, found: Found, model: ModelSpec) -> None:
-    found.sequence_length = top.whole("seq_length")
-    found.values["tensor_parallel"] = top.whole("model_parallel_size", minimum=0) or 1
-    found.values["sequence_parallel"] = int(top.switch("sequence_parallel"))
-    found.num_stages = top.whole("pipe_parallel_size", minimum=0) or 1
-    found.micro_batches = found.micro_batches or top.whole("gas") or 1
-    found.attention = "flash" if "flash" in _attention_kinds(top) else "math"
+def _choices(top: Section, draft: Found, model: ModelSpec) -> None:
+    draft.sequence_length = top.whole("seq_length")
+    draft.values["tensor_parallel"] = top.whole("model_parallel_size", minimum=0) or 1
+    draft.values["sequence_parallel"] = int(top.switch("sequence_parallel"))
+    draft.num_stages = top.whole("pipe_parallel_size", minimum=0) or 1
+    draft.micro_batches = draft.micro_batches or top.whole("gas") or 1
+    draft.attention = "flash" if "flash" in _attention_kinds(top) else "math"
     level = top.get("zero_optimization")
     if isinstance(level, Mapping) and "overlap_comm" not in level:
-        found.overlaps = False
+        draft.overlaps = False
     if top.switch("checkpoint_activations"):
         every = top.whole("checkpoint_num_layers") or 1
-        found.values["checkpointed_layers"] = model.layers
+        draft.values["checkpointed_layers"] = model.layers
         if every > 1:
             text = f"checkpoint_num_layers {every}: taken as blocks recomputed one by one"
-            found.remark("assumed", "checkpointed_layers", text)
+            draft.remark("assumed", "checkpointed_layers", text)
         if top.switch("checkpoint_in_cpu"):
-            found.values["offload_activations"] = 1.0
+            draft.values["offload_activations"] = 1.0
     else:
         top.get("checkpoint_num_layers")
         top.get("checkpoint_in_cpu")

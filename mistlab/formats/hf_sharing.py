@@ -47,9 +47,9 @@ def accelerate_settings(
         content = parse_yaml(text, path)
     options: dict[str, Any] = {}
     for name, value in command.started.items():
-        place = _place(name)
-        if place:
-            options[place] = True if value is None else valued(known_text(value, f"--{name}"))
+        setting = _place(name)
+        if setting:
+            options[setting] = True if value is None else valued(known_text(value, f"--{name}"))
     kinds = [kind for name, kind in _KINDS.items() if name in command.started]
     if kinds:
         options["distributed_type"] = kinds[0]
@@ -83,18 +83,18 @@ def read_sharing(
 ) -> tuple[str, ...]:
     """Take how ranks share the work; the engines that may stand for it. The source finds files that
     a script writes, too."""
-    found, precision = top.found, top.found.precision
+    draft, precision = top.found, top.found.precision
     engines: tuple[str, ...] = ENGINES
     settings = accelerate_settings(command, source)
     if settings is not None:
         path, content = settings
-        inner = Section(content, path, found)
-        ranks = found.nodes, found.gpus_per_node
-        engines = read_choices(inner, found, source, given)
+        inner = Section(content, path, draft)
+        ranks = draft.nodes, draft.gpus_per_node
+        engines = read_choices(inner, draft, source, given)
         inner.tell_of_rest(accelerate_read.HARMLESS | deepspeed_read.HARMLESS)
-        found.nodes = ranks[0] or found.nodes
-        found.gpus_per_node = ranks[1] or found.gpus_per_node
-        found.precision = precision or found.precision
+        draft.nodes = ranks[0] or draft.nodes
+        draft.gpus_per_node = ranks[1] or draft.gpus_per_node
+        draft.precision = precision or draft.precision
     if top.get("deepspeed") not in _OFF:
         _deepspeed(top, source, given, command)
         return deepspeed_read.ENGINES
@@ -105,16 +105,16 @@ def read_sharing(
             f"0: this file of {title} names no sharding, which its launcher may: import "
             "the script that starts it, with its configuration"
         )
-        found.remark("assumed", "zero", text)
-    if found.precision is None:
-        found.precision = "fp32"
-        found.remark("assumed", "precision", f"fp32, for {title} is told of no other")
+        draft.remark("assumed", "zero", text)
+    if draft.precision is None:
+        draft.precision = "fp32"
+        draft.remark("assumed", "precision", f"fp32, for {title} is told of no other")
     return engines
 
 
 def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
     """DeepSpeed's configuration, whose automatic values are those of the arguments."""
-    found, value, name = top.found, top.get("deepspeed"), "deepspeed"
+    draft, value, name = top.found, top.get("deepspeed"), "deepspeed"
     if value is True:
         value, name = top.text("deepspeed_config"), "deepspeed_config"
         if not value:
@@ -127,29 +127,29 @@ def _deepspeed(top: Section, source: LaunchFile, given: Given, command: Command 
         content = parse_json(named_text(path, command, source, "is DeepSpeed's configuration"))
         name = path
     _tell_of_batches(top, content, name)
-    inner = Section(_without_batches(with_precision(content, found.precision)), name, found)
-    precision = found.precision
-    read_configuration(inner, found, given, given.model)
-    found.precision = precision or found.precision
+    inner = Section(_without_batches(with_precision(content, draft.precision)), name, draft)
+    precision = draft.precision
+    read_configuration(inner, draft, given, given.model)
+    draft.precision = precision or draft.precision
     inner.tell_of_rest(deepspeed_read.HARMLESS)
 
 
 def _made_by_program(top: Section) -> None:
     """ZeRO's level of a program that makes DeepSpeed's configuration itself, by its arguments."""
-    found, level = top.found, top.whole("zero_stage", minimum=0)
+    draft, level = top.found, top.whole("zero_stage", minimum=0)
     if level is None or level > 3:
         reject(
             "deepspeed: the program makes DeepSpeed's configuration itself, and no zero_stage from "
             "0 to 3 is given: give --deepspeed_config FILE, or import the configuration's JSON"
         )
-    found.values["zero"] = level
+    draft.values["zero"] = level
     if top.switch("offload"):
-        found.values |= {"offload_optimizer": 1.0, "offload_gradients": 1.0}
+        draft.values |= {"offload_optimizer": 1.0, "offload_gradients": 1.0}
     text = f"zero_stage {level}: the program makes DeepSpeed's configuration: taken with no more"
-    found.remark("assumed", "deepspeed", text)
-    if found.precision is None:
-        found.precision = "fp16"
-        found.remark("assumed", "precision", "fp16, for the program is told of no other")
+    draft.remark("assumed", "deepspeed", text)
+    if draft.precision is None:
+        draft.precision = "fp16"
+        draft.remark("assumed", "precision", "fp16, for the program is told of no other")
 
 
 def _tell_of_batches(top: Section, content: Mapping[str, Any], name: str) -> None:
@@ -173,29 +173,29 @@ def _without_batches(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fsdp(top: Section, source: LaunchFile, given: Given, command: Command | None) -> None:
     """The argument ``fsdp``, words such as full_shard and offload, and ``fsdp_config``."""
-    found, value = top.found, top.get("fsdp")
-    words = value if isinstance(value, list) else str(value).replace(",", " ").split()
-    known = [str(word).lower() for word in words if str(word).lower() not in ("auto_wrap", "")]
+    draft, value = top.found, top.get("fsdp")
+    flags = value if isinstance(value, list) else str(value).replace(",", " ").split()
+    known = [str(word).lower() for word in flags if str(word).lower() not in ("auto_wrap", "")]
     config = top.get("fsdp_config")
     if isinstance(config, str):
         config = parse_json(named_text(config, command, source, "configures FSDP"))
-    section = Section(config if isinstance(config, Mapping) else {}, "fsdp_config", found)
+    section = Section(config if isinstance(config, Mapping) else {}, "fsdp_config", draft)
     level = [word for word in known if word not in ("offload", "true", "false")]
     inner = section.get("sharding_strategy") or section.get("fsdp_sharding_strategy")
     if not level and inner is not None:
         level = [str(inner)]
     for word in level:
         name = strategy_of(word, "fsdp")
-        found.values["zero"] = STRATEGIES[name]
-        if name.startswith("HYBRID") and (given.nodes or found.nodes or 1) > 1:
-            found.values["state_replicas"] = given.nodes or found.nodes
+        draft.values["zero"] = STRATEGIES[name]
+        if name.startswith("HYBRID") and (given.nodes or draft.nodes or 1) > 1:
+            draft.values["state_replicas"] = given.nodes or draft.nodes
     if not level and "false" not in known:
         reshards = _either(section, "reshard_after_forward", default=True)
-        found.values["zero"] = 3 if reshards else 2
+        draft.values["zero"] = 3 if reshards else 2
     if "offload" in known or _either(section, "offload_params", default=False):
-        found.values |= dict.fromkeys(STATES, 1.0)
+        draft.values |= dict.fromkeys(STATES, 1.0)
     if _either(section, "activation_checkpointing", default=False):
-        found.values["checkpointed_layers"] = given.model.layers if given.model else 0
+        draft.values["checkpointed_layers"] = given.model.layers if given.model else 0
     harmless = {str(key) for key in section.content if "checkpointing" not in str(key)}
     section.tell_of_rest(harmless | accelerate_read.HARMLESS)
 

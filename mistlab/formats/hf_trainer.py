@@ -105,11 +105,11 @@ def _is_trainer(command: Command) -> bool:
 
 
 def _recipe(command: Command) -> str | None:
-    words = [word for word in command.others if word.text.endswith((".yaml", ".yml"))]
+    recipes = [word for word in command.others if word.text.endswith((".yaml", ".yml"))]
     named = command.options.get("config")
     if named is not None and named.text.endswith((".yaml", ".yml")):
-        words.append(named)
-    return known_text(words[0], "config") if words else None
+        recipes.append(named)
+    return known_text(recipes[0], "config") if recipes else None
 
 
 def read(source: LaunchFile, given: Given) -> Imported:
@@ -157,25 +157,25 @@ def read_arguments(
     command: Command | None = None,
 ) -> Imported:
     """The job of arguments, and of what the script's launcher and configurations say."""
-    found = Found()
-    top = Section(_known(settings, trainer), "", found)
+    draft = Found()
+    top = Section(_known(settings, trainer), "", draft)
     _refuse_others(top, trainer, command)
     key = next((name for name in _MODELS if top.has(name)), _MODELS[0])
     where = trainer.names.get(key, key)
     path, files = top.text(key), with_files(source, command)
-    model = found.settled_model(given, lambda: needed_model(path, where, files))
+    model = draft.settled_model(given, lambda: needed_model(path, where, files))
     given = replace(given, model=model)
     if command is not None:
-        take_ranks(command, source, found, given)
-    _lengths(top, trainer, found)
-    _precision(top, found)
+        take_ranks(command, source, draft, given)
+    _lengths(top, trainer, draft)
+    _precision(top, draft)
     engines = read_sharing(top, trainer.title, with_files(source, command), given, command)
     for key in _SEQUENCE_RANKS:
         if (ranks := top.whole(key) or 1) > 1:
-            found.values |= {"context_parallel": ranks, "context_exchange": HEADS}
-    _batch(top, found)
-    _recomputed(top, trainer, found, model)
-    _kernels(top, found)
+            draft.values |= {"context_parallel": ranks, "context_exchange": HEADS}
+    _batch(top, draft)
+    _recomputed(top, trainer, draft, model)
+    _kernels(top, draft)
     if top.switch("torch_compile"):
         engines = ("fsdp-compiled", *engines)
     top.unsaid({key: text for key, text in UNSAID.items() if text})
@@ -183,7 +183,7 @@ def read_arguments(
     top.tell_of_rest(
         HARMLESS | calm | accelerate_read.HARMLESS | deepspeed_read.HARMLESS | UNSAID.keys()
     )
-    return found.job(given, engines)
+    return draft.job(given, engines)
 
 
 def _known(settings: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
@@ -227,69 +227,69 @@ def refuse_program(command: Command) -> None:
             reject(f"{program}: {reason}: not read here")
 
 
-def _lengths(top: Section, trainer: Trainer, found: Found) -> None:
+def _lengths(top: Section, trainer: Trainer, draft: Found) -> None:
     numbers = [top.whole(name) for name in _LENGTHS if top.has(name)]
-    found.sequence_length = next((n for n in numbers if n), trainer.length)
+    draft.sequence_length = next((n for n in numbers if n), trainer.length)
     if not any(top.has(name) for name in _LENGTHS) and trainer.length:
         text = f"{trainer.length}, {trainer.title}'s default"
-        found.remark("assumed", "sequence_length", text)
+        draft.remark("assumed", "sequence_length", text)
     packs = top.get("packing")
     full = trainer.pads is False if packs is None else str(packs).lower() in ("true", "1")
     if not full and not top.has("block_size"):
         text = "all are taken as full: a run without packing has shorter ones, padded"
-        found.remark("assumed", "sequences", text)
+        draft.remark("assumed", "sequences", text)
 
 
-def _precision(top: Section, found: Found) -> None:
+def _precision(top: Section, draft: Found) -> None:
     for name in ("bf16", "fp16"):
         word = str(top.content.get(name)).lower()
         top.get(name)
         if word in ("true", "auto", "full", "1"):
-            found.precision = found.precision or ("bf16" if name == "bf16" else "fp16")
+            draft.precision = draft.precision or ("bf16" if name == "bf16" else "fp16")
     dtype = top.text("torch_dtype") or top.text("dtype")
-    if found.precision is None and dtype.removeprefix("torch.") in ("bfloat16", "float16"):
-        found.precision = "bf16" if "b" in dtype.removeprefix("torch.")[:1] else "fp16"
+    if draft.precision is None and dtype.removeprefix("torch.") in ("bfloat16", "float16"):
+        draft.precision = "bf16" if "b" in dtype.removeprefix("torch.")[:1] else "fp16"
         text = f"{dtype} keeps states in 16 bits: taken with 32-bit states"
-        found.remark("assumed", "precision", text)
+        draft.remark("assumed", "precision", text)
     elif top.switch("pure_bf16"):
-        found.precision = "bf16"
+        draft.precision = "bf16"
         text = "pure_bf16 keeps states in 16 bits: taken with 32-bit states"
-        found.remark("assumed", "precision", text)
+        draft.remark("assumed", "precision", text)
 
 
-def _batch(top: Section, found: Found) -> None:
+def _batch(top: Section, draft: Found) -> None:
     key = next((name for name in _BATCHES if top.has(name)), _BATCHES[0])
-    found.micro_batch = top.whole(key) or 8
+    draft.micro_batch = top.whole(key) or 8
     if not top.has(key):
-        found.remark("assumed", "micro_batch", "8, the Trainer's default")
-    found.micro_batches = top.whole("gradient_accumulation_steps") or found.micro_batches or 1
-    found.data_parallel = found.global_batch = None
+        draft.remark("assumed", "micro_batch", "8, the Trainer's default")
+    draft.micro_batches = top.whole("gradient_accumulation_steps") or draft.micro_batches or 1
+    draft.data_parallel = draft.global_batch = None
 
 
-def _recomputed(top: Section, trainer: Trainer, found: Found, model: ModelSpec) -> None:
+def _recomputed(top: Section, trainer: Trainer, draft: Found, model: ModelSpec) -> None:
     value = top.get("gradient_checkpointing")
     disabled = top.switch("disable_gradient_checkpointing")
     default = trainer.recomputes and not disabled
     word = str(value).lower()
     if word in ("offload", "offload_disk", "unsloth"):
         text = f"{word}: kept inputs are taken to stay on the GPU"
-        found.remark("ignored", "gradient_checkpointing", text)
-    if value is None and not trainer.recomputes and "checkpointed_layers" not in found.values:
+        draft.remark("ignored", "gradient_checkpointing", text)
+    if value is None and not trainer.recomputes and "checkpointed_layers" not in draft.values:
         text = "0, for gradient_checkpointing is not given; TRL's trainers turn it on since 0.20"
-        found.remark("assumed", "checkpointed_layers", text)
+        draft.remark("assumed", "checkpointed_layers", text)
     recomputes = default if value is None else word not in ("false", "0", "no")
     if recomputes:
-        found.values["checkpointed_layers"] = model.layers
+        draft.values["checkpointed_layers"] = model.layers
 
 
-def _kernels(top: Section, found: Found) -> None:
+def _kernels(top: Section, draft: Found) -> None:
     kind = top.text("attn_implementation") or top.text("attn_impl") or top.text("flash_attn")
     if kind in ("eager", "disabled"):
-        found.attention = "math"
+        draft.attention = "math"
     elif kind or top.switch("use_flash_attention_2") or top.switch("flash_attention"):
-        found.attention = "flash"
+        draft.attention = "flash"
     name = top.text("optim", "adamw_torch").lower()
     if "8bit" in name and "adam" in name:
-        found.optimizer = "adamw-8bit"
+        draft.optimizer = "adamw-8bit"
     elif not name.startswith(("adamw", "paged_adamw", "ademamix")) or "adam" not in name:
-        found.remark("ignored", "optim", f"{name}: taken as AdamW")
+        draft.remark("ignored", "optim", f"{name}: taken as AdamW")

@@ -82,9 +82,9 @@ def _innermost(launch: Launch) -> Launch:
         return launch
     after = starts[-1] + 1
     ends = [
-        place
-        for place in range(after, len(names))
-        if names[place].endswith(".py") or names[place - 1] in ("-m", "--module")
+        number
+        for number in range(after, len(names))
+        if names[number].endswith(".py") or names[number - 1] in ("-m", "--module")
     ]
     if not ends:
         return launch
@@ -128,17 +128,17 @@ def known_text(word: Word, name: str) -> str:
     return word.text
 
 
-def take_ranks(command: Command, source: LaunchFile, found: Found, given: Given) -> None:
+def take_ranks(command: Command, source: LaunchFile, draft: Found, given: Given) -> None:
     """Take the numbers of nodes and of processes that launchers are told to start."""
 
     def beside(path: str) -> str | None:
         return _at_hand(path, command, source)
 
-    read_ranks(command.launch, source.text, found, given, beside)
+    read_ranks(command.launch, source.text, draft, given, beside)
     word = command.launch.environment.get("CUDA_VISIBLE_DEVICES")
-    if found.gpus_per_node is None and word is not None and word.unknown is None:
+    if draft.gpus_per_node is None and word is not None and word.unknown is None:
         devices = [device for device in word.text.split(",") if device.strip().isdigit()]
-        found.gpus_per_node = len(devices) or None
+        draft.gpus_per_node = len(devices) or None
 
 
 def with_files(source: LaunchFile, command: Command | None) -> LaunchFile:
@@ -283,16 +283,16 @@ class _Resolver:
             text = text.replace(match[0], str(meant))
         return text
 
-    def _meant(self, words: str, path: _Path) -> tuple[bool, Any]:
+    def _meant(self, reference: str, path: _Path) -> tuple[bool, Any]:
         """Whether it is known what a reference stands for, and what that is."""
-        name, colon, rest = words.partition(":")
+        name, colon, rest = reference.partition(":")
         if name == "oc.env":
             name, colon, rest = rest.partition(",")
         if name.strip() in self.variables:
             return True, valued(self.variables[name.strip()])
         if name in _OPERATIONS:
             return _computed(name, rest)
-        if colon or words.startswith("oc.env"):
+        if colon or reference.startswith("oc.env"):
             return bool(colon), valued(rest.strip().removeprefix("-"))
         return self._looked_up(name, path)
 

@@ -72,32 +72,32 @@ def _file(source: LaunchFile) -> str | None:
 
 def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of the file that a script names, with the script's changes."""
-    found = Found()
+    draft = Found()
     path, command = _file(source), command_of(source)
     settings = settings_of(source)
-    _of_cluster(settings, found)
+    _of_cluster(settings, draft)
     settings = _inner(settings)
     if path is not None and command is not None:
         text = named_text(path, command, source, "configures llm-foundry's run")
         settings = with_dotted(parse_yaml(text, path), dict(assignments(command)))
-        take_ranks(command, source, found, given)
+        take_ranks(command, source, draft, given)
     plain = resolved({**_variables(settings), **settings}, source.settings)
-    top = Section(plain, "", found)
+    top = Section(plain, "", draft)
     if top.section("model").get("peft_config") is not None:
         reject("model.peft_config: trains adapters alone, which is not read here")
-    model = found.settled_model(given, lambda: _model(top.section("model"), source, found))
-    found.sequence_length = top.whole("max_seq_len") or top.section("model").whole("max_seq_len")
-    _precision(top, found)
-    _sharding(top.section("fsdp_config"), found, given, model)
-    _tensor(top.section("tp_config"), found)
-    _optimizer(top.section("optimizer"), found)
-    _loader(top.section("train_loader"), found)
-    _batch(top, found, given)
+    model = draft.settled_model(given, lambda: _model(top.section("model"), source, draft))
+    draft.sequence_length = top.whole("max_seq_len") or top.section("model").whole("max_seq_len")
+    _precision(top, draft)
+    _sharding(top.section("fsdp_config"), draft, given, model)
+    _tensor(top.section("tp_config"), draft)
+    _optimizer(top.section("optimizer"), draft)
+    _loader(top.section("train_loader"), draft)
+    _batch(top, draft, given)
     compiled = top.get("compile_config") is not None
     for key in ("model", "fsdp_config"):
         top.section(key)
     top.tell_of_rest(HARMLESS)
-    return found.job(given, ("fsdp-compiled", *ENGINES) if compiled else ENGINES)
+    return draft.job(given, ("fsdp-compiled", *ENGINES) if compiled else ENGINES)
 
 
 def _variables(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,36 +106,36 @@ def _variables(settings: Mapping[str, Any]) -> dict[str, Any]:
     return dict(variables) if isinstance(variables, Mapping) else {}
 
 
-def _of_cluster(settings: Mapping[str, Any], found: Found) -> None:
+def _of_cluster(settings: Mapping[str, Any], draft: Found) -> None:
     """The GPUs that a job for MosaicML's clusters asks for."""
     compute = settings.get("compute")
     gpus = compute.get("gpus") if isinstance(compute, Mapping) else settings.get("gpu_num")
     if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 0:
         nodes = -(-gpus // 8)
         if gpus % nodes == 0:
-            found.nodes, found.gpus_per_node = nodes, gpus // nodes
+            draft.nodes, draft.gpus_per_node = nodes, gpus // nodes
 
 
-def _model(section: Section, source: LaunchFile, found: Found) -> ModelSpec:
+def _model(section: Section, source: LaunchFile, draft: Found) -> ModelSpec:
     kind = section.text("name", "mpt_causal_lm")
     if kind in ("hf_causal_lm", "hf_prefix_lm"):
         path = section.text("pretrained_model_name_or_path")
         overrides = section.get("config_overrides")
         if overrides:
             text = "the model is taken as the checkpoint's"
-            found.remark("ignored", section.path("config_overrides"), text)
+            draft.remark("ignored", section.path("config_overrides"), text)
         if section.switch("use_flash_attention_2") or section.get("attention_patch_type"):
-            found.attention = "flash"
+            draft.attention = "flash"
         return needed_model(path, section.path("pretrained_model_name_or_path"), source)
     if kind != "mpt_causal_lm":
         reject(
             f"model.name: {kind} is not read here, only mpt_causal_lm and hf_causal_lm are: give "
             "--model"
         )
-    return _mpt(section, found)
+    return _mpt(section, draft)
 
 
-def _mpt(section: Section, found: Found) -> ModelSpec:
+def _mpt(section: Section, draft: Found) -> ModelSpec:
     attention, network = section.section("attn_config"), section.section("ffn_config")
     hidden, heads = section.whole("d_model") or 2048, section.whole("n_heads") or 16
     kind = network.text("ffn_type", "mptmlp")
@@ -143,11 +143,11 @@ def _mpt(section: Section, found: Found) -> ModelSpec:
         reject(f"model.ffn_config.ffn_type: {kind} is not read here: give --model")
     ratio = section.number("expansion_ratio", 4, maximum=1000)
     width = network.whole("ffn_hidden_size") or int(ratio * hidden)
-    found.attention = "math" if attention.text("attn_impl", "flash") == "torch" else "flash"
-    position = _position(section, attention, found)
+    draft.attention = "math" if attention.text("attn_impl", "flash") == "torch" else "flash"
+    position = _position(section, attention, draft)
     window = attention.get("sliding_window_size")
     if window not in (None, -1):
-        found.remark("ignored", attention.path("sliding_window_size"), "attention is taken as full")
+        draft.remark("ignored", attention.path("sliding_window_size"), "attention is taken as full")
     section.unsaid(
         {"block_overrides": "all blocks are taken alike", "final_logit_softcapping": "left out"}
     )
@@ -181,96 +181,96 @@ def _groups(attention: Section, heads: int) -> int:
     return {"multihead_attention": heads, "multiquery_attention": 1}.get(kind, groups or heads)
 
 
-def _position(section: Section, attention: Section, found: Found) -> str:
+def _position(section: Section, attention: Section, draft: Found) -> str:
     if attention.switch("rope"):
         return "rotary"
     if attention.switch("alibi"):
-        found.remark("ignored", attention.path("alibi"), "linear biases: taken as no positions")
+        draft.remark("ignored", attention.path("alibi"), "linear biases: taken as no positions")
         return "none"
     learned = section.switch("learned_pos_emb", default=True)
     return "absolute" if learned else "none"
 
 
-def _precision(top: Section, found: Found) -> None:
+def _precision(top: Section, draft: Found) -> None:
     word = top.text("precision", "amp_bf16").lower()
     if word not in _PRECISIONS:
         reject(f"precision: {word!r} is unknown: give {', '.join(_PRECISIONS)}")
-    found.precision = _PRECISIONS[word]
+    draft.precision = _PRECISIONS[word]
 
 
-def _sharding(section: Section, found: Found, given: Given, model: ModelSpec) -> None:
+def _sharding(section: Section, draft: Found, given: Given, model: ModelSpec) -> None:
     """FSDP as its section says; without one, replicas reduce whole gradients."""
     if not section.content:
-        found.values["zero"] = 0
+        draft.values["zero"] = 0
         return
     where = section.path("sharding_strategy")
     name = strategy_of(section.text("sharding_strategy", "FULL_SHARD"), where)
-    found.values["zero"] = STRATEGIES[name]
-    nodes = given.nodes or found.nodes or 1
+    draft.values["zero"] = STRATEGIES[name]
+    nodes = given.nodes or draft.nodes or 1
     replicas = section.whole("data_parallel_replicate_degree")
     section.get("data_parallel_shard_degree")
     if replicas and replicas > 1:
-        found.values["state_replicas"] = replicas
+        draft.values["state_replicas"] = replicas
     elif name.startswith("HYBRID") and nodes > 1:
-        found.values["state_replicas"] = nodes
+        draft.values["state_replicas"] = nodes
     if section.switch("activation_checkpointing"):
-        found.values["checkpointed_layers"] = model.layers
+        draft.values["checkpointed_layers"] = model.layers
     if section.switch("activation_cpu_offload"):
-        found.values["offload_activations"] = 1.0
+        draft.values["offload_activations"] = 1.0
     if section.switch("cpu_offload"):
-        found.values |= dict.fromkeys(STATES, 1.0)
+        draft.values |= dict.fromkeys(STATES, 1.0)
     if section.text("mixed_precision").upper() == "FULL":
         text = "FULL: gradients and gathered weights are taken in the engine's own width"
-        found.remark("ignored", section.path("mixed_precision"), text)
+        draft.remark("ignored", section.path("mixed_precision"), text)
 
 
-def _tensor(section: Section, found: Found) -> None:
+def _tensor(section: Section, draft: Found) -> None:
     degree = section.whole("tensor_parallel_degree") or 1
-    found.values["tensor_parallel"] = degree
+    draft.values["tensor_parallel"] = degree
     section.get("strategy")
     replicas = section.whole("tensor_parallel_replicate_degree") or 1
     if replicas > 1:
-        found.values["state_replicas"] = replicas
+        draft.values["state_replicas"] = replicas
 
 
-def _optimizer(section: Section, found: Found) -> None:
+def _optimizer(section: Section, draft: Found) -> None:
     name = section.text("name", "decoupled_adamw")
     if "adam" not in name:
-        found.remark("ignored", "optimizer.name", f"{name}: taken as AdamW")
+        draft.remark("ignored", "optimizer.name", f"{name}: taken as AdamW")
     if "8bit" in name:
-        found.optimizer = "adamw-8bit"
+        draft.optimizer = "adamw-8bit"
 
 
-def _loader(section: Section, found: Found) -> None:
+def _loader(section: Section, draft: Found) -> None:
     """Sequences of fine-tuning are padded, unless several share one."""
     dataset = section.get("dataset")
     packs = isinstance(dataset, Mapping) and dataset.get("packing_ratio")
     if section.text("name") == "finetuning" and not packs:
         text = "all are taken as full: without packing_ratio there are shorter ones, padded"
-        found.remark("assumed", "sequences", text)
+        draft.remark("assumed", "sequences", text)
     section.take_all()
 
 
-def _batch(top: Section, found: Found, given: Given) -> None:
-    found.global_batch = top.whole("global_train_batch_size")
+def _batch(top: Section, draft: Found, given: Given) -> None:
+    draft.global_batch = top.whole("global_train_batch_size")
     device = top.whole("device_train_batch_size")
     accumulated = top.get("device_train_grad_accum")
     if top.get("device_train_microbatch_size") is not None:
-        found.micro_batch = top.whole("device_train_microbatch_size")
-    ranks = (given.nodes or found.nodes or 1) * (given.gpus_per_node or found.gpus_per_node or 0)
-    if found.micro_batch is None and isinstance(accumulated, int) and ranks and found.global_batch:
-        found.micro_batch = max(found.global_batch // ranks // accumulated, 1)
-    if found.global_batch is None and device:
-        found.micro_batches = max(device // (found.micro_batch or device), 1)
-    _cap(found, given, ranks)
+        draft.micro_batch = top.whole("device_train_microbatch_size")
+    ranks = (given.nodes or draft.nodes or 1) * (given.gpus_per_node or draft.gpus_per_node or 0)
+    if draft.micro_batch is None and isinstance(accumulated, int) and ranks and draft.global_batch:
+        draft.micro_batch = max(draft.global_batch // ranks // accumulated, 1)
+    if draft.global_batch is None and device:
+        draft.micro_batches = max(device // (draft.micro_batch or device), 1)
+    _cap(draft, given, ranks)
 
 
-def _cap(found: Found, given: Given, ranks: int) -> None:
+def _cap(draft: Found, given: Given, ranks: int) -> None:
     """A micro-batch no larger than what a device has of the batch, as Composer takes it."""
-    micro_batch = given.micro_batch or found.micro_batch
-    if found.global_batch and ranks and micro_batch and found.micro_batch:
-        share = found.global_batch // (ranks // found.values.get("tensor_parallel", 1))
-        if share and found.micro_batch > share:
-            text = f"{found.micro_batch} of a device's {share} sequences: taken as {share}"
-            found.remark("contradicting", "device_train_microbatch_size", text)
-            found.micro_batch = share
+    micro_batch = given.micro_batch or draft.micro_batch
+    if draft.global_batch and ranks and micro_batch and draft.micro_batch:
+        share = draft.global_batch // (ranks // draft.values.get("tensor_parallel", 1))
+        if share and draft.micro_batch > share:
+            text = f"{draft.micro_batch} of a device's {share} sequences: taken as {share}"
+            draft.remark("contradicting", "device_train_microbatch_size", text)
+            draft.micro_batch = share

@@ -53,9 +53,9 @@ def read_yaml(source: LaunchFile, given: Given) -> Imported:
 
 
 def _put_fields(section: Mapping[str, Any], flags: Flags, where: str) -> None:
-    own = _OWN.split()
+    own_names = _OWN.split()
     for key, value in section.items():
-        if key not in own and not isinstance(value, Mapping):
+        if key not in own_names and not isinstance(value, Mapping):
             flags.put(str(key), value, f"{where}{key}")
 
 

@@ -64,27 +64,27 @@ def _file(source: LaunchFile) -> str | None:
 
 def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of the file that a script names."""
-    found = Found()
+    draft = Found()
     path, settings = _file(source), settings_of(source)
     command = command_of(source)
     if path is not None and command is not None:
         settings = parse_yaml(named_text(path, command, source, "configures nanotron's run"), path)
-    top = Section(settings, "", found)
+    top = Section(settings, "", draft)
     section = top.section("model")
-    _precision(section, found)
-    model = found.settled_model(given, lambda: _model(section, found))
+    _precision(section, draft)
+    model = draft.settled_model(given, lambda: _model(section, draft))
     if given.model is not None:
         section.take_all()
-    _mesh(top.section("parallelism"), found, given, model)
+    _mesh(top.section("parallelism"), draft, given, model)
     if command is not None and path is not None:
-        _check_ranks(found, command_ranks(source, given))
+        _check_ranks(draft, command_ranks(source, given))
     tokens = top.section("tokens")
-    found.sequence_length = tokens.whole("sequence_length")
-    found.micro_batch = tokens.whole("micro_batch_size")
-    found.micro_batches = tokens.whole("batch_accumulation_per_replica")
-    _optimizer(top.section("optimizer"), found)
+    draft.sequence_length = tokens.whole("sequence_length")
+    draft.micro_batch = tokens.whole("micro_batch_size")
+    draft.micro_batches = tokens.whole("batch_accumulation_per_replica")
+    _optimizer(top.section("optimizer"), draft)
     top.tell_of_rest(HARMLESS)
-    return found.job(given, ENGINES)
+    return draft.job(given, ENGINES)
 
 
 def command_ranks(source: LaunchFile, given: Given) -> Found:
@@ -96,12 +96,12 @@ def command_ranks(source: LaunchFile, given: Given) -> Found:
     return ranks
 
 
-def _check_ranks(found: Found, launched: Found) -> None:
-    found.nodes, found.gpus_per_node = launched.nodes, launched.gpus_per_node
-    if found.nodes and found.gpus_per_node and found.data_parallel:
+def _check_ranks(draft: Found, launched: Found) -> None:
+    draft.nodes, draft.gpus_per_node = launched.nodes, launched.gpus_per_node
+    if draft.nodes and draft.gpus_per_node and draft.data_parallel:
         ranks, needed = (
-            found.nodes * found.gpus_per_node,
-            found.data_parallel * found.ranks_of_replica,
+            draft.nodes * draft.gpus_per_node,
+            draft.data_parallel * draft.ranks_of_replica,
         )
         if ranks != needed:
             reject(
@@ -110,14 +110,14 @@ def _check_ranks(found: Found, launched: Found) -> None:
             )
 
 
-def _precision(section: Section, found: Found) -> None:
+def _precision(section: Section, draft: Found) -> None:
     dtype = section.text("dtype", "bfloat16")
     if dtype not in _DTYPES:
         reject(f"model.dtype: {dtype!r} is unknown: give bfloat16, float16 or float32")
-    found.precision = _DTYPES[dtype]
+    draft.precision = _DTYPES[dtype]
 
 
-def _model(section: Section, found: Found) -> ModelSpec:
+def _model(section: Section, draft: Found) -> ModelSpec:
     config = section.section("model_config")
     if "hidden_size" not in config.content:
         reject("model.model_config.hidden_size: is missing: give --model, or a file that has it")
@@ -137,9 +137,9 @@ def _model(section: Section, found: Found) -> ModelSpec:
     window = config.whole("sliding_window_size")
     config.unsaid(_UNSAID_MODEL)
     if window:
-        found.remark("ignored", config.path("sliding_window_size"), "attention is taken as full")
+        draft.remark("ignored", config.path("sliding_window_size"), "attention is taken as full")
     kind = config.text("_attn_implementation", "flash_attention_2")
-    found.attention = "flash" if kind in _FLASH else "math"
+    draft.attention = "flash" if kind in _FLASH else "math"
     vocab = config.whole("vocab_size") or 32000
     multiple = section.whole("make_vocab_size_divisible_by") or 1
     return ModelSpec.of(
@@ -156,12 +156,12 @@ def _model(section: Section, found: Found) -> ModelSpec:
     )
 
 
-def _mesh(section: Section, found: Found, given: Given, model: ModelSpec) -> None:
-    found.data_parallel = section.whole("dp")
+def _mesh(section: Section, draft: Found, given: Given, model: ModelSpec) -> None:
+    draft.data_parallel = section.whole("dp")
     tensor = section.whole("tp") or 1
-    found.num_stages = section.whole("pp") or 1
-    found.values["tensor_parallel"] = tensor
-    found.values["context_parallel"] = section.whole("context_parallel_size") or 1
+    draft.num_stages = section.whole("pp") or 1
+    draft.values["tensor_parallel"] = tensor
+    draft.values["context_parallel"] = section.whole("context_parallel_size") or 1
     experts = section.whole("expert_parallel_size") or 1
     if experts > 1:
         if model.experts is None:
@@ -169,14 +169,14 @@ def _mesh(section: Section, found: Found, given: Given, model: ModelSpec) -> Non
                 f"parallelism.expert_parallel_size: {experts}, and the model has no experts: give "
                 "a --model with experts, or 1"
             )
-        found.values["expert_parallel"] = experts
+        draft.values["expert_parallel"] = experts
     divides = section.choice("tp_mode", ("all_reduce", "reduce_scatter"), "all_reduce")
-    found.values["sequence_parallel"] = int(divides == "reduce_scatter" and tensor > 1)
+    draft.values["sequence_parallel"] = int(divides == "reduce_scatter" and tensor > 1)
     word = section.choice("pp_engine", tuple(_ORDERS), "afab")
-    if found.num_stages > 1:
-        found.order = _ORDERS[word]
+    if draft.num_stages > 1:
+        draft.order = _ORDERS[word]
     if section.switch("recompute_layer"):
-        found.values["checkpointed_layers"] = model.layers
+        draft.values["checkpointed_layers"] = model.layers
     section.unsaid(
         {"tp_linear_async_communication": "tensor communication is taken as nanotron overlaps it"}
         if tensor > 1
@@ -185,14 +185,14 @@ def _mesh(section: Section, found: Found, given: Given, model: ModelSpec) -> Non
     section.get("tp_linear_async_communication")
 
 
-def _optimizer(section: Section, found: Found) -> None:
+def _optimizer(section: Section, draft: Found) -> None:
     level = section.whole("zero_stage", minimum=0) or 0
     if level > 1:
         reject(f"optimizer.zero_stage: {level}: nanotron has 0 and 1: give one of them")
-    found.values["zero"] = level
+    draft.values["zero"] = level
     if not section.switch("accumulate_grad_in_fp32", default=True):
         text = "gradients are taken as summed in 32 bits"
-        found.remark("ignored", "optimizer.accumulate_grad_in_fp32", text)
+        draft.remark("ignored", "optimizer.accumulate_grad_in_fp32", text)
     kind = section.section("optimizer_factory").text("name", "adamW")
     if kind.lower() != "adamw":
-        found.remark("ignored", "optimizer.optimizer_factory.name", f"{kind}: taken as AdamW")
+        draft.remark("ignored", "optimizer.optimizer_factory.name", f"{kind}: taken as AdamW")

@@ -311,8 +311,8 @@ def _precision(value: object, flags: Flags) -> None:
         return
     if value not in _PRECISIONS:
         reject(f"mixed_precision: {value!r} is unknown: give {', '.join(_PRECISIONS)}")
-    for name, said in _PRECISIONS[value].items():
-        flags.put(name, said)
+    for name, setting in _PRECISIONS[value].items():
+        flags.put(name, setting)
 
 
 def _shape(model: Mapping[str, Any], flags: Flags) -> None:

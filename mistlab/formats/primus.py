@@ -123,14 +123,14 @@ def _of_torchtitan(
     sections = _merged(_merged(_TORCHTITAN, preset or {}), overrides)
     converters = (sections.get("model") or {}).get("converters") or []
     kept = [word for word in converters if word != "primus_turbo"]
-    found = Found()
+    draft = Found()
     if kept != converters or "primus_turbo" in sections:
         text = "kernels of Primus-Turbo are taken as the vendor's"
-        found.remark("ignored", f"{where}.overrides.primus_turbo", text)
+        draft.remark("ignored", f"{where}.overrides.primus_turbo", text)
         sections.pop("primus_turbo", None)
     sections["model"] = {**(sections.get("model") or {}), "converters": kept}
-    _take_ranks(found, given)
-    return read_mapping(sections, replace(given, model=model), found)
+    _take_ranks(draft, given)
+    return read_mapping(sections, replace(given, model=model), draft)
 
 
 def _of_megatron(
@@ -152,25 +152,25 @@ def _of_megatron(
         overrides = {name: value for name, value in overrides.items() if name not in _ALL_SHAPE}
     settings = {**trainer, **(preset or {}), **overrides}
     _put(settings, flags, f"{where}.overrides")
-    found = Found()
-    _take_ranks(found, given)
-    flags.nodes, flags.gpus_per_node = found.nodes, found.gpus_per_node
-    flags.remarks += found.remarks
+    draft = Found()
+    _take_ranks(draft, given)
+    flags.nodes, flags.gpus_per_node = draft.nodes, draft.gpus_per_node
+    flags.remarks += draft.remarks
     return flags.read(replace(given, model=model))
 
 
 def _put(settings: Mapping[str, Any], flags: Flags, where: str) -> None:
-    own = 0
+    count = 0
     for name, value in settings.items():
         if name in _OWN_UNSAID:
             if value is True or value not in (None, False, 0, 1):
                 flags.remark(f"{where}.{name}", _OWN_UNSAID[name])
         elif isinstance(value, Mapping) or _is_own(name):
-            own += 1
+            count += 1
         else:
             flags.put(name, value, f"{where}.{name}")
-    if own:
-        text = f"{own} settings of Primus's own: no effect on a step's cost that plans could tell"
+    if count:
+        text = f"{count} settings of Primus's own: no effect on a step's cost that plans could tell"
         flags.note("settings", text)
 
 
@@ -202,12 +202,12 @@ def _changed(model: ModelSpec, overrides: Mapping[str, Any], where: str) -> Mode
     return model if not isinstance(layers, int) else replace(model, layers=layers, name="")
 
 
-def _take_ranks(found: Found, given: Given) -> None:
+def _take_ranks(draft: Found, given: Given) -> None:
     """One node of eight GPUs, as Primus's launcher starts, unless options say otherwise."""
-    found.nodes, found.gpus_per_node = given.nodes or 1, given.gpus_per_node or GPUS_PER_NODE
+    draft.nodes, draft.gpus_per_node = given.nodes or 1, given.gpus_per_node or GPUS_PER_NODE
     if given.gpus_per_node is None:
-        text = f"{found.nodes} x {GPUS_PER_NODE} GPUs, as Primus starts: --nodes and"
-        found.remark("assumed", "gpus_per_node", f"{text} --gpus-per-node for others")
+        text = f"{draft.nodes} x {GPUS_PER_NODE} GPUs, as Primus starts: --nodes and"
+        draft.remark("assumed", "gpus_per_node", f"{text} --gpus-per-node for others")
 
 
 def _preset(name: str, folder: str, source: LaunchFile, depth: int = 0) -> dict[str, Any] | None:

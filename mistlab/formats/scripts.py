@@ -55,16 +55,16 @@ def read_deepspeed(source: LaunchFile, given: Given) -> Imported:
     command = command_of(source)
     if command is None:
         return deepspeed_read.read(source.text, given)
-    found, path = Found(), command.text(*_NAMES) or ""
+    draft, path = Found(), command.text(*_NAMES) or ""
     _check_program(command, path)
     given = _with_model(command, given)
-    take_ranks(command, source, found, given)
+    take_ranks(command, source, draft, given)
     content = parse_json(named_text(path, command, source, "is DeepSpeed's configuration"))
-    top = Section(content, path, found)
-    read_configuration(top, found, given, given.model)
-    _tell_of_options(command, found)
+    top = Section(content, path, draft)
+    read_configuration(top, draft, given, given.model)
+    _tell_of_options(command, draft)
     top.tell_of_rest(deepspeed_read.HARMLESS)
-    return found.job(given, deepspeed_read.ENGINES)
+    return draft.job(given, deepspeed_read.ENGINES)
 
 
 def read_accelerate(source: LaunchFile, given: Given) -> Imported:
@@ -74,7 +74,7 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
     near = with_files(source, command)
     if command is None or settings is None:
         return accelerate_read.read_source(near, given)
-    found = Found()
+    draft = Found()
     _check_program(command, settings[0])
     given = _with_model(command, given)
     if given.model is None:
@@ -83,12 +83,12 @@ def read_accelerate(source: LaunchFile, given: Given) -> Imported:
             "sequences and batch are not: give --model, --sequence-length, --global-batch and "
             "--micro-batch"
         )
-    top = Section(settings[1], settings[0], found)
-    take_ranks(command, source, found, given)
-    engines = read_choices(top, found, near, given)
-    _tell_of_options(command, found)
+    top = Section(settings[1], settings[0], draft)
+    take_ranks(command, source, draft, given)
+    engines = read_choices(top, draft, near, given)
+    _tell_of_options(command, draft)
     top.tell_of_rest(accelerate_read.HARMLESS | deepspeed_read.HARMLESS)
-    return found.job(given, engines)
+    return draft.job(given, engines)
 
 
 def _check_program(command: Command, path: str) -> None:
@@ -98,13 +98,13 @@ def _check_program(command: Command, path: str) -> None:
         reject(f"{path}: is named after adapters, which are not read here")
 
 
-def _tell_of_options(command: Command, found: Found) -> None:
+def _tell_of_options(command: Command, draft: Found) -> None:
     """The program's own options may say anything, degrees and batches among it."""
     names = [f"--{name}" for name in command.options if name not in _NAMES]
     if names:
         program = command.launch.program or "the program"
         text = f"the options of {program} are not known here: sizes and degrees are taken without"
-        found.remark("ignored", listed(names), text)
+        draft.remark("ignored", listed(names), text)
 
 
 def _with_model(command: Command, given: Given) -> Given:

@@ -51,15 +51,15 @@ def _is_started(command: Command) -> bool:
 
 def read(source: LaunchFile, given: Given) -> Imported:
     """The job of a file, or of what a script starts, with the script's changes."""
-    found = Found()
+    draft = Found()
     command = command_of(source)
     if command is None:
         sections = settings_of(source)
         if content_of(source).kind == "python":
             sections = sections_of(source.text, source.name, source.settings.get("CONFIG"))
-        return torchtitan_read.read_mapping(sections, given, found)
-    take_ranks(command, source, found, given)
-    return torchtitan_read.read_mapping(_started(command, source), given, found)
+        return torchtitan_read.read_mapping(sections, given, draft)
+    take_ranks(command, source, draft, given)
+    return torchtitan_read.read_mapping(_started(command, source), given, draft)
 
 
 def _started(command: Command, source: LaunchFile) -> Mapping[str, Any]:

@@ -322,8 +322,13 @@ def _function(function: FunctionType) -> Any:
     if function.__closure__ or any(isinstance(one, CodeType) for one in code.co_consts):
         message = f"{name} has no recipe: other values are part of it"
         raise NoRecipeError(message)
-    place = [code.co_firstlineno, code.co_code.hex(), repr(code.co_consts), repr(code.co_names)]
-    return {name: [*place, _plain(function.__defaults__)]}
+    code_facts = [
+        code.co_firstlineno,
+        code.co_code.hex(),
+        repr(code.co_consts),
+        repr(code.co_names),
+    ]
+    return {name: [*code_facts, _plain(function.__defaults__)]}
 
 
 def _name_of(what: Any) -> str:
@@ -499,10 +504,10 @@ def kept(make: Callable[P, Compiled]) -> Callable[P, Compiled]:
         folder = kept_folder()
         if folder is None:
             return make(*arguments)  # type: ignore[call-arg]
-        found = folder.read(recipe)
-        if found is not None:
+        kept_mapping = folder.read(recipe)
+        if kept_mapping is not None:
             try:
-                return Compiled.from_mapping(found)
+                return Compiled.from_mapping(kept_mapping)
             except (RefusedError, KeyError, TypeError, ValueError):
                 folder.say_damaged()
         compiled = make(*arguments)  # type: ignore[call-arg]

@@ -71,8 +71,8 @@ def _attends(layer: LayerGraph) -> bool:
 def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
     """Every rank has the whole table of learned positions."""
     parameters = (
-        replace(one, shape=tuple(_of_all_tokens(size) for size in one.shape))
-        for one in layer.parameters
+        replace(parameter, shape=tuple(_of_all_tokens(size) for size in parameter.shape))
+        for parameter in layer.parameters
     )
     return replace(layer, parameters=tuple(parameters))
 
@@ -91,11 +91,11 @@ _OF_OPERATORS = ("flop", "read_bytes", "written_bytes")
 _OF_TENSORS = ("size_bytes",)
 
 
-def _widened(one: Part, names: Sequence[str]) -> Part:
+def _widened(part: Part, names: Sequence[str]) -> Part:
     """An operator, tensor or moment with wide sizes; most of them have none."""
-    sizes = {name: getattr(one, name) for name in names}
+    sizes = {name: getattr(part, name) for name in names}
     wide: dict[str, Any] = {name: _wide(size) for name, size in sizes.items()}
-    return one if wide == sizes else replace(one, **wide)
+    return part if wide == sizes else replace(part, **wide)
 
 
 @cache
@@ -303,8 +303,8 @@ class LayerTypes:
     def columns(self) -> tuple[str, ...]:
         """The columns of candidates that decide which layers a stage has."""
         counts = tuple(TREATMENTS[name].dimension for name in self.treatments)
-        own = ("layers", *counts, "has_embedding", "has_head")
-        return (*own, "first_block") if len(self.pattern) > 1 else own
+        names = ("layers", *counts, "has_embedding", "has_head")
+        return (*names, "first_block") if len(self.pattern) > 1 else names
 
     def runs(self, columns: Mapping[str, Floats]) -> tuple[Floats, Ints]:
         """Stages (J) as runs of layers of one type: how long each run is (R, J), and the place of
@@ -327,8 +327,8 @@ class LayerTypes:
         """Runs of stages (J) whose blocks take turns; rows of no layers fill them up (R, J)."""
         names = ("first_block", "layers", "has_embedding", "has_head")
         first, layers, begins, ends = (columns[name].astype(np.int64) for name in names)
-        place = np.arange((begins + layers + ends).max())[:, None]
-        block, is_layer = place - begins, place < begins + layers + ends
+        position = np.arange((begins + layers + ends).max())[:, None]
+        block, is_layer = position - begins, position < begins + layers + ends
         ways, end = np.zeros(block.shape, dtype=np.int64), layers
         for way, name in reversed([*enumerate(self.treatments, 1)]):
             start = end - columns[TREATMENTS[name].dimension].astype(np.int64)
@@ -338,7 +338,7 @@ class LayerTypes:
         types = np.where(block < 0, 0, np.where(block < layers, types, len(self.names) - 1))
         begin = is_layer.copy()
         begin[1:] &= types[1:] != types[:-1]
-        run, stage = np.cumsum(begin, axis=0) - 1, np.arange(len(first)) + 0 * place
+        run, stage = np.cumsum(begin, axis=0) - 1, np.arange(len(first)) + 0 * position
         sizes, of_run = np.zeros(types.shape), np.zeros(types.shape, dtype=np.int64)
         np.add.at(sizes, (run, stage), is_layer)
         of_run[run[begin], stage[begin]] = types[begin]
@@ -356,9 +356,9 @@ class LayerTypes:
             type_of(self.pattern[(first + number) % len(self.pattern)], way)
             for number, way in enumerate(treatments_of(values.__getitem__))
         ]
-        own = [EMBEDDING] * bool(values["has_embedding"]) + types
+        types_of_stage = [EMBEDDING] * bool(values["has_embedding"]) + types
         places = {name: place for place, name in enumerate(self.names)}
-        return [places[name] for name in own + [HEAD] * bool(values["has_head"])]
+        return [places[name] for name in types_of_stage + [HEAD] * bool(values["has_head"])]
 
 
 def type_of(kind: str, treatment: str) -> str:
@@ -375,12 +375,12 @@ def graphs_of(
     """The layer graph of each type of a model's layers, in the order of ``LayerTypes.names``;
     ranks exchange keys in the way ``exchange``, lean blocks have the set ``lean`` of operators."""
     graph = split_over_context(graph, exchange)
-    found = {EMBEDDING: graph.embedding}
+    graphs = {EMBEDDING: graph.embedding}
     for kind in dict.fromkeys(graph.pattern):
         block = graph.kinds[kind]
-        found[kind] = block
-        found |= {type_of(kind, name): row.of(block, lean) for name, row in treatments}
-    return {**found, HEAD: graph.head}
+        graphs[kind] = block
+        graphs |= {type_of(kind, name): row.of(block, lean) for name, row in treatments}
+    return {**graphs, HEAD: graph.head}
 
 
 # Sums over a layer graph: its work by class of operators, and its memory.
@@ -536,20 +536,20 @@ def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
     ways = (PLAIN, *types.treatments)
     if len(types.pattern) == 1:
         (kind,) = types.pattern
-        found = {
+        of_blocks = {
             sum_name(type_of(BLOCKS, way), name): sums[sum_name(type_of(kind, way), name)]
             for way in ways
             for name in names
         }
-        return {**found, **_largest(types, sums, np.ones((1, 1)))}
+        return {**of_blocks, **_largest(types, sums, np.ones((1, 1)))}
     counts = _counts(types, stages)
     every = np.stack([_counted(counts, kind, ways) for kind in types.kinds])
-    found = {
+    of_blocks = {
         sum_name(type_of(BLOCKS, way), name): _of_kinds(types, sums, counts, way, name)
         for way in ways
         for name in names
     }
-    return {**found, **_largest(types, sums, every)}
+    return {**of_blocks, **_largest(types, sums, every)}
 
 
 def _largest(types: LayerTypes, sums: Table, counts: Floats) -> Table:
@@ -563,8 +563,8 @@ def _largest(types: LayerTypes, sums: Table, counts: Floats) -> Table:
 def _of_kinds(types: LayerTypes, sums: Table, counts: Table, way: str, name: str) -> Floats:
     """One sum (C) of a block that stands for all kinds with a treatment."""
 
-    def of_each(one: str) -> Floats:
-        return np.stack([sums[sum_name(type_of(kind, way), one)] for kind in types.kinds])
+    def of_each(sum_key: str) -> Floats:
+        return np.stack([sums[sum_name(type_of(kind, way), sum_key)] for kind in types.kinds])
 
     if name in _AT_ONE_MOMENT:
         return np.asarray(of_each(name).max(axis=0))
@@ -588,6 +588,6 @@ def _counts(types: LayerTypes, stages: Table) -> Table:
     """How many layers of each type the stages (C) have."""
     sizes, places = types.runs(stages)
     return {
-        name: np.where(places == place, sizes, 0.0).sum(axis=0)
-        for place, name in enumerate(types.names)
+        name: np.where(places == number, sizes, 0.0).sum(axis=0)
+        for number, name in enumerate(types.names)
     }

@@ -66,19 +66,19 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
         is_input = tensor.module == forward.module and tensor.size_bytes == values * width
         return replace(tensor, dtype=_BYTE, size_bytes=values) if is_input else tensor
 
-    def operator(one: Operator) -> Operator:
-        if one.module != forward.module or not one.name.startswith(GELU):
-            return one
-        own = _renamed(one, GELU)
-        if one.phase == "forward":
+    def operator(operator: Operator) -> Operator:
+        if operator.module != forward.module or not operator.name.startswith(GELU):
+            return operator
+        renamed = _renamed(operator, GELU)
+        if operator.phase == "forward":
             return replace(
-                own,
-                outputs=(*one.outputs, one.outputs[0]),
-                written_bytes=one.written_bytes + values,
+                renamed,
+                outputs=(*operator.outputs, operator.outputs[0]),
+                written_bytes=operator.written_bytes + values,
             )
         # It reads output and byte in place of the input.
-        inputs = (*one.inputs, one.inputs[-1])
-        return replace(own, inputs=inputs, read_bytes=one.read_bytes + values)
+        inputs = (*operator.inputs, operator.inputs[-1])
+        return replace(renamed, inputs=inputs, read_bytes=operator.read_bytes + values)
 
     gone = values * (width - 1)
     changed = [saved(tensor) for tensor in block.saved]
@@ -106,10 +106,10 @@ def _lean_gelu(block: LayerGraph) -> LayerGraph:
 def _lean_norms(block: LayerGraph) -> LayerGraph:
     """Inputs and means of norms give way to outputs, which products keep, and to the values of a
     few channels."""
-    for one in block.of_phase("forward"):
+    for operator in block.of_phase("forward"):
         # What a norm makes of a half of the block before the residual, no product keeps.
-        if one.name == NORM and not one.module.endswith("post_norm"):
-            block = _lean_norm(block, one)
+        if operator.name == NORM and not operator.module.endswith("post_norm"):
+            block = _lean_norm(block, operator)
     return block
 
 
@@ -126,25 +126,27 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
     )
     # Of mean and deviation it keeps one.
     sizes = [values * width, rows * width]
-    own = [one for one in block.saved if one.module == norm.module and one.size_bytes in sizes]
-    dropped = [next(one for one in own if one.size_bytes == size) for size in sizes]
+    saved_by_norm = [
+        one for one in block.saved if one.module == norm.module and one.size_bytes in sizes
+    ]
+    dropped = [next(one for one in saved_by_norm if one.size_bytes == size) for size in sizes]
     saved = [one for one in block.saved if not any(one is other for other in dropped)]
     moved = kept.size_bytes - rows * width
 
-    def operator(one: Operator) -> Operator:
-        if one.module != norm.module or not one.name.startswith(NORM):
-            return one
-        own = _renamed(one, NORM)
-        if one.phase == "forward":
-            made = (*one.outputs[:2], kept.shape)
-            return replace(own, outputs=made, written_bytes=one.written_bytes + moved)
-        gradient, x, _, deviation, *vectors = one.inputs
+    def operator(operator: Operator) -> Operator:
+        if operator.module != norm.module or not operator.name.startswith(NORM):
+            return operator
+        renamed = _renamed(operator, NORM)
+        if operator.phase == "forward":
+            made = (*operator.outputs[:2], kept.shape)
+            return replace(renamed, outputs=made, written_bytes=operator.written_bytes + moved)
+        gradient, x, _, deviation, *vectors = operator.inputs
         shapes = (gradient, x, deviation, kept.shape, *vectors)
-        return replace(own, inputs=shapes, read_bytes=one.read_bytes + moved)
+        return replace(renamed, inputs=shapes, read_bytes=operator.read_bytes + moved)
 
     gone = (values - rows * (KEPT_CHANNELS - 1)) * width
     forward = block.of_phase("forward")
-    place = [one.module for one in forward].index(norm.module)
+    position = [one.module for one in forward].index(norm.module)
     network, attention = _ends(forward)
     is_behind = _ends_with_norm(forward)
 
@@ -152,12 +154,12 @@ def _lean_norm(block: LayerGraph, norm: Operator) -> LayerGraph:
         has_all = _has_all(peak, block)
         # A residual holds the input until the forward pass ends; nothing holds that of a norm
         # behind a sum, but for the last one, which then runs.
-        if peak.phase == "forward" and not (has_all and is_behind and place < len(forward) - 1):
+        if peak.phase == "forward" and not (has_all and is_behind and position < len(forward) - 1):
             return _less(peak, -moved)
         if has_all:
             return _less(peak, gone)
         names = names_in(peak.size_bytes)
-        is_before = place < (network if "f" in names else attention)
+        is_before = position < (network if "f" in names else attention)
         # A norm's own backward pass needs the output in place of the input.
         if peak.operator.startswith(NORM) and ("n" not in names or not is_before):
             return _less(peak, -moved)
@@ -183,9 +185,9 @@ def _lean_core(block: LayerGraph) -> LayerGraph:
         else:
             saved.append(tensor)
     operators: list[Operator] = []
-    for one in block.operators:
-        is_core = one.phase == "backward" and one.module == ATTENTION
-        if is_core and one.kind == "matmul" and operators[-1].kind == "copy":
+    for operator in block.operators:
+        is_core = operator.phase == "backward" and operator.module == ATTENTION
+        if is_core and operator.kind == "matmul" and operators[-1].kind == "copy":
             operators.append(
                 replace(
                     forward,
@@ -197,7 +199,7 @@ def _lean_core(block: LayerGraph) -> LayerGraph:
                     written_bytes=dropped,
                 )
             )
-        operators.append(one)
+        operators.append(operator)
     return _changed(block, operators=operators, saved=saved, peak=lambda one: without(one, dropped))
 
 
@@ -209,13 +211,15 @@ def _lean_dropout(block: LayerGraph) -> LayerGraph:
     mask = product(forward.outputs[0])
     masks = [one for one in block.saved if one.module == "dropout" and one.size_bytes == mask]
 
-    def operator(one: Operator) -> Operator:
-        if one.module != "dropout" or not one.name.startswith(DROPOUT):
-            return one
-        own = _renamed(one, DROPOUT)
-        if one.phase == "forward":
-            return replace(own, outputs=one.outputs[:1], written_bytes=one.written_bytes - mask)
-        return replace(own, inputs=one.inputs[:1], read_bytes=one.read_bytes - mask)
+    def operator(operator: Operator) -> Operator:
+        if operator.module != "dropout" or not operator.name.startswith(DROPOUT):
+            return operator
+        renamed = _renamed(operator, DROPOUT)
+        if operator.phase == "forward":
+            return replace(
+                renamed, outputs=operator.outputs[:1], written_bytes=operator.written_bytes - mask
+            )
+        return replace(renamed, inputs=operator.inputs[:1], read_bytes=operator.read_bytes - mask)
 
     def less(peak: Peak) -> Peak:
         if not _has_all(peak, block):

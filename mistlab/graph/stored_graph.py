@@ -106,8 +106,8 @@ class StoredGraph:
         further = {one["name"]: one for one in self.mapping.get("further_blocks", ())}
         operators = further.get(kind, self.mapping["block"])["operators"]
         issued: Counter[str] = Counter()
-        for one in operators:
-            issued[one["phase"]] += ISSUED.get(one["name"], 1)
+        for operator in operators:
+            issued[operator["phase"]] += ISSUED.get(operator["name"], 1)
         return issued
 
     @property
@@ -245,13 +245,13 @@ def _block(block: Plain) -> Plain:
     modules = {one["module"] for one in operators if one["dtype"] == DTYPE}
     saved, less = [], []
     for tensor in block["saved"]:
-        own = tensor
+        kept_tensor = tensor
         if tensor["module"] in modules and tensor["dtype"] == "bfloat16":
             half = f"({tensor['size_bytes']})/2"
-            own = {**tensor, "dtype": DTYPE, "size_bytes": half}
+            kept_tensor = {**tensor, "dtype": DTYPE, "size_bytes": half}
             modules.discard(tensor["module"])
             less.append(f"- {half}")
-        saved.append(own)
+        saved.append(kept_tensor)
     for operator in operators:
         # The input of this product is kept in 16 bits by another operator too.
         is_product = operator["dtype"] == DTYPE and operator["name"] != CAST
@@ -352,7 +352,7 @@ def _made(stored: StoredGraph, tokens: int, tied: bool) -> StoredGraph:
     joint = _joint(graph)
     norms = [one for one in head["parameters"] if not _is_table(one)]
     copied = [] if tied else [one for one in embedding["parameters"] if _is_table(one)]
-    own: dict[str, list[Plain]] = {
+    of_head: dict[str, list[Plain]] = {
         "operators": [
             *(*joint["operators"], *embedding["operators"]),
             *(*block["operators"], *head["operators"]),
@@ -360,7 +360,7 @@ def _made(stored: StoredGraph, tokens: int, tied: bool) -> StoredGraph:
         "saved": [_no_input(one) for part in (joint, block, head) for one in part["saved"]],
         "parameters": [*joint["parameters"], *block["parameters"], *norms],
     }
-    further = {name: [*head[name], *some * tokens] for name, some in own.items()}
+    further = {name: [*head[name], *some * tokens] for name, some in of_head.items()}
     further["parameters"] += copied
     further["peaks"] = [*head["peaks"], *_peaks(head, block, joint, tokens)]
     name = f"{graph['name']}-further{tokens}"
@@ -369,8 +369,8 @@ def _made(stored: StoredGraph, tokens: int, tied: bool) -> StoredGraph:
 
 def _peaks(head: Plain, block: Plain, joint: Plain, tokens: int) -> Iterator[Plain]:
     """The fullest moments: of the last further token, when all others are kept."""
-    own = _kept(joint) + _kept(block) + _kept(head)
-    before = _kept(head) + own * (tokens - 1) + _kept(joint)
+    of_further = _kept(joint) + _kept(block) + _kept(head)
+    before = _kept(head) + of_further * (tokens - 1) + _kept(joint)
     yield from (_larger(peak, before) for peak in block["peaks"])
     yield from (_larger(peak, before + _kept(block)) for peak in head["peaks"])
 
@@ -534,10 +534,14 @@ _SEEN_BY_PHASE = {
 def _windowed(layer: Plain) -> Plain:
     """A layer whose fused attention sees a window alone."""
     operators = [
-        {**one, "name": one["name"].replace(_FUSED, _WIDE), "flop": _SEEN_BY_PHASE[one["phase"]]}
-        if one["name"].startswith(_FUSED)
-        else one
-        for one in layer["operators"]
+        {
+            **operator,
+            "name": operator["name"].replace(_FUSED, _WIDE),
+            "flop": _SEEN_BY_PHASE[operator["phase"]],
+        }
+        if operator["name"].startswith(_FUSED)
+        else operator
+        for operator in layer["operators"]
     ]
     peaks = [{**one, "operator": one["operator"].replace(_FUSED, _WIDE)} for one in layer["peaks"]]
     return {**layer, "operators": operators, "peaks": peaks}

@@ -261,8 +261,8 @@ def _added(node: ast.expr) -> dict[Powers, Number]:
         node = node.left
     signed.append((node, 1))
     terms: dict[Powers, Number] = {}
-    for one, sign in reversed(signed):
-        for powers, number in _build(one).terms.items():
+    for part, sign in reversed(signed):
+        for powers, number in _build(part).terms.items():
             terms[powers] = terms.get(powers, 0) + sign * number
     return terms
 
@@ -338,13 +338,13 @@ class _Names:
         """The name or number of each sum."""
         distinct = sorted(dict.fromkeys(sums), key=lambda one: len(one.terms))
         texts: dict[Sum, str] = {}
-        for place, one in enumerate(distinct):
-            texts[one] = self._sum(one, distinct[max(0, place - _LOOKED_AT) : place], texts)
+        for number, longer in enumerate(distinct):
+            texts[longer] = self._sum(longer, distinct[max(0, number - _LOOKED_AT) : number], texts)
         return texts
 
-    def _sum(self, one: Sum, before: Sequence[Sum], texts: Mapping[Sum, str]) -> str:
-        base = _base(one, before)
-        left = one.terms if base is None else _left(one, base)
+    def _sum(self, whole: Sum, before: Sequence[Sum], texts: Mapping[Sum, str]) -> str:
+        base = _base(whole, before)
+        left = whole.terms if base is None else _left(whole, base)
         parts = [self._term(powers, number) for powers, number in left.items()]
         if base is not None:
             parts.insert(0, texts[base])
@@ -366,15 +366,15 @@ class _Names:
         """The name of a product with its factors in order."""
         if powers not in self.products:
             *others, (name, power) = powers
-            one = name if abs(power) == 1 else f"{name}**{abs(power)}"
+            power_text = name if abs(power) == 1 else f"{name}**{abs(power)}"
             if others:
                 sign = "*" if power > 0 else "/"
-                text = self._line(f"{self._product(tuple(others))}{sign}{one}")
+                text = self._line(f"{self._product(tuple(others))}{sign}{power_text}")
             else:
                 text = (
                     name
-                    if one.isidentifier() and power == 1
-                    else self._line(one if power > 0 else f"1/{one}")
+                    if power_text.isidentifier() and power == 1
+                    else self._line(power_text if power > 0 else f"1/{power_text}")
                 )
             self.products[powers] = text
         return self.products[powers]
@@ -385,21 +385,21 @@ class _Names:
         return name
 
 
-def _base(one: Sum, before: Sequence[Sum]) -> Sum | None:
+def _base(whole: Sum, before: Sequence[Sum]) -> Sum | None:
     """The longest sum with which a sum can begin, if it saves something."""
-    parts = (other for other in before if len(other.terms) > 1 and _begins(one, other))
+    parts = (other for other in before if len(other.terms) > 1 and _begins(whole, other))
     return max(parts, key=lambda other: len(other.terms), default=None)
 
 
-def _begins(one: Sum, other: Sum) -> bool:
+def _begins(whole: Sum, other: Sum) -> bool:
     """Whether a sum has all terms of another one, and nothing negative in them."""
-    own = one.terms
-    return all(0 < number <= own.get(powers, 0) for powers, number in other.terms.items())
+    terms = whole.terms
+    return all(0 < number <= terms.get(powers, 0) for powers, number in other.terms.items())
 
 
-def _left(one: Sum, base: Sum) -> Mapping[Powers, Number]:
+def _left(whole: Sum, base: Sum) -> Mapping[Powers, Number]:
     """The terms of a sum beyond those of the sum with which it begins."""
-    terms = {powers: number - base.terms.get(powers, 0) for powers, number in one.terms.items()}
+    terms = {powers: number - base.terms.get(powers, 0) for powers, number in whole.terms.items()}
     return {powers: number for powers, number in terms.items() if number}
 
 
@@ -436,11 +436,11 @@ def undominated(items: Iterable[T], size: Callable[[T], sympy.Expr]) -> list[T]:
     """
     kept: list[tuple[T, _Factors]] = []
     for item in items:
-        own = factors_of(size(item))
-        if any(_at_least(factors, own) for _, factors in kept):
+        own_factors = factors_of(size(item))
+        if any(_at_least(factors, own_factors) for _, factors in kept):
             continue
-        kept = [(other, factors) for other, factors in kept if not _at_least(own, factors)]
-        kept.append((item, own))
+        kept = [(other, factors) for other, factors in kept if not _at_least(own_factors, factors)]
+        kept.append((item, own_factors))
     return [item for item, _ in kept]
 
 

@@ -94,13 +94,13 @@ def _part(operator: Operator, shares: _Shares) -> Operator:
 
 def _scaled(size: Any, shares: _Shares) -> Any:
     """A size whose terms are multiplied by the share of the first size that they have."""
-    found = []
+    terms = []
     for term, factor in factors_of(expanded(size)).items():
-        one = Sum({term: factor}) if isinstance(size, Sum) else term * sympy.sympify(factor)
-        names = names_in(one)
+        term_sum = Sum({term: factor}) if isinstance(size, Sum) else term * sympy.sympify(factor)
+        names = names_in(term_sum)
         share = next((share for name, share in shares.items() if name in names), Fraction(1))
-        found.append(one * (share if isinstance(size, Sum) else sympy.sympify(share)))
-    return total(found, like=size)
+        terms.append(term_sum * (share if isinstance(size, Sum) else sympy.sympify(share)))
+    return total(terms, like=size)
 
 
 # Treatments: the ways in which a stage may run a block, each a row of a table.
@@ -137,13 +137,13 @@ class Treatment:
 
 def treatments_of(stage: Callable[[str], float]) -> list[str]:
     """How a stage treats its blocks, in order; ``stage`` gives its values of dimensions."""
-    found = [PLAIN] * int(stage("layers"))
-    end = len(found)
+    treatments = [PLAIN] * int(stage("layers"))
+    end = len(treatments)
     for name, row in reversed(TREATMENTS.items()):
         count = int(stage(row.dimension))
-        found[end - count : end] = [name] * count
+        treatments[end - count : end] = [name] * count
         end -= count
-    return found
+    return treatments
 
 
 def recomputed(block: LayerGraph) -> LayerGraph:

@@ -190,8 +190,8 @@ class TypeKeys:
     @property
     def scaling(self) -> Mapping[str, Any]:
         """The mapping that says how rotary embedding is rescaled; empty if it is not."""
-        found = (self._mapping(holder) for holder in _ROPE)
-        return next((one for one in found if scaling_kind(one) != UNSCALED), {})
+        mappings = (self._mapping(holder) for holder in _ROPE)
+        return next((one for one in mappings if scaling_kind(one) != UNSCALED), {})
 
     def given(self, key: str) -> float | None:
         """A number that a file gives, whatever its type's default."""

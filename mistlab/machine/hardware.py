@@ -532,11 +532,11 @@ _OR_EDITED = "give a lower rate, or measured_with, the figures under which it wa
 
 
 def _check_units(hardware: Hardware) -> None:
-    for path, (least, most, words) in _USUAL.items():
+    for path, (least, most, usual) in _USUAL.items():
         value: float = attrgetter(path)(hardware)
         if not least <= value <= most:
             bound = f"less than {least:g}" if value < least else f"more than {most:g}"
-            refuse(path, f"{value:g} is {bound}, as no GPU has it: give {words}")
+            refuse(path, f"{value:g} is {bound}, as no GPU has it: give {usual}")
     network, gpus = hardware.node.inter_node_gbytes_per_s, hardware.node.gpus
     if network > _MOST_NETWORK_OF_GPU * gpus:
         problem = f"{network:g} is more than any node of {gpus} GPUs has: give GB/s of the node"

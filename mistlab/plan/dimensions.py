@@ -51,8 +51,8 @@ def _why_none(*_: object) -> str:
 
 
 def _why_not_some(engine: Engine, _: bool) -> str:
-    some = "offloads all activations or none"
-    return some if engine.offloads_activations else _why_none()
+    choices = "offloads all activations or none"
+    return choices if engine.offloads_activations else _why_none()
 
 
 _IN_PART = EngineLimit(
@@ -481,15 +481,15 @@ def axes_of(group: str) -> dict[str, Axis]:
 
 def degrees(axes: Mapping[str, Axis], value: Callable[[str], Degree]) -> dict[str, Degree]:
     """The number of ranks along each axis of a table."""
-    found: dict[str, Any] = {
+    ranks: dict[str, Any] = {
         name: value(axis.dimension) for name, axis in axes.items() if axis.dimension
     }
     for name, axis in axes.items():
         if not axis.dimension:
             # A mesh that does not divide has no such groups, and is marked as infeasible.
-            left: Any = num_gpus(value) // prod(found.values())
-            found[name] = left + (left < 1)
-    return {name: found[name] for name in axes}
+            left: Any = num_gpus(value) // prod(ranks.values())
+            ranks[name] = left + (left < 1)
+    return {name: ranks[name] for name in axes}
 
 
 def dimensions_of_axes() -> tuple[str, ...]:
@@ -531,10 +531,10 @@ def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
 
 def position_of(rank: int, value: Callable[[str], int]) -> dict[str, int]:
     """The position of a stage's rank along each axis."""
-    found = {}
+    position = {}
     for name, axis in AXES.items():
-        rank, found[name] = divmod(rank, value(axis.dimension))
-    return found
+        rank, position[name] = divmod(rank, value(axis.dimension))
+    return position
 
 
 def rank_of(position: dict[str, int], value: Callable[[str], int]) -> int:

@@ -68,8 +68,8 @@ def held_fields(holder: str) -> Iterator[MadeField]:
 
 def stage_fields(holders: Mapping[str, type]) -> Iterator[MadeField]:
     """Fields of a stage, in the order of rows: first those that every stage must give."""
-    own = [(name, row) for name, row in DIMENSIONS.items() if not row.holder]
-    for name, row in sorted(own, key=lambda entry: entry[1].default is not None):
+    stage_rows = [(name, row) for name, row in DIMENSIONS.items() if not row.holder]
+    for name, row in sorted(stage_rows, key=lambda entry: entry[1].default is not None):
         yield _chosen(name, row)
     for name, kind in holders.items():
         yield name, kind, field(default=kind())

@@ -67,10 +67,10 @@ class StagePlan(dimension_fields.StageFields):
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Self:
         """A stage from values by names of dimensions; omitted dimensions have their default."""
-        own, offload = _by_holder(values)
+        own_values, offload = _by_holder(values)
         if any(offload.values()):
-            own["offload"] = Offload(**offload)
-        return cls(**own)
+            own_values["offload"] = Offload(**offload)
+        return cls(**own_values)
 
     def value(self, name: str) -> float:
         """The value of a dimension."""
@@ -87,10 +87,10 @@ class StagePlan(dimension_fields.StageFields):
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """This stage with other values of some dimensions."""
-        own, offload = _by_holder(values)
+        own_values, offload = _by_holder(values)
         if offload:
-            own["offload"] = replace(self.offload, **offload)
-        return replace(self, **own)
+            own_values["offload"] = replace(self.offload, **offload)
+        return replace(self, **own_values)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -149,15 +149,15 @@ def _reader_of(names: Sequence[str]) -> Reader:
 
 def _by_holder(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
     """Values of a stage's own fields, and of its offload ratios."""
-    own: dict[str, Any] = {}
+    own_values: dict[str, Any] = {}
     offload: dict[str, float] = {}
     for name, value in values.items():
         row = DIMENSIONS[name]
         if row.holder:
             offload[row.label] = row.number(value)
         else:
-            own[name] = row.number(value)
-    return own, offload
+            own_values[name] = row.number(value)
+    return own_values, offload
 
 
 # Asked for with every stage of a plan.
@@ -207,8 +207,8 @@ class Plan:
         """A plan of one GPU, each step of which is one micro-batch of ``sequences``; its stage has
         these values of other dimensions."""
         alone = dict.fromkeys(("data_parallel", "tensor_parallel"), 1)
-        own = {**alone, "layers": layers, "micro_batch": sequences, **values}
-        return cls(engine=engine, micro_batches=1, stages=(StagePlan.of_values(own),))
+        stage_values = {**alone, "layers": layers, "micro_batch": sequences, **values}
+        return cls(engine=engine, micro_batches=1, stages=(StagePlan.of_values(stage_values),))
 
     @property
     def num_stages(self) -> int:

@@ -36,8 +36,8 @@ def plan_line(plan: Plan) -> str:
         head.append("nothing overlapped")
     parts = []
     for run in runs_of(plan.stages):
-        words = _stage_brief(plan.stages[run[0]])
-        parts.append(f"{len(run)} x ({words})" if len(run) > 1 else words)
+        stage_text = _stage_brief(plan.stages[run[0]])
+        parts.append(f"{len(run)} x ({stage_text})" if len(run) > 1 else stage_text)
     return f"{', '.join(head)}: {'; '.join(parts)}"
 
 

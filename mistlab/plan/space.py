@@ -134,10 +134,10 @@ class SearchSpace(dimension_fields.SpaceFields):
         most = how.most_sharded
         levels = tuple(level for level in self.zero if level <= most) or (most,)
         stays = dict.fromkeys(STAYS, (0.0,))
-        found = self.with_lists({"zero": levels, "state_replicas": (1,), **stays})
+        spaces_beside = self.with_lists({"zero": levels, "state_replicas": (1,), **stays})
         # A replica has one rank of every stage, if ranks are replicas.
         are_replicas = how.is_apart and how.replicas is None
-        return replace(found, unequal_meshes=False) if are_replicas else found
+        return replace(spaces_beside, unequal_meshes=False) if are_replicas else spaces_beside
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
         """The values of a dimension that the space lists, sorted; None allows any value."""
@@ -214,5 +214,5 @@ def _order_problem(engines: Sequence[Engine], order: str) -> str:
 
 def _of_all(problems: Iterable[str]) -> str:
     """The first problem if every engine has one; else nothing."""
-    found = list(problems)
-    return found[0] if all(found) else ""
+    known_problems = list(problems)
+    return known_problems[0] if all(known_problems) else ""

@@ -19,9 +19,9 @@ def quantised(vector: Floats, levels: int, scale: float, rng: np.random.Generato
     if scale == 0:
         return np.zeros_like(vector)
     steps = levels - 1
-    place = np.abs(vector) / scale * steps
-    low = np.floor(place)
-    raised = low + (rng.random(vector.shape) < place - low)
+    steps_up = np.abs(vector) / scale * steps
+    low = np.floor(steps_up)
+    raised = low + (rng.random(vector.shape) < steps_up - low)
     return np.asarray(np.sign(vector) * raised * scale / steps, dtype=np.float64)
 
 

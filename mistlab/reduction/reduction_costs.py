@@ -147,8 +147,8 @@ class Reduction:
         """The offsets of the ranks that a rank hears from in a step of ``gossip``."""
         if not self.offsets:
             return offsets_of(self.topology, ranks, step)
-        found = dict.fromkeys(offset % ranks for offset in self.offsets)
-        return [offset for offset in found if offset]
+        offsets = dict.fromkeys(offset % ranks for offset in self.offsets)
+        return [offset for offset in offsets if offset]
 
     def rounds_of_neighbours(self, ranks: int) -> Sequence[Sequence[int]]:
         """The offsets of ``gossip`` in each of the steps after which they come again."""
@@ -289,17 +289,17 @@ class Reduction:
 
     @property
     def _compressed_words(self) -> str:
-        one = self.compressor
+        compressor = self.compressor
         kinds = {
             "none": "",
-            "qsgd": f", quantised to {one.levels} levels",
-            "top_k": f", the largest {one.share:.2%} of each".replace(".00%", "%"),
+            "qsgd": f", quantised to {compressor.levels} levels",
+            "top_k": f", the largest {compressor.share:.2%} of each".replace(".00%", "%"),
             "sign": ", their signs alone",
-            "power": f", as factors of rank {one.rank}",
+            "power": f", as factors of rank {compressor.rank}",
         }
         rounds = f" in {self.rounds} rounds" if self.feedback == "neolithic" else ""
         back = "" if self.feedback == "none" else f", with feedback {self.feedback}{rounds}"
-        return f"{kinds[one.kind]}{back}"
+        return f"{kinds[compressor.kind]}{back}"
 
 
 PLAIN_REDUCTION = Reduction()

@@ -132,17 +132,19 @@ def refuse_word(line: int, word: str, problem: str) -> NoReturn:
 
 def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
     """Where the first line says that parts lie; None if it says nothing of them."""
-    first, *words = lines[0].split() if lines and lines[0].strip() else [""]
+    first, *places_told = lines[0].split() if lines and lines[0].strip() else [""]
     if first != _PLACED:
         return None
-    for word in words:
+    for word in places_told:
         if re.fullmatch(_NUMBER, word) is None or int(word) >= num_stages:
             problem = f"is no stage: write numbers from 0 to {num_stages - 1}"
             refuse_word(1, repr(word[:_SHOWN]), problem)
-    if {*map(int, words)} != {*range(num_stages)}:
-        reject(f"line 1: names parts of {len({*words})} stages of {num_stages}: name every stage")
+    if {*map(int, places_told)} != {*range(num_stages)}:
+        reject(
+            f"line 1: names parts of {len({*places_told})} stages of {num_stages}: name every stage"
+        )
     try:
-        return Placement(tuple(map(int, words)))
+        return Placement(tuple(map(int, places_told)))
     except InputError as error:
         reject(f"line 1: {error}")
 
@@ -152,14 +154,14 @@ _Word = tuple[str, OrderedPass, bool]
 
 
 def _words(number: int, line: str) -> list[_Word]:
-    found: list[_Word] = []
+    read_words: list[_Word] = []
     for word in line.split():
-        one = _word(word)
-        if one is None:
+        read_word = _word(word)
+        if read_word is None:
             problem = "is not a pass: write F, B or W, the chunk, m and the micro-batch, like F0m3"
             refuse_word(number, repr(word[:_SHOWN]), problem)
-        found.append(one)
-    return found
+        read_words.append(read_word)
+    return read_words
 
 
 @lru_cache(maxsize=1 << 14)
@@ -188,8 +190,8 @@ def _chunks(lines: Sequence[Sequence[_Word]], before: int) -> int:
     """The number of chunks of a stage; refuses numbers of chunks with a gap."""
     first = {
         ordered.chunk: (number, word)
-        for number, words in enumerate(lines, before)
-        for word, ordered, _ in words
+        for number, line_words in enumerate(lines, before)
+        for word, ordered, _ in line_words
     }
     chunks = next(chunk for chunk in range(len(first) + 1) if chunk not in first)
     for chunk, (number, word) in first.items():

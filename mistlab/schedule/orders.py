@@ -228,15 +228,15 @@ def _words(slots: tuple[int, int, int, int], micro_batches: int) -> list[str]:
         for micro_batch in range(micro_batches)
     }
     assert len(taken) == len(PASSES) * micro_batches, "two passes of a stage have one slot"
-    words, later = [], []
+    pass_words, later = [], []
     for slot in range(max(taken) + 1):
         if slot in taken:
             kind, chunk, micro_batch = taken[slot]
-            words.append(f"{kind}{chunk}m{micro_batch}")
+            pass_words.append(f"{kind}{chunk}m{micro_batch}")
             later += [f"W{chunk}m{micro_batch}"] * (kind == "B")
         elif later:
-            words.append(later.pop(0))
-    return words + later
+            pass_words.append(later.pop(0))
+    return pass_words + later
 
 
 # By name: the function that writes an order's text for numbers of stages and micro-batches.
@@ -273,8 +273,8 @@ def interleaved_text(stages: int, micro_batches: int, chunks: int) -> str:
 def _turn(number: int, stages: int, chunks: int) -> tuple[int, int]:
     """The chunk and the micro-batch of a stage's forward pass, by its number."""
     group, rest = divmod(number, stages * chunks)
-    chunk, place = divmod(rest, stages)
-    return chunk, group * stages + place
+    chunk, stage_number = divmod(rest, stages)
+    return chunk, group * stages + stage_number
 
 
 # Named pipeline orders: which passes each stage takes when, as the text that an order file holds.

@@ -95,11 +95,11 @@ class Placement:
     def places(self) -> tuple[StageChunk, ...]:
         """The stage and the chunk of each part."""
         before = [0] * self.num_stages
-        found = []
+        places = []
         for stage in self.stages:
-            found.append(StageChunk(stage, before[stage]))
+            places.append(StageChunk(stage, before[stage]))
             before[stage] += 1
-        return tuple(found)
+        return tuple(places)
 
     @property
     def parts(self) -> Mapping[StageChunk, int]:

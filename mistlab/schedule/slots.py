@@ -158,6 +158,6 @@ def fetch(kind: Kind) -> Task:
     return Task(stream="host_to_device", kind=kind, direction="<", place="ahead")
 
 
-def evict(kind: Kind, place: Place = "behind") -> Task:
+def evict(kind: Kind, at: Place = "behind") -> Task:
     """A copy to the host, for the layer behind or for the layer at another ``place``."""
-    return Task(stream="device_to_host", kind=kind, direction=">", place=place)
+    return Task(stream="device_to_host", kind=kind, direction=">", place=at)

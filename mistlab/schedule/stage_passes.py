@@ -168,13 +168,13 @@ def in_turn(passes: tuple[StagePasses, ...]) -> tuple[StagePass, ...]:
     ready = list(range(len(passes)))
     while ready:
         stage = ready.pop()
-        for one in passes[stage].passes[done[stage] :]:
-            needs = one.needs
+        for stage_pass in passes[stage].passes[done[stage] :]:
+            needs = stage_pass.needs
             if needs is not None and needs not in ended:
                 waiting[needs] = stage
                 break
-            key = one.key
-            ran.append(one)
+            key = stage_pass.key
+            ran.append(stage_pass)
             ended.add(key)
             done[stage] += 1
             if key in waiting:
@@ -188,25 +188,25 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
     first: dict[tuple[PassKind, int], int] = {}
     last: dict[tuple[PassKind, int], int] = {}
     # Ends and neighbours are those of a kind of pass of a chunk.
-    for number, one in enumerate(actions):
-        first.setdefault((one.kind, one.chunk), number)
-        last[one.kind, one.chunk] = number
+    for number, action in enumerate(actions):
+        first.setdefault((action.kind, action.chunk), number)
+        last[action.kind, action.chunk] = number
     ways = {
-        (one.kind, one.chunk): (order.source(stage, one), order.destination(stage, one))
-        for one in (actions[number] for number in first.values())
+        (action.kind, action.chunk): (order.source(stage, action), order.destination(stage, action))
+        for action in (actions[number] for number in first.values())
     }
     passes = []
-    for number, one in enumerate(actions):
-        key = one.kind, one.chunk
+    for number, action in enumerate(actions):
+        key = action.kind, action.chunk
         is_first, is_last = first[key] == number, last[key] == number
         passes.append(
             StagePass(
                 stage=stage,
                 number=number,
-                kind=one.kind,
-                chunk=one.chunk,
-                micro_batch=one.micro_batch,
-                phase=_phase(one.kind, is_first=is_first, is_last=is_last, splits=splits),
+                kind=action.kind,
+                chunk=action.chunk,
+                micro_batch=action.micro_batch,
+                phase=_phase(action.kind, is_first=is_first, is_last=is_last, splits=splits),
                 is_first=is_first,
                 comes_from=ways[key][0],
                 goes_to=ways[key][1],
@@ -230,8 +230,8 @@ def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
     """The most micro-batches of all chunks that a stage holds at once, each from its F to its pass
     of kind ``frees``."""
     held = most = 0
-    for one in actions:
-        held += {"F": 1, frees: -1}.get(one.kind, 0)
+    for action in actions:
+        held += {"F": 1, frees: -1}.get(action.kind, 0)
         most = max(most, held)
     return most
 
@@ -247,11 +247,11 @@ def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
 _OF_GRADIENTS: frozenset[Kind] = frozenset({"R", "G", "O"})
 
 
-def rows_of_pass(rows: Sequence[Task], one: StagePass, *, splits: bool) -> tuple[Task, ...]:
+def rows_of_pass(rows: Sequence[Task], stage_pass: StagePass, *, splits: bool) -> tuple[Task, ...]:
     """The rows of a pass among the ``rows`` of its phase; B stands for what W computes."""
-    if not splits or one.kind == "F":
+    if not splits or stage_pass.kind == "F":
         return tuple(rows)
-    makes_gradients = one.kind == "W"
+    makes_gradients = stage_pass.kind == "W"
     return tuple(
         row for row in rows if row.kind == "B" or (row.kind in _OF_GRADIENTS) == makes_gradients
     )
@@ -290,9 +290,9 @@ class StageReceipts:
         """The number of rooms that the stage needs."""
         return max(self._rooms.values(), default=-1) + 1
 
-    def room_of(self, one: StagePass) -> int:
+    def room_of(self, stage_pass: StagePass) -> int:
         """The room of the message that a pass needs; zero if it receives nothing."""
-        return self._rooms.get(one.number, 0)
+        return self._rooms.get(stage_pass.number, 0)
 
 
 NO_RECEIPTS = StageReceipts(())
@@ -378,10 +378,12 @@ class _Dealings:
 
     def _advance(self, stage: int) -> bool:
         passes, begun = self.passes[stage].passes, self.done[stage]
-        for one in passes[begun:]:
-            before = passes[one.number - self.rooms] if one.number >= self.rooms else None
+        for stage_pass in passes[begun:]:
+            before = (
+                passes[stage_pass.number - self.rooms] if stage_pass.number >= self.rooms else None
+            )
             is_kept = before is not None and before.is_sent and before.key not in self.left
-            if is_kept or (one.is_received and one.key not in self.arrived):
+            if is_kept or (stage_pass.is_received and stage_pass.key not in self.arrived):
                 break
             self.done[stage] += 1
         return self.done[stage] > begun
@@ -408,9 +410,9 @@ def _with_rooms(stage: int, ways: dict[_Way, list[_Message]], rooms: int) -> tup
     turns: list[tuple[_Turn, _Message]] = []
     for (receiver, *_), messages in ways.items():
         latest = 0
-        for place, message in enumerate(messages if receiver == stage else ()):
+        for number, message in enumerate(messages if receiver == stage else ()):
             latest = max(latest, message.of.number)
-            turns.append((_Turn(message.before, latest, place), message))
+            turns.append((_Turn(message.before, latest, number), message))
     # Until which pass each room is taken.
     taken: dict[int, int] = {}
     receipts = []

@@ -104,13 +104,13 @@ class ServingLoad:
 
     def check_context(self, context: int) -> None:
         """Refuse requests that are longer than the context."""
-        for place, (prompt, output) in enumerate(zip(self.prompts, self.outputs, strict=True)):
+        for number, (prompt, output) in enumerate(zip(self.prompts, self.outputs, strict=True)):
             if prompt + output > context:
                 problem = (
                     f"{prompt} and {output} tokens of output are more than the context of "
                     f"{context}: give shorter requests, or a longer context"
                 )
-                refuse(f"prompts[{place}]", problem)
+                refuse(f"prompts[{number}]", problem)
 
 
 def drawn_load(
@@ -142,13 +142,13 @@ TRACE_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 def load_of_trace(rows: Sequence[Mapping[str, Any]], name: str) -> ServingLoad:
     """The load of a trace's rows, which have its columns; in the order of arrivals."""
     columns: dict[str, list[float]] = {column: [] for column in TRACE_COLUMNS}
-    for place, row in enumerate(rows, 1):
+    for number, row in enumerate(rows, 1):
         for column, values in columns.items():
             text = row.get(column)
             try:
                 values.append(float(text if text is not None else ""))
             except ValueError:
-                problem = f"{shown(text)} in row {place}: give a number in each row"
+                problem = f"{shown(text)} in row {number}: give a number in each row"
                 refuse(f"{name}: {column}", problem)
     order = np.argsort(np.array(columns["arrival_s"]), kind="stable").tolist()
     prompts, outputs = (

@@ -68,9 +68,9 @@ def _kept_bytes(
 ) -> list[int]:
     """Bytes of keys and values that each rank takes in a change."""
     taken = [Fraction(0)] * way[0].gpus
-    for one in change.moved:
-        before, after = (way[0], one.source), (way[1], one.target)
+    for move in change.moved:
+        before, after = (way[0], move.source), (way[1], move.target)
         shares = moved_of_cache(before, after, model.kv_heads, model.layers)
         for rank, share in enumerate(shares):
-            taken[rank] += share * token * one.tokens
+            taken[rank] += share * token * move.tokens
     return [int(one) for one in taken]

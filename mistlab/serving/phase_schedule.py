@@ -49,11 +49,11 @@ class PhaseLimits(Checked):
     def check(self, load: ServingLoad) -> None:
         """Refuse a load with a request that some tier does not hold even alone."""
         tiers = [self.reading_blocks, self.decoding_blocks, *[self.host_blocks] * self.has_host]
-        for place, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
+        for number, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
             if self.blocks(prompt + output) > min(tiers):
                 held = min(tiers) * self.block
                 problem = f"{prompt} and {output} tokens of output, but a tier holds {held} tokens"
-                refuse(f"prompts[{place}]", f"{problem}: give larger tiers, or shorter requests")
+                refuse(f"prompts[{number}]", f"{problem}: give larger tiers, or shorter requests")
 
     @property
     def has_host(self) -> bool:
@@ -201,16 +201,16 @@ class _Residents:
         for a further token of all requests, too; None if none has room. Those on the same GPUs as
         one of so many other replicas (``near``) come first."""
         needed, used = self.limits.blocks(tokens + ahead), self.used_next if ahead else self.used
-        own: range | tuple[()] = ()
+        near_replicas: range | tuple[()] = ()
         if near is not None:
             first, count = near[0] * len(used) // near[1], len(used) // near[1]
-            own = range(first, first + max(1, count))
+            near_replicas = range(first, first + max(1, count))
         best = max(
             (
-                (place in own, self.blocks - taken - needed, -place)
-                for place, taken in enumerate(used)
+                (replica in near_replicas, self.blocks - taken - needed, -replica)
+                for replica, taken in enumerate(used)
                 if taken + needed <= self.blocks
-                and len(self.replicas[place]) < self.limits.sequences
+                and len(self.replicas[replica]) < self.limits.sequences
             ),
             default=None,
         )
@@ -293,14 +293,14 @@ class PhaseSchedule:
             request = self._waiting[0]
             if batch and tokens + request.to_read > self.limits.budget:
                 break
-            place = self._place_of(request, replica, passing)
-            if place is None:
+            source = self._place_of(request, replica, passing)
+            if source is None:
                 break
             self._waiting.popleft()
             tokens += request.to_read
             request.made += 1
-            batch.append((request, place == "host"))
-            if place == "host":
+            batch.append((request, source == "host"))
+            if source == "host":
                 passing += self.limits.blocks(request.held)
                 self._host_used += self.limits.blocks(request.held)
                 self.peak_host = max(self.peak_host, self._host_used)
@@ -336,17 +336,17 @@ class PhaseSchedule:
                 self._host_used -= self.limits.blocks(request.held)
             else:
                 self._readers.remove(request, replica)
-                for place, one in self._decoders.all():
-                    if one is request:
-                        self._decoders.remove(request, place)
+                for decoder, decoding in self._decoders.all():
+                    if decoding is request:
+                        self._decoders.remove(request, decoder)
 
     # Changes.
 
     def _to_decoding(self) -> Change:
         sources = {one.number: replica for replica, one in self._readers.all()}
         moved = [
-            Moved(one.number, one.held, sources[one.number], target)
-            for target, one in self._decoders.all()
+            Moved(request.number, request.held, sources[request.number], target)
+            for target, request in self._decoders.all()
         ]
         self._readers = self._none_read()
         return Change("decoding", tuple(moved))

@@ -64,9 +64,9 @@ class Layout:
 
     def layers_of(self, rank: int, blocks: int) -> range:
         """The layers that a rank's stage has: 0 is the embedding, then blocks, then the head."""
-        own, stage = self.blocks_of(rank, blocks), self.stage_of(rank)
-        first = 0 if stage == 0 else own.start + 1
-        return range(first, own.stop + 1 + (stage == self.pp - 1))
+        blocks_of_stage, stage = self.blocks_of(rank, blocks), self.stage_of(rank)
+        first = 0 if stage == 0 else blocks_of_stage.start + 1
+        return range(first, blocks_of_stage.stop + 1 + (stage == self.pp - 1))
 
     def part_of(self, rank: int) -> Part:
         """The part of each tensor of its layers that a rank has."""
@@ -75,14 +75,14 @@ class Layout:
     def heads_of(self, rank: int, kv_heads: int) -> Part:
         """The part of heads of keys and values that a rank has; with more ranks than heads,
         several have the same one."""
-        place = rank % self.tp
+        tensor_rank = rank % self.tp
         if self.tp <= kv_heads:
-            return _part(place, self.tp)
-        return _part(place * kv_heads // self.tp, kv_heads)
+            return _part(tensor_rank, self.tp)
+        return _part(tensor_rank * kv_heads // self.tp, kv_heads)
 
 
-def _part(place: int, parts: int) -> Part:
-    return Fraction(place, parts), Fraction(place + 1, parts)
+def _part(number: int, parts: int) -> Part:
+    return Fraction(number, parts), Fraction(number + 1, parts)
 
 
 def layouts_of(gpus: int, heads: int, layers: int) -> Iterator[Layout]:
@@ -137,9 +137,9 @@ def _moved_to(
     new = width(part) - width(common(part, before.part_of(rank)))
     kept: list[TensorSizes] = []
     taken: list[TensorSizes] = []
-    for one in sizes:
-        if one.lie_in(layers):
-            (kept if one.lie_in(had) else taken).append(one)
+    for tensor in sizes:
+        if tensor.lie_in(layers):
+            (kept if tensor.lie_in(had) else taken).append(tensor)
     split = new * sum(one.split for one in kept) + width(part) * sum(one.split for one in taken)
     return ceil(split) + sum(one.whole for one in taken)
 

@@ -166,8 +166,8 @@ def exported_lines(plan: ServingPlan, engine: str) -> list[str]:
 
 
 def _line(program: str, options: Mapping[str, object], flags: list[str]) -> str:
-    said = [f"{name} {value}" for name, value in options.items() if value is not None]
-    return " ".join((program, *said, *flags))
+    option_texts = [f"{name} {value}" for name, value in options.items() if value is not None]
+    return " ".join((program, *option_texts, *flags))
 
 
 LINES = {"vllm": vllm_line, "sglang": sglang_line}

@@ -240,9 +240,9 @@ def beside(session: Session, path: Text) -> str | None:
         return None
     known = normpath(known)
     text = session.source.beside(known)
-    own = f"{dirname(session.source.name)}/"
-    if text is None and len(own) > 1 and known.startswith(own):
-        return session.source.beside(known.removeprefix(own))
+    folder = f"{dirname(session.source.name)}/"
+    if text is None and len(folder) > 1 and known.startswith(folder):
+        return session.source.beside(known.removeprefix(folder))
     return text
 
 

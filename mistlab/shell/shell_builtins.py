@@ -214,9 +214,11 @@ def run_getopts(call: Call) -> Status:
     return _option(call, name, arguments, (index, inner))
 
 
-def _option(call: Call, name: str, arguments: tuple[Text, ...], place: tuple[int, int]) -> Status:
+def _option(
+    call: Call, name: str, arguments: tuple[Text, ...], position: tuple[int, int]
+) -> Status:
     """Take the option at a place: an argument's number and an offset inside of it."""
-    index, inner = place
+    index, inner = position
     letters, current = call.arguments[0].chars, arguments[index - 1]
     letter = current.chars[inner]
     after = letters.partition(letter)[2] if letter != ":" and letter in letters else None

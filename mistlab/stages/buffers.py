@@ -208,7 +208,7 @@ class Hazards:
         Whatever buffers the next task touches, it comes after the tasks ``after``. Other rules
         already let it begin only when the tasks ``ended`` have ended and ``started`` have started.
         """
-        number, own = len(self._lanes), self._numbers[lane]
+        number, own_lane = len(self._lanes), self._numbers[lane]
         clock = self._known(lane, ended, started)
         waits = []
         # Latest first: what was issued later is never implied by what was issued earlier.
@@ -216,9 +216,9 @@ class Hazards:
             if clock[self._lanes[source]] <= self._places[source]:
                 waits.append(number - source)
                 clock = _later(clock, self._clocks[source])
-        self._lanes.append(own)
-        self._places.append(clock[own])
-        self._clocks.append((*clock[:own], clock[own] + 1, *clock[own + 1 :]))
+        self._lanes.append(own_lane)
+        self._places.append(clock[own_lane])
+        self._clocks.append((*clock[:own_lane], clock[own_lane] + 1, *clock[own_lane + 1 :]))
         self._note(number, lane, reads, writes)
         return tuple(waits)
 
@@ -256,5 +256,5 @@ class Hazards:
             self._readers[buffer] = []
 
 
-def _later(one: Clock, other: Clock) -> Clock:
-    return tuple(map(max, one, other))
+def _later(before: Clock, other: Clock) -> Clock:
+    return tuple(map(max, before, other))

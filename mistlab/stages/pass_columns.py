@@ -199,12 +199,12 @@ def columns_of(shape: PassShape) -> PassColumns:
 
 def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
     """Where the longest run of equal layers begins, and how long it is."""
-    begin, found = 0, (0, 0)
+    begin, longest = 0, (0, 0)
     for _, run in groupby(names):
         length = len(list(run))
-        found = max(found, (begin, length), key=lambda one: one[1])
+        longest = max(longest, (begin, length), key=lambda one: one[1])
         begin += length
-    return found
+    return longest
 
 
 def _is_steady(columns: PassColumns, slot: int, around: int) -> bool:
@@ -247,10 +247,10 @@ def derived(shape: PassShape) -> PassColumns:
 
 
 def _offsets(pairs: Sequence[tuple[int, int]], tasks: int) -> list[Offsets]:
-    found: list[list[int]] = [[] for _ in range(tasks)]
+    offsets_of_tasks: list[list[int]] = [[] for _ in range(tasks)]
     for source, task in pairs:
-        found[source].append(task - source)
-    return [tuple(offsets) for offsets in found]
+        offsets_of_tasks[source].append(task - source)
+    return [tuple(offsets) for offsets in offsets_of_tasks]
 
 
 def pass_of(shape: PassShape) -> StagePass:
@@ -419,9 +419,9 @@ class PassWaits:
         return columns.slots[task], turn
 
     def _touches(self, task: int) -> tuple[Buffers, Buffers]:
-        columns, one = self.columns, pass_of(self.shape)
+        columns, stage_pass = self.columns, pass_of(self.shape)
         row, slot, position = columns.rows[task], columns.slots[task], columns.positions[task]
-        made = self._of_stage().task(row, slot, position, one)
+        made = self._of_stage().task(row, slot, position, stage_pass)
         return near(made.reads), near(made.writes)
 
     def _of_stage(self) -> PassTasks:
@@ -492,7 +492,7 @@ class PassLinks:
 
     def follow(self, waits: PassWaits, begin: int, first_layer: int, micro_batch: int) -> set[Wait]:
         """The waits of a pass whose tasks are numbered from ``begin`` on."""
-        found = {
+        waits_of_pass = {
             *self._in_order(waits, begin),
             *self._paced(waits, begin),
             *self._at_buffers(waits, begin, first_layer),
@@ -501,7 +501,7 @@ class PassLinks:
         self.computed = self.holding = begin + waits.computing[-1]
         self._closing = [begin + task for task in waits.columns.closing]
         self._layers_passed += waits.num_layers
-        return found
+        return waits_of_pass
 
     def last(self, name: str) -> int:
         """The last task of a kind; -1 if there was none."""

@@ -53,43 +53,49 @@ class PassTasks:
         self.touches = touches
         self.template = _stepping_on_host(shape.template) if shape.steps_on_host else shape.template
 
-    def of_pass(self, one: StagePass) -> Iterator[PassTask]:
+    def of_pass(self, stage_pass: StagePass) -> Iterator[PassTask]:
         """The tasks of one pass, in the order in which they are issued."""
-        depth, count = self.template.depth, self._num_layers(one)
-        if one.phase == "first_forward":
-            yield from self._host_steps(one)
-            yield from self._room("open", one)
-        if one.kind == "B" and self.shape.offload.activations > 0:
+        depth, count = self.template.depth, self._num_layers(stage_pass)
+        if stage_pass.phase == "first_forward":
+            yield from self._host_steps(stage_pass)
+            yield from self._room("open", stage_pass)
+        if stage_pass.kind == "B" and self.shape.offload.activations > 0:
             # What has left since the last forward makes room for what comes back.
             yield self._memory("let go", "leaving")
         for slot in slots_of(count, depth):
             # Lanes keep the table's order.
-            rows = tasks_of_slot(self._rows(one), slot, count, depth)
+            rows = tasks_of_slot(self._rows(stage_pass), slot, count, depth)
             for row, position in sorted(rows, key=self.turn):
-                if self.shape.has(row, self.shape.layer_at(position, one)):
-                    yield self.task(row, slot, position, one)
-        if one.phase == "first_forward":
-            yield from self._room("close", one)
+                if self.shape.has(row, self.shape.layer_at(position, stage_pass)):
+                    yield self.task(row, slot, position, stage_pass)
+        if stage_pass.phase == "first_forward":
+            yield from self._room("close", stage_pass)
 
-    def turn(self, found: tuple[Task, int]) -> int:
+    def turn(self, row_and_position: tuple[Task, int]) -> int:
         """A row's place in the order in which the rows of a slot are issued."""
-        row, _ = found
+        row, _ = row_and_position
         turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
         if self.template.depth == 0:
             turns = _TURNS_ONE_AFTER_ANOTHER
         return turns.index(row.name if row.name in turns else row.stream)
 
-    def task(self, row: Task, slot: int, position: int, one: StagePass, name: str = "") -> PassTask:
+    def task(
+        self, row: Task, slot: int, position: int, stage_pass: StagePass, name: str = ""
+    ) -> PassTask:
         """The task of a row for the layer at a position."""
         shape, name = self.shape, name or row.name
-        layer = shape.layer_at(position, one)
-        entry = shape.entry_at(position, one, self.template.depth)
+        layer = shape.layer_at(position, stage_pass)
+        entry = shape.entry_at(position, stage_pass, self.template.depth)
         touched = Touched(
-            shape=shape, layer=layer, entry=entry, phase=one.phase, micro_batch=one.micro_batch
+            shape=shape,
+            layer=layer,
+            entry=entry,
+            phase=stage_pass.phase,
+            micro_batch=stage_pass.micro_batch,
         )
         reads, writes = self.touches[name](touched)
         if row.kind in ("F", "B"):
-            more = self._at_the_ends(position, layer, one)
+            more = self._at_the_ends(position, layer, stage_pass)
             reads, writes = (*reads, *more[0]), (*writes, *more[1])
         return PassTask(
             name=name,
@@ -103,18 +109,18 @@ class PassTasks:
             writes=writes,
         )
 
-    def _rows(self, one: StagePass) -> tuple[Task, ...]:
+    def _rows(self, stage_pass: StagePass) -> tuple[Task, ...]:
         splits = self.shape.passes.splits_backward
-        rows = rows_of_pass(self.template.phases[one.phase], one, splits=splits)
-        if one.kind != "W":
+        rows = rows_of_pass(self.template.phases[stage_pass.phase], stage_pass, splits=splits)
+        if stage_pass.kind != "W":
             return rows
         return tuple(replace(row, kind="W") if row.kind == "B" else row for row in rows)
 
-    def _num_layers(self, one: StagePass) -> int:
-        return len(self.shape.chunks[one.chunk].layers)
+    def _num_layers(self, stage_pass: StagePass) -> int:
+        return len(self.shape.chunks[stage_pass.chunk].layers)
 
-    def _room(self, task: Memory, one: StagePass) -> Iterator[PassTask]:
-        blocks = self.shape.chunks[one.chunk].blocks
+    def _room(self, task: Memory, stage_pass: StagePass) -> Iterator[PassTask]:
+        blocks = self.shape.chunks[stage_pass.chunk].blocks
         if blocks and self.shape.stages_tail(blocks.start):
             yield self._memory(task, "optimizer slot")
 
@@ -124,22 +130,26 @@ class PassTasks:
         rings: Buffers = tuple((ring, entry) for entry in entries)
         return PassTask(name=task, row=task, lane="compute", writes=rings)
 
-    def _host_steps(self, one: StagePass) -> Iterator[PassTask]:
+    def _host_steps(self, stage_pass: StagePass) -> Iterator[PassTask]:
         """The steps on the host, issued together: each begins when its gradients are there."""
-        for position in range(self._num_layers(one)):
-            if self.shape.steps_tail(self.shape.layer_at(position, one)):
-                yield replace(self.task(_HOST_STEP, 0, position, one, HOST_STEP), lane="host")
+        for position in range(self._num_layers(stage_pass)):
+            if self.shape.steps_tail(self.shape.layer_at(position, stage_pass)):
+                yield replace(
+                    self.task(_HOST_STEP, 0, position, stage_pass, HOST_STEP), lane="host"
+                )
 
-    def _at_the_ends(self, position: int, layer: int, one: StagePass) -> tuple[Buffers, Buffers]:
+    def _at_the_ends(
+        self, position: int, layer: int, stage_pass: StagePass
+    ) -> tuple[Buffers, Buffers]:
         """More buffers that the first and the last layer of a pass read and write."""
         reads: Buffers = ()
         writes: Buffers = ()
-        if position == 0 and one.is_received:
-            reads = (("inbox", self.shape.receipts.room_of(one)),)
-        if position == self._num_layers(one) - 1 and one.is_sent:
-            writes = (("outbox", one.number % RING),)
+        if position == 0 and stage_pass.is_received:
+            reads = (("inbox", self.shape.receipts.room_of(stage_pass)),)
+        if position == self._num_layers(stage_pass) - 1 and stage_pass.is_sent:
+            writes = (("outbox", stage_pass.number % RING),)
         if layer == self.shape.last_layer and self.shape.has_head:
-            if one.kind == "F":
+            if stage_pass.kind == "F":
                 writes = (*writes, ("losses",))
             elif self.shape.clips:
                 # Gradients are scaled by a number from the last report.
@@ -230,19 +240,21 @@ class Pace:
         for number, task in self.tasks.items():
             self._add(number, task)
         played = sorted(self.tasks.keys() - self.memory, key=self._turn_in_table)
-        place = {number: place for place, number in enumerate(played)}
+        position_of = {number: place for place, number in enumerate(played)}
         closing = self._stands_for(*self.hazards.last(_PASSES)) - {self.computing[-1]}
         return PacedTasks(
             tasks=[self.tasks[number] for number in played],
             for_ends=[
-                (place[source], place[number])
+                (position_of[source], position_of[number])
                 for number in played
                 for source in sorted(self.sources[number] - {_BEFORE})
             ],
-            for_starts=[(place[source], place[number]) for source, number in self.for_starts],
+            for_starts=[
+                (position_of[source], position_of[number]) for source, number in self.for_starts
+            ],
             opening=[self._opens(number) for number in played],
             late=[self._is_late(number) for number in played],
-            closing=[place[number] for number in sorted(closing)],
+            closing=[position_of[number] for number in sorted(closing)],
         )
 
     def _add(self, number: int, task: PassTask) -> None:

@@ -88,26 +88,28 @@ def _made(text_of: Callable[[int, int], str], num_stages: int, micro_batches: in
 def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:
     """Refuse a stage whose passes are not all there once, or not in a possible order."""
     places: dict[OrderedPass, int] = {}
-    for place, one in enumerate(stage):
-        if one.micro_batch >= order.micro_batches:
+    for place, ordered_pass in enumerate(stage):
+        if ordered_pass.micro_batch >= order.micro_batches:
             have = f"the plan's micro-batches are 0 to {order.micro_batches - 1}"
             remedy = "leave it out, or give the order of a plan with more"
-            refuse_word(order.line(number), order.word(one), f"is of none: {have}: {remedy}")
-        if one in places:
+            refuse_word(
+                order.line(number), order.word(ordered_pass), f"is of none: {have}: {remedy}"
+            )
+        if ordered_pass in places:
             problem = "is there twice: leave one of the two out"
-            refuse_word(order.line(number), order.word(one), problem)
-        places[one] = place
-    for one in _needed(order, stage):
-        if one not in places:
-            either = ", or leave every W of the line out" if one.kind == "W" else ""
+            refuse_word(order.line(number), order.word(ordered_pass), problem)
+        places[ordered_pass] = place
+    for ordered_pass in _needed(order, stage):
+        if ordered_pass not in places:
+            either = ", or leave every W of the line out" if ordered_pass.kind == "W" else ""
             problem = f"is missing: put it where it is to run{either}"
-            refuse_word(order.line(number), order.word(one), problem)
+            refuse_word(order.line(number), order.word(ordered_pass), problem)
     for kind, before, noun in _AFTER:
-        for one, place in places.items():
-            needed = OrderedPass(before, one.chunk, one.micro_batch)
-            if one.kind == kind and places[needed] > place:
+        for ordered_pass, place in places.items():
+            needed = OrderedPass(before, ordered_pass.chunk, ordered_pass.micro_batch)
+            if ordered_pass.kind == kind and places[needed] > place:
                 problem = f"comes before {order.word(needed)}, {noun}: put it after that one"
-                refuse_word(order.line(number), order.word(one), problem)
+                refuse_word(order.line(number), order.word(ordered_pass), problem)
 
 
 def _needed(order: PipelineOrder, stage: StageOrder) -> Iterator[OrderedPass]:
@@ -122,13 +124,13 @@ def _check_no_circle(order: PipelineOrder) -> None:
     """Play all stages as far as inputs come; refuse an order in which some stage cannot end."""
     passes = passes_of(order)
     done = [0] * order.num_stages
-    for one in in_turn(passes):
-        done[one.stage] += 1
+    for stage_pass in in_turn(passes):
+        done[stage_pass.stage] += 1
     # Of each stage that stopped short, the pass that waits.
     stopped = {
-        stage: of_stage.passes[place]
-        for stage, (of_stage, place) in enumerate(zip(passes, done, strict=True))
-        if place < len(of_stage)
+        stage: of_stage.passes[number]
+        for stage, (of_stage, number) in enumerate(zip(passes, done, strict=True))
+        if number < len(of_stage)
     }
     if stopped:
         _refuse_circle(order, stopped)
@@ -137,18 +139,20 @@ def _check_no_circle(order: PipelineOrder) -> None:
 def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> NoReturn:
     """Refuse passes that wait for one another: each waits for its input, which the next blocks."""
     seen = []
-    one = next(iter(stopped.values()))
-    while one not in seen:
-        seen.append(one)
-        assert one.needs is not None, "only an input keeps a stage waiting"
-        one = stopped[one.needs[0]]
-    circle = seen[seen.index(one) :]
+    waiting = next(iter(stopped.values()))
+    while waiting not in seen:
+        seen.append(waiting)
+        assert waiting.needs is not None, "only an input keeps a stage waiting"
+        waiting = stopped[waiting.needs[0]]
+    circle = seen[seen.index(waiting) :]
     waits = []
-    for one in circle[:_NAMED]:
-        assert one.needs is not None
-        first = stopped[one.needs[0]]
-        after = "" if first.key == one.needs else f", which is after {_words(order, first.key)}"
-        waits.append(f"{_words(order, one.key)} waits for {_words(order, one.needs)}{after}")
+    for waiting in circle[:_NAMED]:
+        assert waiting.needs is not None
+        first = stopped[waiting.needs[0]]
+        after = "" if first.key == waiting.needs else f", which is after {_words(order, first.key)}"
+        waits.append(
+            f"{_words(order, waiting.key)} waits for {_words(order, waiting.needs)}{after}"
+        )
     more = "; and so on" if len(circle) > _NAMED else ""
     reject(
         f"passes wait for one another in a circle: {'; '.join(waits)}{more}: put one of them "

@@ -117,32 +117,32 @@ class _Tasks:
         receipts: dict[int, list[Receipt]] = defaultdict(list)
         for receipt in self.shape.receipts.receipts:
             receipts[receipt.before].append(receipt)
-        for one in self.shape.passes:
+        for stage_pass in self.shape.passes:
             # What later passes need may come while this one computes.
-            for receipt in receipts[one.number]:
+            for receipt in receipts[stage_pass.number]:
                 yield self._receive(receipt)
-            for task in self.tasks.of_pass(one):
-                yield self._op(task, one)
-            yield from self._send(one)
+            for task in self.tasks.of_pass(stage_pass):
+                yield self._op(task, stage_pass)
+            yield from self._send(stage_pass)
         yield from self._end()
 
-    def _op(self, task: PassTask, one: StagePass) -> Op:
+    def _op(self, task: PassTask, stage_pass: StagePass) -> Op:
         row = task.row
         return Op(
             task=Action(
-                stage=one.stage,
+                stage=stage_pass.stage,
                 kind=row.kind,
                 direction=row.direction,
                 layer=task.layer,
-                micro_batch=one.micro_batch,
+                micro_batch=stage_pass.micro_batch,
             )
             if isinstance(row, Task)
             else row,
             lane=task.lane,
-            phase=one.phase,
+            phase=stage_pass.phase,
             entry=task.entry,
-            of=one,
-            room=self.shape.receipts.room_of(one),
+            of=stage_pass,
+            room=self.shape.receipts.room_of(stage_pass),
             reads=task.reads,
             writes=task.writes,
         )
@@ -169,32 +169,36 @@ class _Tasks:
         lane = self._lane("receive", receipt.of, source.stage, self.shape.stage)
         return self._transfer("Y", lane, receipt.of, writes=(("inbox", receipt.room),))
 
-    def _send(self, one: StagePass) -> Iterator[Op]:
-        if one.goes_to is not None and one.is_sent:
-            lane = self._lane("send", one, self.shape.stage, one.goes_to.stage)
-            yield self._transfer("X", lane, one, reads=(("outbox", one.number % RING),))
+    def _send(self, stage_pass: StagePass) -> Iterator[Op]:
+        if stage_pass.goes_to is not None and stage_pass.is_sent:
+            lane = self._lane("send", stage_pass, self.shape.stage, stage_pass.goes_to.stage)
+            yield self._transfer(
+                "X", lane, stage_pass, reads=(("outbox", stage_pass.number % RING),)
+            )
 
-    def _lane(self, way: Transfer, one: StagePass, sender: int, receiver: int) -> Lane:
-        return lane_of_transfer(way, one.kind, sender, receiver, self.shape.num_stages)
+    def _lane(self, way: Transfer, stage_pass: StagePass, sender: int, receiver: int) -> Lane:
+        return lane_of_transfer(way, stage_pass.kind, sender, receiver, self.shape.num_stages)
 
     def _transfer(
         self,
         kind: Kind,
         lane: Lane,
-        one: StagePass,
+        stage_pass: StagePass,
         *,
         reads: Buffers = (),
         writes: Buffers = (),
     ) -> Op:
-        above = (one.kind == "F") == (kind == "X")
-        layers = self.shape.chunks[one.chunk].layers
+        above = (stage_pass.kind == "F") == (kind == "X")
+        layers = self.shape.chunks[stage_pass.chunk].layers
         layer = layers[-1] if above else layers[0]
         return Op(
-            task=Action(stage=one.stage, kind=kind, layer=layer, micro_batch=one.micro_batch),
+            task=Action(
+                stage=stage_pass.stage, kind=kind, layer=layer, micro_batch=stage_pass.micro_batch
+            ),
             lane=lane,
-            phase=one.phase,
-            of=one,
-            room=self.shape.receipts.room_of(one),
+            phase=stage_pass.phase,
+            of=stage_pass,
+            room=self.shape.receipts.room_of(stage_pass),
             reads=reads,
             writes=writes,
         )

@@ -61,9 +61,9 @@ def layer_at(position: int, num_layers: int, phase: Phase) -> int:
     return position if goes_up(phase) else num_layers - 1 - position
 
 
-def layers_above(place: Place, phase: Phase, depth: int) -> int:
+def layers_above(at: Place, phase: Phase, depth: int) -> int:
     """The distance, in layers, from the layer that computes in a slot up to a task's layer."""
-    return _AWAY[place] * (depth if goes_up(phase) else -depth)
+    return _AWAY[at] * (depth if goes_up(phase) else -depth)
 
 
 def slots_of(num_layers: int, depth: int) -> range:
@@ -127,13 +127,13 @@ def parts_of_plan(plan: Plan, placement: Placement) -> list[StagePart]:
     begin = 1
     for stage, chunk in placement.places:
         count = shares[stage][chunk]
-        own, ways[stage] = ways[stage][:count], ways[stage][count:]
+        treatments, ways[stage] = ways[stage][:count], ways[stage][count:]
         parts.append(
             StagePart(
                 stage=stage,
                 chunk=chunk,
                 blocks=range(begin, begin + count),
-                treated={name: own.count(name) for name in counts_of_blocks()},
+                treated={name: treatments.count(name) for name in counts_of_blocks()},
                 has_embedding=not parts,
                 has_head=len(parts) == len(placement.stages) - 1,
             )
@@ -172,8 +172,8 @@ def shares_table(plan: Plan) -> bool:
     If weights or gradients come and go layer by layer, embedding and head have a table each.
     """
     first, last = ends_of_plan(plan)
-    own = plan.stages[first]
-    return first == last and (replicas_of(own) == 1 or own.zero <= 1)
+    stage_plan = plan.stages[first]
+    return first == last and (replicas_of(stage_plan) == 1 or stage_plan.zero <= 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,9 +223,9 @@ class StageShape:
         routers: Routers = "none",
     ) -> Self:
         """The shape of one of a plan's stages."""
-        own, ends = plan.stages[stage], ends_of_plan(plan)
-        replicas = replicas_of(own)
-        zero = own.zero if replicas > 1 else 0
+        stage_plan, ends = plan.stages[stage], ends_of_plan(plan)
+        replicas = replicas_of(stage_plan)
+        zero = stage_plan.zero if replicas > 1 else 0
         shares = tied and stage in ends and shares_table(plan)
         passes = passes_of_plan(plan)
         return cls(
@@ -241,7 +241,7 @@ class StageShape:
             chunks=_chunks(plan, stage, passes[stage]),
             zero=zero,
             replicas=replicas,
-            offload=own.offload,
+            offload=stage_plan.offload,
             clips=clips,
             routers=routers,
             ties=tied and stage in ends and not shares,
@@ -273,23 +273,23 @@ class StageShape:
         """Whether a layer is one of the stage's blocks."""
         return any(layer in chunk.blocks for chunk in self.chunks)
 
-    def layer_at(self, position: int, one: StagePass) -> int:
+    def layer_at(self, position: int, stage_pass: StagePass) -> int:
         """The layer that a pass meets at a position."""
-        layers = self.chunks[one.chunk].layers
-        return layers[layer_at(position, len(layers), one.phase)]
+        layers = self.chunks[stage_pass.chunk].layers
+        return layers[layer_at(position, len(layers), stage_pass.phase)]
 
-    def entry_at(self, position: int, one: StagePass, depth: int = RING - 1) -> int:
+    def entry_at(self, position: int, stage_pass: StagePass, depth: int = RING - 1) -> int:
         """The entry of the rings that a pass's layer at a position takes."""
         sizes = tuple(len(chunk.layers) for chunk in self.chunks)
-        before = _layers_before(self.passes, sizes)[one.number]
+        before = _layers_before(self.passes, sizes)[stage_pass.number]
         return entry_of(before, position, depth)
 
     def entry_at_step(self, layer: int) -> int:
         """The entry of the rings that a layer takes when it is stepped."""
-        for one in self.passes:
-            layers = self.chunks[one.chunk].layers
-            if one.phase == "first_forward" and layer in layers:
-                return self.entry_at(layers.index(layer), one)
+        for stage_pass in self.passes:
+            layers = self.chunks[stage_pass.chunk].layers
+            if stage_pass.phase == "first_forward" and layer in layers:
+                return self.entry_at(layers.index(layer), stage_pass)
         raise AssertionError(layer)
 
     @property

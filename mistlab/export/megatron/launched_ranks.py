@@ -170,50 +170,50 @@ class _Said:
 
 
 def read_ranks(
-    launch: Launch, text: str, found: Found, given: Given, beside: Callable[[str], str | None]
+    launch: Launch, text: str, draft: Found, given: Given, beside: Callable[[str], str | None]
 ) -> None:
     """Set the nodes and the GPUs of a node, as far as launchers say them."""
-    _tell_of_unread(text, found)
+    _tell_of_unread(text, draft)
     counts = _counts(launch, text)
-    _places(counts, found, beside)
-    is_placed = found.gpus_per_node is not None or given.gpus_per_node is not None
+    _places(counts, draft, beside)
+    is_placed = draft.gpus_per_node is not None or given.gpus_per_node is not None
     for name in _DIRECT:
         if name in counts:
-            _settle(name, counts[name], found, getattr(given, name))
-    if found.gpus_per_node is None and "gpus" in counts:
-        _settle("gpus_per_node", counts["gpus"], found, given.gpus_per_node)
-    divides = _ALL in counts and found.gpus_per_node is None
+            _settle(name, counts[name], draft, getattr(given, name))
+    if draft.gpus_per_node is None and "gpus" in counts:
+        _settle("gpus_per_node", counts["gpus"], draft, given.gpus_per_node)
+    divides = _ALL in counts and draft.gpus_per_node is None
     if _ALL in counts:
-        _divide(counts[_ALL], found, given)
+        _divide(counts[_ALL], draft, given)
     if not is_placed:
-        _tell_of_tasks(counts, found, _ALL if divides else _IN_NODE)
-    if found.nodes is None and not counts.keys() & {_NODES, _ALL} and _by_torch(launch.started):
+        _tell_of_tasks(counts, draft, _ALL if divides else _IN_NODE)
+    if draft.nodes is None and not counts.keys() & {_NODES, _ALL} and _by_torch(launch.started):
         # torchrun's default.
-        found.nodes = 1
+        draft.nodes = 1
 
 
-def _tell_of_unread(text: str, found: Found) -> None:
+def _tell_of_unread(text: str, draft: Found) -> None:
     """Tell of numbers on lines of a batch system that stand where it does not read them."""
     for directive in directives(text):
-        words = [Word(text=part) for part in directive.words.split()]
-        if not directive.read and _options_of(words, _OPTIONS["srun"]):
+        directive_words = [Word(text=part) for part in directive.words.split()]
+        if not directive.read and _options_of(directive_words, _OPTIONS["srun"]):
             reason = "stands behind the first command, where Slurm does not read it"
             where = f"#SBATCH {directive.words} (line {directive.line})"
-            found.remark("contradicting", "nodes", f"{where}: {reason}")
+            draft.remark("contradicting", "nodes", f"{where}: {reason}")
 
 
-def _tell_of_tasks(counts: Mapping[str, _Said], found: Found, kind: str) -> None:
+def _tell_of_tasks(counts: Mapping[str, _Said], draft: Found, kind: str) -> None:
     """Tell where a batch system's tasks are taken as GPUs, unless it says as many GPUs."""
-    said, gpus = counts.get(kind), counts.get("gpus")
-    if said is None or not said.by_slurm:
+    tasks, gpus = counts.get(kind), counts.get("gpus")
+    if tasks is None or not tasks.by_slurm:
         return
-    number = str(found.gpus_per_node)
+    number = str(draft.gpus_per_node)
     if gpus is None:
-        text = f"{number}, one for each task of {_where(said)}: Slurm is asked for no GPUs"
-        found.remark("assumed", "gpus_per_node", text)
+        text = f"{number}, one for each task of {_where(tasks)}: Slurm is asked for no GPUs"
+        draft.remark("assumed", "gpus_per_node", text)
     elif gpus.word.text.isdecimal() and gpus.word.text != number:
-        text = f"{number} tasks a node by {_where(said)}, but {_where(gpus)} {gpus.word.text}"
-        found.remark("contradicting", "gpus_per_node", f"{text}: took the tasks, one for each GPU")
+        text = f"{number} tasks a node by {_where(tasks)}, but {_where(gpus)} {gpus.word.text}"
+        draft.remark("contradicting", "gpus_per_node", f"{text}: took the tasks, one for each GPU")
 
 
 def _by_torch(started: Iterable[Word]) -> bool:
@@ -223,21 +223,21 @@ def _by_torch(started: Iterable[Word]) -> bool:
 def _counts(launch: Launch, text: str) -> dict[str, _Said]:
     """What launchers count, the innermost first; a batch system fills what they leave unknown."""
     counts: dict[str, _Said] = {}
-    for name, words in reversed(_launchers(launch.started)):
-        for kind, said in _options_of(words, _OPTIONS[name]):
-            if not _starts_starters(name, kind, said):
-                counts.setdefault(kind, said)
-    for kind, said in _options_of(_batch_words(text), _OPTIONS["srun"]):
-        known = counts.setdefault(kind, said)
-        if known.word.unknown is not None and said.word.unknown is None:
-            counts[kind] = said
+    for name, launcher_words in reversed(_launchers(launch.started)):
+        for kind, stated in _options_of(launcher_words, _OPTIONS[name]):
+            if not _starts_starters(name, kind, stated):
+                counts.setdefault(kind, stated)
+    for kind, stated in _options_of(_batch_words(text), _OPTIONS["srun"]):
+        known = counts.setdefault(kind, stated)
+        if known.word.unknown is not None and stated.word.unknown is None:
+            counts[kind] = stated
     return {kind: said for kind, said in counts.items() if not _starts_starters("srun", kind, said)}
 
 
-def _starts_starters(name: str, kind: str, said: _Said) -> bool:
+def _starts_starters(name: str, kind: str, stated: _Said) -> bool:
     """Whether a batch system starts one task on a node, which starts the processes of its GPUs."""
-    is_batch = name == "srun" and said.option in _OPTIONS["srun"]
-    return is_batch and kind in (_IN_NODE, _ALL) and said.word.text == "1"
+    is_batch = name == "srun" and stated.option in _OPTIONS["srun"]
+    return is_batch and kind in (_IN_NODE, _ALL) and stated.word.text == "1"
 
 
 def _launchers(started: Iterable[Word]) -> list[tuple[str, list[Word]]]:
@@ -289,67 +289,67 @@ def _parts_of(text: str) -> tuple[str, str | None]:
     return name.replace("_", "-") if name.startswith("--") else name, value if equals else None
 
 
-def _places(counts: dict[str, _Said], found: Found, beside: Callable[[str], str | None]) -> None:
+def _places(counts: dict[str, _Said], draft: Found, beside: Callable[[str], str | None]) -> None:
     """Numbers of ranks by the hosts, slots and generic resources that launchers name."""
-    if (said := counts.get(_HOSTS)) is not None and said.word.unknown is None:
-        hosts = said.word.text.split("@")
-        found.nodes = len(hosts)
+    if (stated := counts.get(_HOSTS)) is not None and stated.word.unknown is None:
+        hosts = stated.word.text.split("@")
+        draft.nodes = len(hosts)
         places = [host.partition(":")[2] for host in hosts]
         if all(places):
-            found.gpus_per_node = max(len(place.split(",")) for place in places)
-    elif (said := counts.get("hostfile")) is not None and (text := beside(said.word.text)):
+            draft.gpus_per_node = max(len(place.split(",")) for place in places)
+    elif (stated := counts.get("hostfile")) is not None and (text := beside(stated.word.text)):
         slots = re.findall(r"^[^#\s]\S*\s+slots\s*=\s*(\d+)", text, re.MULTILINE)
         if slots and _NODES not in counts:
-            found.nodes = len(slots)
+            draft.nodes = len(slots)
         if slots and _IN_NODE not in counts:
-            found.gpus_per_node = max(map(int, slots))
-    if (said := counts.get("gpus")) is not None and said.word.unknown is None:
-        number = said.word.text.rpartition(":")[2]
-        counts["gpus"] = _Said(said.option, Word(text=number, line=said.word.line))
+            draft.gpus_per_node = max(map(int, slots))
+    if (stated := counts.get("gpus")) is not None and stated.word.unknown is None:
+        number = stated.word.text.rpartition(":")[2]
+        counts["gpus"] = _Said(stated.option, Word(text=number, line=stated.word.line))
         if not number.isdecimal():
             del counts["gpus"]
-    if (said := counts.get("ppr")) is not None:
-        match = re.fullmatch(r"ppr:(\d+):node.*", said.word.text)
+    if (stated := counts.get("ppr")) is not None:
+        match = re.fullmatch(r"ppr:(\d+):node.*", stated.word.text)
         if match:
-            counts.setdefault(_IN_NODE, _Said(said.option, Word(text=match[1])))
+            counts.setdefault(_IN_NODE, _Said(stated.option, Word(text=match[1])))
 
 
-def _settle(name: str, said: _Said, found: Found, given: int | None) -> None:
+def _settle(name: str, stated: _Said, draft: Found, given: int | None) -> None:
     """A number that a launcher says; refuses an unknown one unless it is given."""
-    word = said.word
-    if getattr(found, name) is not None:
+    word = stated.word
+    if getattr(draft, name) is not None:
         return
     if word.unknown is None and word.text.isdecimal():
-        setattr(found, name, checked_whole(_where(said), word.text))
+        setattr(draft, name, checked_whole(_where(stated), word.text))
     elif given is None:
         option = f"--{name.replace('_', '-')}"
         reason = word.unknown or f"{word.text} is no number: give one"
-        reject(f"{said.option}: {reason}, or {option} N")
+        reject(f"{stated.option}: {reason}, or {option} N")
 
 
-def _divide(said: _Said, found: Found, given: Given) -> None:
+def _divide(stated: _Said, draft: Found, given: Given) -> None:
     """Processes of all nodes, divided among the nodes."""
-    word, nodes = said.word, given.nodes or found.nodes
-    in_node = given.gpus_per_node or found.gpus_per_node
+    word, nodes = stated.word, given.nodes or draft.nodes
+    in_node = given.gpus_per_node or draft.gpus_per_node
     if nodes is not None and in_node is not None:
         return
     if word.unknown is not None or not word.text.isdecimal():
         reason = word.unknown or f"{word.text} is no number: give one"
-        reject(f"{said.option}: {reason}, or --nodes N --gpus-per-node N")
-    ranks = checked_whole(_where(said), word.text)
+        reject(f"{stated.option}: {reason}, or --nodes N --gpus-per-node N")
+    ranks = checked_whole(_where(stated), word.text)
     if nodes is None:
         size = in_node or given.hardware.node.gpus
-        nodes = found.nodes = max(ranks // size, 1)
+        nodes = draft.nodes = max(ranks // size, 1)
         if in_node is None:
-            text = f"{nodes}, for {said.option} {ranks} starts processes on nodes of {size} GPUs"
-            found.remark("assumed", "nodes", text)
+            text = f"{nodes}, for {stated.option} {ranks} starts processes on nodes of {size} GPUs"
+            draft.remark("assumed", "nodes", text)
     if ranks % nodes:
         reject(
-            f"{_where(said)}: {ranks} processes do not divide over {nodes} nodes: give others by "
+            f"{_where(stated)}: {ranks} processes do not divide over {nodes} nodes: give others by "
             "--nodes and --gpus-per-node"
         )
-    found.gpus_per_node = ranks // nodes
+    draft.gpus_per_node = ranks // nodes
 
 
-def _where(said: _Said) -> str:
-    return f"{said.option}: line {said.word.line}" if said.word.line else said.option
+def _where(stated: _Said) -> str:
+    return f"{stated.option}: line {stated.word.line}" if stated.word.line else stated.option

@@ -54,30 +54,30 @@ def is_by_deepspeed(options: Options) -> bool:
     return options.has("--deepspeed")
 
 
-def read_deepspeed(options: Options, found: Found, files: Files) -> None:
+def read_deepspeed(options: Options, draft: Found, files: Files) -> None:
     """ZeRO, offloading, batches and precision of a line that DeepSpeed's engine runs."""
-    found.overlaps = False
+    draft.overlaps = False
     level = options.whole(_STAGE, minimum=0)
     if level is not None and level not in _LEVELS:
         reject(f"{options.where(_STAGE)}: {level} is unknown: give 0 to 3")
     name, text = _configuration(options, files)
     if text is None:
-        _without_configuration(options, found, name, level)
+        _without_configuration(options, draft, name, level)
     else:
         try:
-            _with_configuration(text, name, found, level)
+            _with_configuration(text, name, draft, level)
         except InputError as error:
             unknown = files.unknown_in(options.words[_CONFIG][0])
             reject(f"{_CONFIG}: {name}: {unknown or error}")
-    _offloads(options, found)
+    _offloads(options, draft)
 
 
-def read_ulysses(options: Options, found: Found) -> None:
+def read_ulysses(options: Options, draft: Found) -> None:
     """Ranks that exchange tokens for heads, by DeepSpeed's name for their number."""
     ranks = options.whole("--ds-sequence-parallel-size")
     if ranks is not None and ranks > 1:
-        found.values["context_parallel"] = ranks
-        found.values["context_exchange"] = HEADS
+        draft.values["context_parallel"] = ranks
+        draft.values["context_exchange"] = HEADS
 
 
 def _configuration(options: Options, files: Files) -> tuple[str, str | None]:
@@ -91,7 +91,7 @@ def _configuration(options: Options, files: Files) -> tuple[str, str | None]:
     return f"{name}{line}", files.text(name) if name else None
 
 
-def _without_configuration(options: Options, found: Found, name: str, level: int | None) -> None:
+def _without_configuration(options: Options, draft: Found, name: str, level: int | None) -> None:
     """ZeRO by the option alone, told as assumed; refuses where not even the option is given."""
     del options
     missing = f"{name} is not at hand" if name else f"{_CONFIG} is not given"
@@ -103,72 +103,80 @@ def _without_configuration(options: Options, found: Found, name: str, level: int
     text = (
         f"ZeRO-{level} of {_STAGE} with nothing offloaded, for {missing}: put it beside the script"
     )
-    found.remark("assumed", _CONFIG, text)
-    found.values["zero"] = level
+    draft.remark("assumed", _CONFIG, text)
+    draft.values["zero"] = level
 
 
-def _with_configuration(text: str, name: str, found: Found, level: int | None) -> None:
-    top = Section(parse_json(text), "", found)
+def _with_configuration(text: str, name: str, draft: Found, level: int | None) -> None:
+    top = Section(parse_json(text), "", draft)
     section = top.section("zero_optimization")
-    read_states(section, found)
-    if level is not None and found.values["zero"] != level:
-        said = f"{_STAGE} {level}, but {name} has stage {found.values['zero']}: took the file's"
-        found.remark("contradicting", "zero", said)
-    if found.num_stages > 1 and found.values["zero"] > 1:
-        said = f"ZeRO-{found.values['zero']} in a pipeline, which DeepSpeed refuses: taken as it is"
-        found.remark("contradicting", "zero", said)
-    _batches(top, name, found)
+    read_states(section, draft)
+    if level is not None and draft.values["zero"] != level:
+        text_of_remark = (
+            f"{_STAGE} {level}, but {name} has stage {draft.values['zero']}: took the file's"
+        )
+        draft.remark("contradicting", "zero", text_of_remark)
+    if draft.num_stages > 1 and draft.values["zero"] > 1:
+        text_of_remark = (
+            f"ZeRO-{draft.values['zero']} in a pipeline, which DeepSpeed refuses: taken as it is"
+        )
+        draft.remark("contradicting", "zero", text_of_remark)
+    _batches(top, name, draft)
     halves = [half for half in _HALVES if top.section(half).switch("enabled")]
-    if halves and found.precision not in (*halves, "fp8", "fp4"):
-        if found.precision != "fp32":
-            said = f"--{found.precision}, but {name} enables {halves[-1]}: took the file's"
-            found.remark("contradicting", "precision", said)
-        found.precision = "bf16" if "bf16" in halves else "fp16"
+    if halves and draft.precision not in (*halves, "fp8", "fp4"):
+        if draft.precision != "fp32":
+            text_of_remark = (
+                f"--{draft.precision}, but {name} enables {halves[-1]}: took the file's"
+            )
+            draft.remark("contradicting", "precision", text_of_remark)
+        draft.precision = "bf16" if "bf16" in halves else "fp16"
     if top.section("activation_checkpointing").switch("cpu_checkpointing"):
-        found.values["offload_activations"] = 1.0
+        draft.values["offload_activations"] = 1.0
     top.section("activation_checkpointing").get("number_checkpoints")
-    _tell_of_rest(top, name, found)
+    _tell_of_rest(top, name, draft)
 
 
-def _tell_of_rest(top: Section, name: str, found: Found) -> None:
+def _tell_of_rest(top: Section, name: str, draft: Found) -> None:
     """Tell of settings that nobody reads; of those that cost nothing only how many they are."""
-    aside = len(found.remarks)
+    aside = len(draft.remarks)
     top.tell_of_rest(_HARMLESS)
-    told = found.remarks[aside:]
-    found.remarks[aside:] = [one for one in told if one.choice != "settings"]
-    calm = sum(len(one.text.partition(":")[0].split()) for one in told if one.choice == "settings")
+    settings = draft.remarks[aside:]
+    draft.remarks[aside:] = [one for one in settings if one.choice != "settings"]
+    calm = sum(
+        len(one.text.partition(":")[0].split()) for one in settings if one.choice == "settings"
+    )
     if calm:
         text = f"{calm} of {name} without effect on a step's cost"
-        found.remark("noted", "settings", text)
+        draft.remark("noted", "settings", text)
 
 
-def _batches(top: Section, name: str, found: Found) -> None:
+def _batches(top: Section, name: str, draft: Found) -> None:
     """Batches of the file where the line says none; the line's count where the two differ."""
     pairs = (
         ("train_batch_size", "global_batch", "--global-batch-size"),
         ("train_micro_batch_size_per_gpu", "micro_batch", "--micro-batch-size"),
     )
     for key, choice, option in pairs:
-        of_file, of_line = top.whole(key), getattr(found, choice)
+        of_file, of_line = top.whole(key), getattr(draft, choice)
         if of_line is None:
-            setattr(found, choice, of_file)
+            setattr(draft, choice, of_file)
         elif of_file is not None and of_file != of_line:
             text = f"{option} {of_line}, but {name} has {key} {of_file}: took the option's"
-            found.remark("contradicting", choice, text)
-    found.micro_batches = found.steps = top.whole("gradient_accumulation_steps")
+            draft.remark("contradicting", choice, text)
+    draft.micro_batches = draft.steps = top.whole("gradient_accumulation_steps")
 
 
-def _offloads(options: Options, found: Found) -> None:
+def _offloads(options: Options, draft: Found) -> None:
     """What the line's own options put on the host."""
-    if options.has("--cpu-optimizer") and not found.values.get("offload_optimizer"):
+    if options.has("--cpu-optimizer") and not draft.values.get("offload_optimizer"):
         text = "--cpu-optimizer, but the configuration offloads no optimizer: taken as offloaded"
-        found.remark("contradicting", "offload.optimizer", text)
-        found.values["offload_optimizer"] = found.values["offload_gradients"] = 1.0
-        found.values["zero"] = max(found.values["zero"], 1)
+        draft.remark("contradicting", "offload.optimizer", text)
+        draft.values["offload_optimizer"] = draft.values["offload_gradients"] = 1.0
+        draft.values["zero"] = max(draft.values["zero"], 1)
     options.has("--cpu-torch-adam")
     device = options.choice("--remote-device", ("none", "cpu", "nvme")) or "none"
-    if device != "none" and found.values["zero"] == max(_LEVELS):
-        found.values["offload_weights"] = 1.0
+    if device != "none" and draft.values["zero"] == max(_LEVELS):
+        draft.values["offload_weights"] = 1.0
     elif device != "none":
         text = f"--remote-device {device} counts under ZeRO-3 alone: ignored"
-        found.remark("contradicting", "offload.weights", text)
+        draft.remark("contradicting", "offload.weights", text)

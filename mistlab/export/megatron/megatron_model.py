@@ -116,7 +116,7 @@ _PLAIN_FOLDERS = frozenset(
 _NAMES = ("--tokenizer-model", "--tokenizer-name-or-path")
 
 
-def vocab_of(options: Options, found: Found, given: int | None = None) -> int:
+def vocab_of(options: Options, draft: Found, given: int | None = None) -> int:
     """The vocabulary in training, padded as Megatron-LM does unless plans would pad it so
     themselves; ``given`` is what a user says beside the file."""
     if given is not None:
@@ -125,7 +125,7 @@ def vocab_of(options: Options, found: Found, given: int | None = None) -> int:
         return whole
     if (patched := _patched(options)) is not None:
         return patched
-    return _padded(options, _tokens(options, found))
+    return _padded(options, _tokens(options, draft))
 
 
 def _patched(options: Options) -> int | None:
@@ -141,29 +141,29 @@ def _patched(options: Options) -> int | None:
     return None
 
 
-def _tokens(options: Options, found: Found) -> int:
+def _tokens(options: Options, draft: Found) -> int:
     """The tokens of a line's tokenizer, special ones included."""
-    said, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
+    stated, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
     if kind is not None and kind.startswith(_OF_ENCODERS):
         where = options.where("--tokenizer-type")
         reject(f"{where}: {kind} is of encoders: give a launch line that trains a decoder")
-    if kind in _NULL and said is not None:
-        text = f"{said + 1} tokens: {kind} adds one to --vocab-size {said}, up to core 0.18"
-        found.remark("assumed", "model.vocab", text)
-        return said + 1
+    if kind in _NULL and stated is not None:
+        text = f"{stated + 1} tokens: {kind} adds one to --vocab-size {stated}, up to core 0.18"
+        draft.remark("assumed", "model.vocab", text)
+        return stated + 1
     known = _known(options, kind)
-    if said is not None:
-        if known is not None and _padded(options, known) != _padded(options, said):
+    if stated is not None:
+        if known is not None and _padded(options, known) != _padded(options, stated):
             text = (
-                f"--vocab-size {said}, but the tokenizer has {known} tokens: took the tokenizer's"
+                f"--vocab-size {stated}, but the tokenizer has {known} tokens: took the tokenizer's"
             )
-            found.remark("contradicting", "model.vocab", text)
+            draft.remark("contradicting", "model.vocab", text)
             return known
-        return said
+        return stated
     if known is None:
         raise _unknown(options, kind)
     text = f"{known} tokens, as {_words(options, kind)} has: --vocab-size is not given"
-    found.remark("assumed", "model.vocab", text)
+    draft.remark("assumed", "model.vocab", text)
     return known
 
 
@@ -317,8 +317,8 @@ def _kinds(model: ModelSpec) -> Iterator[str]:
         yield "--swiglu"
     elif model.activation == "relu2":
         yield "--squared-relu"
-    words = {position: word for word, position in _POSITIONS.items()}
-    yield f"--position-embedding-type {words[model.position_embedding]}"
+    option_words = {position: word for word, position in _POSITIONS.items()}
+    yield f"--position-embedding-type {option_words[model.position_embedding]}"
     if model.position_embedding == "rotary":
         if model.rotary_fraction != 1 and model.latent is None:
             yield f"--rotary-percent {model.rotary_fraction!r}"
@@ -327,14 +327,14 @@ def _kinds(model: ModelSpec) -> Iterator[str]:
 
 
 def model_of(
-    options: Options, found: Found, vocab: int | None = None, program: str = ""
+    options: Options, draft: Found, vocab: int | None = None, program: str = ""
 ) -> ModelSpec:
     """The model that options describe; ``vocab`` is a vocabulary that is given beside them."""
     hidden, heads = _needed(options, "--hidden-size"), _needed(options, "--num-attention-heads")
     layers, hybrid = _layers_of(options, hidden, program)
-    gated = _is_gated(options, found)
+    gated = _is_gated(options, draft)
     ffn = options.whole("--ffn-hidden-size") or _default_ffn(options, hidden)
-    position = _position(options, found)
+    position = _position(options, draft)
     channels = options.whole("--kv-channels")
     percent = options.number("--rotary-percent", 1.0, maximum=1)
     base = options.number("--rotary-base", ROTARY_BASE)
@@ -348,7 +348,7 @@ def model_of(
     }
     fields |= {} if channels is None else {"head_dim": channels}
     fields |= {"rotary_fraction": percent if is_rotary else 0.0}
-    parts = parts_of(options, found, layers, ffn)
+    parts = parts_of(options, draft, layers, ffn)
     if hybrid:
         _check_hybrid(parts)
     fields |= parts | hybrid
@@ -357,13 +357,13 @@ def model_of(
         hidden=hidden,
         layers=fields.pop("layers", layers),
         heads=heads,
-        kv_heads=_key_heads(options, found, heads),
+        kv_heads=_key_heads(options, draft, heads),
         ffn=ffn,
         rotary_base=base if is_rotary else ROTARY_BASE,
         tied_embeddings=not options.has("--untie-embeddings-and-output-weights"),
-        biases=_has_biases(options, found),
-        **_dropout(options, found),
-        vocab=vocab_of(options, found, vocab),
+        biases=_has_biases(options, draft),
+        **_dropout(options, draft),
+        vocab=vocab_of(options, draft, vocab),
         **fields,
     )
 
@@ -391,7 +391,7 @@ def _family(fields: Mapping[str, Any]) -> Family:
     return "gpt"
 
 
-def _is_gated(options: Options, found: Found) -> bool:
+def _is_gated(options: Options, draft: Found) -> bool:
     """Whether the network has a gate; a gate of another kind than SwiGLU's is told."""
     word = options.choice("--glu-activation", ("swiglu", "geglu", "reglu", "liglu"))
     if options.has("--swiglu") or word == "swiglu":
@@ -401,7 +401,7 @@ def _is_gated(options: Options, found: Found) -> bool:
         kinds.append(f"--glu-activation {word}")
     for kind in kinds:
         text = "the gate is taken as SwiGLU's, which costs as much"
-        found.remark("assumed", kind, text)
+        draft.remark("assumed", kind, text)
     return bool(kinds)
 
 
@@ -413,11 +413,11 @@ def _activation(options: Options, *, gated: bool) -> str:
 
 def _norm(options: Options) -> str:
     known = (*_NORMS, "layernorm1p")
-    said = options.choice("--normalization", known) or "LayerNorm"
-    return "rmsnorm" if options.has("--use-rmsnorm") else _NORMS.get(said, "layernorm")
+    stated = options.choice("--normalization", known) or "LayerNorm"
+    return "rmsnorm" if options.has("--use-rmsnorm") else _NORMS.get(stated, "layernorm")
 
 
-def _key_heads(options: Options, found: Found, heads: int) -> int:
+def _key_heads(options: Options, draft: Found, heads: int) -> int:
     """Heads of keys and values."""
     of_relatives = options.whole("--num-key-heads")
     if of_relatives is not None:
@@ -430,19 +430,19 @@ def _key_heads(options: Options, found: Found, heads: int) -> int:
         return groups or 1
     if groups is not None and groups != heads:
         text = f"--num-query-groups {groups} without --group-query-attention: heads share no keys"
-        found.remark("contradicting", "model.kv_heads", text)
+        draft.remark("contradicting", "model.kv_heads", text)
     return heads
 
 
-def _has_biases(options: Options, found: Found) -> bool:
+def _has_biases(options: Options, draft: Found) -> bool:
     """Whether products have biases."""
     without = [name for name in _WITHOUT_SOME_BIASES if options.has(name)]
     if without and not options.has("--disable-bias-linear"):
         # Pai-Megatron-Patch's switches leave biases to queries, keys and values at least.
         all_but_those = len(without) == len(_WITHOUT_SOME_BIASES)
-        said = "none" if all_but_those else "all products"
-        text = f"biases are taken in {said}, though some products alone have them"
-        found.remark("assumed", " ".join(without), text)
+        taken_in = "none" if all_but_those else "all products"
+        text = f"biases are taken in {taken_in}, though some products alone have them"
+        draft.remark("assumed", " ".join(without), text)
         return not all_but_those
     if is_of_epfl(options):
         return options.has("--use-bias")
@@ -474,24 +474,24 @@ def _needed(options: Options, name: str) -> int:
     return number
 
 
-def _position(options: Options, found: Found) -> str:
-    said = options.choice("--position-embedding-type", tuple(_READ_POSITIONS))
+def _position(options: Options, draft: Found) -> str:
+    stated = options.choice("--position-embedding-type", tuple(_READ_POSITIONS))
     if options.has("--use-rotary-position-embeddings"):
         return "rotary"
-    if said is None:
+    if stated is None:
         return "none" if options.has("--no-position-embedding") else "absolute"
-    if said == "mrope":
+    if stated == "mrope":
         reject(
             f"{options.where('--position-embedding-type')}: mrope turns the positions of images "
             "beside text, which no plan says: give a launch line that trains a decoder of text"
         )
-    if said == "alibi":
+    if stated == "alibi":
         text = "alibi: attention is taken without biases of positions"
-        found.remark("ignored", "--position-embedding-type", text)
-    return _READ_POSITIONS[said]
+        draft.remark("ignored", "--position-embedding-type", text)
+    return _READ_POSITIONS[stated]
 
 
-def _dropout(options: Options, found: Found) -> dict[str, float]:
+def _dropout(options: Options, draft: Found) -> dict[str, float]:
     """Dropout of tokens, and of attention's shares if it is another; a model without the first has
     none of the second."""
     names = ("--attention-dropout", "--hidden-dropout")
@@ -499,9 +499,9 @@ def _dropout(options: Options, found: Found) -> dict[str, float]:
     attention, hidden = (options.number(name, DROPOUT, maximum=1) for name in names)
     if silent:
         text = f"{DROPOUT}, Megatron-LM's default: {' and '.join(silent)} are not given"
-        found.remark("assumed", "model.dropout", text)
+        draft.remark("assumed", "model.dropout", text)
     if attention and not hidden:
         text = f"{attention:g} without --hidden-dropout: taken as 0"
-        found.remark("ignored", "--attention-dropout", text)
+        draft.remark("ignored", "--attention-dropout", text)
     differs = hidden and attention != hidden
     return {"dropout": hidden, **({"attention_dropout": attention} if differs else {})}

@@ -286,15 +286,15 @@ def _expert_options(experts: Experts, layers: int) -> Iterator[str]:
         yield f'--moe-layer-freq "([0]*{dense}+[1]*{layers - dense})"'
 
 
-def parts_of(options: Options, found: Found, layers: int, ffn: int) -> dict[str, Any]:
+def parts_of(options: Options, draft: Found, layers: int, ffn: int) -> dict[str, Any]:
     """The parts that options describe, as fields of a model."""
-    experts, blocks = experts_of(options, found, layers, ffn)
+    experts, blocks = experts_of(options, draft, layers, ffn)
     parts = {
         "experts": experts,
-        "window": _window_of(options, found),
-        "sinks": _has_sinks(options, found),
+        "window": _window_of(options, draft),
+        "sinks": _has_sinks(options, draft),
         "further_tokens": _further_tokens(options),
-        **_attention_of(options, found),
+        **_attention_of(options, draft),
     }
     parts |= _turns_of(options, blocks, layers)
     if parts.get("pattern") and (beside := _beside_pattern(parts)):
@@ -372,13 +372,13 @@ def _linear_blocks(every: int, layers: int) -> list[int]:
     return [int((block + 1) % every != 0) for block in range(layers)]
 
 
-def _attention_of(options: Options, found: Found) -> dict[str, Any]:
+def _attention_of(options: Options, draft: Found) -> dict[str, Any]:
     normalises = options.has("--qk-layernorm")
     if not options.has("--multi-latent-attention"):
         return {"qk_norm": normalises, "attention_gate": options.has("--attention-output-gate")}
     if not normalises:
         text = "latent vectors are taken as normalised: --qk-layernorm is not given"
-        found.remark("assumed", "model.latent", text)
+        draft.remark("assumed", "model.latent", text)
     plain = options.whole("--qk-head-dim") or HEAD_DIM
     rotated = options.whole("--qk-pos-emb-head-dim") or ROTATED
     latent = LatentAttention(
@@ -393,41 +393,43 @@ def _attention_of(options: Options, found: Found) -> dict[str, Any]:
     }
 
 
-def _window_of(options: Options, found: Found) -> Window | None:
+def _window_of(options: Options, draft: Found) -> Window | None:
     if (size := options.whole("--sliding-window")) is not None:
         return Window(size=size, full_every=0)
     text, every = options.text("--window-size"), options.text("--window-attn-skip-freq")
     if text is None:
         return None
-    words = [word for word in " ".join(options.all_words("--window-size")).split(",") if word]
-    left = checked_whole(options.where("--window-size"), words[0].strip(" ()") if words else "")
+    sizes = [word for word in " ".join(options.all_words("--window-size")).split(",") if word]
+    left = checked_whole(options.where("--window-size"), sizes[0].strip(" ()") if sizes else "")
     if every is not None and (not every.isdecimal() or int(every) < 2):
-        _tell_of_window(options, found, f"--window-size {text}", left, every)
+        _tell_of_window(options, draft, f"--window-size {text}", left, every)
         return None
     return Window(size=left, full_every=int(every or 0))
 
 
-def _tell_of_window(options: Options, found: Found, choice: str, size: int, every: str) -> None:
+def _tell_of_window(options: Options, draft: Found, choice: str, size: int, every: str) -> None:
     """A remark on a window that plans cannot say, unless it holds the whole sequence."""
     length = options.whole("--seq-length")
     if length is None or size < length:
-        told = f"--window-attn-skip-freq {every}: attention is taken over the whole sequence"
-        found.remark("ignored", choice, told)
+        text_of_remark = (
+            f"--window-attn-skip-freq {every}: attention is taken over the whole sequence"
+        )
+        draft.remark("ignored", choice, text_of_remark)
 
 
-def _has_sinks(options: Options, found: Found) -> bool:
-    said = options.choice("--softmax-type", ("vanilla", "off-by-one", "learnable"))
-    if said == "off-by-one":
+def _has_sinks(options: Options, draft: Found) -> bool:
+    stated = options.choice("--softmax-type", ("vanilla", "off-by-one", "learnable"))
+    if stated == "off-by-one":
         text = "off-by-one: taken as the plain softmax, which costs as much"
-        found.remark("ignored", "--softmax-type", text)
-    return said == "learnable"
+        draft.remark("ignored", "--softmax-type", text)
+    return stated == "learnable"
 
 
 def experts_of(
-    options: Options, found: Found, layers: int, ffn: int
+    options: Options, draft: Found, layers: int, ffn: int
 ) -> tuple[Experts | None, list[int]]:
     """The experts that options describe, and for each block whether it has them."""
-    count = _count_of(options, found)
+    count = _count_of(options, draft)
     if count is None:
         return None, []
     blocks = _expert_blocks(options, layers)
@@ -435,26 +437,26 @@ def experts_of(
     width = options.whole("--moe-ffn-hidden-size")
     if width is None:
         text = f"{ffn}, the network's own: --moe-ffn-hidden-size is not given"
-        found.remark("assumed", "model.experts.ffn", text)
+        draft.remark("assumed", "model.experts.ffn", text)
         width = ffn
     active = options.whole("--moe-router-topk")
     if active is None:
         active = 1 if is_of_deepspeed(options) else ACTIVE
         text = f"{active}, the default (1 up to core 0.4): --moe-router-topk is not given"
-        found.remark("assumed", "model.experts.active", text)
+        draft.remark("assumed", "model.experts.active", text)
     with within("model.experts"):
         experts = Experts(
             count=count,
             active=active,
             ffn=width,
-            shared_ffn=_shared_of(options, found, width, ffn),
+            shared_ffn=_shared_of(options, draft, width, ffn),
             hidden=options.whole("--moe-latent-size") or 0,
             dense_blocks=0 if 0 in blocks[dense:] else dense,
         )
     return experts, blocks
 
 
-def _count_of(options: Options, found: Found) -> int | None:
+def _count_of(options: Options, draft: Found) -> int | None:
     """The number of experts of a block that has any; None for a model without experts."""
     counts = {
         checked_whole(options.where("--num-experts"), word, minimum=0)
@@ -464,24 +466,24 @@ def _count_of(options: Options, found: Found) -> int | None:
     if "--num-experts" in options and not options.all_words("--num-experts"):
         options.text("--num-experts")
     if len(counts) > 1:
-        words = " ".join(options.words["--num-experts"])
+        every = " ".join(options.words["--num-experts"])
         reject(
-            f"{options.where('--num-experts')}: {words}: blocks have unlike numbers of experts, "
+            f"{options.where('--num-experts')}: {every}: blocks have unlike numbers of experts, "
             "which no model here has: give one number"
         )
     if 1 in counts and not is_of_deepspeed(options):
         text = "a single expert is taken as a network without a router"
-        found.remark("assumed", "--num-experts 1", text)
+        draft.remark("assumed", "--num-experts 1", text)
     return next((count for count in counts if count > 1), None)
 
 
-def _shared_of(options: Options, found: Found, width: int, ffn: int) -> int:
+def _shared_of(options: Options, draft: Found, width: int, ffn: int) -> int:
     """The width of the experts that every token takes."""
     shared = options.whole("--moe-shared-expert-intermediate-size")
     number = options.whole("--num-shared-experts")
     if options.choice("--mlp-type", ("standard", "residual")) == "residual":
         text = "residual: the network beside the experts is taken as one that every token takes"
-        found.remark("assumed", "--mlp-type", text)
+        draft.remark("assumed", "--mlp-type", text)
         return ffn
     if shared is None and number is not None:
         return number * width
@@ -532,9 +534,9 @@ def _list_of(node: ast.AST) -> list[int]:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return [*_list_of(left), *_list_of(right)]
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            one, times = _list_of(left), _number_of(right)
-            if len(one) * times <= _MOST_BLOCKS:
-                return one * times
+            repeated, times = _list_of(left), _number_of(right)
+            if len(repeated) * times <= _MOST_BLOCKS:
+                return repeated * times
         case _:
             pass
     raise ValueError(ast.dump(node))

@@ -18,67 +18,67 @@ _MOST_BLOCKS = 1_000
 _ENDS = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
 
 
-def read_stages(options: Options, found: Found, layers: int) -> None:
+def read_stages(options: Options, draft: Found, layers: int) -> None:
     """The blocks of each stage, and the order of its chunks."""
     layout = options.text("--pipeline-model-parallel-layout")
     first, last = (options.whole(name) for name in _ENDS)
-    chunks = _chunks(options, found, layers)
+    chunks = _chunks(options, draft, layers)
     segments = segments_of(options, layers) if PATTERN in options else []
-    listed = _listed(options, found, layers)
+    listed = _listed(options, draft, layers)
     if layout is not None:
         parts = parts_of_layout(layout)
-        chunks = _of_parts(parts, "--pipeline-model-parallel-layout", found)
+        chunks = _of_parts(parts, "--pipeline-model-parallel-layout", draft)
     elif len(segments) > 1:
-        chunks = _of_parts([len(part) for part in segments], PATTERN, found)
+        chunks = _of_parts([len(part) for part in segments], PATTERN, draft)
     elif listed is not None:
-        found.layers = listed
+        draft.layers = listed
     elif first is not None or last is not None:
-        found.layers = _with_ends(found.num_stages, layers, first, last)
-    elif by_ends := _beside_ends(options, found.num_stages, layers):
-        found.layers = by_ends
-    elif layers % found.num_stages and not is_of_deepspeed(options):
+        draft.layers = _with_ends(draft.num_stages, layers, first, last)
+    elif by_ends := _beside_ends(options, draft.num_stages, layers):
+        draft.layers = by_ends
+    elif layers % draft.num_stages and not is_of_deepspeed(options):
         reject(
-            f"--num-layers {layers}: {found.num_stages} stages do not divide them: Megatron-LM "
+            f"--num-layers {layers}: {draft.num_stages} stages do not divide them: Megatron-LM "
             "refuses this; give --pipeline-model-parallel-layout, or another number of stages"
         )
-    _order(options, chunks, found)
+    _order(options, chunks, draft)
 
 
-def _order(options: Options, chunks: int, found: Found) -> None:
+def _order(options: Options, chunks: int, draft: Found) -> None:
     if chunks > 1:
         order = order_of_chunks(chunks)
         if order in INTERLEAVED:
-            found.order = order
+            draft.order = order
             if options.text("--recompute-method") == "block":
                 text = f"of a stage, though Megatron-LM counts each of its {chunks} chunks"
-                found.remark("assumed", "checkpointed_layers", text)
+                draft.remark("assumed", "checkpointed_layers", text)
         else:
             text = f"{chunks} chunks a stage: no order is named {order}; taken as 1f1b"
-            found.remark("ignored", "order", text)
+            draft.remark("ignored", "order", text)
 
 
-def _of_parts(parts: Sequence[int], option: str, found: Found) -> int:
+def _of_parts(parts: Sequence[int], option: str, draft: Found) -> int:
     """Set the blocks of stages by those of the parts of a pipeline; gives chunks of a stage."""
-    if len(parts) % found.num_stages:
+    if len(parts) % draft.num_stages:
         reject(
-            f"{option}: {len(parts)} parts are no multiple of {found.num_stages} stages: give a "
+            f"{option}: {len(parts)} parts are no multiple of {draft.num_stages} stages: give a "
             "part for each chunk of each stage"
         )
-    found.layers = [sum(parts[stage :: found.num_stages]) for stage in range(found.num_stages)]
-    return len(parts) // found.num_stages
+    draft.layers = [sum(parts[stage :: draft.num_stages]) for stage in range(draft.num_stages)]
+    return len(parts) // draft.num_stages
 
 
-def _listed(options: Options, found: Found, layers: int) -> Sequence[int] | None:
+def _listed(options: Options, draft: Found, layers: int) -> Sequence[int] | None:
     """Blocks stage by stage, as some relatives of Megatron-LM list them."""
-    words = ",".join(options.all_words("--num-layer-list")).split(",")
-    if words == [""]:
+    numbers = ",".join(options.all_words("--num-layer-list")).split(",")
+    if numbers == [""]:
         return None
     where = options.where("--num-layer-list")
-    listed = [checked_whole(where, word) for word in words if word]
-    if len(listed) != found.num_stages or sum(listed) != layers:
+    listed = [checked_whole(where, word) for word in numbers if word]
+    if len(listed) != draft.num_stages or sum(listed) != layers:
         reject(
             f"{where}: {sum(listed)} blocks in {len(listed)} stages, but the model has {layers} in "
-            f"{found.num_stages}: give a number for each stage"
+            f"{draft.num_stages}: give a number for each stage"
         )
     return listed
 
@@ -107,7 +107,7 @@ def _beside_ends(options: Options, num_stages: int, layers: int) -> Sequence[int
     return shares
 
 
-def _chunks(options: Options, found: Found, layers: int) -> int:
+def _chunks(options: Options, draft: Found, layers: int) -> int:
     chunks = options.whole("--num-virtual-stages-per-pipeline-rank")
     each = options.whole("--num-layers-per-virtual-pipeline-stage")
     if each is not None and chunks is None:
@@ -115,11 +115,11 @@ def _chunks(options: Options, found: Found, layers: int) -> int:
         counted = layers + sum(
             options.has(f"--account-for-{end}-in-pipeline-split") for end in ends
         )
-        chunks, rest = divmod(counted, found.num_stages * each)
+        chunks, rest = divmod(counted, draft.num_stages * each)
         if rest:
             reject(
                 f"--num-layers-per-virtual-pipeline-stage {each}: {layers} blocks on "
-                f"{found.num_stages} stages are no chunks of {each}: Megatron-LM refuses this; "
+                f"{draft.num_stages} stages are no chunks of {each}: Megatron-LM refuses this; "
                 "give a divisor of the blocks of a stage"
             )
     return chunks or 1
@@ -175,25 +175,27 @@ _ADAMS = ("adam", "adamw", "Adam", "AdamW", "FusedAdam", "fused_adam", "cpu_adam
 _OFFLOADING = "hybridadam"
 
 
-def read_states(options: Options, found: Found) -> None:
+def read_states(options: Options, draft: Found) -> None:
     """How Megatron-LM's own optimizer shards and offloads states."""
-    level = _level(options, found)
-    found.values["zero"] = level
+    level = _level(options, draft)
+    draft.values["zero"] = level
     replicas = options.whole("--num-distributed-optimizer-instances")
     if replicas is not None and level:
-        found.values["state_replicas"] = replicas
-    _offload(options, found, level)
-    _overlap(options, found, level)
+        draft.values["state_replicas"] = replicas
+    _offload(options, draft, level)
+    _overlap(options, draft, level)
 
 
-def read_optimizer(options: Options, found: Found) -> None:
+def read_optimizer(options: Options, draft: Found) -> None:
     """Tell of an optimizer whose moments are not Adam's."""
-    said = options.text("--optimizer")
-    if said is not None and said not in (*_ADAMS, _OFFLOADING):
-        found.remark("ignored", f"--optimizer {said}", "moments are taken as AdamW's, two of them")
+    stated = options.text("--optimizer")
+    if stated is not None and stated not in (*_ADAMS, _OFFLOADING):
+        draft.remark(
+            "ignored", f"--optimizer {stated}", "moments are taken as AdamW's, two of them"
+        )
 
 
-def _level(options: Options, found: Found) -> int:
+def _level(options: Options, draft: Found) -> int:
     level = 1 if options.has("--use-distributed-optimizer") else 0
     strategy = options.choice("--data-parallel-sharding-strategy", STRATEGIES)
     if options.has("--use-torch-fsdp2"):
@@ -202,39 +204,39 @@ def _level(options: Options, found: Found) -> int:
         return STRATEGIES.index(strategy or "no_shard")
     if strategy is not None:
         text = f"--data-parallel-sharding-strategy {strategy} without --use-megatron-fsdp: ignored"
-        found.remark("contradicting", "zero", text)
+        draft.remark("contradicting", "zero", text)
     return level
 
 
-def _offload(options: Options, found: Found, level: int) -> None:
+def _offload(options: Options, draft: Found, level: int) -> None:
     # Pai-Megatron-Patch's optimizer offloads a half unless it is told another share.
     patched = options.text("--optimizer") == _OFFLOADING
     policy = options.text("--optimizer-offload-policy")
     fraction = options.number("--optimizer-offload-fraction", 0.5 if patched else 1.0, maximum=1)
     if patched and policy == "auto":
         text = f"auto: taken as the share {fraction:g} of the optimizer"
-        found.remark("assumed", "--optimizer-offload-policy", text)
+        draft.remark("assumed", "--optimizer-offload-policy", text)
     if options.has("--optimizer-cpu-offload") or patched:
         if not level:
             text = "--optimizer-cpu-offload without --use-distributed-optimizer, which it needs"
-            found.remark("contradicting", "offload.optimizer", f"{text}: taken as it stands")
-        found.values["offload_optimizer"] = fraction
+            draft.remark("contradicting", "offload.optimizer", f"{text}: taken as it stands")
+        draft.values["offload_optimizer"] = fraction
 
 
-def _overlap(options: Options, found: Found, level: int) -> None:
+def _overlap(options: Options, draft: Found, level: int) -> None:
     reduces, gathers = (
         options.has(f"--overlap-{name}") for name in ("grad-reduce", "param-gather")
     )
-    found.overlaps = reduces
+    draft.overlaps = reduces
     if gathers and not reduces:
         text = "--overlap-param-gather needs --overlap-grad-reduce: taken as no overlap at all"
-        found.remark("contradicting", "overlap_communication", text)
+        draft.remark("contradicting", "overlap_communication", text)
     elif reduces and level and not gathers:
         text = "--overlap-grad-reduce alone: weights are taken as gathered beside passes too"
-        found.remark("assumed", "overlap_communication", text)
+        draft.remark("assumed", "overlap_communication", text)
 
 
-def read_activations(options: Options, found: Found, layers: int) -> None:
+def read_activations(options: Options, draft: Found, layers: int) -> None:
     """Which blocks are recomputed or offloaded, and what of them."""
     granularity = options.choice("--recompute-granularity", ("full", "selective"))
     method = options.choice("--recompute-method", ("uniform", "block"))
@@ -248,48 +250,48 @@ def read_activations(options: Options, found: Found, layers: int) -> None:
         # Versions up to 2.6 have no granularity.
         granularity = "full"
     if granularity == "full":
-        _full(method, count, found, layers)
+        _full(method, count, draft, layers)
     elif granularity == "selective":
         modules = " ".join(options.all_words("--recompute-modules")) or "core_attn"
-        _selective(modules, found, layers)
+        _selective(modules, draft, layers)
     elif (method or count) and not is_of_deepspeed(options):
         text = "--recompute-method or -num-layers without --recompute-granularity: ignored"
-        found.remark("contradicting", "checkpointed_layers", text)
-    _activations_offloaded(options, found, layers)
+        draft.remark("contradicting", "checkpointed_layers", text)
+    _activations_offloaded(options, draft, layers)
 
 
-def _full(method: str | None, count: int | None, found: Found, layers: int) -> None:
+def _full(method: str | None, count: int | None, draft: Found, layers: int) -> None:
     if method is None:
         text = "full without --recompute-method, which Megatron-LM refuses: taken as uniform"
-        found.remark("contradicting", "checkpointed_layers", text)
+        draft.remark("contradicting", "checkpointed_layers", text)
     if method == "block":
         if count is None:
             text = "block without --recompute-num-layers: taken as 1, the older default"
-            found.remark("contradicting", "checkpointed_layers", text)
-        found.values["checkpointed_layers"] = 1 if count is None else count
+            draft.remark("contradicting", "checkpointed_layers", text)
+        draft.values["checkpointed_layers"] = 1 if count is None else count
         return
-    found.values["checkpointed_layers"] = layers
+    draft.values["checkpointed_layers"] = layers
     if count and count > 1:
         text = f"--recompute-num-layers {count}: taken as blocks recomputed one by one"
-        found.remark("assumed", "checkpointed_layers", text)
+        draft.remark("assumed", "checkpointed_layers", text)
 
 
-def _selective(modules: str, found: Found, layers: int) -> None:
+def _selective(modules: str, draft: Found, layers: int) -> None:
     others = [name for name in modules.split() if name != "core_attn"]
     if "core_attn" in modules.split():
-        found.values["core_recomputed_layers"] = layers
+        draft.values["core_recomputed_layers"] = layers
     if others:
         text = f"--recompute-modules {' '.join(others)}: taken as nothing of them recomputed"
-        found.remark("ignored", "checkpointed_layers", text)
+        draft.remark("ignored", "checkpointed_layers", text)
 
 
-def _activations_offloaded(options: Options, found: Found, layers: int) -> None:
+def _activations_offloaded(options: Options, draft: Found, layers: int) -> None:
     offloaded = options.whole("--cpu-offloading-num-layers", minimum=0)
     options.has("--cpu-offloading")
     if offloaded:
-        found.values["offload_activations"] = min(offloaded / layers, 1.0)
+        draft.values["offload_activations"] = min(offloaded / layers, 1.0)
     if options.has("--checkpoint-in-cpu") and is_of_deepspeed(options):
-        found.values["offload_activations"] = 1.0
+        draft.values["offload_activations"] = 1.0
 
 
 # How Megatron-LM's options divide experts among ranks and send tokens to them, and back.
@@ -324,40 +326,40 @@ def expert_options(job: Job) -> Iterator[str]:
         yield "--moe-pad-expert-input-to-capacity"
 
 
-def read_experts(options: Options, found: Found, *, has_experts: bool) -> None:
+def read_experts(options: Options, draft: Found, *, has_experts: bool) -> None:
     """The degrees and the capacity of experts, where a model has any."""
-    ranks, parts = _divisions(options, found)
+    ranks, parts = _divisions(options, draft)
     capacity, pads = _capacity(options)
     if not has_experts:
         if ranks > 1:
             where = options.where(_RANKS)
             reject(f"{where} {ranks}: the model has no experts: give --num-experts, or 1")
         return
-    found.values |= {"expert_parallel": ranks, "expert_tensor_parallel": parts}
-    found.expert_capacity = capacity or None
-    found.expert_padding = pads and capacity > 0
+    draft.values |= {"expert_parallel": ranks, "expert_tensor_parallel": parts}
+    draft.expert_capacity = capacity or None
+    draft.expert_padding = pads and capacity > 0
     if pads and not capacity:
         text = "--moe-pad-expert-input-to-capacity without --moe-expert-capacity-factor: ignored"
-        found.remark("contradicting", "expert_padding", text)
+        draft.remark("contradicting", "expert_padding", text)
     of_deepspeed = is_of_deepspeed(options)
-    is_whole = found.values["tensor_parallel"] > 1 and not options.has("--sequence-parallel")
+    is_whole = draft.values["tensor_parallel"] > 1 and not options.has("--sequence-parallel")
     if is_whole and not of_deepspeed:
         text = "off, but Megatron-LM trains experts with tensor parallelism only with it"
-        found.remark("contradicting", "sequence_parallel", f"{text}: taken on")
-        found.values["sequence_parallel"] = 1
+        draft.remark("contradicting", "sequence_parallel", f"{text}: taken on")
+        draft.values["sequence_parallel"] = 1
     if not of_deepspeed:
         # DeepSpeed has one exchange, and balances by a loss of its own.
-        _remark_exchange(options, found)
-        _remark_balance(options, found)
+        _remark_exchange(options, draft)
+        _remark_balance(options, draft)
 
 
-def _divisions(options: Options, found: Found) -> tuple[int, int]:
+def _divisions(options: Options, draft: Found) -> tuple[int, int]:
     """Ranks that divide the experts, and ranks that divide each expert."""
-    tensor = found.values["tensor_parallel"]
+    tensor = draft.values["tensor_parallel"]
     ranks = options.whole(_RANKS) or 1
     if options.has(_EXPERTS_DIVIDED):
         text = f"{ranks * tensor}, as {_EXPERTS_DIVIDED} gives tensor-parallel ranks experts too"
-        found.remark("noted", "expert_parallel", text)
+        draft.remark("noted", "expert_parallel", text)
         return ranks * tensor, 1
     if options.has(_EXPERT_DIVIDED):
         return 1, ranks * tensor
@@ -375,22 +377,22 @@ def _capacity(options: Options) -> tuple[float, bool]:
     return options.number(_CAPACITY, 0.0), options.has("--moe-pad-expert-input-to-capacity")
 
 
-def _remark_exchange(options: Options, found: Found) -> None:
+def _remark_exchange(options: Options, draft: Found) -> None:
     exchange = options.choice("--moe-token-dispatcher-type", _EXCHANGES) or "allgather"
     if exchange == "flex":
         text = (
             "flex: tokens are taken as sent by alltoall; --engine megatron-bridge has fused kernels"
         )
-        found.remark("ignored", "--moe-token-dispatcher-type", text)
+        draft.remark("ignored", "--moe-token-dispatcher-type", text)
     elif exchange == "allgather":
         text = "allgather: tokens are taken as sent by alltoall"
-        found.remark("ignored", "--moe-token-dispatcher-type", text)
+        draft.remark("ignored", "--moe-token-dispatcher-type", text)
     if not options.has("--moe-grouped-gemm"):
         text = "not given: the experts of a rank are taken as one grouped product all the same"
-        found.remark("assumed", "--moe-grouped-gemm", text)
+        draft.remark("assumed", "--moe-grouped-gemm", text)
 
 
-def _remark_balance(options: Options, found: Found) -> None:
+def _remark_balance(options: Options, draft: Found) -> None:
     """Tell of routing that nothing balances, which is taken as even all the same."""
     kind = options.text("--moe-router-load-balancing-type")
     weight = options.number("--moe-aux-loss-coeff", 0.0)
@@ -402,7 +404,7 @@ def _remark_balance(options: Options, found: Found) -> None:
     has_loss = kind == "sinkhorn" or (kind != "none" and weight > 0)
     if not (has_loss or any(switches)):
         text = "1, though no option balances experts: --moe-aux-loss-coeff is 0"
-        found.remark("assumed", "expert_imbalance", text)
+        draft.remark("assumed", "expert_imbalance", text)
 
 
 # Precisions as Megatron-LM's options, and back: of products, and of an optimizer's moments.
@@ -454,21 +456,21 @@ def sum_options(workload: Workload) -> Iterator[str]:
         yield _SUMS_IN_BF16
 
 
-def read_precision(options: Options, found: Found, hardware: Hardware) -> None:
+def read_precision(options: Options, draft: Found, hardware: Hardware) -> None:
     """The precision of products and of moments."""
     halves = [name for name in ("bf16", "fp16") if options.has(f"--{name}")]
     if len(halves) > 1:
-        found.remark("contradicting", "precision", "--bf16 and --fp16 are both given: took bf16")
-    found.precision = "bf16" if "bf16" in halves else "fp16" if halves else "fp32"
-    if found.precision == "bf16" and options.has(_SUMS_IN_BF16):
-        found.gradients = "16bit"
-    elif found.precision == "fp16" and options.has(_SUMS_IN_FP32):
-        found.gradients = "32bit"
-    _narrow_products(options, found, hardware)
-    _moments(options, found)
+        draft.remark("contradicting", "precision", "--bf16 and --fp16 are both given: took bf16")
+    draft.precision = "bf16" if "bf16" in halves else "fp16" if halves else "fp32"
+    if draft.precision == "bf16" and options.has(_SUMS_IN_BF16):
+        draft.gradients = "16bit"
+    elif draft.precision == "fp16" and options.has(_SUMS_IN_FP32):
+        draft.gradients = "32bit"
+    _narrow_products(options, draft, hardware)
+    _moments(options, draft)
 
 
-def _narrow_products(options: Options, found: Found, hardware: Hardware) -> None:
+def _narrow_products(options: Options, draft: Found, hardware: Hardware) -> None:
     eight = options.choice("--fp8-format", ("e4m3", "hybrid"))
     for name in ("e4m3", "hybrid"):
         # The switches of older versions.
@@ -479,35 +481,35 @@ def _narrow_products(options: Options, found: Found, hardware: Hardware) -> None
     peaks = hardware.gpu.peak_tflops
     if four is not None and eight is not None:
         text = "--fp4-format and --fp8-format are both given: took --fp4-format"
-        found.remark("contradicting", "precision", text)
-    words = f"--fp4-format {four}" if four else f"--fp8-format {eight}"
+        draft.remark("contradicting", "precision", text)
+    option_text = f"--fp4-format {four}" if four else f"--fp8-format {eight}"
     if (four or eight) and (peaks.fp4 if four else peaks.fp8) is None:
         text = f"products are taken in 16 bits: {hardware.name} has none of fewer"
-        found.remark("ignored", words, text)
-    elif (four or eight) and found.precision != "bf16":
-        text = f"{words} beside {found.precision}: taken beside bf16"
-        found.remark("contradicting", "precision", text)
-        found.precision = "fp4" if four else "fp8"
+        draft.remark("ignored", option_text, text)
+    elif (four or eight) and draft.precision != "bf16":
+        text = f"{option_text} beside {draft.precision}: taken beside bf16"
+        draft.remark("contradicting", "precision", text)
+        draft.precision = "fp4" if four else "fp8"
     elif four:
-        found.precision = "fp4"
+        draft.precision = "fp4"
     elif eight:
-        found.precision = "fp8"
+        draft.precision = "fp8"
         if recipe != recipe_for(hardware):
             text = f"{recipe}: products are taken as those of {recipe_for(hardware)}"
-            found.remark("ignored", "--fp8-recipe", text)
+            draft.remark("ignored", "--fp8-recipe", text)
 
 
-def _moments(options: Options, found: Found) -> None:
-    said = [
+def _moments(options: Options, draft: Found) -> None:
+    stated = [
         options.choice(f"--{name}-dtype", ("fp32", "fp16", "bf16", "fp8")) or "fp32"
         for name in ("exp-avg", "exp-avg-sq")
     ]
     known = {word: optimizer for optimizer, word in _MOMENTS.items()}
-    if said[0] == said[1] and said[0] in known:
-        found.optimizer = known[said[0]]
-        if found.optimizer != "adamw" and not options.has(PRECISION_AWARE):
-            text = f"--exp-avg-dtype {said[0]} without {PRECISION_AWARE}, which it needs"
-            found.remark("contradicting", "optimizer", f"{text}: taken as it stands")
+    if stated[0] == stated[1] and stated[0] in known:
+        draft.optimizer = known[stated[0]]
+        if draft.optimizer != "adamw" and not options.has(PRECISION_AWARE):
+            text = f"--exp-avg-dtype {stated[0]} without {PRECISION_AWARE}, which it needs"
+            draft.remark("contradicting", "optimizer", f"{text}: taken as it stands")
     else:
-        text = f"--exp-avg-dtype {said[0]}, --exp-avg-sq-dtype {said[1]}: taken in 32 bits"
-        found.remark("ignored", "optimizer", text)
+        text = f"--exp-avg-dtype {stated[0]}, --exp-avg-sq-dtype {stated[1]}: taken in 32 bits"
+        draft.remark("ignored", "optimizer", text)

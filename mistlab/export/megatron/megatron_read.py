@@ -85,8 +85,8 @@ def check_refused(options: Options) -> None:
         option = options.given.get(name)
         if option is None or (option.words and option.words[0].lower() in IDLE):
             continue
-        words = " ".join((options.where(name), *option.words))
-        message = f"{words}: {reason}"
+        option_text = " ".join((options.where(name), *option.words))
+        message = f"{option_text}: {reason}"
         raise InputError(message if ": " in reason else f"{message}: import a line without it")
 
 
@@ -108,8 +108,8 @@ def _unsaid(options: Options) -> Iterator[Remark]:
     for name, instead in UNSAID.items():
         option = options.given.get(name)
         if option is not None and not _is_off(option):
-            words = " ".join((name, *option.words))
-            yield Remark(kind="ignored", choice=words, text=f"{instead}{_line_of(option)}")
+            option_text = " ".join((name, *option.words))
+            yield Remark(kind="ignored", choice=option_text, text=f"{instead}{_line_of(option)}")
 
 
 def _is_off(option: Option) -> bool:
@@ -134,12 +134,12 @@ def _unknown(options: Options) -> Iterator[Remark]:
     others: list[str] = []
     near = None
     for name in options.unknown:
-        words = " ".join((name, *options.words[name]))
+        option_text = " ".join((name, *options.words[name]))
         if near is None and (near := nearest_name(name)) is not None:
             text = f"is unknown: did you mean {near!r}?{_line_of(options.given[name])}"
-            yield Remark(kind="ignored", choice=words, text=text)
+            yield Remark(kind="ignored", choice=option_text, text=text)
         else:
-            (costly if _COSTLY.search(name) else others).append(words)
+            (costly if _COSTLY.search(name) else others).append(option_text)
     if costly:
         text = "unknown here, and by name they may cost: the prediction is without them"
         yield Remark(kind="ignored", choice=" ".join(costly), text=text)
@@ -173,15 +173,15 @@ def nearest_name(name: str) -> str | None:
     return min(near)[1] if near else None
 
 
-def _distance(one: str, other: str) -> int:
+def _distance(name: str, other: str) -> int:
     """The number of letters to add, drop or change that makes one name of another."""
     row = list(range(len(other) + 1))
-    for index, letter in enumerate(one, 1):
+    for index, letter in enumerate(name, 1):
         before, row[0] = row[0], index
-        for place, target in enumerate(other, 1):
+        for column, target in enumerate(other, 1):
             change = before + (letter != target)
-            before = row[place]
-            row[place] = min(change, row[place] + 1, row[place - 1] + 1)
+            before = row[column]
+            row[column] = min(change, row[column] + 1, row[column - 1] + 1)
     return row[-1]
 
 
@@ -255,31 +255,31 @@ def read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
 
 def _read_launch(launch: Launch, source: LaunchFile, given: Given) -> Imported:
     options = Options.of(launch.arguments, _excused(given))
-    found = Found(shares_experts=not is_by_deepspeed(options))
+    draft = Found(shares_experts=not is_by_deepspeed(options))
     for note in launch.notes:
         if not _IDLE_NOTE.search(note):
-            found.remark("assumed", "script", note)
-    _check_program(launch, found)
+            draft.remark("assumed", "script", note)
+    _check_program(launch, draft)
     check_refused(options)
     _check_stage(options)
     if given.model is None:
         _check_shape(launch, options)
-    if said := _ENGINE.search(source.text):
-        found.engine = said[1]
+    if match := _ENGINE.search(source.text):
+        draft.engine = match[1]
     files = Files(written=launch.written, source=source, unknown=launch.unknown_in)
-    read_ranks(launch, source.text, found, given, files.text)
-    _world(options, found)
-    model = _model(options, found, given, launch.program)
-    _degrees(options, found)
-    read_experts(options, found, has_experts=model.experts is not None)
-    _workload(options, found, launch)
-    read_precision(options, found, given.hardware)
-    read_activations(options, found, model.layers)
-    _engine_s_states(options, found, files)
-    read_stages(options, found, model.layers)
+    read_ranks(launch, source.text, draft, given, files.text)
+    _world(options, draft)
+    model = _model(options, draft, given, launch.program)
+    _degrees(options, draft)
+    read_experts(options, draft, has_experts=model.experts is not None)
+    _workload(options, draft, launch)
+    read_precision(options, draft, given.hardware)
+    read_activations(options, draft, model.layers)
+    _engine_s_states(options, draft, files)
+    read_stages(options, draft, model.layers)
     by_deepspeed = is_by_deepspeed(options)
-    engines = ENGINES_OF_DEEPSPEED if by_deepspeed else engines_for(model, found.precision)
-    imported = found.job(given, engines)
+    engines = ENGINES_OF_DEEPSPEED if by_deepspeed else engines_for(model, draft.precision)
+    imported = draft.job(given, engines)
     remarks = OptionRemarks.of(options).around(imported.remarks)
     return replace(imported, remarks=remarks)
 
@@ -300,7 +300,7 @@ def _excused(given: Given) -> Iterable[str]:
             yield from names
 
 
-def _check_program(launch: Launch, found: Found) -> None:
+def _check_program(launch: Launch, draft: Found) -> None:
     """Refuse programs that train no decoder; tell of those that nobody knows."""
     program = launch.program
     if not program:
@@ -310,7 +310,7 @@ def _check_program(launch: Launch, found: Found) -> None:
         reject(f"{line}{program} {reason}: give a launch line that trains a decoder")
     if not is_decoder(program):
         text = f"{program} is not known here: taken as a program that trains a decoder"
-        found.remark("assumed", "program", text)
+        draft.remark("assumed", "program", text)
 
 
 def _check_stage(options: Options) -> None:
@@ -334,76 +334,76 @@ def _check_shape(launch: Launch, options: Options) -> None:
         )
 
 
-def _world(options: Options, found: Found) -> None:
+def _world(options: Options, draft: Found) -> None:
     option = options.given.get("--world-size")
     world = None if option is None or option.unknown else options.whole("--world-size")
-    if world and found.nodes and found.gpus_per_node and world != found.nodes * found.gpus_per_node:
+    if world and draft.nodes and draft.gpus_per_node and world != draft.nodes * draft.gpus_per_node:
         text = (
-            f"--world-size {world}, but {found.nodes} x {found.gpus_per_node} processes: took these"
+            f"--world-size {world}, but {draft.nodes} x {draft.gpus_per_node} processes: took these"
         )
-        found.remark("contradicting", "gpus_per_node", text)
+        draft.remark("contradicting", "gpus_per_node", text)
 
 
-def _model(options: Options, found: Found, given: Given, program: str) -> ModelSpec:
+def _model(options: Options, draft: Found, given: Given, program: str) -> ModelSpec:
     """The given model, or that of the options; of both the first, if the options are whole."""
     if given.model is None:
-        found.model = model_of(options, found, given.vocab_size, program)
+        draft.model = model_of(options, draft, given.vocab_size, program)
         if options.has("--use-checkpoint-args"):
             text = "the model is taken as the options say, whatever the checkpoint holds"
-            found.remark("assumed", "--use-checkpoint-args", text)
-        return found.model
+            draft.remark("assumed", "--use-checkpoint-args", text)
+        return draft.model
     if "--num-layers" in options:
         aside = Found()
         try:
-            found.model = model_of(options, aside, given.vocab_size, program)
+            draft.model = model_of(options, aside, given.vocab_size, program)
         except InputError:
             # What the options leave open is not asked for: the given model counts.
             return given.model
-        found.remarks += aside.remarks
+        draft.remarks += aside.remarks
     return given.model
 
 
-def _degrees(options: Options, found: Found) -> None:
-    found.values["tensor_parallel"] = options.whole("--tensor-model-parallel-size") or 1
-    found.num_stages = options.whole("--pipeline-model-parallel-size") or 1
-    found.values["context_parallel"] = options.whole("--context-parallel-size") or 1
-    found.values["sequence_parallel"] = int(options.has("--sequence-parallel"))
-    _exchange(options, found)
-    read_ulysses(options, found)
+def _degrees(options: Options, draft: Found) -> None:
+    draft.values["tensor_parallel"] = options.whole("--tensor-model-parallel-size") or 1
+    draft.num_stages = options.whole("--pipeline-model-parallel-size") or 1
+    draft.values["context_parallel"] = options.whole("--context-parallel-size") or 1
+    draft.values["sequence_parallel"] = int(options.has("--sequence-parallel"))
+    _exchange(options, draft)
+    read_ulysses(options, draft)
 
 
-def _exchange(options: Options, found: Found) -> None:
+def _exchange(options: Options, draft: Found) -> None:
     """How context-parallel ranks exchange keys, where layers do it alike."""
     algorithm = options.text("--context-parallel-algo")
-    said = {*options.all_words("--cp-comm-type")} or {"p2p"}
-    word = said.pop() if len(said) == 1 else " ".join(sorted(said))
+    stated = {*options.all_words("--cp-comm-type")} or {"p2p"}
+    word = stated.pop() if len(stated) == 1 else " ".join(sorted(stated))
     if algorithm is not None:
         if algorithm in _ALGORITHMS:
-            found.values["context_exchange"] = _ALGORITHMS[algorithm]
+            draft.values["context_exchange"] = _ALGORITHMS[algorithm]
         else:
             text = f"--context-parallel-algo {algorithm}: taken as a ring"
-            found.remark("ignored", "context_exchange", text)
+            draft.remark("ignored", "context_exchange", text)
     elif word in EXCHANGES:
-        found.values["context_exchange"] = EXCHANGES[word]
+        draft.values["context_exchange"] = EXCHANGES[word]
     else:
         text = f"--cp-comm-type {word}: taken as p2p"
-        found.remark("ignored", "context_exchange", text)
+        draft.remark("ignored", "context_exchange", text)
 
 
-def _workload(options: Options, found: Found, launch: Launch) -> None:
-    found.sequence_length = _length(options, found)
-    found.micro_batch = options.whole("--micro-batch-size")
-    found.global_batch = options.whole("--global-batch-size")
+def _workload(options: Options, draft: Found, launch: Launch) -> None:
+    draft.sequence_length = _length(options, draft)
+    draft.micro_batch = options.whole("--micro-batch-size")
+    draft.global_batch = options.whole("--global-batch-size")
     positions = options.whole("--max-position-embeddings")
-    if positions and found.sequence_length and positions < found.sequence_length:
+    if positions and draft.sequence_length and positions < draft.sequence_length:
         text = (
             f"--max-position-embeddings {positions} is shorter than --seq-length: took --seq-length"
         )
-        found.remark("contradicting", "sequence_length", text)
-    _attention(options, found, launch)
+        draft.remark("contradicting", "sequence_length", text)
+    _attention(options, draft, launch)
 
 
-def _length(options: Options, found: Found) -> int | None:
+def _length(options: Options, draft: Found) -> int | None:
     """The length of the decoder's sequences."""
     length = options.whole("--seq-length") or options.whole("--encoder-seq-length")
     decoder = options.whole("--decoder-seq-length")
@@ -412,37 +412,37 @@ def _length(options: Options, found: Found) -> int | None:
             f"--seq-length {length}, but --decoder-seq-length {decoder}, as beside an encoder: "
             f"took {decoder}"
         )
-        found.remark("contradicting", "sequence_length", text)
+        draft.remark("contradicting", "sequence_length", text)
     return decoder or length
 
 
-def _attention(options: Options, found: Found, launch: Launch) -> None:
+def _attention(options: Options, draft: Found, launch: Launch) -> None:
     """Whether attention is one kernel, by options or by Transformer Engine's own variables."""
     backend = options.choice("--attention-backend", ("flash", "fused", "unfused", "local", "auto"))
     is_flash = options.has("--use-flash-attn")
     implementation = options.text("--transformer-impl")
     if backend in ("unfused", "local"):
-        found.attention = "math"
+        draft.attention = "math"
         if is_flash:
             text = f"--use-flash-attn and --attention-backend {backend}: took {backend}"
-            found.remark("contradicting", "attention", text)
+            draft.remark("contradicting", "attention", text)
     elif is_flash and backend in (None, "auto") and _is_written_out(options, launch):
-        found.attention = "math"
+        draft.attention = "math"
         text = (
             "--use-flash-attn, but NVTE_FLASH_ATTN and NVTE_FUSED_ATTN are 0, which decide under "
             "Transformer Engine: took math"
         )
-        found.remark("contradicting", "attention", text)
+        draft.remark("contradicting", "attention", text)
     elif is_flash or backend not in (None, "auto"):
-        found.attention = "flash"
+        draft.attention = "flash"
     elif (by_variables := _attention_by_variables(launch)) is not None:
-        found.attention = by_variables
+        draft.attention = by_variables
     elif backend == "auto":
-        found.attention = "flash"
+        draft.attention = "flash"
     elif implementation == "local" or is_of_deepspeed(options) or is_of_epfl(options):
-        found.attention = "math"
+        draft.attention = "math"
         text = "math, for layers of Megatron-LM's own have no other without --use-flash-attn"
-        found.remark("assumed", "attention", text)
+        draft.remark("assumed", "attention", text)
 
 
 def _is_written_out(options: Options, launch: Launch) -> bool:
@@ -461,13 +461,13 @@ def _attention_by_variables(launch: Launch) -> Attention | None:
     return "math" if switches == ["0", "0"] else None
 
 
-def _engine_s_states(options: Options, found: Found, files: Files) -> None:
+def _engine_s_states(options: Options, draft: Found, files: Files) -> None:
     """States as DeepSpeed's engine keeps them, or Megatron-LM's own optimizer."""
-    read_optimizer(options, found)
+    read_optimizer(options, draft)
     if is_by_deepspeed(options):
-        read_deepspeed(options, found, files)
+        read_deepspeed(options, draft, files)
         return
-    read_states(options, found)
+    read_states(options, draft)
     if idle := [name for name in ("--deepspeed-config", "--zero-stage") if name in options]:
         text = f"{' and '.join(idle)} without --deepspeed, which reads them: ignored"
-        found.remark("contradicting", "zero", text)
+        draft.remark("contradicting", "zero", text)

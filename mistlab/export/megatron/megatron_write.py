@@ -191,8 +191,8 @@ def _degrees(job: Job) -> Iterator[str]:
     if first.context_parallel > 1:
         yield f"--context-parallel-size {first.context_parallel}"
     if first.context_exchange:
-        words = {way: word for word, way in EXCHANGES.items()}
-        yield f"--cp-comm-type {words[first.context_exchange]}"
+        words_of_ways = {way: word for word, way in EXCHANGES.items()}
+        yield f"--cp-comm-type {words_of_ways[first.context_exchange]}"
     if first.sequence_parallel:
         yield "--sequence-parallel"
     if job.workload.model.pattern:
