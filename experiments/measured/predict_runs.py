@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -100,7 +100,11 @@ class RowPredictor:
         rows = rows_of_table(path)
         if (first := next(rows, None)) is None:
             reject(f"{path}: has no rows below its header: give a run a line")
-        rows = chain([first], rows)
+        yield from self.answers_of(chain([first], rows))
+
+    def answers_of(self, rows: Iterable[TableRow]) -> Iterator[AnsweredRow]:
+        """The answers to rows of any tables, in order."""
+        rows = iter(rows)
         while some := list(islice(rows, AT_ONCE)):
             own = "" if self._hardware is None else self._hardware.name
             read = [_read(row, own) for row in some]
@@ -111,7 +115,7 @@ class RowPredictor:
                     refused = _as_written(answer.refused, one, row)
                     answer = RunAnswer(refused=f"{row.where}: {refused}")
                 yield AnsweredRow(row=row, answer=answer)
-            self._tell(f"{path}: {some[-1].number} rows answered")
+            self._tell(f"{some[-1].file}: {some[-1].number} rows answered")
 
     def _tell(self, text: str) -> None:
         now_s = perf_counter()

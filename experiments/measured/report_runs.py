@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from experiments.cli.commandline import DONE, as_options, progress, writable
+from experiments.measured.by_source import by_source_lines, datasheet_lines, source_of
 from experiments.measured.errors import ERROR_FORMS, error_cells
 from experiments.measured.group_errors import group_lines
 from experiments.measured.predict_runs import RowPredictor
@@ -108,13 +109,18 @@ def report(options: argparse.Namespace) -> int:
     Tables are those of predict_runs (docs/reference/measured-runs.md). The page has, for every
     table: errors, raw and in groups; the share of measurements within the bounds, and within
     bounds that were made without the run's group; the spread of repeated runs; the refused
-    rows. With --profile it also has the errors under that profile.
+    rows. Sources are held against the others, each left out whole, and runs on measured GPUs
+    against what their datasheets alone say. With --profile it also has the errors under that
+    profile.
     """
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
     plain = _tables(options.tables, RowPredictor())
     words = "\n\n".join(beside("report_runs")).replace("(runs.svg)", f"({options.name}.svg)")
     page = [f"{words}\n", *_summary("All tables", plain), *left_out_lines(plain)]
+    known = _known(plain)
+    page += by_source_lines(known)
+    page += datasheet_lines(known)
     if options.sureness is not None:
         write_sureness(plain, options.sureness)
     if profile is not None:
@@ -317,18 +323,33 @@ def _held(row: Judged, shares: Shares) -> Held:
     return Held.of(row.measured_s, doubt.range.bounds_s(shares))
 
 
+def _known(tables: Tables) -> list[tuple[str, Judged, Miss | None]]:
+    """Every row with its source, and how far its measurement lies outside of what is predicted."""
+    return [
+        (source_of(name, row.row.cells), row, miss)
+        for name, rows in tables
+        for row, miss in _with_misses(name, rows)
+    ]
+
+
 def _misses(table: str, rows: Sequence[Judged]) -> Iterator[tuple[Judged, Miss]]:
+    for row, miss in _with_misses(table, rows):
+        if miss is not None:
+            yield row, miss
+
+
+def _with_misses(table: str, rows: Sequence[Judged]) -> Iterator[tuple[Judged, Miss | None]]:
     for row in rows:
-        doubt = row.answer.doubt
+        doubt, miss = row.answer.doubt, None
         if doubt is not None and row.measured_s is not None:
             miss = Miss(
                 kind=doubt.kind,
-                table=table,
+                source=source_of(table, row.row.cells),
                 model=row.row.cells.get("model", ""),
                 gpus=doubt.gpus,
                 share=doubt.range.miss(row.measured_s),
             )
-            yield row, miss
+        yield row, miss
 
 
 def write_sureness(tables: Sequence[tuple[str, Sequence[Judged]]], path: Path) -> None:

@@ -26,10 +26,10 @@ from mistlab.job.prediction import Prediction, StagePrediction
 
 # Kinds of runs and their shares, from measured runs: how far each lies from its prediction.
 #
-# The runs of one group, a model of one software or a table, are alike: a new model is like a new
+# The runs of one group, a model of one software or a source, are alike: a new model is like a new
 # draw of models, not of rows. So in each kind a group counts as the root of its number of runs. In
 # kinds of one software groups are its models, in kinds of an engine or of any engine they are
-# tables.
+# sources: tables, or the pages that a table gathers.
 
 
 # A kind of more runs is told by as many shares, each of which stands for as many runs.
@@ -44,7 +44,7 @@ class Miss:
     a run that is faster."""
 
     kind: RunKind
-    table: str
+    source: str
     model: str
     gpus: int
     share: float
@@ -91,16 +91,16 @@ def sureness_of(misses: Iterable[Miss], source: str = "") -> Sureness:
         for name in one.kind.names:
             together[name].append(one)
     kinds = tuple(
-        _known(name, alike, of_tables=name not in of_software)
+        _known(name, alike, of_sources=name not in of_software)
         for name, alike in sorted(together.items())
     )
     return Sureness(source=source, kinds=kinds)
 
 
-def _known(name: str, misses: Sequence[Miss], *, of_tables: bool) -> KnownKind:
-    """The kind of runs whose groups are tables, or models."""
+def _known(name: str, misses: Sequence[Miss], *, of_sources: bool) -> KnownKind:
+    """The kind of runs whose groups are sources, or models."""
     models = {(one.kind.software, one.model) for one in misses}
-    groups = [one.table if of_tables else one.model for one in misses]
+    groups = [one.source if of_sources else one.model for one in misses]
     return KnownKind(
         name=name,
         shares=_equally_likely([one.share for one in misses], groups),

@@ -40,7 +40,7 @@ def misses(
     *shares: float, kind: RunKind = KIND, model: str = "", table: str = "docs"
 ) -> list[Miss]:
     return [
-        Miss(kind=kind, table=table, model=model or f"model {place % 2}", gpus=8, share=share)
+        Miss(kind=kind, source=table, model=model or f"model {place % 2}", gpus=8, share=share)
         for place, share in enumerate(shares)
     ]
 
@@ -91,7 +91,7 @@ def test_new_tables_lie_within_bounds_if_long_ones_are_the_surest() -> None:
         kind = replace(KIND, software=f"software {number}", engine="")
         shares = random.normal(0, spread, runs).tolist()
         every += misses(*shares, kind=kind, table=f"table {number}")
-    tables = [one.table for one in every]
+    tables = [one.source for one in every]
     inside: dict[str, list[bool]] = defaultdict(list)
     for table, one, shares in zip(tables, every, left_out(every, tables), strict=True):
         assert shares is not None

@@ -1,0 +1,298 @@
+"""Errors of measured runs by their sources, each source left out whole: times, bounds and peaks."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import mean, median
+from typing import Any
+
+from experiments.measured.predict_runs import RowPredictor
+from experiments.pages.study import beside
+from experiments.pages.tables import narrow, number
+from experiments.runs.dialects.dialect import row_of
+from experiments.runs.judged import Judged, judged, separation
+from experiments.runs.run_sureness import Held, Miss, left_out
+from mistlab import catalog
+from mistlab.catalog.completed import completed
+from mistlab.cost.confidence import Shares
+from mistlab.engines.engine import ENGINES
+from mistlab.machine.hardware import LENT, Hardware, can_lend
+
+# Tables that gather the pages of many writers: each page is a source. Other tables are a source
+# each, but for rows that name a group.
+OF_PAGES = ("papers_and_readmes", "moe_zoo_ablations_primus_misc", "torchtitan")
+# Rows without the column, and those that it calls so, are published as they stand.
+AS_PUBLISHED = ("", "published")
+# What its writer or copier doubts.
+DOUBTED = "SUSPECT"
+# Kinds with fewer sources say little about further ones.
+ENOUGH_SOURCES = 5
+# What is asked of all sources together, but for those apart.
+APART = {
+    "functional tests": "tiny models of Megatron's functional tests, which time launches",
+    "verification cards": "runs that train as users do, unbalanced and from checkpoints",
+    "pipelines of one cluster": "pipelines on the cluster of a profile, which nobody describes",
+}
+
+
+def source_of(table: str, cells: Mapping[str, str]) -> str:
+    """The source of a row of a table: its group, its page, or the table."""
+    page = cells.get("source", "") if table in OF_PAGES else ""
+    return cells.get("group", "") or page or table
+
+
+def apart_of(cells: Mapping[str, str]) -> str:
+    """The key of ``APART`` under which a row is counted; empty for all others."""
+    row = row_of(cells)
+    if row.arguments:
+        return "functional tests"
+    if not row.benchmark and not row.text("method"):
+        return "verification cards"
+    is_of_profile = row.engine in ENGINES and ENGINES[row.engine].slowest
+    return "pipelines of one cluster" if is_of_profile and (row.count("pp") or 1) > 1 else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceErrors:
+    """The runs of one source, with the bounds (or None) that other sources give them."""
+
+    name: str
+    apart: str
+    rows: Sequence[Judged]
+    held: Sequence[Held | None]
+
+    @cached_property
+    def published(self) -> Sequence[float]:
+        """Errors of times of the rows that nobody doubts."""
+        return [
+            one.time_error for one in self.rows if one.time_error is not None and is_published(one)
+        ]
+
+    @cached_property
+    def mean_time(self) -> float | None:
+        """The mean size of the errors of published times."""
+        return mean(map(abs, self.published)) if self.published else None
+
+    @cached_property
+    def bounded(self) -> Sequence[Held]:
+        """How measurements of published rows lie to bounds."""
+        pairs = zip(self.rows, self.held, strict=True)
+        return [held for one, held in pairs if held is not None and is_published(one)]
+
+    @cached_property
+    def peaks(self) -> Sequence[float]:
+        """Errors of peaks of memory."""
+        return [one.memory_error for one in self.rows if one.memory_error is not None]
+
+    @cached_property
+    def mean_peak(self) -> float | None:
+        """The mean size of the errors of peaks."""
+        return mean(map(abs, self.peaks)) if self.peaks else None
+
+    @property
+    def inside(self) -> float | None:
+        """The share of measurements within bounds."""
+        return mean(one.is_inside for one in self.bounded) if self.bounded else None
+
+    def cells(self) -> list[object]:
+        """The source's line of the table."""
+        widths = [one.width for one in self.bounded]
+        return [
+            f"{self.name} ({self.apart})" if self.apart else self.name,
+            len(self.rows),
+            len(self.published),
+            number(self.mean_time, ".1%", none=""),
+            number(_median_size(self.published), ".1%", none=""),
+            number(median(self.published) if self.published else None, "+.1%", none=""),
+            number(self.inside, ".0%", none=""),
+            number(median(widths) if widths else None, ".2f", none=""),
+            len(self.peaks) or "",
+            number(self.mean_peak, ".1%", none=""),
+        ]
+
+
+HEAD = (
+    *("", "runs", "published times", "mean", "median", "bias", "in bounds", "width"),
+    *("peaks", "mean error"),
+)
+
+
+def is_published(one: Judged) -> bool:
+    """Whether a row's figures stand as they were published, and nobody doubts them."""
+    cells = one.row.cells
+    return cells.get("quality", "") in AS_PUBLISHED and DOUBTED not in cells.get("notes", "")
+
+
+def _median_size(errors: Sequence[float]) -> float | None:
+    return median(map(abs, errors)) if errors else None
+
+
+Known = tuple[str, Judged, Miss | None]
+
+
+def errors_by_source(known: Sequence[Known]) -> list[SourceErrors]:
+    """The sources of rows, with bounds from all other sources; those that err most come first."""
+    misses = [miss for *_, miss in known if miss is not None]
+    shares = iter(left_out(misses, [miss.source for miss in misses]))
+    groups: dict[tuple[str, str], list[tuple[Judged, Held | None]]] = defaultdict(list)
+    for source, row, miss in known:
+        held = _held(row, next(shares)) if miss is not None else None
+        groups[source, apart_of(row.row.cells)].append((row, held))
+    sources = [
+        SourceErrors(
+            name=name,
+            apart=apart,
+            rows=[row for row, _ in some],
+            held=[held for _, held in some],
+        )
+        for (name, apart), some in groups.items()
+    ]
+    return sorted(sources, key=lambda one: (bool(one.apart), -(one.mean_time or 0.0)))
+
+
+def _held(row: Judged, shares: Shares | None) -> Held | None:
+    doubt = row.answer.doubt
+    if shares is None or doubt is None or row.measured_s is None:
+        return None
+    return Held.of(row.measured_s, doubt.range.bounds_s(shares))
+
+
+def by_source_lines(known: Sequence[Known]) -> Iterator[str]:
+    """The section of a page: what all sources come to, and a line for each."""
+    sources = errors_by_source(known)
+    asked = [one for one in sources if not one.apart]
+    yield "\n\n".join(beside("report_runs-by_source")) + "\n"
+    yield from (f"- {line}" for line in _sums(asked, [row for _, row, _ in known]))
+    for name, words in APART.items():
+        yield from (f"- Apart, {words}: {line}" for line in _apart(name, sources))
+    yield from ("", *narrow(HEAD, (one.cells() for one in sources)), "")
+
+
+def _apart(name: str, sources: Sequence[SourceErrors]) -> Iterator[str]:
+    some = [one for one in sources if one.apart == name and one.published]
+    if some:
+        errors = [error for one in some for error in one.published]
+        held = [one.is_inside for source in some for one in source.bounded]
+        within = f", {mean(held):.0%} within bounds" if held else ""
+        yield (
+            f"{len(errors)} times, mean error {mean(map(abs, errors)):.1%}, median "
+            f"{_median_size(errors):.1%}{within}."
+        )
+
+
+def _sums(asked: Sequence[SourceErrors], every: Sequence[Judged]) -> Iterator[str]:
+    """What all sources that are not apart come to."""
+    means = [one.mean_time for one in asked if one.mean_time is not None]
+    errors = [error for one in asked for error in one.published]
+    if not means:
+        return
+    yield (
+        f"Times: the mean error of a source is {mean(means):.1%} in the mean of {len(means)}, "
+        f"{median(means):.1%} in the median; the error of a row is {_median_size(errors):.1%} in "
+        f"the median of {len(errors)}."
+    )
+    held = [one.is_inside for source in asked for one in source.bounded]
+    shares = [one.inside for one in asked if one.inside is not None]
+    if held:
+        yield (
+            f"Bounds without a run's source hold for {mean(held):.0%} of rows, and for "
+            f"{mean(shares):.0%} of a source's rows in the mean of sources."
+        )
+    if widths := [one.width for source in _of_known_kinds(asked) for one in source]:
+        yield (
+            f"Of kinds with {ENOUGH_SOURCES} sources and more, the upper bound is "
+            f"{median(widths):.2f} times the lower one in the median of {len(widths)} rows."
+        )
+    refused = [one for one in every if one.answer.refused]
+    of_gpu = sum("hardware: " in one.answer.refused for one in refused)
+    yield f"Refused: {len(refused)} rows, of which {of_gpu} for their GPUs."
+    if peaks := [one.mean_peak for one in asked if one.mean_peak is not None]:
+        yield (
+            f"Peaks of memory: the mean error of a source is {mean(peaks):.1%} in the mean of "
+            f"{len(peaks)}, {median(peaks):.1%} in the median."
+        )
+    told = separation([one for one in every if one.answer.prediction is not None])
+    if told.ran + told.failed:
+        yield (
+            f"Run and failed told apart: {told.share:.1%}; of {told.ran} runs {told.ran_right} are "
+            f"said to fit, of {told.failed} that failed {told.failed_right} are said not to."
+        )
+
+
+def _of_known_kinds(sources: Sequence[SourceErrors]) -> Iterator[Sequence[Held]]:
+    """How runs lie to bounds whose narrowest kind of any software has enough sources."""
+    of_kind: dict[str, set[str]] = defaultdict(set)
+    for source in sources:
+        for one in source.rows:
+            if one.answer.doubt is not None and one.measured_s is not None:
+                of_kind[one.answer.doubt.kind.of_any_software[0]].add(source.name)
+    for source in sources:
+        pairs = zip(source.rows, source.held, strict=True)
+        yield [
+            held
+            for one, held in pairs
+            if held is not None
+            and one.answer.doubt is not None
+            and len(of_kind[one.answer.doubt.kind.of_any_software[0]]) >= ENOUGH_SOURCES
+        ]
+
+
+# GPUs that were measured, predicted as if they were not: from the datasheet, and rates of others.
+
+
+def as_of_datasheet(name: str) -> Hardware:
+    """The hardware of the catalogue with what its datasheet says, completed from others' rates:
+    those of GPUs of another architecture."""
+    stated = catalog.stated_hardware(name)
+    nothing: dict[str, Any] = dict.fromkeys(LENT)
+    provenance = replace(stated.provenance, **nothing)
+    bare = replace(stated, **nothing, provenance=provenance, measured_with=None)
+    every = map(catalog.stated_hardware, catalog.calibrated_names())
+    mine = stated.gpu.architecture
+    return completed(bare, [one for one in every if can_lend(one) and one.gpu.architecture != mine])
+
+
+DATASHEET_HEAD = ("", "rates of", "runs", "median, own rates", "median", "bias", "in bounds")
+
+
+def datasheet_lines(known: Sequence[Known]) -> Iterator[str]:
+    """The section of a page: runs on each measured GPU, predicted from its datasheet alone."""
+    of_gpu: dict[str, list[Judged]] = defaultdict(list)
+    for _, row, miss in known:
+        if miss is not None and not apart_of(row.row.cells) and is_published(row):
+            of_gpu[miss.kind.hardware].append(row)
+    lines: list[list[object]] = []
+    sizes: list[float] = []
+    inside: list[bool] = []
+    for name in catalog.calibrated_names():
+        if name not in of_gpu or catalog.stated_hardware(name).provenance.compute is None:
+            continue
+        hardware = as_of_datasheet(name)
+        lender = hardware.provenance.compute
+        assert lender is not None
+        answers = RowPredictor(hardware=hardware).answers_of(one.row for one in of_gpu[name])
+        again = [judged(one.row, one.answer) for one in answers]
+        errors = [one.time_error for one in again if one.time_error is not None]
+        own = [one.time_error for one in of_gpu[name] if one.time_error is not None]
+        bounded = [one.is_inside for one in again if one.is_inside is not None]
+        sizes += map(abs, errors)
+        inside += bounded
+        figures = (_median_size(own), _median_size(errors))
+        lines.append(
+            [
+                name,
+                lender.source,
+                len(errors),
+                *(number(one, ".1%", none="") for one in figures),
+                f"{median(errors):+.1%}",
+                f"{mean(bounded):.0%}",
+            ]
+        )
+    yield "\n\n".join(beside("report_runs-datasheets")) + "\n"
+    if sizes:
+        yield (
+            f"All {len(sizes)} runs: median error {median(sizes):.1%}, {mean(inside):.0%} within "
+            "bounds.\n"
+        )
+    yield from (*narrow(DATASHEET_HEAD, lines), "")
