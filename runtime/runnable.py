@@ -1,6 +1,7 @@
 """Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
 
 from mistlab.core.values import reject
+from mistlab.engines.adapters import BLOCK, BLOCKS_A_SCALE
 from mistlab.engines.engine import ENGINES
 from mistlab.graph.treatments import PLAIN, TREATMENTS, treatments_of
 from mistlab.job.job import Job
@@ -74,6 +75,8 @@ def check_runnable(job: Job) -> None:
     _check_encoder(job.plan, job.workload)
     _check_experts(job.plan, job.workload)
     _check_further(job.plan, job.workload)
+    if job.workload.train == "adapters":
+        _check_adapters(job.plan, job.workload)
 
 
 def _check_reduction(workload: Workload) -> None:
@@ -189,6 +192,57 @@ def _check_further(plan: Plan, workload: Workload) -> None:
         )
 
 
+def _check_adapters(plan: Plan, workload: Workload) -> None:
+    """Refuse adapters beside products that have none here, and frozen weights that ranks would pack
+    otherwise than one rank."""
+    model = workload.model
+    kinds = {
+        "experts": model.experts,
+        "latent attention": model.latent,
+        "gates of attention": model.attention_gate,
+        "heads for further tokens": model.further_tokens,
+        "code of its own": model.family == "custom",
+    }
+    for kind, has in kinds.items():
+        if has:
+            reject(
+                f"workload.train: adapters of a model with {kind} can be predicted and not yet "
+                "trained: give all"
+            )
+    for number, stage in enumerate(plan.stages):
+        if workload.adapter_targets != "all" and "lean" in treatments_of(stage.value):
+            reject(
+                f"plan.stages[{number}].{TREATMENTS['lean'].dimension}: some beside products "
+                "without adapters, which keep nothing of what lean operators make: give 0, or "
+                "workload.adapter_targets: all"
+            )
+        if workload.base != "16bit":
+            _check_packing(f"plan.stages[{number}]", stage.tensor_parallel, workload)
+
+
+def _check_packing(where: str, ranks: int, workload: Workload) -> None:
+    """Refuse widths that do not divide into blocks of weights with a scale, and parts of ranks
+    that do not divide into groups of such blocks."""
+    model, group = workload.model, BLOCKS_A_SCALE[workload.base]
+    heads = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    split_rows = [(size, model.hidden) for size in (*heads, model.ffn)]
+    split_columns = [(model.hidden, size) for size in (heads[0], model.ffn)]
+    for _, inputs in (*split_rows, *split_columns):
+        if inputs % BLOCK:
+            reject(
+                f"workload.base: {workload.base} weights have a scale for {BLOCK} inputs of a "
+                f"product, which has {inputs}: give base: 16bit"
+            )
+    rows = [rows // ranks * (inputs // BLOCK) for rows, inputs in split_rows]
+    columns = [inputs // ranks // BLOCK * rows for rows, inputs in split_columns]
+    uneven = any(inputs // ranks % BLOCK for _, inputs in split_columns)
+    if ranks > 1 and (uneven or any(blocks % group for blocks in (*rows, *columns))):
+        reject(
+            f"{where}.tensor_parallel: {ranks} ranks cut groups of {BLOCK * group} weights of base "
+            f"{workload.base} that share a scale: give 1, or workload.base: 16bit"
+        )
+
+
 def trains_here(model: ModelSpec) -> str:
     """Why the runtime does not train a model, in words; empty if it does."""
     if model.family == "custom":
@@ -227,6 +281,15 @@ def _check_dropped_shares(workload: Workload) -> None:
         )
 
 
+def check_trains_all(workload: Workload) -> None:
+    """Refuse adapters where they are not trained: in other systems, and while a model serves."""
+    if workload.train != "all":
+        reject(
+            f"workload.train: {workload.train} can be predicted and not yet run by this: give all, "
+            "or leave it out"
+        )
+
+
 def check_model(workload: Workload) -> None:
     """Refuse a model whose layers the runtime does not have."""
     if why := trains_here(workload.model):
@@ -243,7 +306,7 @@ def check_model(workload: Workload) -> None:
             "workload.expert_padding: True can be predicted and not yet trained: leave it out; "
             "experts then take the tokens that come, up to their capacity"
         )
-    usual = {"train": "all", "loss": "whole", "states": "mixed"}
+    usual = {"loss": "whole", "states": "mixed"}
     for name, value in usual.items():
         if (given := getattr(workload, name)) != value:
             reject(

@@ -115,7 +115,7 @@ class Session:
             seed=None if settings.draws_on_device or settings.weights else settings.seed,
         )
         if settings.weights is not None:
-            load_weights(self._executor, TensorFolder(settings.weights))
+            load_weights(self._executor, TensorFolder(settings.weights), settings.seed)
         elif settings.draws_on_device:
             self._executor.draw_on_device(settings.seed)
             if (driver := driver_of(device)) is not None:
@@ -231,6 +231,7 @@ class Session:
     def export_checkpoint(self, folder: Path) -> None:
         """Write the weights as a checkpoint like the one that they came from."""
         assert self.settings.weights is not None
+        assert self.job.workload.train == "all"
         folder.mkdir(parents=True, exist_ok=True)
         whole = folder / "exported.safetensors"
         self.export(whole)

@@ -54,6 +54,15 @@ def check_stage(options: argparse.Namespace) -> None:
             reject(f"{name} needs the whole model: leave it out, or --stage {options.stage}")
 
 
+def check_exported(options: argparse.Namespace, job: Job) -> None:
+    """Refuse to write frozen weights as trained ones."""
+    if options.export_weights is not None and job.workload.train != "all":
+        reject(
+            "--export-weights writes all weights, of which workload.train: adapters trains none: "
+            "give --export FILE, which has the adapters"
+        )
+
+
 def check_every(job: Job, steps: int) -> None:
     """Refuse replicas that would never average: more steps between than the run has."""
     every = job.workload.reduction.every

@@ -15,6 +15,7 @@ from experiments.cli.rundir import RunDirectory, revision
 from experiments.training.run_endings import in_words, last_checkpoint
 from experiments.training.run_options import (
     check_every,
+    check_exported,
     check_options,
     check_places,
     check_stage,
@@ -99,6 +100,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
 
     check_stage(options)
     check_every(job, options.steps)
+    check_exported(options, job)
     scale = FP16_LOSS_SCALE if job.workload.precision == "fp16" else None
     with as_options():
         training = Training(

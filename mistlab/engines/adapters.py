@@ -19,14 +19,18 @@ _MOVED_IN_16_BITS = 2 + 2 * 3 * 2
 # Tokens whose logits are there at once where the loss is computed in chunks.
 CHUNK_TOKENS = 4096
 
-# Bytes of a frozen weight of a block. Eight bits have a 32-bit scale for each row of a product,
-# which is a thousandth. Four bits (NF4, Dettmers et al. 2023, arXiv 2305.14314) have an 8-bit scale
-# of 64 weights, of which 256 share a 32-bit one.
+# Bytes of a frozen weight of a block. Eight bits have a 32-bit scale of 4,096 weights. Four bits
+# (NF4, Dettmers et al. 2023, arXiv 2305.14314) have an 8-bit scale of 64 weights, of which 256
+# share a 32-bit one.
 BASE_BYTES: Mapping[Base, float] = {
     "16bit": 2.0,
     "8bit": 1.0 + 4 / 4096,
     "4bit": 0.5 + 1 / 64 + 4 / (64 * 256),
 }
+
+# Weights of few bits are packed in blocks, of which so many share a 32-bit scale.
+BLOCK = 64
+BLOCKS_A_SCALE: Mapping[Base, int] = {"8bit": 64, "4bit": 256}
 
 # No product makes gradients of frozen weights, so a backward pass has one product for each of the
 # forward pass, in place of two, and nothing is added up.

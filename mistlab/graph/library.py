@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mistlab.core.arrays import Bools
 from mistlab.core.files import read_json
 from mistlab.core.values import InputError, reject
+from mistlab.graph.adapted import with_adapters
 from mistlab.graph.compiled import Compiled, compile_expressions, compile_sums, kept
 from mistlab.graph.graph import ModelGraph
 from mistlab.graph.stored_graph import (
@@ -515,7 +516,11 @@ def _of_family(
     else:
         found = replace(_with_kinds(tuple(of_kinds.items())), turns=kinds.pattern)
     made = _kept_by(found, workload, kept_by)
-    return with_further_tokens(made, model.further_tokens, tied=model.tied_embeddings)
+    made = with_further_tokens(made, model.further_tokens, tied=model.tied_embeddings)
+    if workload.train == "all":
+        return made
+    is_gated = model.mlp_type == "gated_mlp"
+    return with_adapters(made, workload.adapter_targets, is_gated=is_gated)
 
 
 @cache

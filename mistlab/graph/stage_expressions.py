@@ -293,6 +293,11 @@ def _buffers(
     of their own, and at least one layer.
     """
     layer = _largest(embedding, block, head)
+    if memory.frozen_weight:
+        packed = block.parameters * sympy.Float(memory.frozen_weight / memory.weight)
+        layer = _largest(embedding, replace(block, parameters=packed), head)
+        parameters = parameters - L * (block.parameters - packed)
+        block = replace(block, parameters=packed)
     if not memory.rings:
         gathered = sympy.Max(layer, sympy.Min(parameters, memory.gathered_elements))
         return memory.weight * sympy.Piecewise((gathered, _shards(3)), (0, True))

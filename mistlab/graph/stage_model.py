@@ -156,14 +156,24 @@ class StageModel:
         memory = _memory_of(
             replace(work, train="all", adapter_rank=None, base="16bit"), self.engine
         )
-        own = dict(zip(_STATES, adapter_bytes(work, batch.value, memory), strict=True))
-        every = sum(own.values())
-        return {
-            name: value + (own.get(name, 0.0) if name in own else every)
-            if name in own or name.endswith("_peak_bytes")
-            else value
-            for name, value in values.items()
+        of = adapter_bytes(work, batch.value, memory)
+        states = {
+            "weights_bytes": of.weights,
+            "gradients_bytes": of.gradients,
+            "optimizer_bytes": of.optimizer,
+            "buffers_bytes": of.buffers,
         }
+        held = sum(states.values())
+        own = {
+            **states,
+            "held_bytes": held,
+            "host_bytes": of.host,
+            "step_buffer_bytes": of.step_buffer,
+            "forward_peak_bytes": held + of.step_buffer,
+            "backward_peak_bytes": held,
+            "step_peak_bytes": held + of.step_buffer,
+        }
+        return {name: value + own.get(name, 0.0) for name, value in values.items()}
 
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, Ints]:
         """The distinct sizes of the candidates, and each candidate's number among them."""
@@ -207,10 +217,6 @@ class StageModel:
     def _other_layers(self, choice: GraphChoice) -> Compiled:
         graph = self.split if self.split is not None and choice.splits_tokens else self.graph
         return _layers(graph, self.treatments, size_names(), choice)
-
-
-# Figures of states, in the order in which adapters' bytes are told.
-_STATES = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 
 
 def _memory_of(workload: Workload, engine: str) -> EngineMemory:

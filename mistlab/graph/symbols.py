@@ -45,6 +45,7 @@ WORKLOAD_SIZES: Mapping[str, str] = {
     "p": "scan_channels",  # of a head
     "g": "scan_groups",
     "e": "scan_states",
+    "x": "adapter_rank",
 }
 
 
@@ -91,6 +92,7 @@ def constants_of(workload: Workload) -> Mapping[str, float]:
         "d": model.head_dim,
         "r": model.rotated_channels,
         "f": model.ffn,
+        "x": workload.rank,
     }
 
 

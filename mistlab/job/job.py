@@ -395,7 +395,7 @@ def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
     """A job from the content of a plan file in ``folder``."""
     if not isinstance(mapping, Mapping):
         return from_mapping(Job, mapping)
-    resolved = dict(mapping)
+    resolved = _with_names_of_today(mapping)
     if isinstance(mapping.get("cluster"), Mapping):
         resolved["cluster"] = with_groups(mapping["cluster"], folder)
     for section, key, value_from in (
@@ -409,6 +409,24 @@ def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
         if isinstance(content, Mapping) and key in content:
             resolved[section] = {**resolved[section], key: value_from(content[key], folder)}
     return from_mapping(Job, resolved)
+
+
+# Engines of older plan files that trained adapters, which the workload says today.
+_OF_ADAPTERS = {
+    f"{name}-adapters": name for name in ("megatron-core", "megatron-bridge", "fsdp", "fsdp-eager")
+}
+
+
+def _with_names_of_today(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan file's content in words of today, where it has older ones."""
+    plan, workload = mapping.get("plan"), mapping.get("workload")
+    if not isinstance(plan, Mapping) or not isinstance(workload, Mapping):
+        return dict(mapping)
+    own = _OF_ADAPTERS.get(str(plan.get("engine")))
+    if own is None:
+        return dict(mapping)
+    trained = {"train": "adapters", **workload}
+    return {**mapping, "plan": {**plan, "engine": own}, "workload": trained}
 
 
 def job_to_mapping(job: Job, folder: Path = HERE) -> dict[str, Any]:

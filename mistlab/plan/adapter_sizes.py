@@ -1,6 +1,7 @@
 """The parameters of adapters, and the bytes of their weights, gradients and optimizer state."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.workload import ModelSpec, Workload
 
 
-def adapter_parameters(model: ModelSpec, rank: int, targets: str) -> int:
-    """The parameters that adapters of a rank add to a block: rank x (inputs + outputs) for each
-    product that has them. Blocks of hybrid models count as attention and a network.
+def adapter_parameters(model: ModelSpec, rank: int, targets: str, tensor_parallel: Any = 1) -> Any:
+    """The parameters that adapters of a rank add to a block, on one of some tensor-parallel ranks
+    (a number, or a column): rank x (inputs + outputs) for each product that has them. Ranks split
+    the one of both that they split of the product. Blocks of hybrid models count as attention and a
+    network.
 
     >>> from mistlab import catalog
     >>> 32 * adapter_parameters(catalog.model("llama3-8b"), 16, "all")
@@ -21,7 +24,8 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: str) -> int:
     """
     inner, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     hidden = model.hidden
-    products = [(hidden, inner), (hidden, keys), (hidden, keys), (inner, hidden)]
+    # Of each product the side that is whole on each rank, and the one that ranks split.
+    products = [(hidden, inner), (hidden, keys), (hidden, keys), (hidden, inner)]
     if targets == "all":
         gates = 2 if model.mlp_type == "gated_mlp" else 1
         experts = model.experts
@@ -29,20 +33,53 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: str) -> int:
         if experts is not None and experts.shared_ffn:
             widths.append(experts.shared_ffn)
         products += [(hidden, width) for width in widths for _ in range(gates + 1)]
-    return rank * sum(rows + columns for rows, columns in products)
+    whole, split = (sum(sides) for sides in zip(*products, strict=True))
+    if isinstance(tensor_parallel, int) and tensor_parallel == 1:
+        return rank * (whole + split)
+    return rank * (whole + split / np.asarray(tensor_parallel))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterBytes:
+    """Bytes (C) on a rank of adapters' weights, gradients and optimizer state on the device, of the
+    rings through which they come and go, of the room in which those of the host step, and of all
+    that the host has."""
+
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+    buffers: Floats
+    step_buffer: Floats
+    host: Floats
 
 
 def adapter_bytes(
     workload: Workload, value: Callable[[str], Any], memory: EngineMemory
-) -> tuple[Floats, Floats, Floats]:
-    """Bytes (C) on a rank of adapters' weights, gradients and optimizer state, for columns of
-    stages; ``memory`` is the engine's as it trains all weights."""
-    of_block = adapter_parameters(workload.model, workload.rank, workload.adapter_targets)
-    local = of_block * np.asarray(value("layers"), dtype=float) / value("tensor_parallel")
-    ranks, level = ranks_of("gather", value), value("zero")
-    kept = (memory.weight, memory.gradient, memory.optimizer)
-    parts = [
-        each * local / np.where(level >= sharded, ranks, 1)
-        for each, sharded in zip(kept, (3, 2, 1), strict=True)
-    ]
-    return parts[0], parts[1], parts[2]
+) -> AdapterBytes:
+    """The bytes of adapters, for columns of stages; ``memory`` is the engine's as it trains all
+    weights."""
+    tensor = np.asarray(value("tensor_parallel"), dtype=float)
+    of_block = adapter_parameters(workload.model, workload.rank, workload.adapter_targets, tensor)
+    layers = np.asarray(value("layers"), dtype=float)
+    ranks, level = np.asarray(ranks_of("gather", value), dtype=float), value("zero")
+    level = np.where(ranks > 1, level, 0)
+    kept = {"weights": memory.weight, "gradients": memory.gradient, "optimizer": memory.optimizer}
+    shares = {name: np.asarray(value(f"offload_{name}"), dtype=float) for name in kept}
+    parts = {
+        name: of_block * each / np.where(level >= sharded, ranks, 1)
+        for (name, each), sharded in zip(kept.items(), (3, 2, 1), strict=True)
+    }
+    device = {name: layers * part * (1 - shares[name]) for name, part in parts.items()}
+    comes = {
+        "weights": (level >= 3) | (shares["weights"] > 0),
+        "gradients": (level >= 2) | (shares["gradients"] > 0),
+    }
+    rings = sum(2 * of_block * kept[name] * comes[name] for name in comes)
+    sums = 2 * parts["gradients"] * ((level >= 2) & (shares["gradients"] > 0))
+    steps = np.minimum(layers, 2) * parts["optimizer"] * shares["optimizer"]
+    return AdapterBytes(
+        **device,
+        buffers=np.asarray(rings + sums) * memory.rings,
+        step_buffer=steps * memory.rings,
+        host=np.asarray(sum(layers * part * shares[name] for name, part in parts.items())),
+    )

@@ -1,4 +1,5 @@
-"""Writes trained weights as one safetensors file, in the precision of the run.
+"""Writes trained weights as one safetensors file, in the precision of the run: those of adapters
+alone, where these are trained.
 
 Every rank writes its own parts of tensors into the file.
 """
@@ -16,7 +17,7 @@ from runtime.engine.executor import Executor
 from runtime.engine.work.own_layers import own_shapes_of
 from runtime.models.config import TYPE_OF_PRECISION
 from runtime.models.experts import CORRECTION
-from runtime.models.families import shapes_of_model
+from runtime.models.families import is_adapter, shapes_of_model
 
 
 def export(executor: Executor, workload: Workload, path: Path) -> None:
@@ -44,8 +45,12 @@ def export(executor: Executor, workload: Workload, path: Path) -> None:
 
 
 def _shapes_of(workload: Workload) -> dict[str, tuple[int, ...]]:
-    is_own = workload.model.family == "custom"
-    return own_shapes_of(workload) if is_own else shapes_of_model(workload)
+    if workload.model.family == "custom":
+        return own_shapes_of(workload)
+    shapes = shapes_of_model(workload)
+    if workload.train == "all":
+        return shapes
+    return {name: shape for name, shape in shapes.items() if is_adapter(name)}
 
 
 def _write(executor: Executor, kind: torch.dtype, places: Mapping[str, TensorPlace]) -> None:

@@ -24,8 +24,9 @@ from mistlab.job.job import model_from
 from mistlab.plan.workload import Experts, ModelSpec, Workload
 from runtime.checkpoints.tensor_files import TensorPlace, tensors_of, write_tensors
 from runtime.engine.executor import Executor
+from runtime.engine.work.stage_modules import initial_tensor
 from runtime.models.experts import CORRECTION
-from runtime.models.families import shapes_of_model
+from runtime.models.families import is_adapter, shapes_of_model
 
 INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
 
@@ -377,6 +378,8 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
                 f"workload.model: {folder.folder / CONFIG}"
             )
     for path, shape in shapes_of_model(workload).items():
+        if is_adapter(path):
+            continue
         if path not in sources:
             reject(f"{where}: nothing in it is {path}: start from drawn weights")
         if (found := sources[path].shape(folder)) != shape:
@@ -457,11 +460,17 @@ _COMPARED = (
 )
 
 
-def load_weights(executor: Executor, folder: TensorFolder) -> None:
-    """Set a rank's master weights from a checkpoint that was checked."""
+def load_weights(executor: Executor, folder: TensorFolder, seed: int = 0) -> None:
+    """Set a rank's weights from a checkpoint that was checked; adapters, which it lacks, are drawn
+    by seed."""
     sources = sources_of(executor.model, folder)
     for layer, one in executor.layers.items():
-        made = {name: sources[one.prefix + name].made(folder) for name in one.whole_shapes}
+        made = {
+            name: initial_tensor(one.prefix + name, shape, seed, tied=False)
+            if is_adapter(name)
+            else sources[one.prefix + name].made(folder)
+            for name, shape in one.whole_shapes.items()
+        }
         executor.parameters.set_masters(layer, made)
     for name, correction in executor.routers.corrections().items():
         correction.copy_(sources[name].made(folder))

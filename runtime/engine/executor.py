@@ -7,7 +7,7 @@ lane, and dropped only when compute has been told to wait for its last use.
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,9 +28,17 @@ from runtime.engine.streams.context_lanes import StreamedContext
 from runtime.engine.streams.expert_lanes import StreamedExperts
 from runtime.engine.streams.lanes import Event, StreamedRanks, Streams
 from runtime.engine.training import Training
+from runtime.engine.work.frozen_products import multiply_frozen
 from runtime.engine.work.gradient_averages import GradientAverages
 from runtime.engine.work.layer_passes import LAYER_RUNS, Passes, layer_treatments
-from runtime.engine.work.optimizer import Scaling, Stepper, Swaps, Works, works_of_sections
+from runtime.engine.work.optimizer import (
+    FrozenSwaps,
+    Scaling,
+    Stepper,
+    Swaps,
+    Works,
+    works_of_sections,
+)
 from runtime.engine.work.own_layers import own_layers
 from runtime.engine.work.parameters import Parameters, Squares
 from runtime.engine.work.products import add_up_inside, add_up_shared
@@ -72,6 +80,19 @@ class Report:
     lopsided: tuple[Lopsided, ...] = ()
 
 
+def _shape_of(workload: Workload, plan: Plan, stage: int, training: Training) -> StageShape:
+    shape = StageShape.of(
+        plan,
+        stage,
+        clips=training.needs_norm,
+        tied=workload.model.head_has_table,
+        steps_on_host=training.steps_on_host,
+        routers=routers_of(workload.model),
+    )
+    # Two frozen tables stay alike.
+    return shape if workload.train == "all" else replace(shape, ties=False)
+
+
 class Executor:
     """One rank of a plan."""
 
@@ -90,14 +111,7 @@ class Executor:
         stage = connections.place.stage
         self.model = workload.model
         self.own = plan.stages[stage]
-        self.shape = StageShape.of(
-            plan,
-            stage,
-            clips=training.needs_norm,
-            tied=workload.model.head_has_table,
-            steps_on_host=training.steps_on_host,
-            routers=routers_of(workload.model),
-        )
+        self.shape = _shape_of(workload, plan, stage, training)
         self.programs = iterations(self.shape, 2)
         self.flushing = flush(self.shape)
         self.connections, self.streams, self.training = connections, streams, training
@@ -113,7 +127,8 @@ class Executor:
         let_draw(self.layers, self.draws)
         dtype = TYPE_OF_PRECISION[workload.precision]
         self.state = StageState.build(
-            *(self.shape, self._layouts(), Types(dtype, sums_of(workload)), device)
+            *(self.shape, self._layouts(), Types(dtype, sums_of(workload)), device),
+            frozen=self._frozen_layouts(),
         )
         self.device = device
         self.parameters = Parameters(workload, self.shape, self.state, self.layers, connections)
@@ -158,6 +173,7 @@ class Executor:
         self.routers = RouterNotes(self.model, modules, self._share, self.device)
         for layer, module in modules.items():
             add_up_inside(module, ranks)
+            multiply_frozen(module, self.layers[layer].packings, ranks)
             let_attend_in_place(module)
             if LAYER_RUNS[treatments.get(layer, PLAIN)].is_lean:
                 make_lean(module, SETS[self.own.degree(CHOICE)])
@@ -289,8 +305,7 @@ class Executor:
     def _work_of_each_task(self) -> Works:
         """By the names of tasks: functions that make a task's work when the task is issued."""
         return {
-            **self._of_sections([swaps.works for swaps in self.swaps]),
-            **self._of_sections([stepper.works for stepper in self.steppers]),
+            **self._works_of(self.state.all_sections()),
             "F": lambda op: lambda: self._forward(op),
             "B": lambda op: lambda: self._backward(op),
             "W": lambda op: lambda: self._of_weights(op),
@@ -410,7 +425,7 @@ class Executor:
             own = {
                 layer: {
                     name: shape
-                    for name, shape in one.shapes.items()
+                    for name, shape in one.trained_shapes.items()
                     if one.is_of_experts(name) == bool(is_of_experts)
                 }
                 for layer, one in self.layers.items()
@@ -423,6 +438,22 @@ class Executor:
                 }
             )
         return found
+
+    def _frozen_layouts(self) -> dict[int, Layout]:
+        """The layouts of all layers' weights that are not trained; none where all are."""
+        ranks = self.connections.sharers[0].reduce
+        sharded = self.shape.zero >= 3
+        shapes = {layer: one.frozen_shapes for layer, one in self.layers.items()}
+        if not any(shapes.values()):
+            return {}
+        return {
+            layer: Layout.of(
+                of_layer,
+                parts=ranks.size if sharded else 1,
+                part=self.connections.sharers[0].replica if sharded else 0,
+            )
+            for layer, of_layer in shapes.items()
+        }
 
     def _learn_at(self, rate: float | None) -> None:
         for stepper in self.steppers:
@@ -453,13 +484,26 @@ class Executor:
 
     def _swaps(self) -> list[Swaps]:
         averages: list[GradientAverages | None] = [*self.averages] or [None] * len(self.squares)
-        return [
+        swaps = [
             Swaps(*owned, squares, self.streams, own)
             for owned, squares, own in zip(self._owned(), self.squares, averages, strict=True)
         ]
+        frozen = self.state.frozen
+        if frozen is not None:
+            own = self.connections.sharers[0], self.squares[0], self.streams
+            swaps.append(FrozenSwaps(frozen, *own))
+        return swaps
 
-    def _of_sections(self, works: Sequence[Works]) -> Works:
-        return works_of_sections(list(zip(self.state.sections, works, strict=True)))
+    def _works_of(self, sections: Sequence[Section]) -> Works:
+        """The works of copies, collectives and steps of all sections."""
+        steps = [stepper.works for stepper in self.steppers] + [{}]
+        works = zip([swaps.works for swaps in self.swaps], steps, strict=False)
+        return works_of_sections(
+            [
+                (section, {**of_step, **of_swaps})
+                for section, (of_swaps, of_step) in zip(sections, works, strict=True)
+            ]
+        )
 
     def _draw_on_host(self, seed: int) -> None:
         """Draw the weights on the host; they depend only on the seed. Some layers are drawn at

@@ -1,6 +1,6 @@
 """The torch models of all families, and blocks that are recomputed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import final
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mistlab.plan.workload import Workload
+from runtime.models.attention import Attention
 from runtime.models.config import (
     ModelConfig,
     Structure,
@@ -15,9 +16,11 @@ from runtime.models.config import (
     structure_of,
     structure_of_block,
 )
+from runtime.models.latent_attention import Down
 from runtime.models.operators import add_in_norms
+from runtime.models.parallel import ColumnAdapter, ColumnLinear, RowAdapter, RowLinear
 from runtime.models.ranks import TensorParallel
-from runtime.models.transformer import Transformer
+from runtime.models.transformer import MLP, Transformer
 
 # The torch models GPT, Llama and Falcon, the three families of the published evaluations.
 
@@ -94,13 +97,16 @@ class Falcon(Transformer):
 def model_of(
     workload: Workload, ranks: TensorParallel | None = None, *, tensor_parallel: int = 1
 ) -> Transformer:
-    """The torch model of a workload, as one tensor-parallel rank holds it."""
+    """The torch model of a workload, as one tensor-parallel rank holds it; frozen weights are not
+    packed."""
     config, spec = config_of(workload, tensor_parallel=tensor_parallel), workload.model
     blocks = [structure_of_block(spec, block) for block in range(spec.layers)]
     model = Transformer(
         *(config, structure_of(spec), ranks), blocks=blocks, further_tokens=spec.further_tokens
     )
     add_in_norms(model, spec.norm_epsilon)
+    if workload.train == "adapters":
+        freeze(model, rank=workload.rank, targets=workload.adapter_targets)
     return model
 
 
@@ -111,6 +117,45 @@ def shapes_of_model(workload: Workload) -> dict[str, tuple[int, ...]]:
         model = model_of(workload)
     named = (*model.named_parameters(), *model.named_corrections())
     return {name: tuple(one.shape) for name, one in named}
+
+
+# Layers whose weights are frozen, with adapters beside the products of blocks.
+
+
+# What is behind a product's name in the names of its adapter's parameters. Those of ``up`` begin as
+# zeros, so that training starts from the frozen model.
+ADAPTER, UP = ".adapter.", "up"
+
+
+def freeze(layer: nn.Module, *, rank: int, targets: str) -> None:
+    """Freeze a layer's weights, and give the products of its blocks adapters: all, or those of
+    ``attention`` alone."""
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    kinds = (Attention,) if targets == "attention" else (Attention, MLP)
+    found = [one for one in layer.modules() if isinstance(one, kinds)]
+    for product in (product for one in found for product in one.children()):
+        if isinstance(product, ColumnLinear):
+            product.adapter = ColumnAdapter(product, rank)
+        elif isinstance(product, RowLinear):
+            product.adapter = RowAdapter(product, rank)
+
+
+def frozen_products(layer: nn.Module) -> Iterator[tuple[str, "ColumnLinear | RowLinear | Down"]]:
+    """A layer's products whose weights are frozen, with their names."""
+    for name, one in layer.named_modules():
+        if isinstance(one, ColumnLinear | RowLinear | Down) and not one.weight.requires_grad:
+            yield name, one
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter by this name is an adapter's."""
+    return ADAPTER in name
+
+
+def begins_as_zeros(name: str) -> bool:
+    """Whether an adapter's parameter by this name begins as zeros."""
+    return name.partition(ADAPTER)[2].startswith(UP)
 
 
 # A block whose activations are computed again for the backward pass, by torch's checkpointing.

@@ -22,6 +22,8 @@ OF_HEADS = ("sinks",)
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 # Takes tokens' rows of a table.
 LookUp = Callable[[Tensor, Tensor], Tensor]
+# Adds to a product of ``x``: takes ``x`` and the product, which it changes.
+Adds = Callable[[Tensor, Tensor], Tensor]
 # The same of whole sequences, if ``x`` has this rank's part of each sequence.
 MultiplyGathered = Callable[[Tensor, Tensor, Tensor | None, TensorParallel], Tensor]
 
@@ -109,7 +111,7 @@ def product(
     With more than two dimensions torch 2.11 would ask for sizes as numbers, which a trace refuses.
     """
     flat = multiply(x.flatten(0, -2), weight, bias)
-    shaped: Tensor = torch.ops.aten._unsafe_view(flat, (*x.shape[:-1], weight.shape[0]))
+    shaped: Tensor = torch.ops.aten._unsafe_view(flat, (*x.shape[:-1], flat.shape[-1]))
     return shaped
 
 
@@ -134,16 +136,22 @@ class ColumnLinear(nn.Module):
         self.ranks = ranks
         self.multiply: Multiply = nn.functional.linear
         self.multiply_gathered: MultiplyGathered = gathered_linear
+        # Adds to the product, where the weight is frozen.
+        self.adapter: Adds | None = None
         rows = sum(shard(size, ranks.size, "a column-split width of") for size in outputs)
         self.weight = nn.Parameter(torch.empty(rows, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(rows, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
         """This rank's columns of the product."""
+        made = self._product(x)
+        return made if self.adapter is None else self.adapter(x, made)
+
+    def _product(self, x: Tensor) -> Tensor:
         if not self.ranks.splits_tokens:
             return product(x, self.weight, self.bias, self.multiply)
         flat = self.multiply_gathered(x, self.weight, self.bias, self.ranks)
-        shape = (x.shape[0], x.shape[1] * self.ranks.size, self.weight.shape[0])
+        shape = (x.shape[0], x.shape[1] * self.ranks.size, flat.shape[-1])
         shaped: Tensor = torch.ops.aten._unsafe_view(flat, shape)
         return shaped
 
@@ -164,14 +172,17 @@ class RowLinear(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        self.ranks = ranks
         self.multiply: Multiply = nn.functional.linear
+        self.adapter: Adds | None = None
         columns = shard(inputs, ranks.size, "a row-split width of")
         self.weight = nn.Parameter(torch.empty(outputs, columns, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
         """This rank's summand of the product, without the bias."""
-        return product(x, self.weight, None, self.multiply)
+        made = product(x, self.weight, None, self.multiply)
+        return made if self.adapter is None else self.adapter(x, made)
 
 
 def vectors_of(tokens: Tensor, weight: Tensor, ranks: TensorParallel, look_up: LookUp) -> Tensor:
@@ -225,6 +236,71 @@ class SmallMatrix(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The product (T, outputs)."""
         return product(x, self.weight, self.bias)
+
+
+# Adapters (LoRA, Hu et al. 2021): two thin products beside a frozen one.
+#
+# A product's adapter adds ``up(down(x))`` to what its frozen weight makes, times 1 (alpha is the
+# rank). Products that are several side by side, as those of queries, keys and values, have an
+# adapter each. Ranks split the factor that touches what they split: where rows of a weight are
+# split, those of ``up``; where columns are, those of ``down``. The other factor is whole on each
+# rank, which has a summand of its gradient.
+
+
+class _AddParts(torch.autograd.Function):
+    """Adds parts (T, columns of each) to a fresh product (T, columns), in place; keeps nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, *parts: Tensor) -> Tensor:
+        ctx.mark_dirty(made)
+        ctx.columns = [part.shape[-1] for part in parts]
+        for place, part in zip(made.split(ctx.columns, -1), parts, strict=True):
+            place.add_(part)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return gradient, *gradient.split(ctx.columns, -1)
+
+
+class ColumnAdapter(nn.Module):
+    """The adapters of a product whose rows ranks split: one for each of its blocks of outputs."""
+
+    def __init__(self, of: ColumnLinear, rank: int) -> None:
+        super().__init__()
+        inputs, dtype = of.weight.shape[1], of.weight.dtype
+        self.down = nn.ModuleList(
+            SmallMatrix(rank, inputs, biases=False, dtype=dtype) for _ in of.blocks
+        )
+        self.up = nn.ModuleList(
+            ColumnLinear(rank, (rows,), of.ranks, biases=False, dtype=dtype) for rows in of.blocks
+        )
+
+    def forward(self, x: Tensor, made: Tensor) -> Tensor:
+        """What the frozen product has made of ``x``, and the adapters beside it."""
+        pairs = zip(self.down, self.up, strict=True)
+        added: Tensor = _AddParts.apply(made, *(up(down(x)) for down, up in pairs))
+        return added
+
+
+class RowAdapter(nn.Module):
+    """The adapter of a product whose columns ranks split; what it adds is a rank's summand."""
+
+    def __init__(self, of: RowLinear, rank: int) -> None:
+        super().__init__()
+        outputs, inputs = of.weight.shape
+        dtype = of.weight.dtype
+        # A rank's own columns: the module that it belongs to has cut them already.
+        self.down = RowLinear(inputs * of.ranks.size, rank, of.ranks, biases=False, dtype=dtype)
+        self.up = SmallMatrix(outputs, rank, biases=False, dtype=dtype)
+
+    def forward(self, x: Tensor, made: Tensor) -> Tensor:
+        """What the frozen product has made of ``x``, and the adapter beside it."""
+        added: Tensor = _AddParts.apply(made, self.up(self.down(x)))
+        return added
+
+
+# Parameters that ranks share, and parts of those that they split.
 
 
 def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:

@@ -212,6 +212,17 @@ def test_a_plan_file_becomes_values(plan_file: PlanFile) -> None:
     assert job.plan.engine == "mistlab"
 
 
+def test_an_engine_for_adapters_is_read_as_a_workload_that_trains_them(plan_file: PlanFile) -> None:
+    plan_file["workload"]["adapter_rank"] = 8
+    for name, row in plan_file["plan"].items():
+        if name == "stages":
+            plan_file["plan"]["stages"] = [{**one, "offload": {}} for one in row]
+    plan_file["plan"]["engine"] = "megatron-core-adapters"
+    job = job_from_mapping(plan_file)
+    assert job.plan.engine == "megatron-core"
+    assert (job.workload.train, job.workload.rank) == ("adapters", 8)
+
+
 def test_a_plan_may_use_fewer_gpus_than_there_are(plan_file: PlanFile) -> None:
     plan_file["cluster"].update(nodes=2, gpus_per_node=8)
     assert job_from_mapping(plan_file).plan.num_gpus == 4

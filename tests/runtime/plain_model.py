@@ -38,7 +38,14 @@ class Part:
         return Part(self._weights, f"{self._path}.{name}")
 
     def linear(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self["weight"], self.get("bias"))
+        made = functional.linear(x, self["weight"], self.get("bias"))
+        own = self.inside("adapter")
+        if (down := own.get("down.weight")) is not None:
+            return made + x @ down.T @ own["up.weight"].T
+        parts: list[Tensor] = []
+        while (down := own.get(f"down.{len(parts)}.weight")) is not None:
+            parts.append(x @ down.T @ own[f"up.{len(parts)}.weight"].T)
+        return made + torch.cat(parts, -1) if parts else made
 
 
 @dataclass(kw_only=True)

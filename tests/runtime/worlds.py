@@ -22,6 +22,7 @@ from runtime.engine.training import Training
 from runtime.engine.work.stage_modules import INITIAL_STD, TABLE, initial_tensor
 from runtime.models.families import model_of
 from tests.runtime.lone_rank import own_groups
+from tests.runtime.plain_bits import kept_coarsely
 from tests.runtime.plain_masks import Masks
 from tests.runtime.plain_model import Routing, corrected, loss_of
 from tests.runtime.thread_ranks import Meeting, ThreadGroup, run_threads
@@ -119,13 +120,19 @@ def _plainly(work: Workload, said: str, training: Training, steps: int, start: S
     del said
     tied = work.model.tied_embeddings
     model = model_of(work)
+    trains_all = work.train == "all"
     weights = {
-        name: start(name, tuple(parameter.shape), tied=tied).requires_grad_()
+        name: kept_coarsely(work, name, start(name, tuple(parameter.shape), tied=tied))
         for name, parameter in model.named_parameters()
+    }
+    trained = {
+        name: one.requires_grad_()
+        for name, one in weights.items()
+        if trains_all or ".adapter." in name
     }
     corrections = {name: torch.zeros_like(one) for name, one in model.named_corrections()}
     optimizer = torch.optim.AdamW(
-        weights.values(),
+        trained.values(),
         betas=(training.beta1, training.beta2),
         eps=training.epsilon,
         weight_decay=training.weight_decay,
@@ -140,7 +147,7 @@ def _plainly(work: Workload, said: str, training: Training, steps: int, start: S
         loss = loss_of(work.model, known, *batch, masks, routing=routing)
         nearest = min(nearest, routing.nearest)
         (loss + routing.loss).backward()
-        norm = torch.nn.utils.clip_grad_norm_(weights.values(), training.clip_norm or float("inf"))
+        norm = torch.nn.utils.clip_grad_norm_(trained.values(), training.clip_norm or float("inf"))
         skipped = training.loss_scale is not None and step == 0
         if not skipped:
             optimizer.step()
@@ -155,8 +162,8 @@ def _plainly(work: Workload, said: str, training: Training, steps: int, start: S
                 router_loss=routing.loss.item(),
             )
         )
-    trained = {name: one.detach() for name, one in (weights | corrections).items()}
-    return Trained(reports=reports, weights=trained, nearest=nearest)
+    changed = {name: one.detach() for name, one in (trained | corrections).items()}
+    return Trained(reports=reports, weights=changed, nearest=nearest)
 
 
 def by_plan(

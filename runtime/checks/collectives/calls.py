@@ -11,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from mistlab.core.values import reject
 from mistlab.plan.dimensions import ranks_of
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.plan.workload import Experts, Workload
@@ -96,6 +97,10 @@ def calls_of(
     plan: Plan, workload: Workload, *, clips: bool = False, steps_on_host: bool = False
 ) -> WorldCalls:
     """The calls of a plan's ranks; ``clips`` if a step needs the norm of all gradients."""
+    if workload.train != "all":
+        reject(
+            f"workload.train: {workload.train}, whose collectives are not derived here: give all"
+        )
     tied = workload.model.head_has_table
     model = workload.model
     topology = Topology(plan=plan, tied=tied, experts=model.experts is not None)

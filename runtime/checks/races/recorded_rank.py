@@ -282,9 +282,10 @@ def _batches(workload: Workload, connections: Connections) -> Batches:
 def _name(executor: Executor, memory: Memory) -> None:
     """Name the parts of a rank's memory."""
     state = executor.state
-    layers = [pair for section in state.sections for pair in section.layers.items()]
+    layers = [pair for section in state.all_sections() for pair in section.layers.items()]
     for layer, own in layers:
-        kinds = zip(("masters", "moment 1", "moment 2"), own.optimizer, strict=True)
+        # Frozen weights have none.
+        kinds = zip(("masters", "moment 1", "moment 2"), own.optimizer, strict=False)
         vectors = {"weights": own.weights, "gradients": own.gradients, **dict(kinds)}
         for name, split in vectors.items():
             memory.name(split.resident, f"{name} of layer {layer}")

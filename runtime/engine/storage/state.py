@@ -1,6 +1,6 @@
 """States of layers on the device: rooms for offloaded states, and where each tensor lies."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple, Self
@@ -212,11 +212,13 @@ class Section:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageState:
     """All layers of a rank in sections, the first of which every layer has; and what sections
-    share."""
+    share. ``frozen`` is the section of weights that are not trained, if there are any: they have
+    neither gradients nor optimizer state."""
 
     shape: StageShape
     types: Types
     sections: tuple[Section, ...]
+    frozen: Section | None
     rings: Rings
     staging: Staging
     device: Arena
@@ -229,25 +231,28 @@ class StageState:
         layouts: Sequence[Mapping[int, Layout]],
         types: Types,
         device: torch.device,
+        frozen: Mapping[int, Layout] | None = None,
     ) -> Self:
         """Allocate the state: rehearse to know the sizes, allocate, hand out the parts.
 
-        ``layouts`` are those of each section's layers.
+        ``layouts`` are those of each section's layers, ``frozen`` those of frozen weights.
         """
+        frozen = frozen or {}
         rehearsed = Rehearsal(), Rehearsal()
-        _parts(shape, layouts, types, *rehearsed)
+        _parts(shape, layouts, frozen, types, *rehearsed)
         on_device = Arena(rehearsed[0].size_bytes, device)
         host_device = torch.device("cpu")
         on_host = Arena(rehearsed[1].size_bytes, host_device, pins_for=driver_of(device))
-        sections, rings = _parts(shape, layouts, types, on_device, on_host)
-        staging = _staging(shape, sections, device)
+        parts, rings = _parts(shape, layouts, frozen, types, on_device, on_host)
+        staging = _staging(shape, parts[: len(layouts)], device)
+        sections = [
+            Section(shape=shape, layers=layers, rings=rings, staging=staging) for layers in parts
+        ]
         return cls(
             shape=shape,
             types=types,
-            sections=tuple(
-                Section(shape=shape, layers=layers, rings=rings, staging=staging)
-                for layers in sections
-            ),
+            sections=tuple(sections[: len(layouts)]),
+            frozen=sections[-1] if frozen else None,
             rings=rings,
             staging=staging,
             device=on_device,
@@ -260,12 +265,16 @@ class StageState:
         return self.sections[0].layers
 
     def sections_of(self, layer: int) -> list[Section]:
-        """The sections that a layer has."""
+        """The sections that a layer has, of what is trained."""
         return [section for section in self.sections if layer in section.layers]
+
+    def all_sections(self) -> list[Section]:
+        """All sections, that of frozen weights last."""
+        return [*self.sections, *([] if self.frozen is None else [self.frozen])]
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes on the device for each class of memory, under the names that predictions use."""
-        layers = [layer for section in self.sections for layer in section.layers.values()]
+        layers = [layer for section in self.all_sections() for layer in section.layers.values()]
         rings = self.rings
         slots = [*rings.weights, *rings.gradients, *rings.sums]
         return {
@@ -282,10 +291,12 @@ Layers = dict[int, LayerState]
 def _parts(
     shape: StageShape,
     layouts: Sequence[Mapping[int, Layout]],
+    frozen: Mapping[int, Layout],
     types: Types,
     device: Room,
     host: Room,
 ) -> tuple[list[Layers], Rings]:
+    """Each section's layers, those of frozen weights last, and the rings."""
     sections: list[Layers] = []
     ends: dict[int, Begin] = {}
     for section in layouts:
@@ -295,7 +306,17 @@ def _parts(
             own = layers[layer] = _layer(shape, layer, layout, begin, types, device, host)
             ends[layer] = begin.after(layout, own.optimizer[0].tail.numel())
         sections.append(layers)
-    ringed = [end.whole for layer, end in ends.items() if shape.rings_weights(layer)]
+    whole = {layer: end.whole for layer, end in ends.items()}
+    if frozen:
+        rooms = types, device, host
+        sections.append(
+            {
+                layer: _frozen_layer(shape, layer, layout, ends.get(layer, Begin()), *rooms)
+                for layer, layout in frozen.items()
+            }
+        )
+        whole = {layer: whole.get(layer, 0) + own.numel for layer, own in frozen.items()}
+    ringed = [size for layer, size in whole.items() if shape.rings_weights(layer)]
     reduced = [end.whole for layer, end in ends.items() if shape.rings_gradients(layer)]
     summed = [
         end.part
@@ -353,6 +374,31 @@ def _layer(
         host_step=torch.zeros(1),
         exchange=exchange,
         exchanged_weights=exchange.view(types.weights)[:exchanged],
+    )
+
+
+def _frozen_layer(
+    shape: StageShape,
+    layer: int,
+    layout: Layout,
+    begin: Begin,
+    types: Types,
+    device: Room,
+    host: Room,
+) -> LayerState:
+    """A layer's weights that are not trained."""
+    numel = layout.part_numel if shape.zero >= 3 else layout.numel
+    ratio, nothing = shape.offload_of(layer).weights, device.take(0, types.gradients)
+    return LayerState(
+        layout=layout,
+        begin=begin,
+        weights=Split.of(numel, ratio, types.weights, device, host),
+        gradients=Split(resident=nothing, tail=nothing),
+        optimizer=(),
+        step=nothing,
+        host_step=nothing,
+        exchange=nothing,
+        exchanged_weights=nothing,
     )
 
 
@@ -437,8 +483,9 @@ class ParameterPlaces:
         one = self._layers[layer]
         place = one.gradients[entry]
         if place is not one.gradients_now:
+            # Frozen weights come last, and have no gradients.
             for parameter, view, is_vector in zip(
-                one.parameters, place.views, one.is_vector, strict=True
+                one.parameters, place.views, one.is_vector, strict=False
             ):
                 parameter.grad = None if is_vector else view
             one.gradients_now = place
@@ -475,26 +522,32 @@ class ParameterPlaces:
 
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
     """Give a module without storage real parameters."""
-    sections, shape = state.sections_of(layer), state.shape
+    shape = state.shape
+    sections = [section for section in state.all_sections() if layer in section.layers]
     layouts = [section.layers[layer].layout for section in sections]
     entries = [entry for layout in layouts for entry in layout.entries]
-    is_vector = [_is_vector(module, entry) for entry in entries]
-    weights, gradients = (
-        [
-            _FlatVector.of(layouts, [whole(section, entry) for section in sections], is_vector)
+    is_trained = [module.get_parameter(entry.name).requires_grad for entry in entries]
+    is_vector = [
+        trained and _is_vector(module, entry)
+        for entry, trained in zip(entries, is_trained, strict=True)
+    ]
+
+    def places(of: Sequence[Section], whole: Callable[[Section, int], Tensor]) -> list[_FlatVector]:
+        return [
+            _FlatVector.of(layouts[: len(of)], [whole(section, entry) for section in of], is_vector)
             for entry in range(RING)
         ]
-        for whole in (
-            lambda section, entry: section.whole_weights(layer, entry),
-            lambda section, entry: section.whole_gradients(layer, entry),
-        )
-    )
+
+    weights = places(sections, lambda section, entry: section.whole_weights(layer, entry))
+    trained = state.sections_of(layer)
+    gradients = places(trained, lambda section, entry: section.whole_gradients(layer, entry))
     parameters = []
-    for entry, view in zip(entries, weights[0].views, strict=True):
+    for entry, view, is_own in zip(entries, weights[0].views, is_trained, strict=True):
         path, _, leaf = entry.name.rpartition(".")
-        parameters.append(nn.Parameter(view.data))
+        parameters.append(nn.Parameter(view.data, requires_grad=is_own))
         # Sums may be wider than weights.
-        parameters[-1].grad_dtype = None
+        if is_own:
+            parameters[-1].grad_dtype = None
         setattr(module.get_submodule(path), leaf, parameters[-1])
     vectors, types = list(compress(parameters, is_vector)), state.types
     is_wider = types.gradients != types.weights

@@ -115,6 +115,12 @@ class Passes:
         self._sizes: dict[int, int] = {}
         # Layers whose norms keep what their gains lose.
         self._looked_at: set[int] = set()
+        # Layers before whose parameters there is nothing to train: they have no backward pass.
+        self._without_gradients = {
+            layer
+            for layer, module in modules.items()
+            if layer == EMBEDDING and not any(one.requires_grad for one in module.parameters())
+        }
 
     def forward(
         self, layer: int, micro_batch: int, entry: int, x: Tensor, targets: Tensor | None
@@ -123,7 +129,11 @@ class Passes:
         # Storages that left from this entry before have been copied: compute has waited for that.
         self.leaving[entry].clear()
         kept = self.kept[layer, micro_batch] = Kept(targets=targets)
-        if layer in self._sizes:
+        if layer in self._without_gradients:
+            self._places.take_weights(layer, entry)
+            with torch.no_grad():
+                y = self._run(layer, x, None)
+        elif layer in self._sizes:
             kept.counted_bytes = self._sizes[layer]
             y = self._plainly(layer, x, kept)
         else:
@@ -142,6 +152,10 @@ class Passes:
         if not splits:
             self.held_bytes -= kept.size_bytes
             self._collect(op)
+        if layer in self._without_gradients:
+            if splits:
+                self._leave(op, (), kept)
+            return None
         if kept.saved is not None:
             kept.saved.move_weights(self._places.take_weights(layer, entry))
         if splits and layer == EMBEDDING:

@@ -239,6 +239,9 @@ class Swaps:
     def _gather(self, op: Op) -> Pending | None:
         state, layer = self.state, op.layer
         whole = state.whole_weights(layer, op.entry)
+        if not whole.numel():
+            # Nothing of the layer is trained.
+            return None
         own = own_part(whole, self.gatherers)
         is_elsewhere = state.shape.zero >= 3 and not state.shape.offload_of(layer).weights
         if is_elsewhere and op.phase != "first_forward":
@@ -252,6 +255,8 @@ class Swaps:
             reduction = in_turn(self.averages.average(op.layer, whole))
             return then(reduction, lambda: self._reduced(op, whole))
         ranks = self.reducers
+        if not whole.numel():
+            return then(None, lambda: self._reduced(op, whole))
         sharded = self.state.shape.zero >= 1
         reduction = ranks.reduce_scatter(whole) if sharded else ranks.all_reduce(whole)
         return then(reduction, lambda: self._reduced(op, whole))
@@ -267,11 +272,30 @@ class Swaps:
             self.squares.take(op.layer, self.state.stepped_gradients(op.layer, op.entry))
 
 
+class FrozenSwaps(Swaps):
+    """Copies and gathers of weights that are not trained. Where the step of others leaves these in
+    their place, those are fetched."""
+
+    def __init__(
+        self, state: Section, sharers: Sharers, squares: Squares, streams: Streams
+    ) -> None:
+        super().__init__(state, sharers, squares, streams)
+        fetches = {"P<": self.works["P<"], "S": lambda op: lambda: self._fetch_for_step(op)}
+        self.works = {**fetches, "U": self.works["U"]} if state.shape.zero >= 3 else fetches
+
+    def _fetch_for_step(self, op: Op) -> None:
+        if self.state.shape.rings_weights(op.layer):
+            self._fetch_weights(op)
+
+
 def works_of_sections(of_each: Sequence[tuple[Section, Works]]) -> Works:
-    """By the names of tasks: the work of a task for all sections that its layer has."""
+    """By the names of tasks: the work of a task for all sections that its layer has, and that have
+    it."""
 
     def work_of(name: str, op: Op) -> LaneWork:
-        works = [makers[name](op) for section, makers in of_each if op.layer in section.layers]
+        own = [works for section, works in of_each if op.layer in section.layers]
+        works = [makers[name](op) for makers in own if name in makers]
         return works[0] if len(works) == 1 else lambda: together([work() for work in works])
 
-    return {name: partial(work_of, name) for name in of_each[0][1]}
+    names = dict.fromkeys(name for _, makers in of_each for name in makers)
+    return {name: partial(work_of, name) for name in names}

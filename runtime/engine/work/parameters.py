@@ -101,6 +101,17 @@ class Parameters:
                 view.copy_(parts[name])
             own = flat[layout.own] if self.shape.zero >= 1 else flat
             section.layers[layer].optimizer[0].store(own)
+        if self.state.frozen is not None:
+            self._set_frozen(self.state.frozen, layer, parts)
+
+    def _set_frozen(self, section: Section, layer: int, parts: Mapping[str, Tensor]) -> None:
+        """Set a layer's frozen weights, which have no masters."""
+        one, layout = self.layers[layer], section.layers[layer].layout
+        weights = section.layers[layer].weights
+        flat = torch.zeros(layout.numel, dtype=weights.resident.dtype)
+        for name, view in layout.views(flat).items():
+            view.copy_(one.kept_as(name, parts[name]))
+        weights.store(flat[layout.own] if self.shape.zero >= 3 else flat)
 
     def pieces(self, layer: int) -> Iterator[Piece]:
         """The boxes of the model's tensors that the rank steps in a layer, one section's behind the

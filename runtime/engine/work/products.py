@@ -239,6 +239,9 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
     ranks.
     """
     for one in module.modules():
+        if isinstance(one, ColumnLinear | RowLinear | Down) and not one.weight.requires_grad:
+            # It has no gradient of its weight.
+            continue
         if isinstance(one, ColumnLinear):
             one.multiply = partial(adding_up, schedule=ranks.put_off)
             one.multiply_gathered = _gathered_by(ranks)
@@ -265,5 +268,5 @@ def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:
         small = {id(one) for one in parameters_of_own_tokens(module, splits_tokens=False)}
         small |= {id(one.weight) for one in module.modules() if isinstance(one, Down)}
         for parameter in shared_parameters(module):
-            if id(parameter) not in small and parameter.dim() > 1:
+            if id(parameter) not in small and parameter.dim() > 1 and parameter.requires_grad:
                 parameter.register_hook(summed)

@@ -5,7 +5,7 @@ Axes: B batch, S sequence, H the rank's heads, D channels a head.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -17,11 +17,14 @@ from mistlab.stages.stage_shape import StageShape
 from runtime.comm.group import Group
 from runtime.devices.cuda import generator_of
 from runtime.engine.storage.layout import shapes_of
+from runtime.engine.storage.packing import Packing
 from runtime.engine.streams.expert_lanes import StreamedExperts
+from runtime.engine.work.frozen_products import packings_of
 from runtime.models.attention import Attention, RotaryTables
 from runtime.models.config import ModelConfig, config_of, structure_of, structure_of_block
 from runtime.models.context import ContextRanks, own_positions
 from runtime.models.dropout import Draws, Dropout, LayerDraws, MaskRows, dropped_shares
+from runtime.models.families import begins_as_zeros, freeze, is_adapter
 from runtime.models.grouped import ExpertMatrices
 from runtime.models.latent_attention import LatentAttention
 from runtime.models.operators import add_in_norms, causal_softmax, causal_softmax_backward
@@ -139,17 +142,51 @@ COPIED = "head.table.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerModule:
-    """A layer on one tensor-parallel rank; its parameters' full names begin with ``prefix``."""
+    """A layer on one tensor-parallel rank; its parameters' full names begin with ``prefix``. Frozen
+    weights may be packed."""
 
     prefix: str
     module: nn.Module
     whole_shapes: Mapping[str, tuple[int, ...]]
+    packings: Mapping[str, Packing] = field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the rank's parts of the layer's own parameters, without a borrowed table."""
         shapes = shapes_of(self.module)
         return {name: shape for name, shape in shapes.items() if name in self.whole_shapes}
+
+    @property
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the rank's parts of what is trained."""
+        return {name: shape for name, shape in self.shapes.items() if not self.is_frozen(name)}
+
+    @property
+    def frozen_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the rank's parts of frozen weights, as they are kept: packed ones are flat."""
+        return {
+            name: self._packed_shape(name) if name in self.packings else shape
+            for name, shape in self.shapes.items()
+            if self.is_frozen(name)
+        }
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether a parameter is not trained."""
+        return not self.module.get_parameter(name).requires_grad
+
+    def kept_as(self, name: str, part: Tensor) -> Tensor:
+        """The rank's part of a frozen weight, as it is kept."""
+        packing = self.packings.get(name)
+        if packing is None:
+            return part
+        bytes_, dtype = packing.pack(part), self.module.get_parameter(name).dtype
+        (numel,) = self._packed_shape(name)
+        padded = nn.functional.pad(bytes_, (0, numel * dtype.itemsize - bytes_.numel()))
+        return padded.view(dtype)
+
+    def _packed_shape(self, name: str) -> tuple[int, ...]:
+        itemsize = self.module.get_parameter(name).dtype.itemsize
+        return (-(-self.packings[name].size_bytes // itemsize),)
 
     def whole_shape(self, name: str) -> tuple[int, ...]:
         """The unsplit shape of a parameter, by the parameter's full name."""
@@ -194,8 +231,12 @@ def initial_tensor(
     """First weights of a parameter, drawn on a device.
 
     They depend on the seed and the parameter's name, so they are the same for every plan. Kinds of
-    devices draw different values.
+    devices draw different values. What an adapter adds is 0 at first; its other factor keeps the
+    size of what it takes.
     """
+    if begins_as_zeros(name):
+        return torch.zeros(shape, device=device)
+    std = INITIAL_STD if not is_adapter(name) else shape[-1] ** -0.5
     if name == COPIED or (tied and name == TIED):
         name = TABLE
     if len(shape) == 1:
@@ -203,7 +244,7 @@ def initial_tensor(
         return torch.full(shape, fill, device=device)
     # A host's generator takes 32 bits of its seed: both must be within them.
     generator = generator_of(device).manual_seed(crc32(name.encode(), seed & 0xFFFFFFFF))
-    return torch.empty(shape, device=device).normal_(std=INITIAL_STD, generator=generator)
+    return torch.empty(shape, device=device).normal_(std=std, generator=generator)
 
 
 def layer_modules(
@@ -225,16 +266,18 @@ def layer_modules(
     rotary = rotary_tables(config, workload, device, places)
     build = LayerBuilder(workload, config, ranks, rotary, further, places, experts)
     unsplit = LayerBuilder(workload, config_of(workload), OneRank(), build.rotary)
+    modules = {layer: build.with_norms(layer) for layer in shape.layers}
     return {
         layer: LayerModule(
             prefix=prefix_of(layer, workload.model.layers),
-            module=build.with_norms(layer),
+            module=module,
             whole_shapes=own_shapes(
                 unsplit.layer(layer),
                 without=twin_of(workload.model) if shape.borrows_table(layer) else "",
             ),
+            packings=packings_of(module, workload.base) if shape.has_block(layer) else {},
         )
-        for layer in shape.layers
+        for layer, module in modules.items()
     }
 
 
@@ -285,6 +328,8 @@ class LayerBuilder:
         self.context, self.places, self.experts = context, places, experts
         self.spec, self.structure = workload.model, structure_of(workload.model)
         self.blocks = workload.model.layers
+        self.trains_adapters = workload.train == "adapters"
+        self.adapter_rank, self.adapter_targets = workload.rank, workload.adapter_targets
         self.config, self.ranks, self.rotary = config, ranks, rotary
 
     def with_norms(self, layer: int) -> nn.Module:
@@ -294,7 +339,14 @@ class LayerBuilder:
         return module
 
     def layer(self, layer: int) -> nn.Module:
-        """A layer by its number."""
+        """A layer by its number; frozen, with adapters in blocks, where these are trained."""
+        module = self._layer(layer)
+        if self.trains_adapters:
+            with torch.device("meta"):
+                freeze(module, rank=self.adapter_rank, targets=self.adapter_targets)
+        return module
+
+    def _layer(self, layer: int) -> nn.Module:
         with torch.device("meta"):
             if layer == 0:
                 embedding = Embedding(self.config, self.structure, self.ranks)

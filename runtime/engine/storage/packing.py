@@ -1,0 +1,124 @@
+"""Frozen weights in few bits: packed once, and dequantised before each product.
+
+Weights are taken in blocks of 64 inputs of a row, in the order in which ranks split a product: row
+by row where they split rows, else block column by block column. So a rank's part packs alike in all
+plans. With 4 bits (NF4, Dettmers et al. 2023, arXiv 2305.14314, appendix E) each block has a scale
+of 8 bits, of which 256 share one of 32 (double quantisation). With 8 bits 64 blocks, which are
+4,096 weights, share a scale of 32 bits.
+
+Axes: N blocks, G groups of blocks.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mistlab.engines.adapters import BLOCK, BLOCKS_A_SCALE, Base
+
+_SCALE_BYTES = 4
+# A scale of 8 bits has so many steps; the largest number of 8 bits with a sign.
+_STEPS, _MOST = 255, 127
+# The values that four bits stand for: each as likely as another for normally distributed weights.
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How a matrix (outputs, inputs) of a rank is packed; ``by_columns`` where ranks split its
+    columns."""
+
+    base: Base
+    shape: tuple[int, int]
+    by_columns: bool
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return prod(self.shape) // BLOCK
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the packed matrix."""
+        values = self.blocks * BLOCK
+        small = values // 2 + self.blocks if self.base == "4bit" else values
+        return _SCALE_BYTES * self._groups + small
+
+    def pack(self, matrix: Tensor) -> Tensor:
+        """The packed bytes of a matrix."""
+        blocks = self._blocks(matrix.float())
+        largest = blocks.abs().amax(1)
+        shared = self._padded(largest).amax(1)
+        if self.base == "8bit":
+            units = self._each(_divisor(shared / _MOST))
+            codes = (blocks / units[:, None]).round().to(torch.int8)
+            return torch.cat([_bytes(shared), _bytes(codes)])
+        # A scale of 0 would wipe a block out that is small beside the others of its group.
+        units = self._each(_divisor(shared / _STEPS))
+        steps = (largest / units).round().clamp(min=1)
+        table = _table(matrix.device)
+        middles = (table[1:] + table[:-1]) / 2
+        codes = torch.bucketize(blocks / _divisor(largest)[:, None], middles).to(torch.uint8)
+        pairs = codes.view(-1, 2)
+        return torch.cat([_bytes(shared), steps.to(torch.uint8), pairs[:, 0] * 16 + pairs[:, 1]])
+
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """The matrix of packed bytes, dequantised."""
+        at = _SCALE_BYTES * self._groups
+        shared = packed[:at].view(torch.float32)
+        if self.base == "8bit":
+            codes = packed[at : at + self.blocks * BLOCK].view(torch.int8).view(-1, BLOCK)
+            values = codes * self._each(shared / _MOST)[:, None]
+        else:
+            end = at + self.blocks
+            scales = packed[at:end] * self._each(shared / _STEPS)
+            pairs = packed[end : end + self.blocks * BLOCK // 2]
+            codes = torch.stack([pairs >> 4, pairs & 15], 1).view(-1, BLOCK)
+            values = _table(packed.device)[codes.int()] * scales[:, None]
+        return self._matrix(values.to(dtype))
+
+    @property
+    def _groups(self) -> int:
+        return -(-self.blocks // BLOCKS_A_SCALE[self.base])
+
+    def _blocks(self, matrix: Tensor) -> Tensor:
+        """The blocks (N, 64) of a matrix, in order."""
+        parts = matrix.view(self.shape[0], -1, BLOCK)
+        return (parts.transpose(0, 1) if self.by_columns else parts).reshape(-1, BLOCK)
+
+    def _matrix(self, blocks: Tensor) -> Tensor:
+        rows, columns = self.shape
+        if not self.by_columns:
+            return blocks.view(rows, columns)
+        return blocks.view(-1, rows, BLOCK).transpose(0, 1).reshape(rows, columns)
+
+    def _padded(self, scales: Tensor) -> Tensor:
+        """Blocks' scales (N) by groups (G, of each group)."""
+        size = BLOCKS_A_SCALE[self.base]
+        return pad(scales, (0, self._groups * size - len(scales))).view(-1, size)
+
+    def _each(self, shared: Tensor) -> Tensor:
+        """Each block's (N) value of its group's (G)."""
+        return shared.repeat_interleave(BLOCKS_A_SCALE[self.base])[: self.blocks]
+
+
+@cache
+def _table(device: torch.device) -> Tensor:
+    return torch.tensor(NF4, device=device)
+
+
+def _divisor(scales: Tensor) -> Tensor:
+    """Scales that may be divided by: 1 where all values are 0."""
+    return scales.masked_fill(scales == 0, 1.0)
+
+
+def _bytes(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.uint8).flatten()

@@ -1,0 +1,109 @@
+"""Products with frozen weights: their backward pass makes the gradient of their input alone, and
+they keep nothing of it.
+
+A frozen weight lies as it is, or packed in few bits. It is read where its parameter points now: it
+may have moved since the forward pass.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mistlab.engines.adapters import Base
+from runtime.engine.storage.packing import Packing
+from runtime.engine.streams.lanes import StreamedRanks
+from runtime.models.families import frozen_products
+from runtime.models.parallel import ColumnLinear, MultiplyGathered, RowLinear
+
+# Makes the weight of a product from its parameter.
+Dense = Callable[[Tensor], Tensor]
+
+
+class _Frozen(torch.autograd.Function):
+    """``x @ weight.T + bias`` of matrices; keeps neither."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dense: Dense) -> Tensor:
+        ctx.parameter, ctx.dense = weight, dense
+        return nn.functional.linear(x, dense(weight), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        return gradient.mm(ctx.dense(ctx.parameter)), None, None, None
+
+
+class _FrozenGathered(torch.autograd.Function):
+    """``_Frozen`` of whole sequences, of which each rank has its part."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        dense: Dense,
+        ranks: StreamedRanks,
+    ) -> Tensor:
+        ctx.parameter, ctx.dense, ctx.ranks, ctx.batch = weight, dense, ranks, x.shape[0]
+        whole = ranks.gather_tokens(x).flatten(0, 1)
+        return nn.functional.linear(whole, dense(weight), bias)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None, None, None, None]:
+        of_whole = gradient.mm(ctx.dense(ctx.parameter))
+        of_whole = of_whole.view(ctx.batch, -1, of_whole.shape[-1])
+        return ctx.ranks.scatter_tokens(of_whole, of_input=True), None, None, None, None
+
+
+def frozen(x: Tensor, weight: Tensor, bias: Tensor | None, dense: Dense) -> Tensor:
+    """A product with a frozen weight, of matrices."""
+    made: Tensor = _Frozen.apply(x, weight, bias, dense)
+    return made
+
+
+def _gathered_by(dense: Dense, ranks: StreamedRanks) -> MultiplyGathered:
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, _: object) -> Tensor:
+        made: Tensor = _FrozenGathered.apply(x, weight, bias, dense, ranks)
+        return made
+
+    return multiply
+
+
+def multiply_frozen(
+    layer: nn.Module, packings: Mapping[str, Packing], ranks: StreamedRanks
+) -> None:
+    """Let the frozen products of a layer keep nothing, and read weights that are packed."""
+    for name, one in frozen_products(layer):
+        packing = packings.get(f"{name}.weight")
+        dense = _as_it_is if packing is None else partial(_unpacked, packing, one.weight.dtype)
+        one.multiply = partial(frozen, dense=dense)
+        if isinstance(one, ColumnLinear):
+            one.multiply_gathered = _gathered_by(dense, ranks)
+
+
+def packings_of(block: nn.Module, base: Base) -> dict[str, Packing]:
+    """How a block's frozen products are packed, by the names of their weights."""
+    if base == "16bit":
+        return {}
+    return {
+        f"{name}.weight": Packing(
+            base=base,
+            shape=(one.weight.shape[0], one.weight.shape[1]),
+            by_columns=isinstance(one, RowLinear),
+        )
+        for name, one in frozen_products(block)
+        if isinstance(one, ColumnLinear | RowLinear)
+    }
+
+
+def _as_it_is(weight: Tensor) -> Tensor:
+    return weight.detach()
+
+
+def _unpacked(packing: Packing, dtype: torch.dtype, weight: Tensor) -> Tensor:
+    return packing.unpack(weight.detach().view(torch.uint8)[: packing.size_bytes], dtype)
