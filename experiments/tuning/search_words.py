@@ -239,8 +239,9 @@ def smallest_words(smallest: Smallest, space: str, *, is_proven: bool) -> list[s
         "nothing that was tried: more GPUs, more host memory or a smaller batch, up to 32 times",
     )
     none = "fits: the one" if is_proven else "was found that fits: of those tried the one"
+    which = f", which {' and '.join(smallest.limits)}," if smallest.limits else ""
     return [
-        f"No plan of space {space} {none} that comes nearest needs {needs}.",
+        f"No plan of space {space}{which} {none} that comes nearest needs {needs}.",
         f"{smallest.class_bytes / GIB_BYTES:.1f} GiB of the GPU's are {smallest.memory_class}.",
         f"What would make a plan fit: {'; or '.join(remedies)}.",
     ]

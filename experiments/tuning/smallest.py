@@ -27,6 +27,7 @@ from mistlab.job.search import Problem
 from mistlab.machine.cluster import Cluster
 from mistlab.plan.named_spaces import space_of
 from mistlab.plan.plan import NO_OFFLOAD, Offload, Plan, StagePlan
+from mistlab.plan.plan_words import plan_words
 from mistlab.plan.space import SearchSpace
 from searchers.meshes import (
     Mesh,
@@ -49,7 +50,8 @@ class Smallest:
     """The plan that comes nearest to fitting.
 
     ``memory_class`` holds most of the fullest GPU's peak; host bytes are of the fullest node.
-    ``remedies`` are changes with which a plan fits.
+    ``remedies`` are changes with which a plan fits, ``limits`` what the space does not do to save
+    memory.
     """
 
     plan: Plan
@@ -61,6 +63,7 @@ class Smallest:
     host_bytes: int
     host_limit_bytes: int
     remedies: tuple[str, ...]
+    limits: tuple[str, ...] = ()
 
 
 def smallest(bench: Bench, space: SearchSpace) -> Smallest:
@@ -68,7 +71,11 @@ def smallest(bench: Bench, space: SearchSpace) -> Smallest:
     found = nearest(bench, space)
     if found.prediction.fits:
         return found
-    return replace(found, remedies=tuple(_remedies(bench.problem, space)))
+    return replace(
+        found,
+        remedies=tuple(_remedies(bench.problem, space)),
+        limits=tuple(limits(bench.problem, space)),
+    )
 
 
 def nearest(bench: Bench, space: SearchSpace) -> Smallest:
@@ -231,8 +238,9 @@ LEANER: tuple[tuple[dict[str, Any], str], ...] = (
     ({"train": "adapters"}, "adapters alone (--train lora)"),
     ({"train": "adapters", "base": "4bit"}, "adapters on 4 bits (--train lora --base 4bit)"),
 )
-# The space whose plans keep what others cannot on the host.
-OFFLOADING = "mist"
+# Spaces whose plans keep on the host what others cannot: what blocks keep, and states too.
+OFFLOADING = ("fsdp", "mist")
+IN_CHUNKS = LEANER[0]
 
 
 def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
@@ -251,22 +259,53 @@ def _trained_otherwise(problem: Problem, space: SearchSpace) -> Iterator[str]:
 
 
 def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
-    """Another space with a plan that fits, where this one offloads no states."""
-    other = space_of(OFFLOADING)
-    offloads = any(ratio > 0 for ratios in _ratios(space) for ratio in ratios)
-    if offloads and ENGINES[space.engine].offloads:
-        return
-    if problem.workload.model.experts is not None or why_empty(problem, other):
-        return
-    plan, prediction = _nearest(Bench.of(problem), other)
-    if prediction.fits:
-        yield f"space {other.name}, whose engine {plan.engine} offloads (--space {other.name})"
+    """The first other space that offloads more and has a plan that fits, as the workload is or with
+    its loss in chunks, with this plan in words."""
+    changes, in_chunks = IN_CHUNKS
+    chunked = replace(problem, workload=replace(problem.workload, **changes))
+    asked = [(problem, ""), (chunked, f" and {in_chunks}")]
+    for name in OFFLOADING:
+        other = space_of(name)
+        for own, more in asked[: 1 + (chunked != problem)]:
+            if not offloaded(other) - offloaded(space) or why_empty(own, other):
+                continue
+            if ENGINES[other.engine].offloads and own.workload.model.experts is not None:
+                continue
+            plan, prediction = _nearest(Bench.of(own), other)
+            if prediction.fits:
+                gib = prediction.peak_reserved_bytes / GIB_BYTES
+                yield (
+                    f"space {name}, whose engine {plan.engine} offloads (--space {name}){more}: "
+                    f"{'; '.join(plan_words(plan))}, at {gib:.1f} GiB of a GPU"
+                )
+                return
 
 
-def _ratios(space: SearchSpace) -> Iterator[tuple[float, ...]]:
-    """The ratios of each kind that a space may offload."""
-    for entry in fields(Offload):
-        yield getattr(space.offload, entry.name)
+def limits(problem: Problem, space: SearchSpace) -> list[str]:
+    """What plans of a space do not do for memory, in words; empty if they do all."""
+    kinds = offloaded(space)
+    lacking = [words for names, words in _LIMITS if not any(name in kinds for name in names)]
+    said = [f"cannot offload {' or '.join(lacking)}"] if lacking else []
+    if problem.workload.loss == "whole":
+        said.append("has the logits of all tokens at once (--loss whole)")
+    return said
+
+
+_LIMITS = (
+    (("activations",), "what blocks keep"),
+    (("weights", "gradients", "optimizer"), "states"),
+)
+
+
+def offloaded(space: SearchSpace) -> frozenset[str]:
+    """The kinds of bytes that plans of a space may have on the host."""
+    kinds = frozenset(
+        entry.name for entry in fields(Offload) if max(getattr(space.offload, entry.name)) > 0
+    )
+    engine = ENGINES[space.engine]
+    if engine.offloads:
+        return kinds
+    return kinds & {"activations"} if engine.offloads_activations else frozenset()
 
 
 def _less_kept_free(problem: Problem, times: int) -> tuple[str, Problem]:

@@ -299,8 +299,14 @@ ACTIVATIONS: Mapping[str, str] = {
     **{name: name for name in ("relu2", "relu", "quick_gelu", "xielu")},
 }
 # The activation of networks without a gate, and the positions, of each family.
-_OF_FAMILY = {"gpt": "gelu_tanh", "falcon": "gelu_tanh", "nemotron": "relu2"}
-_POSITIONS = {"gpt": "absolute", "llama": "rotary", "falcon": "rotary", "nemotron": "none"}
+_OF_FAMILY = {"gpt": "gelu_tanh", "bert": "gelu", "falcon": "gelu_tanh", "nemotron": "relu2"}
+_POSITIONS = {
+    "gpt": "absolute",
+    "bert": "absolute",
+    "llama": "rotary",
+    "falcon": "rotary",
+    "nemotron": "none",
+}
 
 
 def model_of_config(config: Mapping[str, Any], name: str, part: str = "") -> ModelSpec:
@@ -369,7 +375,7 @@ def _fields(keys: TypeKeys) -> tuple[Fields, list[str]]:
     fields |= {name: keys.flag(key) for name, key in pairs if key}
     if row.biases:
         fields["biases"] = all(map(keys.flag, row.biases))
-    fields |= _parts(keys)
+    fields |= _parts(keys) | _dropout(keys)
     if row.window:
         fields["window"], remark = window_of(keys)
         remarks.append(remark)
@@ -386,6 +392,22 @@ def _epsilon(keys: TypeKeys) -> Fields:
     given = (keys.given(name) for name in _EPSILONS)
     found = next((value for value in given if value is not None), None)
     return {} if found is None else {"norm_epsilon": found}
+
+
+def _dropout(keys: TypeKeys) -> Fields:
+    """The shares that training drops, where a type's are read; attention's if it is another."""
+    if not keys.row.dropout:
+        return {}
+    shares = {name: _share(keys, key) for name, key in keys.row.dropout.items()}
+    own = {"attention_dropout": shares["attention"]} if shares["attention"] != shares["all"] else {}
+    return {"dropout": shares["all"], **own}
+
+
+def _share(keys: TypeKeys, key: str) -> float:
+    value = keys.get(key) or 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        refuse(keys.name(key), f"{shown(value)} is not a number: give the share that is dropped")
+    return value
 
 
 def _family(keys: TypeKeys) -> Fields:

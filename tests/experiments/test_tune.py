@@ -413,3 +413,25 @@ def test_a_refusal_names_the_way_to_train_and_the_space_that_would_do(
     assert remedy in capsys.readouterr().err
     flags = re.findall(r"--[a-z]+ \w+", remedy)
     assert run(tune.main, [*line, *(word for flag in flags for word in flag.split())]) == 0
+
+
+@pytest.mark.parametrize("space", ["megatron-core", "deepspeed"])
+def test_a_refusal_names_the_limits_of_its_space_and_a_plan_of_one_without(
+    space: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    million = ("--model", "llama3-8b", "--sequence-length", "1048576", "--global-batch", "1")
+    gpus = ("--hardware", "h100-80gb", "--gpus-per-node", "8", "--precision", "bf16")
+    line = [*million, *gpus, "--out", str(tmp_path / "plan.yaml")]
+    assert run(tune.main, [*line, "--space", space]) == 1
+    told = capsys.readouterr().err
+    limits = "which cannot offload what blocks keep or states and has the logits of all tokens at"
+    assert f"No plan of space {space}, {limits} once (--loss whole), fits" in told
+    found = re.search(
+        r"space (\w+), whose engine fsdp offloads \(--space fsdp\) and a loss in chunks "
+        r"\(--loss chunked\): engine fsdp, 1 stage.* at ([\d.]+) GiB of a GPU",
+        told,
+    )
+    assert found is not None
+    assert float(found[2]) < 70
+    # In chunks and in that space there is a plan, so nothing of the limits is told.
+    assert run(tune.main, [*line, "--space", found[1], "--loss", "chunked"]) == 0

@@ -159,6 +159,30 @@ def test_every_type_has_graphs_for_sequences_longer_than_its_windows(kind: str) 
     assert sees_windows == (model.window is not None)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "more"),
+    [
+        ("bert-base", "bert", {}),
+        ("bert-large", "bert", {}),
+        ("roberta-large", "roberta", {"layer_norm_eps": 1e-5, "vocab_size": 50265}),
+    ],
+)
+def test_configurations_of_encoders_are_the_catalogue_s(
+    name: str, kind: str, more: dict[str, Any]
+) -> None:
+    known = catalog.model(name)
+    sizes = {
+        "hidden_size": known.hidden,
+        "num_hidden_layers": known.layers,
+        "num_attention_heads": known.heads,
+        "intermediate_size": known.ffn,
+    }
+    read = model_of_config({"model_type": kind, **sizes, **more}, name)
+    assert replace(read, remarks=(), trained=known.trained) == known
+    dropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    assert model_of_config({"model_type": kind, **sizes, **dropped}, name).dropout == 0
+
+
 LLAMA = RELEASED["llama-3-8b"]["config"]
 
 
@@ -194,7 +218,9 @@ def test_a_wrong_value_is_refused_by_key_value_and_remedy(
         ({"model_type": "lama"}, r"'lama' is not read here \(did you mean 'llama'.*\).*trace it"),
         ({"model_type": ["llama"]}, r"model_type: \['llama'\] is not read here"),
         ({"model_type": "t5"}, r"'t5' is not read here, because it is an encoder with a decoder"),
-        ({"model_type": "bert"}, r"'bert' is not read here, because it is an encoder, whose"),
+        ({"model_type": "electra"}, r"'electra' is not read here, because it is an encoder that"),
+        ({"model_type": "bert", "is_decoder": True}, r"is_decoder: True is not read here, only"),
+        ({"model_type": "roberta", "hidden_dropout_prob": "0.1"}, r"hidden_dropout_prob: '0.1' is"),
         ({"model_type": "mamba2"}, r"because it has mixers in place of attention"),
         ({"model_type": "gpt2", "add_cross_attention": True}, r"add_cross_attention: True is not"),
         ({"model_type": "deepseek_v2"}, r"num_experts_per_tok: None is not a whole number"),
