@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.bench.bench import Bench
 from experiments.bench.problem import load_equal, problem_of
+from experiments.budget.rented import rented
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
 from experiments.pages.charts import Bars
@@ -115,10 +116,16 @@ def estimate(options: argparse.Namespace) -> int:
     gives (every block recomputed), of the plan that mist finds, or of the plan of --plan.
     Tokens are those that the model was published with (--tokens published), 20 a parameter
     (--tokens chinchilla), or a number. Prices and intensities are yours to give. Below stand
-    runs that were published.
+    runs that were published. With --prices, a table of kinds of GPUs with its date and source,
+    it tells hours and dollars on each kind instead, and which to rent.
     """
     if options.gpu_hours is not None:
         return _billed(options)
+    if options.prices is not None:
+        return _rented(options)
+    for name in ("by", "under", "starting"):
+        if getattr(options, name) is not None:
+            reject(f"--{name}: goes with a table of prices: give --prices PRICES.yaml too")
     question, plan = _question(options)
     study = Study.begin("estimate", options)
     study.add_all(_rows(question, plan, quick=options.quick))
@@ -128,6 +135,17 @@ def estimate(options: argparse.Namespace) -> int:
             study.add_all(_rows(_llama(question), None, quick=False))
         study.add_all(known_rows())
     return study.end(report_of(study, question.prices), DONE if is_answered else NO_ANSWER)
+
+
+def _rented(options: argparse.Namespace) -> int:
+    """The answer for each kind of GPU of a table of prices."""
+    for name in ("plan",):
+        if getattr(options, name) is not None:
+            reject(f"--{name}: says its own GPUs, and --prices asks about others: leave one out")
+    _check_shares(options)
+    problem = _problem(options)
+    tokens = _tokens(options, problem.workload, model_parameters(problem.workload))
+    return rented(options, tokens)
 
 
 def _llama(question: Question) -> Question:
@@ -177,10 +195,7 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
         problem, plan = Problem(workload=job.workload, cluster=job.cluster), job.plan
     else:
         problem = _problem(options)
-    for name in ("utilisation", "goodput"):
-        value = getattr(options, name)
-        if not 0 < value <= 1:
-            reject(f"--{name}: {value} is no share: give one above 0, at most 1")
+    _check_shares(options)
     parameters = model_parameters(problem.workload)
     question = Question(
         problem=problem,
@@ -191,6 +206,13 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
         goodput=options.goodput,
     )
     return question, plan
+
+
+def _check_shares(options: argparse.Namespace) -> None:
+    for name in ("utilisation", "goodput"):
+        value = getattr(options, name)
+        if not 0 < value <= 1:
+            reject(f"--{name}: {value} is no share: give one above 0, at most 1")
 
 
 def _problem(options: argparse.Namespace) -> Problem:

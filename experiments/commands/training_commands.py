@@ -46,6 +46,7 @@ TRAINING_COMMANDS: dict[str, Group] = {
             "experiments.budget.estimate:estimate",
             {
                 **PROBLEM,
+                **TRAINED,
                 **experiment("estimate"),
                 "model": "gpt3-175b",
                 "hardware": "a100-80gb",
@@ -71,6 +72,24 @@ TRAINING_COMMANDS: dict[str, Group] = {
                 metavar="X",
             ),
             option("--usd-per-gpu-hour", "price of a GPU hour", 2.0, metavar="X"),
+            option(
+                "--prices",
+                "rent each kind of GPU of this table of prices, with its date and source",
+                **path("PRICES.yaml"),
+            ),
+            option(
+                "--by",
+                "with --prices: also the cheapest that ends by friday, 2026-12-04 or in 36h",
+                metavar="TIME",
+            ),
+            option(
+                "--under",
+                "with --prices: also the fastest under so many dollars",
+                type=float,
+                metavar="USD",
+            ),
+            option("--starting", "with --by: begin then (default: now)", metavar="TIME"),
+            option("--space", "with --prices: whose plans are searched", "fsdp"),
             option("--overhead", "watts of the building for each watt of a GPU", 1.0, metavar="X"),
             option("--kg-per-kwh", "carbon dioxide of a kilowatt hour", 0.414, metavar="X"),
             option(
@@ -82,6 +101,11 @@ TRAINING_COMMANDS: dict[str, Group] = {
             examples={
                 "days and dollars": "--model llama3-8b --tokens 1e12 --usd-per-gpu-hour 2.5",
                 "of a plan of yours": "--plan plan.yaml --tokens chinchilla",
+                "which GPUs to rent for a fine-tuning": (
+                    "--model llama3-8b --train lora --rank 16 --base 4bit --precision bf16 "
+                    "--attention flash --tokens 2e8 --global-batch 64 --prices prices.yaml "
+                    "--by friday --under 500"
+                ),
             },
         ),
         "reliability": command(

@@ -1,0 +1,213 @@
+"""A training on each kind of GPU of a table of prices: hours, dollars, and which to rent."""
+
+import argparse
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from experiments.bench.bench import Bench
+from experiments.bench.problem import problem_of
+from experiments.cli.commandline import DONE, NO_ANSWER, progress
+from experiments.cli.live import Live
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import Row, table_of
+from mistlab.core.files import read_yaml
+from mistlab.core.values import InputError, reject
+from mistlab.economy.bill import gpu_hours_of, steps_of
+from mistlab.economy.price_table import (
+    GpuPrice,
+    PriceTable,
+    Rented,
+    cheapest_within,
+    fastest_under,
+)
+from mistlab.job.job import hardware_from
+from mistlab.job.search import Budget, Problem
+from mistlab.plan.named_spaces import space_of
+from mistlab.plan.plan_words import plan_words
+
+HOUR_S = 3600.0
+BUDGET = Budget(evaluations=20_000)
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_HOURS = re.compile(r"([0-9]*\.?[0-9]+) ?(h|d)(?:ours|ays)?")
+
+
+def hours_until(text: str, now: datetime) -> float:
+    """The hours until a day's end (``friday``, ``2026-12-04``), a minute (``2026-12-04T18:00``), or
+    those that are given (``36h``, ``3d``)."""
+    asked = text.strip().casefold()
+    if match := _HOURS.fullmatch(asked):
+        hours = float(match[1]) * (24 if match[2] == "d" else 1)
+    elif asked in DAYS:
+        # A day's end, that of today for today's.
+        until = (DAYS.index(asked) - now.weekday()) % 7 + 1
+        hours = (_midnight(now) + timedelta(days=until) - now) / timedelta(hours=1)
+    else:
+        try:
+            then = datetime.fromisoformat(text.strip()).replace(tzinfo=now.tzinfo)
+        except ValueError:
+            reject(f"--by: {text!r} is no time: give friday, 2026-12-04, 2026-12-04T18:00 or 36h")
+        if "T" not in text.upper() and " " not in text.strip():
+            then += timedelta(days=1)
+        hours = (then - now) / timedelta(hours=1)
+    if not 0 < hours < math.inf:
+        reject(f"--by: {text} is over already: give a time after {now:%Y-%m-%dT%H:%M}")
+    return hours
+
+
+def _midnight(now: datetime) -> datetime:
+    return now.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RentedRun:
+    """A training on some GPUs of a kind, and its plan; or why there is none."""
+
+    price: GpuPrice
+    gpus: int
+    rented: Rented | None = None
+    plan: tuple[str, ...] = ()
+    why: str = ""
+
+    def row(self) -> Row:
+        """The row of the study."""
+        return {
+            "hardware": self.price.hardware,
+            "gpus": self.gpus,
+            "usd_per_gpu_hour": self.price.usd_per_gpu_hour,
+            **({} if self.rented is None else asdict(self.rented)),
+            "plan": list(self.plan),
+            "why": self.why,
+        }
+
+
+def rented(options: argparse.Namespace, tokens: float) -> int:
+    """Answer for every kind of GPU of the table, and every number of them that may be had."""
+    table = PriceTable.of_file(read_yaml(options.prices), str(options.prices))
+    _check_names(table, options.prices)
+    now = datetime.now().astimezone() if options.starting is None else _start(options.starting)
+    hours = None if options.by is None else hours_until(options.by, now)
+    if options.under is not None and not 0 < options.under < math.inf:
+        reject(f"--under: {options.under:g} is no number of dollars: give one above 0, as 500")
+    study = Study.begin("estimate", options)
+    runs = []
+    for run in _runs(options, table, tokens):
+        runs.append(run)
+        study.add(run.row())
+    found = [run for run in runs if run.rented is not None]
+    words = [*_words(found, options, hours, table), *_left_out(runs)]
+    is_answered = bool(found) and not any(line.startswith("None ") for line in words)
+    report = Report(title="What a training takes on rented GPUs", words=words)
+    return study.end(report, DONE if is_answered else NO_ANSWER)
+
+
+def _check_names(table: PriceTable, path: Path) -> None:
+    for place, one in enumerate(table.gpus):
+        try:
+            hardware_from(one.hardware, Path())
+        except InputError as error:
+            reject(f"{path}: gpus[{place}].hardware: {error}")
+
+
+def _start(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        reject(f"--starting: {text!r} is no time: give one as 2026-11-28T12:00")
+
+
+def _runs(options: argparse.Namespace, table: PriceTable, tokens: float) -> Iterator[RentedRun]:
+    for price in table.gpus:
+        node = hardware_from(price.hardware, Path()).node.gpus
+        for gpus in price.counts():
+            progress(f"{gpus} x {price.hardware}")
+            nodes, rest = divmod(gpus, node) if gpus > node else (1, 0)
+            if rest:
+                why = f"{gpus} GPUs are no whole nodes of {node}"
+                yield RentedRun(price=price, gpus=gpus, why=why)
+                continue
+            asked = {"hardware": price.hardware, "nodes": nodes, "gpus_per_node": gpus // nodes}
+            own = argparse.Namespace(**{**vars(options), **asked})
+            try:
+                workload, cluster = problem_of(own)
+                yield _run(Problem(workload=workload, cluster=cluster), price, options, tokens)
+            except InputError as error:
+                yield RentedRun(price=price, gpus=gpus, why=str(error))
+
+
+def _run(
+    problem: Problem, price: GpuPrice, options: argparse.Namespace, tokens: float
+) -> RentedRun:
+    space = space_of(options.space)
+    entry = Bench.of(problem).search("mist", space, BUDGET, 0, Live(searcher="mist"))
+    gpus = problem.cluster.num_gpus
+    if entry.answer is None or not entry.answer[1].fits:
+        return RentedRun(price=price, gpus=gpus, why=f"no plan of space {space.name} fits")
+    plan, one = entry.answer
+    work = steps_of(tokens, problem.workload.tokens) / options.goodput
+    low_s, seconds, high_s = (
+        work * each for each in (one.iteration_s_low, one.iteration_s, one.iteration_s_high)
+    )
+    found = Rented(
+        hardware=price.hardware,
+        gpus=gpus,
+        hours=seconds / HOUR_S,
+        hours_low=low_s / HOUR_S,
+        hours_high=high_s / HOUR_S,
+        usd=gpu_hours_of(gpus, seconds) * price.usd_per_gpu_hour,
+    )
+    return RentedRun(price=price, gpus=gpus, rented=found, plan=tuple(plan_words(plan)))
+
+
+def _words(
+    runs: list[RentedRun], options: argparse.Namespace, hours: float | None, table: PriceTable
+) -> Iterator[str]:
+    yield f"Prices of {table.date}, from {table.source}."
+    if not runs:
+        yield f"None of these GPUs has a plan of space {options.space} that fits."
+        return
+    yield _table(runs)
+    offers = [run.rented for run in runs if run.rented is not None]
+    plans = {id(run.rented): run.plan for run in runs}
+
+    def told(what: str, best: Rented, doubt: str = "") -> str:
+        return (
+            f"{what}: {best.gpus} x {best.hardware}, {best.hours:,.1f} hours "
+            f"({best.hours_low:,.1f} to {best.hours_high:,.1f}{doubt}), {best.usd:,.2f} $. "
+            f"{'; '.join(plans[id(best)])}."
+        )
+
+    cheapest = cheapest_within(offers, math.inf)
+    assert cheapest is not None
+    yield told("Cheapest of all", cheapest)
+    if hours is not None:
+        best = cheapest_within(offers, hours)
+        what = f"Cheapest that ends by {options.by}, in {hours:,.1f} hours"
+        late = ", which ends later" if best is not None and best.hours_high > hours else ""
+        yield f"None ends by {options.by}." if best is None else told(what, best, late)
+    if options.under is not None:
+        best = fastest_under(offers, options.under)
+        what = f"Fastest under {options.under:g} dollars"
+        yield f"None is under {options.under:g} dollars." if best is None else told(what, best)
+
+
+def _left_out(runs: list[RentedRun]) -> Iterator[str]:
+    """Why kinds of GPUs have no answer, a line each."""
+    answered = {run.price.hardware for run in runs if run.rented is not None}
+    last = {run.price.hardware: run for run in runs if run.price.hardware not in answered}
+    yield from (f"No {name}: {run.why}, with {run.gpus} of them too." for name, run in last.items())
+
+
+def _table(runs: list[RentedRun]) -> str:
+    rows = [run.row() for run in runs]
+    return table_of(
+        sorted(rows, key=lambda row: row["usd"]),
+        ("GPUs", "{gpus:,} {hardware}"),
+        ("$ a GPU hour", "{usd_per_gpu_hour:g}"),
+        ("hours", "{hours:,.1f}"),
+        ("90 % within", "{hours_low:,.1f} to {hours_high:,.1f}"),
+        ("$", "{usd:,.2f}"),
+    )
