@@ -8,9 +8,10 @@ remarks. Other types are refused by name, and can be traced.
 import math
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from mistlab.core.values import near_matches, refuse, shown
+from mistlab.core.values import near_matches, refuse, shown, within
 from mistlab.huggingface.type_keys import (
     UNSCALED,
     TypeKeys,
@@ -310,7 +311,10 @@ _POSITIONS = {
 
 
 def model_of_config(config: Mapping[str, Any], name: str, part: str = "") -> ModelSpec:
-    """The model of a configuration's content, or of the ``part`` of it that describes text."""
+    """The model of a configuration's content, or of the ``part`` of it that describes text; where
+    the part is the number of blocks for tokens after the next, with these."""
+    if part in LATER:
+        return _with_later(config, name, part)
     if part:
         return model_of_config(_text_part(config, part), name)
     keys = TypeKeys(row=_row_of(config), config=config)
@@ -318,6 +322,21 @@ def model_of_config(config: Mapping[str, Any], name: str, part: str = "") -> Mod
     fields, remarks = _fields(keys)
     given = {key: value for key, value in fields.items() if value is not None}
     return ModelSpec.from_mapping({"name": name, **given, "remarks": [*dict.fromkeys(remarks)]})
+
+
+# What types call the number of their blocks for tokens after the next.
+LATER = ("num_nextn_predict_layers", "num_mtp_layers")
+
+
+def _with_later(config: Mapping[str, Any], name: str, key: str) -> ModelSpec:
+    """The model with its blocks for tokens after the next, which are left out otherwise."""
+    keys = TypeKeys(row=_row_of(config), config=config)
+    if keys.row.later != key or not (count := keys.whole(key, minimum=0)):
+        refuse(key, "the file has no blocks for tokens after the next: name the file alone")
+    model = model_of_config(config, name)
+    remarks = tuple(one for one in model.remarks if one != LEFT_OUT)
+    with within("further_tokens"):
+        return replace(model, further_tokens=count, remarks=remarks)
 
 
 def _text_part(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
@@ -475,7 +494,10 @@ def _left_out(keys: TypeKeys) -> Iterator[str]:
         on = [key for key, is_on in switched.items() if is_on]
         yield from (f"biases that {keys.name(key)} turns on are left out" for key in on)
     if row.later and keys.whole(row.later, minimum=0):
-        yield "blocks for tokens after the next are left out"
+        yield LEFT_OUT
+
+
+LEFT_OUT = "blocks for tokens after the next are left out"
 
 
 def _rotation(keys: TypeKeys, fields: Fields) -> Fields:

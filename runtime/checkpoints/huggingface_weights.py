@@ -94,10 +94,14 @@ class TensorFolder:
     def read(self, name: str) -> Tensor:
         """A tensor in 32 bits."""
         place = self._place(name)
-        size = (place.size_bytes,)
-        raw = np.memmap(place.file, np.uint8, "r", offset=place.begin, shape=size)
-        whole = torch.from_numpy(np.array(raw)).view(place.kind).view(place.shape)
+        whole = torch.from_numpy(np.array(_mapped(place))).view(place.kind).view(place.shape)
         return whole.float()
+
+    def equal(self, name: str, other: str) -> bool:
+        """Whether two tensors are equal to the last bit; neither is read as a whole."""
+        one, two = self._place(name), self._place(other)
+        alike = (one.shape, one.kind) == (two.shape, two.kind)
+        return alike and np.array_equal(_mapped(one), _mapped(two))
 
     def _place(self, name: str) -> TensorPlace:
         if name not in self._places:
@@ -108,6 +112,12 @@ class TensorFolder:
         return self._places[name]
 
 
+def _mapped(place: TensorPlace) -> np.ndarray:
+    """A tensor's bytes in its file."""
+    size = (place.size_bytes,)
+    return np.memmap(place.file, np.uint8, "r", offset=place.begin, shape=size)
+
+
 # Which tensors of a checkpoint a parameter of the runtime is made of.
 
 
@@ -116,13 +126,15 @@ class TensorSource:
     """The tensors that are a parameter's rows one after another, or with ``stacked`` its experts,
     each of so many tensors; row i of the parameter is row ``order[i]`` of theirs. A single tensor
     may be ``transposed``; one ``of_all`` experts has their matrices or biases one behind the
-    other, and is put in order and transposed expert by expert."""
+    other, and is put in order and transposed expert by expert. Of one that is ``turned`` the
+    second half of the columns comes first."""
 
     tensors: tuple[str, ...]
     stacked: int = 0
     order: tuple[int, ...] | None = None
     transposed: bool = False
     of_all: bool = False
+    turned: bool = False
 
     @classmethod
     def of(cls, *tensors: str) -> Self:
@@ -137,6 +149,8 @@ class TensorSource:
             return whole if self.order is None else whole[:, list(self.order)]
         if self.transposed:
             return parts[0].T
+        if self.turned:
+            return _turned(parts[0])
         if self.stacked:
             groups = [parts[at : at + self.stacked] for at in range(0, len(parts), self.stacked)]
             return torch.stack([torch.cat(group) for group in groups])
@@ -166,6 +180,8 @@ class TensorSource:
             return [whole.mT if self.transposed else whole]
         if self.transposed:
             return [whole.T]
+        if self.turned:
+            return [_turned(whole)]
         if self.stacked:
             own = sizes[: self.stacked]
             return [part for expert in whole for part in expert.split(list(own))]
@@ -174,6 +190,11 @@ class TensorSource:
             back[list(self.order)] = whole
             whole = back
         return list(whole.split(list(sizes)))
+
+
+def _turned(matrix: Tensor) -> Tensor:
+    """A matrix, the second half of its columns first."""
+    return torch.cat(matrix.chunk(2, 1)[::-1], 1)
 
 
 def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]:
@@ -197,9 +218,58 @@ def sources_of(spec: ModelSpec, folder: TensorFolder) -> dict[str, TensorSource]
         ),
     }
     for block in range(spec.layers):
-        for name, source in _of_block(spec, block, model_type):
+        for name, source in _of_block(spec, block, model_type, f"model.layers.{block}"):
             sources[f"blocks.{block}.{name}"] = source
+    for number in range(spec.further_tokens):
+        sources |= _of_further(spec, number, model_type)
+    if spec.further_tokens and not spec.tied_embeddings:
+        sources[TABLE_OF_HEAD] = sources["embedding.tokens.weight"]
     return sources
+
+
+TABLE_OF_HEAD = "head.table.weight"
+# What a block for a token after the next has a copy of, and the model's own.
+COPIES: Mapping[str, str] = {
+    "embed_tokens.weight": "embedding.tokens.weight",
+    "shared_head.head.weight": "head.projection.weight",
+}
+
+
+def _of_further(spec: ModelSpec, number: int, model_type: str) -> dict[str, TensorSource]:
+    """The parameters of a head for a token after the next: DeepSeek has it as a block behind the
+    others, and joins the token's vector with what made the token before, in this order."""
+    path, own = f"model.layers.{spec.layers + number}", f"head.further.{number}"
+    norms = {"norm": "hnorm", "token_norm": "enorm", "last_norm": "shared_head.norm"}
+    sources = {
+        f"{own}.{name}.weight": TensorSource.of(f"{path}.{its}.weight")
+        for name, its in norms.items()
+    }
+    sources[f"{own}.joint.weight"] = TensorSource(tensors=(f"{path}.eh_proj.weight",), turned=True)
+    block = _of_block(spec, spec.layers - 1, model_type, path)
+    return sources | {f"{own}.block.{name}": source for name, source in block}
+
+
+def copies_in(spec: ModelSpec, folder: TensorFolder) -> dict[str, str]:
+    """The tensors of a checkpoint that are copies, and the parameters that they are copies of."""
+    paths = [f"model.layers.{spec.layers + number}" for number in range(spec.further_tokens)]
+    table = "embedding.tokens.weight"
+    own_of = {name: table if spec.tied_embeddings else own for name, own in COPIES.items()}
+    pairs = {f"{path}.{name}": own for path in paths for name, own in own_of.items()}
+    return {name: own for name, own in pairs.items() if name in folder}
+
+
+def _check_copies(
+    spec: ModelSpec, folder: TensorFolder, sources: Mapping[str, TensorSource]
+) -> None:
+    """Refuse copies that are others than what they are copies of: no plan trains both."""
+    for name, own in copies_in(spec, folder).items():
+        (whole,) = sources[own].tensors
+        if not folder.equal(name, whole):
+            reject(
+                f"{folder.option} {folder.folder}: {name} is not {whole}, of which it is a copy in "
+                f"DeepSeek's checkpoints: give workload.model: {folder.folder / CONFIG}, which "
+                "leaves blocks for tokens after the next out"
+            )
 
 
 NAMED_LIKE_LLAMA = (
@@ -270,8 +340,10 @@ def _by_heads_of_keys(spec: ModelSpec) -> tuple[int, ...]:
     return tuple(np.concatenate([part.reshape(-1) for part in parts]).tolist())
 
 
-def _of_block(spec: ModelSpec, block: int, model_type: str) -> Iterator[tuple[str, TensorSource]]:
-    path = f"model.layers.{block}"
+def _of_block(
+    spec: ModelSpec, block: int, model_type: str, path: str
+) -> Iterator[tuple[str, TensorSource]]:
+    """The parameters of a block like the model's ``block``, of the tensors at a path."""
     yield "attention_norm.weight", TensorSource.of(f"{path}.input_layernorm.weight")
     yield "mlp_norm.weight", TensorSource.of(f"{path}.post_attention_layernorm.weight")
     own = f"{path}.self_attn"
@@ -391,7 +463,8 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
                 f"{where}: {names[0]} makes {path} of shape {found}, the plan's model has {shape}: "
                 f"give {remedy}"
             )
-    _check_unused(folder, sources)
+    _check_unused(folder, sources, copies_in(spec, folder))
+    _check_copies(spec, folder, sources)
 
 
 def _of_structure(value: Any) -> Any:
@@ -423,11 +496,14 @@ HARMLESS = re.compile(
 )
 
 
-def _check_unused(folder: TensorFolder, sources: Mapping[str, TensorSource]) -> None:
+def _check_unused(
+    folder: TensorFolder, sources: Mapping[str, TensorSource], copies: Mapping[str, str]
+) -> None:
     """Refuse tensors that no parameter is made of: the model would be another without them."""
     used = {name for source in sources.values() for name in source.tensors}
     # A table that is tied may be written twice.
     used |= {"lm_head.weight"} if _is_tied(folder) else set()
+    used |= {*copies}
     unused = [name for name in folder.names if name not in used and not _is_left_out(name, folder)]
     if unused:
         further = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
@@ -481,16 +557,17 @@ def rewrite(exported: Path, spec: ModelSpec, folder: TensorFolder, out: Path) ->
     names and shapes of ``folder``'s."""
     own = TensorFolder(exported.parent, "--export", files=(exported,))
     sources = sources_of(spec, folder)
-    if spec.tied_embeddings:
-        del sources["head.projection.weight"]
+    twins = (TABLE_OF_HEAD, *(("head.projection.weight",) if spec.tied_embeddings else ()))
+    written = [(path, source) for path, source in sources.items() if path not in twins]
+    written += [(path, TensorSource.of(name)) for name, path in copies_in(spec, folder).items()]
     kinds = {
         name: (folder.shape(name), own.kind(path))
-        for path, source in sources.items()
+        for path, source in written
         for name in source.tensors
     }
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for path, source in sources.items():
+        for path, source in written:
             sizes = [folder.shape(name)[0] for name in source.tensors]
             parts = source.taken_apart(own.read(path), sizes)
             for name, part in zip(source.tensors, parts, strict=True):
