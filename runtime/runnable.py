@@ -80,7 +80,13 @@ def check_runnable(job: Job) -> None:
 
 
 def _check_reduction(workload: Workload) -> None:
-    """Refuse a loss scale beside what ranks remember, or decide, by themselves."""
+    """Refuse a loss scale beside what ranks remember, or decide, by themselves, and servers that
+    step in the order in which ranks happen to come."""
+    if workload.reduction.asynchronous:
+        reject(
+            "workload.reduction.asynchronous: the server's steps can be predicted and played, and "
+            "not yet trained: leave it out"
+        )
     if not workload.reduces_plainly and workload.precision == "fp16":
         reject(
             f"workload.precision: fp16 scales its loss, and workload.reduction is "

@@ -10,6 +10,31 @@ from mistlab.reduction.reduction_costs import Reduction
 
 # The last cycle counts: in the first one no exchange is on its way from before.
 CYCLES = 3
+# Steps of each rank that are played with an asynchronous server; the second half of them counts.
+ROUNDS = 40
+
+
+def played_asynchronous_s(step_s: float, both_s: float, busy_s: float, ranks: int) -> float:
+    """The mean seconds in which each of the ranks computes a step and exchanges it with a server
+    that waits for none, and is busy for so long with each message, there or back."""
+    env = simpy.Environment()
+    server, ends = simpy.Resource(env), list[float]()
+
+    def rank() -> Generator[simpy.Event, Any, None]:
+        for _ in range(ROUNDS):
+            yield env.timeout(step_s)
+            with server.request() as turn:
+                yield turn
+                yield env.timeout(busy_s)
+            # What is left of the exchange occupies the rank alone.
+            yield env.timeout(max(0.0, both_s - busy_s))
+            ends.append(float(env.now))
+
+    for _ in range(ranks):
+        env.process(rank())
+    env.run()
+    half = ROUNDS // 2 * ranks
+    return (ends[-1] - ends[half - 1]) / (ROUNDS - ROUNDS // 2)
 
 
 def played_cycle_s(how: Reduction, step_s: float, exchange_s: float) -> float:

@@ -25,7 +25,7 @@ from mistlab.schedule.stage_passes import StagePasses
 from mistlab.stages.plan_orders import passes_of_plan
 from mistlab.stages.stage_batch import StageBatch, batch_of_parts
 from mistlab.stages.stage_shape import parts_of_plan
-from simulators.averaging_cycle import played_cycle_s
+from simulators.averaging_cycle import played_asynchronous_s, played_cycle_s
 from simulators.build import Name, StageTasks, build_graph, build_stage
 from simulators.graph import LANES, TaskGraph, Use
 from simulators.play import ALONE, Factors, PassTimes, Times, pass_times, play
@@ -450,6 +450,10 @@ class EventSimulator:
         """The mean seconds of an iteration of a plan, of which one was played: over a whole cycle
         of those with and without an average of weights, where these differ."""
         how = self.workload.reduction
+        if how.asynchronous:
+            both_s, busy_s = self._closed_form().asynchronous_exchanges_s(plan)
+            ranks = plan.data_ranks[0]
+            return played_asynchronous_s(simulation.iteration_s, both_s, busy_s / ranks, ranks)
         if not self.workload.averages_weights or how.every == 1:
             return simulation.iteration_s
         alone_s = _played(*self._graph(plan, averaged=0.0)).iteration_s

@@ -11,6 +11,8 @@ import simpy
 
 from mistlab.reduction.reduction_costs import RankLink, Reduction
 
+# Steps of each rank that are played with an asynchronous server; the second half of them counts.
+ROUNDS = 40
 Steps = Generator[simpy.Event, Any, None]
 
 
@@ -23,6 +25,12 @@ def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -
     if how.kind == "server":
         answer_s = link.message_s(how.answer_bytes(values, ranks) / how.shards)
         _serve(env, ranks, how.shards, (link.message_s(size / how.shards), answer_s))
+    elif how.trimmed:
+        # A part of each rank's gradients goes to every other one, and the mean of a part around.
+        part_s = link.message_s(size / ranks)
+        _rounds(env, ranks, [*range(1, ranks)], part_s)
+        env.run()
+        _rounds(env, ranks, [1] * (ranks - 1), part_s, waits=True)
     elif how.kind == "gossip":
         _rounds(env, ranks, list(how.neighbours(ranks)), link.message_s(size))
     elif how.compressor.is_summable or how.kind == "outer":
@@ -31,6 +39,34 @@ def played_exchange_s(how: Reduction, values: int, ranks: int, link: RankLink) -
         _rounds(env, ranks, [1] * (ranks - 1), link.message_s(size), waits=True)
     env.run()
     return float(env.now)
+
+
+def played_step_s(
+    how: Reduction, compute_s: float, values: int, ranks: int, link: RankLink
+) -> float:
+    """The mean seconds in which an asynchronous server steps once with the gradients of every rank,
+    each of which computes so long."""
+    sizes = how.message_bytes(values), how.answer_bytes(values, ranks)
+    sent_s, answer_s = (link.message_s(size / how.shards) for size in sizes)
+    env = simpy.Environment()
+    lanes = [(simpy.Resource(env), simpy.Resource(env)) for _ in range(how.shards)]
+    ends: list[float] = []
+
+    def rank(number: int) -> Steps:
+        for _ in range(ROUNDS):
+            yield env.timeout(compute_s)
+            for turn in range(how.shards):
+                receiving, sending = lanes[(number + turn) % how.shards]
+                yield from _through(env, receiving, sent_s)
+                yield from _through(env, sending, answer_s)
+            ends.append(float(env.now))
+
+    for number in range(ranks):
+        env.process(rank(number))
+    env.run()
+    # Ranks begin together, and so wait for one another at first.
+    half = ROUNDS // 2 * ranks
+    return (ends[-1] - ends[half - 1]) / (ROUNDS - ROUNDS // 2)
 
 
 def _rounds(

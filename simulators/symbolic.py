@@ -18,6 +18,7 @@ from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
 from mistlab.cost.order_memory import figures_in_order, peaks_in_order
 from mistlab.cost.order_times import (
     StagesOnGroups,
+    asynchronous_exchanges_s,
     engine_of,
     ordered_iterations_s,
     task_models,
@@ -353,7 +354,7 @@ class SymbolicPredictor:
         else:
             stages = self._ordered(mode, plans)
             iterations = ordered_iterations_s(self._model(mode), plans).tolist()
-        if self.workload.reduction.delay:
+        if not self.workload.reduces_plainly:
             model = self._model(mode)
             iterations = with_late_exchanges(model, plans, np.array(iterations)).tolist()
         flop, count = model_flop(self.workload), plans[0].num_stages
@@ -472,6 +473,12 @@ class SymbolicPredictor:
         """Whether the GPUs of each candidate have room for so many bytes, and are alike."""
         room = room_at(self.cluster, batch.first_rank)
         return (reserved <= room) & in_one_group(self.cluster, batch)
+
+    def asynchronous_exchanges_s(self, plan: Plan) -> tuple[float, float]:
+        """Seconds of a rank's exchange with asynchronous servers, and those for which a server is
+        busy with the messages of all ranks."""
+        both_s, busy_s = asynchronous_exchanges_s(self._model(_mode_of(plan)), [plan])[:, 0]
+        return float(both_s), float(busy_s)
 
     def _model(self, mode: EngineMode) -> StagesOnGroups:
         if mode not in self._times:

@@ -17,8 +17,9 @@ import numpy as np
 from mistlab.core.arrays import Floats, Ints
 from mistlab.core.values import reject
 from mistlab.reduction.compression import Compressor
-from mistlab.reduction.feedbacks import Averaging, averaging
+from mistlab.reduction.feedbacks import FEEDBACKS, Averaging, averaging
 from mistlab.reduction.graphs import mixing_matrix
+from mistlab.reduction.robust import trimmed_mean, with_liars
 
 WORKERS = 8
 HIDDEN, CLASSES = 48, 10
@@ -33,8 +34,11 @@ PUBLISHED: Mapping[str, tuple[float, float]] = {
     "neolithic": (94.63, 91.43),
     "ef21": (87.37, 65.82),
 }
-WAYS = (*PUBLISHED, "none", "gossip", "local")
+# Those of no comparison: what is cut off is lost, neighbours average, workers average at times, a
+# server waits for none; and a liar among the workers, whose gradients are averaged or trimmed.
+WAYS = (*PUBLISHED, "none", "gossip", "local", "asynchronous", "one lies", "one lies, trimmed")
 LOCAL_STEPS = 8
+LIARS = (3,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +115,15 @@ class ImageWorkers:
     compressor: Compressor = CUT_OFF
     weights: Floats = field(init=False)
     step: int = field(default=0, init=False)
+    _served: Floats = field(init=False)
     _rng: np.random.Generator = field(init=False)
     _averaging: Averaging = field(init=False)
 
     def __post_init__(self) -> None:
         self.weights = np.tile(first_weights(self.seed), (WORKERS, 1))
+        self._served = self.weights[0].copy()
         self._rng = np.random.default_rng([self.seed, 1])
-        sends_all = self.way in ("plain", "gossip", "local")
+        sends_all = self.way not in FEEDBACKS
         compressor = Compressor() if sends_all else self.compressor
         self._averaging = averaging("none" if sends_all else self.way, compressor)
 
@@ -138,6 +144,15 @@ class ImageWorkers:
             self.weights = self.weights - self.rate * gradients
             if self.step % LOCAL_STEPS == 0:
                 self.weights[:] = self.weights.mean(axis=0)
+        elif self.way == "asynchronous":
+            # Workers come in turn, each with a gradient of the weights that it got last.
+            for number, own in enumerate(gradients):
+                self._served = self._served - self.rate / WORKERS * own
+                self.weights[number] = self._served
+        elif self.way in ("one lies", "one lies, trimmed"):
+            trimmed = len(LIARS) if "trimmed" in self.way else 0
+            mean = trimmed_mean(with_liars(gradients, LIARS), trimmed)
+            self.weights = self.weights - self.rate * mean
         else:
             self.weights = self.weights - self.rate * self._averaging.average(gradients, self._rng)
 

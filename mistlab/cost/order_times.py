@@ -373,14 +373,32 @@ def exchanges_s(model: StageTimeModel, batch: StageBatch) -> Floats:
     return np.asarray((counts * _seconds(model, batch).averaged_s()).sum(axis=0))
 
 
+def asynchronous_exchanges_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Floats:
+    """Seconds (2, plans) of the longest exchange of a stage's rank with asynchronous servers, and
+    of the busiest server; all plans have equally many stages."""
+
+    def of_stages(one: StageTimeModel, batch: StageBatch) -> Floats:
+        counts = one.tasks.types.counts(batch.columns)
+        return np.stack(
+            [(counts * each).sum(axis=0) for each in _seconds(one, batch).asynchronous_s()]
+        )
+
+    found = model.by_group(of_stages, StageBatch.of_plans(plans))
+    return np.asarray(found.reshape(2, len(plans), -1).max(axis=-1))
+
+
 def with_late_exchanges(
     model: StagesOnGroups, plans: Sequence[Plan], iterations_s: Floats
 ) -> Floats:
     """Mean seconds of each plan's iterations, whose own seconds are given; all plans have equally
     many stages."""
     how = model.tasks.workload.reduction
-    if not how.delay:
+    if not how.is_beside_steps:
         return iterations_s
+    if how.asynchronous:
+        both_s, busy_s = asynchronous_exchanges_s(model, plans)
+        pairs = zip(iterations_s, both_s, busy_s, strict=True)
+        return np.array([how.asynchronous_step_s(*one) for one in pairs])
     whole_s = model.by_group(exchanges_s, StageBatch.of_plans(plans)).reshape(len(plans), -1)
     longest_s = whole_s.max(axis=1) / how.fragments
     late_s = [how.mean_step_s(*both) for both in zip(iterations_s, longest_s, strict=True)]

@@ -57,13 +57,22 @@ class ReductionTimes:
             return np.zeros_like(values)
         how, ranks = self.how, self.shapes.ranks[group]
         sent, answers = self._message_bytes(values, ranks)
+        if how.asynchronous:
+            return np.zeros_like(values)
         if how.kind == "server":
             seconds = self._served_s(group, sent, answers)
+        elif how.trimmed:
+            # Ranks get a part of all gradients each, and send its mean to the others.
+            seconds = self.over(group, "all_to_all", sent) + self.over(group, "all_gather", sent)
         elif how.compressor.is_summable:
             seconds = self.over(group, "all_reduce", sent)
         else:
             answers = sent * ranks
             seconds = self.over(group, "all_gather", answers)
+        if how.trimmed:
+            # Every value of all ranks is read once, by one of them.
+            moved = np.where(ranks > 1, 2 * sent + answers, 0.0)
+            return np.asarray(seconds + moved * self.moved_s)
         if how.compressor.kind == "none":
             return seconds
         # A kernel reads gradients and what is remembered, and writes messages and the new memory;
@@ -71,6 +80,19 @@ class ReductionTimes:
         each = self.gradient + VALUE_BYTES + 2 * self.remembered
         moved = np.where(ranks > 1, values * each + sent + answers, 0.0)
         return np.asarray(seconds + moved * self.moved_s)
+
+    def asynchronous_s(self, group: str, values: Floats) -> tuple[Floats, Floats]:
+        """Seconds (T, S) of a rank's messages to servers of so many gradients and of their answers,
+        and those for which a server takes or sends the messages of all ranks."""
+        both_s, busy_s = np.zeros_like(values), np.zeros_like(values)
+        sent, answers = self._message_bytes(values, self.shapes.ranks[group])
+        shards = self.how.shards
+        for rows, shape in self.shapes.of_several(group):
+            link = self._to_server(shape)
+            each = [link(one[..., rows] / shards) for one in (sent, answers)]
+            both_s[..., rows] = shards * (each[0] + each[1])
+            busy_s[..., rows] = shape.ranks * np.maximum(*each)
+        return both_s, busy_s
 
     def averaged_s(self, values: Floats) -> Floats:
         """Seconds (T, S) of one exchange of so many weights between replicas."""
@@ -105,14 +127,17 @@ class ReductionTimes:
         them one after another."""
         shards, seconds = self.how.shards, np.zeros_like(sent)
         for rows, shape in self.shapes.of_several(group):
-            in_node = min(shape.gpus_in_node, -(-shards // shape.nodes))
-            place = NETWORK if self.tiers is None else self.tiers.place_of(shape)
-            link = self.send(
-                across_nodes=shape.nodes > 1, at_once=in_node, place=place, senders=shards
-            )
+            link = self._to_server(shape)
             both_s = link(sent[..., rows] / shards) + link(answers[..., rows] / shards)
             seconds[..., rows] = shape.ranks * both_s
         return seconds
+
+    def _to_server(self, shape: GroupSpread) -> LinkTime:
+        """The link of a rank to a server, while all servers receive."""
+        shards = self.how.shards
+        in_node = min(shape.gpus_in_node, -(-shards // shape.nodes))
+        place = NETWORK if self.tiers is None else self.tiers.place_of(shape)
+        return self.send(across_nodes=shape.nodes > 1, at_once=in_node, place=place, senders=shards)
 
     def _message_bytes(self, values: Floats, ranks: Ints) -> tuple[Floats, Floats]:
         """Bytes (T, S) of a rank's message of so many gradients, and of what a server answers."""

@@ -329,6 +329,16 @@ class TaskSeconds:
             seconds = seconds + self._over(f"{group} experts", collective, experts)
         return seconds
 
+    def asynchronous_s(self) -> tuple[Floats, Floats]:
+        """Seconds (T, S) of a layer's messages to asynchronous servers and back, and those for
+        which a server is busy with the messages of all ranks."""
+        parts = [
+            self.reductions.asynchronous_s("reduce", self.parameters - self.experts),
+            self.reductions.asynchronous_s("reduce experts", self.experts),
+        ]
+        both_s, busy_s = (sum(one) for one in zip(*parts, strict=True))
+        return np.asarray(both_s), np.asarray(busy_s)
+
     def averaged_s(self) -> Floats:
         """Seconds (T, S) of one exchange of a layer's weights between ranks that step by
         themselves."""

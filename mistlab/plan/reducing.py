@@ -24,7 +24,7 @@ def reducing(engine: Engine, how: Reduction) -> Engine:
             row,
             remembered=VALUE_BYTES * how.vectors_kept(),
             outer=VALUE_BYTES * how.outer_vectors,
-            arriving=VALUE_BYTES if how.kind == "gossip" else 0,
+            arriving=VALUE_BYTES if how.kind == "gossip" or how.trimmed else 0,
         )
         for name, row in engine.memory.items()
     }

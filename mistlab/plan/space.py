@@ -131,6 +131,11 @@ class SearchSpace(dimension_fields.SpaceFields):
         if how.delay:
             problem = f"{how.delay} in a search, whose proofs have no exchanges beside steps"
             refuse("reduction", f"delay {problem}: give 0, and predict the plan with it")
+        if how.asynchronous:
+            problem = (
+                "asynchronous servers have no steps of all ranks, which proofs of searches need"
+            )
+            refuse("reduction", f"{problem}: leave it out, and predict the plan with it")
         most = how.most_sharded
         levels = tuple(level for level in self.zero if level <= most) or (most,)
         stays = dict.fromkeys(STAYS, (0.0,))

@@ -32,6 +32,9 @@ OF_KINDS: Mapping[str, tuple[ReductionKind, ...]] = {
     "feedback": ("all_reduce", "server"),
     "rounds": ("all_reduce", "server"),
     "shards": ("server",),
+    "trimmed": ("all_reduce", "server"),
+    "liars": ("all_reduce", "server"),
+    "asynchronous": ("server",),
     "replicas": ("outer",),
     **dict.fromkeys(("outer_bits", "fragments", "delay", "mixed", "rate", "momentum"), ("outer",)),
 }
@@ -67,11 +70,14 @@ class Reduction:
     """How ranks of data parallelism bring their gradients or weights together.
 
     Gradients are summed by all ranks (``all_reduce``) or by ``shards`` servers, whole or compressed
-    with a feedback, ``neolithic`` in so many ``rounds``. Or ranks step by themselves, and average
-    weights: with neighbours on a graph in every step (``gossip``), by a ``topology`` or by their
-    own ``offsets``; with all others ``every`` so many steps (``local``); or by outer steps of that
-    distance (``outer``), in ``outer_bits`` a value, of one of ``fragments`` at a time, with an
-    outer ``rate`` and Nesterov's ``momentum``. A fragment's change may be sent while ``delay``
+    with a feedback, ``neolithic`` in so many ``rounds``. Of each value so many of the smallest and
+    largest may be ``trimmed``, so that as many ``liars``, ranks that send ten times their gradient
+    the other way, do little harm. ``asynchronous`` servers step with each rank's gradients as they
+    come, and send it the weights of then: no rank waits for another. Or ranks step by themselves,
+    and average weights: with neighbours on a graph in every step (``gossip``), by a ``topology`` or
+    by their own ``offsets``; with all others ``every`` so many steps (``local``); or by outer steps
+    of that distance (``outer``), in ``outer_bits`` a value, of one of ``fragments`` at a time, with
+    an outer ``rate`` and Nesterov's ``momentum``. A fragment's change may be sent while ``delay``
     further steps go on; then a rank goes on from the new weights, ``mixed`` with so much of its
     own. Outer steps are those of ``replicas``, each of which trains as a plan says, or of all
     data-parallel ranks.
@@ -85,6 +91,9 @@ class Reduction:
     feedback: Feedback = "none"
     rounds: int = field(default=2, metadata=bounded(minimum=1))
     shards: int = field(default=1, metadata=bounded(minimum=1))
+    trimmed: int = field(default=0, metadata=bounded(minimum=0))
+    liars: tuple[int, ...] = field(default=(), metadata=bounded(minimum=0))
+    asynchronous: bool = False
     replicas: int | None = field(default=None, metadata=bounded(minimum=2))
     outer_bits: int = field(default=32, metadata=bounded(minimum=2, maximum=32))
     fragments: int = field(default=1, metadata=bounded(minimum=1))
@@ -104,8 +113,26 @@ class Reduction:
                 f"ef21 needs a compressor that cuts off, and {self.compressor.kind} is unbiased"
             )
             refuse("feedback", f"{problem}, so give top_k, sign or power, or feedback: memory")
+        self._check_robust()
         if self.kind == "outer":
             _ = self.schedule
+
+    def _check_robust(self) -> None:
+        """Refuse what compares values that nobody has, or that come one after another."""
+        if self.trimmed and self.compressor.kind != "none":
+            problem = f"{self.trimmed}, and values of compressed gradients are not compared"
+            refuse("trimmed", f"{problem}: leave the compressor out, or give 0")
+        if self.trimmed and self.asynchronous:
+            problem = f"{self.trimmed}, and an asynchronous server has no others to compare with"
+            refuse("trimmed", f"{problem}: give 0, or asynchronous: false")
+        if self.asynchronous and self.feedback != "none":
+            problem = (
+                f"{self.feedback}, and the server is asynchronous, which has no mean to correct"
+            )
+            refuse("feedback", f"{problem}: leave it out")
+        if len(set(self.liars)) < len(self.liars):
+            listed = ", ".join(map(str, self.liars))
+            refuse("liars", f"{listed} name a rank twice: give each once")
 
     def _check_kind(self) -> None:
         """Refuse what belongs to other kinds."""
@@ -124,7 +151,13 @@ class Reduction:
     @property
     def is_plain(self) -> bool:
         """Whether all ranks sum whole gradients in every step, as engines do by themselves."""
-        return self.kind == "all_reduce" and self.compressor.kind == "none"
+        is_whole = self.kind == "all_reduce" and self.compressor.kind == "none"
+        return is_whole and not self.trimmed and not self.liars
+
+    @property
+    def is_beside_steps(self) -> bool:
+        """Whether exchanges go on beside further steps, or steps beside one another."""
+        return self.delay > 0 or self.asynchronous
 
     @property
     def is_apart(self) -> bool:
@@ -167,7 +200,7 @@ class Reduction:
         if self.shards > ranks:
             return f"{self.shards} servers are ranks among {ranks}: give at most {ranks} shards"
         if self.kind != "gossip" or ranks == 1 or not self.offsets:
-            return ""
+            return self._robust_problem(ranks)
         parts = parts_of_graph(self.offsets, ranks)
         if parts == 1:
             return ""
@@ -176,6 +209,15 @@ class Reduction:
             f"{listed} among {ranks} ranks make {parts} graphs that never hear of one another: add "
             "an offset that connects them, such as 1"
         )
+
+    def _robust_problem(self, ranks: int) -> str:
+        """Why so many ranks cannot be compared; empty if they can."""
+        if ranks > 1 and 2 * self.trimmed >= ranks:
+            most = (ranks - 1) // 2
+            return f"of {ranks} values {self.trimmed} at each end leave none: trim {most} at most"
+        if any(rank >= ranks for rank in self.liars):
+            return f"liars {max(self.liars)} is none of {ranks} ranks: give ranks below {ranks}"
+        return ""
 
     def sharding_problem(self, level: int) -> str:
         """Why a level of ZeRO does not go with the reduction; empty if it does."""
@@ -186,13 +228,15 @@ class Reduction:
         if not self.is_apart:
             compresses = self.compressor.kind != "none"
             why = "ranks compress whole gradients" if compresses else "servers sum whole gradients"
+            why = "ranks compare whole gradients" if self.trimmed or self.liars else why
         return f"ZeRO-{level} shards what {self.kind} needs whole ({why}): give ZeRO-{most} at most"
 
     @property
     def most_sharded(self) -> int:
         """The highest level of ZeRO that goes with the reduction."""
+        is_whole = self.compressor.kind == "none" and not self.trimmed and not self.liars
         most = MOST_SHARDED[self.kind]
-        return min(most, MOST_SHARDED_COMPRESSED) if self.compressor.kind != "none" else most
+        return most if is_whole else min(most, MOST_SHARDED_COMPRESSED)
 
     def message_bytes(self, values: int) -> float:
         """The bytes of a whole exchange's message of so many values."""
@@ -207,6 +251,9 @@ class Reduction:
         sent = self.message_bytes(values)
         if self.compressor.kind == "none" or self.feedback in BOTH_WAYS:
             return sent
+        if self.asynchronous:
+            # Weights that others have changed as well.
+            return float(VALUE_BYTES * values)
         return min(VALUE_BYTES * values, ranks * sent)
 
     def exchange_s(self, values: int, ranks: int, link: RankLink) -> float:
@@ -215,8 +262,7 @@ class Reduction:
             return 0.0
         size = self.message_bytes(values)
         if self.kind == "server":
-            sizes = size, self.answer_bytes(values, ranks)
-            return ranks * sum(link.message_s(one / self.shards) for one in sizes)
+            return ranks * sum(self._served_s(values, ranks, link))
         if self.kind == "gossip":
             return len(self.neighbours(ranks)) * link.message_s(size)
         if self.compressor.is_summable or self.kind == "outer":
@@ -224,7 +270,12 @@ class Reduction:
         return (ranks - 1) * link.message_s(size)
 
     def step_s(self, compute_s: float, values: int, ranks: int, link: RankLink) -> float:
-        """The mean seconds of a step whose computation takes so long."""
+        """The mean seconds of a step whose computation takes so long; of an asynchronous server, in
+        which it has stepped once with the gradients of every rank."""
+        if self.asynchronous and ranks > 1:
+            sent, answered = self._served_s(values, ranks, link)
+            both_s = self.shards * (sent + answered)
+            return self.asynchronous_step_s(compute_s, both_s, ranks * max(sent, answered))
         return self.mean_step_s(compute_s, self.exchange_s(values, ranks, link))
 
     def mean_step_s(self, step_s: float, exchange_s: float) -> float:
@@ -234,6 +285,17 @@ class Reduction:
         """
         late_s = max(0.0, exchange_s - self.delay * step_s)
         return step_s + self.exchanges_a_step * late_s
+
+    def asynchronous_step_s(self, compute_s: float, both_s: float, busy_s: float) -> float:
+        """The mean seconds in which every rank computes, sends and hears once: by itself, or as
+        fast as a server takes the messages of all of them."""
+        return max(compute_s + both_s, busy_s)
+
+    def _served_s(self, values: int, ranks: int, link: RankLink) -> tuple[float, float]:
+        """The seconds of a rank's message to a server, and of the answer."""
+        sizes = self.message_bytes(values), self.answer_bytes(values, ranks)
+        sent, answered = (link.message_s(one / self.shards) for one in sizes)
+        return sent, answered
 
     @property
     def exchanges_a_step(self) -> float:
@@ -257,7 +319,7 @@ class Reduction:
         """The bytes that a rank keeps for it beyond what training needs: memories of what was cut
         off, weights of a neighbour that arrive, and the outer steps' weights and momenta."""
         kept = self.vectors_kept(ranks)
-        if self.kind == "gossip" and ranks > 1:
+        if (self.kind == "gossip" or self.trimmed) and ranks > 1:
             kept += 1
         return VALUE_BYTES * values * (kept + self.outer_vectors)
 
@@ -277,7 +339,10 @@ class Reduction:
         how = "by all ranks" if self.kind == "all_reduce" else f"by {self.shards} servers"
         if self.kind == "server" and self.shards == 1:
             how = "by a server"
-        return f"gradients averaged {how}{self._compressed_words}"
+        trimmed = f", without the {self.trimmed} smallest and largest" if self.trimmed else ""
+        waits = " that waits for none" if self.asynchronous else ""
+        lies = f", of which ranks {', '.join(map(str, self.liars))} lie" if self.liars else ""
+        return f"gradients averaged {how}{waits}{trimmed}{lies}{self._compressed_words}"
 
     @property
     def _outer_words(self) -> str:

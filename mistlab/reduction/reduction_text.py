@@ -11,6 +11,9 @@ from mistlab.reduction.reduction_costs import REDUCTION_KINDS, Reduction
 
 OF_COMPRESSORS = tuple(entry.name for entry in fields(Compressor) if entry.name != "kind")
 
+# Keys with several numbers, which stand with a plus between them.
+LISTS = ("offsets", "liars")
+
 
 def reduction_named(text: str) -> Reduction:
     """The reduction of a text; numbers of its compressor stand beside the other keys.
@@ -36,7 +39,7 @@ def reduction_named(text: str) -> Reduction:
             compressor["kind"] = value
         elif key in OF_COMPRESSORS:
             compressor[key] = yaml.safe_load(value)
-        elif key == "offsets":
+        elif key in LISTS:
             plain[key] = [yaml.safe_load(one) for one in value.split("+")]
         else:
             plain[key] = yaml.safe_load(value)

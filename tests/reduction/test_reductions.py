@@ -42,6 +42,8 @@ SHAPES = [
     Reduction(),
     Reduction(kind="server"),
     Reduction(kind="server", shards=4),
+    Reduction(kind="server", asynchronous=True),
+    Reduction(trimmed=1, liars=(0,)),
     *(Reduction(kind="gossip", topology=topology) for topology in TOPOLOGIES),
     Reduction(kind="local", every=4),
     Reduction(kind="outer", every=8, outer_bits=4),

@@ -142,6 +142,8 @@ SENT_LESS = [
     ("all_reduce:compressor=top_k,share=0.2,feedback=ef21", 3, 1),
     ("all_reduce:compressor=power,rank=2,feedback=memory", 3, 0),
     ("server:shards=2,compressor=sign,feedback=double", 3, 0),
+    ("all_reduce:trimmed=1,liars=2", 4, 0),
+    ("server:shards=2,trimmed=1,liars=0", 3, 0),
     ("all_reduce:compressor=qsgd,levels=9", 3, 0),
     ("all_reduce:compressor=top_k,share=0.1,feedback=memory", 3, 0),
     ("all_reduce:compressor=top_k,share=0.1", 2, 1),
@@ -155,7 +157,7 @@ SENT_LESS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "ranks", "zero"), sweep(SENT_LESS, first=5))
+@pytest.mark.parametrize(("text", "ranks", "zero"), sweep(SENT_LESS, first=6))
 def test_gradients_that_are_sent_less_train_as_plain_loops(
     text: str, ranks: int, zero: int
 ) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mistlab.reduction.compression import Compressor
 from mistlab.reduction.reduction_costs import OF_THE_MEAN, VECTORS_KEPT, Reduction
+from mistlab.reduction.robust import LIE
 from runtime.comm.group import Group, Pending
 from runtime.engine.work.compressed import (
     as_matrix,
@@ -89,6 +90,8 @@ class GradientAverages:
     def average(self, layer: int, whole: Tensor) -> Exchange[None]:
         """Replace a layer's gradients, each rank's share of a sum, by that sum as it arrives."""
         wanted, kept = whole.float() * self.group.size, self.remembered[layer]
+        if self.group.rank in self.how.liars:
+            wanted *= LIE
         feedback = self.how.feedback
         if feedback == "ef21":
             own, mean = yield from self._sent(layer, wanted - kept.own, kept)
@@ -107,11 +110,33 @@ class GradientAverages:
         """What others read of a vector, and the mean as all get it."""
         if self.how.kind == "server":
             return (yield from self._by_servers(layer, wanted, kept))
+        if self.how.trimmed:
+            return wanted, (yield from self._trimmed(wanted))
         own, mean = torch.zeros_like(wanted), torch.zeros_like(wanted)
         for turn in range(self._rounds):
             one, of_all = yield from self._gathered(layer, wanted - own, turn)
             own, mean = own + one, mean + of_all
         return own, self._answer(layer, mean, kept)[0]
+
+    def _trimmed(self, vector: Tensor) -> Exchange[Tensor]:
+        """The trimmed mean: each rank gets a part of every rank's vector, and sends its mean."""
+        group, size = self.group, vector.numel()
+        each = -(-size // group.size)
+        padded = torch.nn.functional.pad(vector, (0, each * group.size - size))
+        received = torch.empty_like(padded)
+        parts = [each] * group.size
+        yield group.all_to_all(received, padded, parts, parts)
+        mean = self._middle(received.view(group.size, each))
+        whole = torch.empty_like(padded)
+        yield group.all_gather(whole, mean)
+        return whole[:size]
+
+    def _middle(self, rows: Tensor) -> Tensor:
+        """The mean of ranks' rows, without the smallest and largest values that are trimmed."""
+        trimmed = self.how.trimmed
+        if not trimmed:
+            return rows.mean(dim=0)
+        return rows.sort(dim=0).values[trimmed : len(rows) - trimmed].mean(dim=0)
 
     @property
     def _rounds(self) -> int:
@@ -172,6 +197,7 @@ class GradientAverages:
         mine = parts.get(group.rank)
         others = [rank for rank in range(group.size) if rank != group.rank]
         summed = torch.zeros_like(wanted[mine]) if mine is not None else None
+        heard: list[Tensor] = []
         for turn in range(self._rounds):
             sends, receives = [], []
             for shard, part in parts.items():
@@ -182,16 +208,22 @@ class GradientAverages:
                 if shard == group.rank:
                     assert summed is not None
                     summed += read
+                    heard.append(read)
                     receives = [(torch.empty_like(message), rank) for rank in others]
                 else:
                     sends.append((message, shard))
             yield group.exchange(sends, receives)
             if summed is not None:
                 for message, _ in receives:
-                    summed += vector_of(how, message, summed.numel())
+                    read = vector_of(how, message, summed.numel())
+                    summed += read
+                    heard.append(read)
         messages: list[Tensor] = []
         if summed is not None:
-            mean[mine], messages = self._answer(layer, summed / group.size, kept)
+            middle = summed / group.size
+            if self.how.trimmed:
+                middle = self._middle(torch.stack(heard))
+            mean[mine], messages = self._answer(layer, middle, kept)
         yield from self._answered(how, parts, mean, messages)
         return own, mean
 
