@@ -120,36 +120,36 @@ def predict_plan(plan: PlanText, played: bool = False) -> PlanFigures:
 
     ``played`` simulates every task instead of the closed form: slower, more detailed.
     """
-    with folder_of(plan=plan) as words:
-        line = [words["plan"], "--simulator", "events" if played else "symbolic"]
-        found = _only(ASKING.answer("predict", *line))
-    peak = max(stage["peak_reserved_bytes"] for stage in found["stages"]) / GIB_BYTES
-    fits = "fits" if found["fits"] else "does NOT fit"
+    with folder_of(plan=plan) as paths:
+        line = [paths["plan"], "--simulator", "events" if played else "symbolic"]
+        answer = _only(ASKING.answer("predict", *line))
+    peak = max(stage["peak_reserved_bytes"] for stage in answer["stages"]) / GIB_BYTES
+    fits = "fits" if answer["fits"] else "does NOT fit"
     return PlanFigures(
         answer=(
-            f"{found['iteration_s']:.3f} s an iteration (90 % of measurements: "
-            f"{found['iteration_s_low']:.3f} to {found['iteration_s_high']:.3f}), "
-            f"{found['tokens_per_s']:,.0f} tokens/s; {fits}, fullest GPU {peak:.1f} GiB "
+            f"{answer['iteration_s']:.3f} s an iteration (90 % of measurements: "
+            f"{answer['iteration_s_low']:.3f} to {answer['iteration_s_high']:.3f}), "
+            f"{answer['tokens_per_s']:,.0f} tokens/s; {fits}, fullest GPU {peak:.1f} GiB "
             "(peaks are wrong by up to a tenth)"
         ),
-        iteration_s=found["iteration_s"],
-        iteration_s_low=found["iteration_s_low"],
-        iteration_s_high=found["iteration_s_high"],
-        tokens_per_s=found["tokens_per_s"],
-        mfu=found["mfu"],
-        fits=found["fits"],
+        iteration_s=answer["iteration_s"],
+        iteration_s_low=answer["iteration_s_low"],
+        iteration_s_high=answer["iteration_s_high"],
+        tokens_per_s=answer["tokens_per_s"],
+        mfu=answer["mfu"],
+        fits=answer["fits"],
         fullest_gpu_gib=peak,
-        assumptions=found["notes"],
+        assumptions=answer["notes"],
     )
 
 
 def explain_plan(plan: PlanText) -> PartSeconds:
     """Explain where a training plan's time goes: arithmetic, slow kernels, exposed communication
     by kind, recomputation, copies, the pipeline's bubble."""
-    with folder_of(plan=plan) as words:
-        found = _only(ASKING.answer("predict", words["plan"], "--breakdown"))
-    parts: dict[str, float] = found["breakdown"]["parts"]
-    whole = found["iteration_s"]
+    with folder_of(plan=plan) as paths:
+        answer = _only(ASKING.answer("predict", paths["plan"], "--breakdown"))
+    parts: dict[str, float] = answer["breakdown"]["parts"]
+    whole = answer["iteration_s"]
     large = {name: value for name, value in parts.items() if value >= NEGLIGIBLE * whole}
     ranked = sorted(large, key=lambda name: -large[name])
     shares = (f"{name.removesuffix('_s')} {large[name] / whole:.0%}" for name in ranked)
@@ -187,9 +187,9 @@ def tune_training(  # noqa: PLR0913, PLR0917 (an agent names each)
     much it may be beaten; an error where no plan fits, with what would make one fit.
     """
     frozen = ("--rank", str(rank), "--base", base) if train == "adapters" else ()
-    with folder_of(model=model, hardware=hardware) as words, TemporaryDirectory() as folder:
+    with folder_of(model=model, hardware=hardware) as paths, TemporaryDirectory() as folder:
         line = [
-            *("--model", words["model"], "--hardware", words["hardware"]),
+            *("--model", paths["model"], "--hardware", paths["hardware"]),
             *("--global-batch", str(global_batch), "--nodes", str(nodes)),
             *("--gpus-per-node", str(gpus_per_node), "--sequence-length", str(sequence_length)),
             *("--precision", precision, "--budget-seconds", f"{budget_seconds:g}"),
@@ -198,45 +198,45 @@ def tune_training(  # noqa: PLR0913, PLR0917 (an agent names each)
             *("--train", train, *frozen, "--loss", loss),
             *("--out", str(Path(folder) / "plan.yaml")),
         ]
-        found = _only(ASKING.answer("tune", *line))
-    status = found["status"]
-    gap = number(found["gap"], ".1%")
+        answer = _only(ASKING.answer("tune", *line))
+    status = answer["status"]
+    gap = number(answer["gap"], ".1%")
     proof = {
         "OPTIMAL": "proven: no plan of the space is predicted faster",
         "FEASIBLE": f"not proven: a plan of the space may be up to {gap} faster",
     }.get(status, status)
-    if status == "FEASIBLE" and found["gap"] is None:
-        proof = f"best of {found['plan_evaluations']:,} plans tried, no bound"
+    if status == "FEASIBLE" and answer["gap"] is None:
+        proof = f"best of {answer['plan_evaluations']:,} plans tried, no bound"
     return TunedFigures(
         answer=(
-            f"{found['predicted_s']:.3f} s an iteration (90 % of measurements: "
-            f"{found['predicted_s_low']:.3f} to {found['predicted_s_high']:.3f}) "
-            f"in space {found['space']}; {proof}"
+            f"{answer['predicted_s']:.3f} s an iteration (90 % of measurements: "
+            f"{answer['predicted_s_low']:.3f} to {answer['predicted_s_high']:.3f}) "
+            f"in space {answer['space']}; {proof}"
         ),
         status=status,
-        predicted_s=found["predicted_s"],
-        predicted_s_low=found["predicted_s_low"],
-        predicted_s_high=found["predicted_s_high"],
-        lower_bound_s=found["lower_bound_s"],
-        gap=found["gap"],
-        plan=format_yaml(found["plan"]),
-        assumptions=[found["reason"]] if found["reason"] else [],
+        predicted_s=answer["predicted_s"],
+        predicted_s_low=answer["predicted_s_low"],
+        predicted_s_high=answer["predicted_s_high"],
+        lower_bound_s=answer["lower_bound_s"],
+        gap=answer["gap"],
+        plan=format_yaml(answer["plan"]),
+        assumptions=[answer["reason"]] if answer["reason"] else [],
     )
 
 
 def will_plan_fit(plan: PlanText, keep_free_gib: float = 0.0) -> FitFigures:
     """Tell whether a plan fits its GPUs' memory, and the cheapest change that makes it fit."""
-    with folder_of(plan=plan) as words, TemporaryDirectory() as folder:
+    with folder_of(plan=plan) as paths, TemporaryDirectory() as folder:
         free = ["--keep-free-gib", f"{keep_free_gib:g}"] if keep_free_gib else []
-        found = _only(ASKING.answer("will_it_fit", words["plan"], *free, "--out", folder))
-    asked, last = found["rows"][0], found["rows"][-1]
+        answer = _only(ASKING.answer("will_it_fit", paths["plan"], *free, "--out", folder))
+    asked, last = answer["rows"][0], answer["rows"][-1]
     changed = last if last["kind"] == "cheapest" else None
     needs, room = asked["reserved_bytes"] / GIB_BYTES, asked["room_bytes"] / GIB_BYTES
-    said = f"{'fits' if asked['fits'] else 'does NOT fit'}: {needs:.1f} of {room:.1f} GiB"
+    verdict = f"{'fits' if asked['fits'] else 'does NOT fit'}: {needs:.1f} of {room:.1f} GiB"
     if changed is not None:
-        said += f"; cheapest change: {changed['change']} ({changed['iteration_s']:.3f} s)"
+        verdict += f"; cheapest change: {changed['change']} ({changed['iteration_s']:.3f} s)"
     return FitFigures(
-        answer=said,
+        answer=verdict,
         fits=asked["fits"],
         fullest_gpu_gib=needs,
         room_gib=room,
@@ -248,15 +248,15 @@ def will_plan_fit(plan: PlanText, keep_free_gib: float = 0.0) -> FitFigures:
 
 def export_plan(plan: PlanText, framework: Framework) -> LaunchFigures:
     """Write a plan as the launch line or configuration of a framework."""
-    with folder_of(plan=plan) as words:
-        found = _only(ASKING.answer("export", words["plan"], "--to", framework))
-    lost = [remark["text"] for remark in found["remarks"] if remark["kind"] != "noted"]
-    exact = "said exactly" if found["exact"] else f"not said exactly: {'; '.join(lost) or 'see'}"
+    with folder_of(plan=plan) as paths:
+        answer = _only(ASKING.answer("export", paths["plan"], "--to", framework))
+    lost = [remark["text"] for remark in answer["remarks"] if remark["kind"] != "noted"]
+    exact = "said exactly" if answer["exact"] else f"not said exactly: {'; '.join(lost) or 'see'}"
     return LaunchFigures(
         answer=f"{framework}: {exact}",
-        text=found["text"],
-        exact=found["exact"],
-        remarks=[f"{one['kind']}: {one['text']}" for one in found["remarks"]],
+        text=answer["text"],
+        exact=answer["exact"],
+        remarks=[f"{one['kind']}: {one['text']}" for one in answer["remarks"]],
     )
 
 
@@ -267,15 +267,15 @@ def import_launch_file(
 ) -> ReadFigures:
     """Read a launch script or configuration of Megatron-LM, DeepSpeed, torchtitan, nanotron, NeMo,
     axolotl and others as a plan, which predict_plan and explain_plan then take."""
-    with folder_of(file=file, hardware=hardware, model=model or "none") as words:
-        given = ["--model", words["model"]] if model else []
-        line = [words["file"], "--hardware", words["hardware"], *given]
-        found = _only(ASKING.answer("import_plan", *line))
+    with folder_of(file=file, hardware=hardware, model=model or "none") as paths:
+        given = ["--model", paths["model"]] if model else []
+        line = [paths["file"], "--hardware", paths["hardware"], *given]
+        answer = _only(ASKING.answer("import_plan", *line))
     return ReadFigures(
-        answer=f"read as {found['format']}: {found['read'][0]}; {found['remarks'][-1]}",
-        plan=format_yaml(found["plan"]),
-        read=found["read"],
-        assumptions=found["remarks"],
+        answer=f"read as {answer['format']}: {answer['read'][0]}; {answer['remarks'][-1]}",
+        plan=format_yaml(answer["plan"]),
+        read=answer["read"],
+        assumptions=answer["remarks"],
     )
 
 
@@ -290,26 +290,26 @@ def serve_load(  # noqa: PLR0913, PLR0917 (an agent names each)
     engine: Literal["vllm", "sglang", "trtllm"] = "vllm",
 ) -> ServedFigures:
     """Find the layout of GPUs that serves requests best: tensor, pipeline and data parallelism."""
-    with folder_of(model=model, gpu=gpu) as words:
+    with folder_of(model=model, gpu=gpu) as paths:
         line = [
-            *("--model", words["model"], "--gpu", words["gpu"], "--gpus", str(gpus)),
+            *("--model", paths["model"], "--gpu", paths["gpu"], "--gpus", str(gpus)),
             *("--prompt", f"{prompt_tokens:g}", "--output", f"{output_tokens:g}"),
             *(("--tpot", f"{most_token_s:g}") if most_token_s else ()),
             *(("--ttft", f"{most_first_token_s:g}") if most_first_token_s else ()),
             *("--engine", engine, "--quick"),
             *(("--export", engine) if engine != "trtllm" else ()),
         ]
-        found = _only(ASKING.answer("serve_plan", *line))
-    best = found["best"]
+        answer = _only(ASKING.answer("serve_plan", *line))
+    best = answer["best"]
     return ServedFigures(
         answer=(
             f"{best['plan']}: {best['requests_per_s']:.2f} requests/s, first token "
             f"{best['ttft_s']:.3f} s, then {1e3 * best['tpot_s']:.1f} ms a token; best of "
-            f"{found['layouts']} layouts by the model; measured runs differ by 15 % or so"
+            f"{answer['layouts']} layouts by the model; measured runs differ by 15 % or so"
         ),
         best=best,
-        others=found["others"][:3],
-        command_lines=found["command_lines"],
+        others=answer["others"][:3],
+        command_lines=answer["command_lines"],
     )
 
 
@@ -373,16 +373,16 @@ def _only(answer: CommandAnswer) -> Mapping[str, Any]:
     """The one object that a command printed; what it refused is told in its words."""
     if not answer.objects:
         raise InputError(_problem(answer.told))
-    (found,) = answer.objects
-    if "error" in found:
-        raise InputError(str(found["error"]))
-    return found
+    (printed,) = answer.objects
+    if "error" in printed:
+        raise InputError(str(printed["error"]))
+    return printed
 
 
-def _problem(told: str) -> str:
+def _problem(messages: str) -> str:
     """The error among the lines that a command told, or the last of them."""
-    lines = told.splitlines() or ["no answer"]
-    for place, line in enumerate(lines):
+    lines = messages.splitlines() or ["no answer"]
+    for line_number, line in enumerate(lines):
         if line.startswith("error: "):
-            return "\n".join(lines[place:]).removeprefix("error: ")
+            return "\n".join(lines[line_number:]).removeprefix("error: ")
     return lines[-1]

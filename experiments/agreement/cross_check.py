@@ -106,10 +106,10 @@ def cross_check(options: argparse.Namespace) -> int:
     population = {one.space: one for one in (POPULATION, WIDE, STRAINED)}[options.space]
     study = Study.begin("cross_check", options)
     drawn, jobs = _plans(population, number, options.seed, options.order), []
-    for place, plan in zip(study.counted(range(number), "plans"), drawn, strict=False):
-        study.add(_row(place, plan))
+    for index, plan in zip(study.counted(range(number), "plans"), drawn, strict=False):
+        study.add(_row(index, plan))
         jobs.append(plan.job)
-        write_yaml(job_to_mapping(plan.job), study.path / f"{place:04}.yaml")
+        write_yaml(job_to_mapping(plan.job), study.path / f"{index:04}.yaml")
     worst = sorted(study.rows, key=lambda row: -abs(row["difference"]))[:WORST]
     explained = [
         {**row, "reason": str(reason_of(jobs[row["plan"]], row["difference"]))}
@@ -240,8 +240,8 @@ def _correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _without_one(alike: Sequence[Mapping[str, Any]]) -> list[float]:
     """The lowest and the highest rank correlation of plans with any one of them left out."""
     fewer = [[*alike[:place], *alike[place + 1 :]] for place in range(len(alike))]
-    found = [_rank_correlation(rows) for rows in fewer]
-    return [min(found), max(found)] if found else []
+    correlations = [_rank_correlation(rows) for rows in fewer]
+    return [min(correlations), max(correlations)] if correlations else []
 
 
 def _ranks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -284,8 +284,8 @@ def _words(summary: Mapping[str, Any], wanted: int, population: Population) -> I
         f"rank correlation of problems that have {FEWEST_TO_RANK} of the plans."
     )
     strata = {
-        name + (" (few)" if found["share"] < population.strata[name] else ""): (found, found)
-        for name, found in summary["strata"].items()
+        name + (" (few)" if figures["share"] < population.strata[name] else ""): (figures, figures)
+        for name, figures in summary["strata"].items()
     }
     lines = {
         "all": (summary["all"], summary["rank_correlations"]),
@@ -328,13 +328,13 @@ def _worst_table(rows: Sequence[Row]) -> str:
     )
 
 
-def _line(name: str, found: Mapping[str, Any], ranks: Mapping[str, Any]) -> tuple[str, ...]:
-    if not found["plans"]:
+def _line(name: str, figures: Mapping[str, Any], ranks: Mapping[str, Any]) -> tuple[str, ...]:
+    if not figures["plans"]:
         return (name, "0", *("-",) * 6)
     lowest = ranks.get("lowest_rank_correlation")
-    sizes = (f"{found[key]:.2%}" for key in ("median", "p95", "largest"))
-    signed = (f"{found[key]:+.2%}" for key in ("bias", "lowest"))
-    return (name, str(found["plans"]), *sizes, *signed, number(lowest, ".4f"))
+    sizes = (f"{figures[key]:.2%}" for key in ("median", "p95", "largest"))
+    signed = (f"{figures[key]:+.2%}" for key in ("bias", "lowest"))
+    return (name, str(figures["plans"]), *sizes, *signed, number(lowest, ".4f"))
 
 
 POPULATION = Population(
@@ -391,11 +391,11 @@ class Reason:
 
 def reason_of(job: Job, difference: float) -> Reason:
     """The thing whose removal takes most of a plan's difference away."""
-    found = [
+    reasons = [
         Reason(removed=name, difference=difference_of(replace(job, plan=plan), altered))
         for name, plan, altered in _altered(job.plan)
     ]
-    least = min(found, key=lambda one: abs(one.difference))
+    least = min(reasons, key=lambda one: abs(one.difference))
     if abs(least.difference) <= HALF * abs(difference):
         return least
     return Reason(removed="", difference=difference)
@@ -419,9 +419,9 @@ def _altered(plan: Plan) -> Iterator[tuple[str, Plan, Altered]]:
             yield f"offloaded {_WORDS.get(kind, kind)}", _keeping(plan, kind), as_they_are
     rows = engine.template(overlap_communication=plan.overlap_communication).phases.values()
     kinds = {row.kind for of_phase in rows for row in of_phase}
-    for kind, words in _REMOVABLE.items():
+    for kind, removed in _REMOVABLE.items():
         if kind in kinds:
-            yield words, plan, partial(_without_tasks, kind)
+            yield removed, plan, partial(_without_tasks, kind)
     if plan.num_stages > 1:
         yield "sends", plan, _without_sends
     if engine.host is not None:

@@ -130,8 +130,8 @@ class Entry:
         if self.simulated_s is None:
             return None
         played = [
-            (rival.simulated_s, place)
-            for place, rival in enumerate(self.rivals)
+            (rival.simulated_s, index)
+            for index, rival in enumerate(self.rivals)
             if rival.simulated_s is not None and rival.simulated_s < self.simulated_s
         ]
         return self.rivals[min(played)[1]] if played else None
@@ -210,12 +210,12 @@ class Bench:
 
     def warm_up(self, space: SearchSpace) -> None:
         """Compile what a space's engines need, so that no searcher's clock runs meanwhile."""
-        for own in space.of_engines:
-            plan = chosen_plan(self.problem, own, Chooser(lambda _, options: 0))
+        for engine_space in space.of_engines:
+            plan = chosen_plan(self.problem, engine_space, Chooser(lambda _, options: 0))
             if plan is not None:
                 self.asked.predict(plan)
                 if isinstance(self.asked, StageCostModel):
-                    self.asked.stage_costs(StageBatch.of_plan(plan), engine=own.engine)
+                    self.asked.stage_costs(StageBatch.of_plan(plan), engine=engine_space.engine)
 
     def search(
         self,

@@ -83,15 +83,15 @@ def clusters(hardware: str | None = None) -> list[Mapping[str, Any]]:
 
 def case_of(cluster: Mapping[str, Any], family: str, size: str, attention: Attention) -> Case:
     """A family's model of a size on a cluster of the evaluation."""
-    (place,) = (place for place in evaluation()["grid"] if place["size"] == size)
+    (cell,) = (place for place in evaluation()["grid"] if place["size"] == size)
     return Case(
         hardware=cluster["hardware"],
         model=f"{family}-{size}",
         attention=attention,
-        nodes=place["nodes"],
-        gpus_per_node=place["gpus_per_node"],
+        nodes=cell["nodes"],
+        gpus_per_node=cell["gpus_per_node"],
         sequence_length=cluster["sequence_length"],
-        global_batch=place["global_batch"],
+        global_batch=cell["global_batch"],
     )
 
 

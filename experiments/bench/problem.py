@@ -101,8 +101,8 @@ def room_words(cluster: Cluster) -> str:
     """How much of a GPU plans may take, and why it is not the whole: GiB, of groups in order."""
     room = " and ".join(f"{room_bytes(one) / GIB_BYTES:.1f}" for one in cluster.of_groups)
     parts = []
-    for one in cluster.of_groups:
-        whole, outside = one.whole_memory_bytes, allocator_of(one).outside_bytes
+    for group in cluster.of_groups:
+        whole, outside = group.whole_memory_bytes, allocator_of(group).outside_bytes
         parts.append(f"{whole / GIB_BYTES:.1f} less {outside / GIB_BYTES:.1f}")
     free = f" and {cluster.keep_free_gib:g} kept free" if cluster.keep_free_gib else ""
     return f"{room} GiB: a GPU's {' and '.join(parts)} outside of torch's allocator{free}"
@@ -230,8 +230,8 @@ def fit_words(job: Job, prediction: Prediction) -> tuple[Fit, str]:
     near = "less than peaks are predicted wrongly by, which is up to a tenth or so"
     if over > 0:
         how = f"the peak of its fullest GPU is above the limit by {of_room}"
-        words = f"It does not fit in memory: {how}"
-        return "no", f"{words}, {near}." if is_near else f"{words}."
+        sentence = f"It does not fit in memory: {how}"
+        return "no", f"{sentence}, {near}." if is_near else f"{sentence}."
     if not prediction.fits:
         host = host_bytes_over(job.plan, prediction, job.cluster) / GIB_BYTES
         return "no", f"It does not fit: its fullest node lacks {host:,.1f} GiB of host memory."

@@ -170,9 +170,9 @@ def _of_problem(problem: Problem, wanted: int, draw: np.random.Generator) -> Ite
     drawing = _Drawing(problem, predictor, draw)
     for number in range(wanted - len(proposed)):
         # Every second plan is to be close to the limit.
-        found = drawing.plan(close=number % 2 == 0)
-        if found is not None:
-            yield found
+        drawn = drawing.plan(close=number % 2 == 0)
+        if drawn is not None:
+            yield drawn
 
 
 def _proposed(problem: Problem, predictor: SymbolicPredictor) -> Iterator[RandomPlan]:
@@ -219,9 +219,9 @@ class _Drawing:
                 continue
             close = close and missed < TRIES_TO_BE_CLOSE
             job = Job(workload=self.problem.workload, cluster=self.problem.cluster, plan=made[0])
-            found = RandomPlan(job=job, prediction=made[1], missed=missed)
-            if found.is_close or not close:
-                return found
+            drawn = RandomPlan(job=job, prediction=made[1], missed=missed)
+            if drawn.is_close or not close:
+                return drawn
         return None
 
     def _drawn(self) -> Plan | None:
@@ -263,8 +263,8 @@ class _Drawing:
 
 def _by_kind(pipelines: Sequence[Pipeline]) -> dict[str, dict[int, list[Pipeline]]]:
     """Pipelines by how many micro-batches they have against stages, and by their stages."""
-    found: dict[str, dict[int, list[Pipeline]]] = defaultdict(lambda: defaultdict(list))
+    by_kind: dict[str, dict[int, list[Pipeline]]] = defaultdict(lambda: defaultdict(list))
     for pipeline in pipelines:
         kind = micro_batches_words(pipeline.micro_batches, pipeline.num_stages)
-        found[kind][pipeline.num_stages].append(pipeline)
-    return found
+        by_kind[kind][pipeline.num_stages].append(pipeline)
+    return by_kind

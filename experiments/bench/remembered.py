@@ -42,8 +42,10 @@ def answers(
         return
     from joblib import Parallel, delayed  # noqa: PLC0415 (takes long to import)
 
-    found = Parallel(n_jobs=processes, return_as="generator")(delayed(call)(one) for one in items)
-    yield from zip(study.counted(items, what), found, strict=True)
+    outcomes = Parallel(n_jobs=processes, return_as="generator")(
+        delayed(call)(one) for one in items
+    )
+    yield from zip(study.counted(items, what), outcomes, strict=True)
 
 
 # Remembers what a predictor said of stages, for searches that ask about the same stages again.
@@ -105,8 +107,8 @@ class Remembered:
         question = ask.__name__, *options.items(), _digest(batches)
         if question not in self.answers:
             self.answers[question] = ask(*batches, **options)
-        found: Answer = self.answers[question]
-        return found
+        answer: Answer = self.answers[question]
+        return answer
 
 
 def _digest(batches: Sequence[StageBatch | StagesInOrder]) -> bytes:

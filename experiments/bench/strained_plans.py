@@ -189,10 +189,10 @@ def strained_plans(
     """``count`` plans, about as many of each regime, the same for the same seed."""
     problems = [(regime, number) for number in range(PROBLEMS_OF_A_REGIME) for regime in regimes]
     shares = spread_shares(count, len(problems))
-    for place, ((regime, number), wanted) in enumerate(zip(problems, shares, strict=True)):
+    for index, ((regime, number), wanted) in enumerate(zip(problems, shares, strict=True)):
         if not wanted:
             continue
-        draw = np.random.default_rng((seed, place))
+        draw = np.random.default_rng((seed, index))
         drawing = _OfRegime(regime, number, draw)
         for _ in range(wanted):
             plan = drawing.fitting()
@@ -275,10 +275,10 @@ class _OfRegime:
         regime, draw = self.regime, self.draw
         engine = str(draw.choice([*regime.engines]))
         stages = int(draw.choice(regime.stages))
-        found = equal_plan(problem, engine, stages, regime.levels, draw)
-        if found is None or found.micro_batches * problem.workload.model.layers > MOST_BLOCKS:
+        plan = equal_plan(problem, engine, stages, regime.levels, draw)
+        if plan is None or plan.micro_batches * problem.workload.model.layers > MOST_BLOCKS:
             return None
-        return replace(found, order=self._order(engine, stages))
+        return replace(plan, order=self._order(engine, stages))
 
     def _order(self, engine: str, stages: int) -> str:
         """One of the regime's orders that the engine runs; the default one in two of three plans

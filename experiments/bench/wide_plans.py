@@ -103,15 +103,15 @@ def wide_plans(count: int, seed: int) -> Iterator[WidePlan]:
         draw = np.random.default_rng((seed, number))
         predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
         without_plans: set[str] = set()
-        for place in range(wanted):
+        for nth in range(wanted):
             # Where an engine has no plan that fits, the next one is asked, from now on.
-            begin = (number + place) % len(engines)
+            begin = (number + nth) % len(engines)
             for engine in (*engines[begin:], *engines[:begin]):
                 if engine in without_plans:
                     continue
-                found = _fitting(problem, predictor, engine, draw)
-                if found is not None:
-                    yield found
+                plan = _fitting(problem, predictor, engine, draw)
+                if plan is not None:
+                    yield plan
                     break
                 without_plans.add(engine)
 

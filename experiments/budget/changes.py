@@ -105,24 +105,24 @@ def _of_kinds(job: Job, shares: Sequence[float]) -> Iterator[Change]:
     plan = job.plan
     engine = ENGINES[plan.engine]
     for degree in DEGREES:
-        words = f"tensor parallelism times {degree} (replicas divided by it)"
-        yield Change(kind="tensor parallelism", words=words, made=partial(_tensor, degree))
+        text = f"tensor parallelism times {degree} (replicas divided by it)"
+        yield Change(kind="tensor parallelism", words=text, made=partial(_tensor, degree))
     for degree in DEGREES:
-        words = f"stages times {degree} (replicas divided by it)"
-        yield Change(kind="stages", words=words, made=partial(_pipeline, degree))
+        text = f"stages times {degree} (replicas divided by it)"
+        yield Change(kind="stages", words=text, made=partial(_pipeline, degree))
     for size in _smaller(max(stage.micro_batch for stage in plan.stages)):
-        words = f"micro-batches of {size}"
-        yield Change(kind="micro-batch", words=words, made=partial(_micro_batch, size))
+        text = f"micro-batches of {size}"
+        yield Change(kind="micro-batch", words=text, made=partial(_micro_batch, size))
     for level in range(1, engine.highest_zero_of(in_pipeline=plan.num_stages > 1) + 1):
         yield Change(kind="ZeRO", words=f"ZeRO-{level}", made=_at_least({"zero": level}))
     for name in counts_of_blocks():
         for share in shares:
-            words = f"{_words(share)} {DIMENSIONS[name].noun}"
-            yield Change(kind=DIMENSIONS[name].noun, words=words, made=_count(name, share))
+            text = f"{_words(share)} {DIMENSIONS[name].noun}"
+            yield Change(kind=DIMENSIONS[name].noun, words=text, made=_count(name, share))
     for name in OFFLOADS if engine.offloads else ():
         for share in shares:
-            words = f"{100 * share:g}% {DIMENSIONS[name].noun}"
-            yield Change(kind=DIMENSIONS[name].noun, words=words, made=_at_least({name: share}))
+            text = f"{100 * share:g}% {DIMENSIONS[name].noun}"
+            yield Change(kind=DIMENSIONS[name].noun, words=text, made=_at_least({name: share}))
 
 
 def _words(share: float) -> str:
@@ -147,10 +147,10 @@ def _at_least(values: Mapping[str, float]) -> Callable[[Plan], Plan | None]:
     """Values of dimensions, where a stage has less; a single rank shards nothing."""
 
     def change(stage: StagePlan) -> StagePlan:
-        own = {name: max(value, stage.value(name)) for name, value in values.items()}
+        raised = {name: max(value, stage.value(name)) for name, value in values.items()}
         if stage.data_parallel == 1:
-            own.pop("zero", None)
-        return stage.with_values(own)
+            raised.pop("zero", None)
+        return stage.with_values(raised)
 
     return _stagewise(change)
 

@@ -127,12 +127,14 @@ def _played(
     wanted = min(options.runs, QUICK_RUNS) if options.quick else options.runs
     runs = max(1, min(wanted, int(MOST_FAILURES / max(1.0, failures_in(given, seconds)))))
     draw = np.random.default_rng(options.seed)
-    found = [played(given, interval_s, seconds, draw) for _ in range(runs)]
-    work = [one.shares.work for one in found]
-    means = {name: float(np.mean([getattr(one.shares, name) for one in found])) for name in WORDS}
+    runs_played = [played(given, interval_s, seconds, draw) for _ in range(runs)]
+    work = [one.shares.work for one in runs_played]
+    means = {
+        name: float(np.mean([getattr(one.shares, name) for one in runs_played])) for name in WORDS
+    }
     return {
         "runs": runs,
-        "failures": float(np.mean([one.failures for one in found])),
+        "failures": float(np.mean([one.failures for one in runs_played])),
         **means,
         "lowest_work": min(work),
         "highest_work": max(work),
@@ -185,8 +187,8 @@ def _words(study: Study, asked: Mapping[str, Any], best_s: float, days: float) -
     yield table(
         ["share of the time", "closed form", f"mean of {mean['runs']} played", "GPU hours"],
         [
-            (words, f"{closed[name]:.2%}", f"{mean[name]:.2%}", f"{closed[name] * gpu_hours:,.0f}")
-            for name, words in WORDS.items()
+            (label, f"{closed[name]:.2%}", f"{mean[name]:.2%}", f"{closed[name] * gpu_hours:,.0f}")
+            for name, label in WORDS.items()
         ],
     )
     yield (
@@ -254,8 +256,8 @@ def _pictures(study: Study) -> Sequence[Lines | Bars]:
             caption="Where time goes on other numbers of GPUs, each with its best interval.",
             groups=[f"{row['gpus']:,} GPUs" for row in sizes],
             series={
-                words: [row["closed"][name] for row in sizes]
-                for name, words in WORDS.items()
+                label: [row["closed"][name] for row in sizes]
+                for name, label in WORDS.items()
                 if name != "work"
             },
             y="share of the time",

@@ -73,17 +73,17 @@ def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
     work, cluster = asked.job.workload, asked.job.cluster
     title = f"Will it fit: {work.model.name} on {cluster.num_gpus} {cluster.hardware.name}"
     others = [one for one in study.rows if one["kind"] not in ("asked", "cheapest")]
-    words = [
+    paragraphs = [
         f"{asked_words(work, cluster)}, engine {asked.job.plan.engine}.",
         " ".join([_verdict(row), f"Plans may take {room_words(cluster)}."]),
         "; ".join(plan_words(asked.job.plan)[:2]) + ".",
         _memory(row),
     ]
     if not row["fits"]:
-        words += [_changes(others), *_cheapest_words(study, cheapest)]
+        paragraphs += [_changes(others), *_cheapest_words(study, cheapest)]
     return Report(
         title=title,
-        words=words,
+        words=paragraphs,
         summary={"fits": row["fits"], "cheapest": None if cheapest is None else cheapest.words},
         pictures=[*_pictures(asked, cheapest)],
     )
@@ -142,16 +142,18 @@ def _cheapest_words(study: Study, cheapest: Tried | None) -> Iterator[str]:
 
 
 def _pictures(asked: Tried, cheapest: Tried | None) -> Iterator[Drawn]:
-    found = {
+    pictured = {
         "will_it_fit": ("as asked", asked),
         "will_it_fit-changed": ("with the cheapest change", cheapest),
     }
-    for name, (words, one) in found.items():
-        if one is not None:
-            cluster = one.job.cluster
+    for name, (title, tried) in pictured.items():
+        if tried is not None:
+            cluster = tried.job.cluster
             outside_bytes = allocator_of(cluster).outside_bytes
-            draw = partial(search_plots.memory, one.prediction, outside_bytes, cluster.memory_bytes)
-            caption = f"A GPU of each stage at its fullest moment, {words}."
+            draw = partial(
+                search_plots.memory, tried.prediction, outside_bytes, cluster.memory_bytes
+            )
+            caption = f"A GPU of each stage at its fullest moment, {title}."
             yield Drawn(name=name, caption=caption, draw=draw)
 
 
@@ -237,7 +239,7 @@ def _job(options: argparse.Namespace) -> Job:
             f"{replicas * options.micro_batch}"
         )
     with as_options():
-        own = tuple(
+        stages_of_plan = tuple(
             StagePlan(
                 layers=share,
                 data_parallel=replicas,
@@ -248,7 +250,7 @@ def _job(options: argparse.Namespace) -> Job:
             )
             for share in even_shares(layers, stages)
         )
-    plan = Plan(engine=options.engine or "mistlab", micro_batches=count, stages=own)
+    plan = Plan(engine=options.engine or "mistlab", micro_batches=count, stages=stages_of_plan)
     with as_options():
         return Job(workload=workload, cluster=cluster, plan=plan)
 
@@ -261,8 +263,8 @@ def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
     predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
     predictions = predictor.predict_many([one.job.plan for one in changed])
     return [
-        Tried(changed=one, kind=kind, words=one.words, prediction=prediction)
-        for one, prediction in zip(changed, predictions, strict=True)
+        Tried(changed=change, kind=kind, words=change.words, prediction=prediction)
+        for change, prediction in zip(changed, predictions, strict=True)
     ]
 
 
@@ -272,8 +274,8 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
     changed = [*single(asked.job)]
     progress(f"{len(changed)} plans with one change")
     tried = _predicted(changed, "single")
-    for one in _telling(tried):
-        add(_row(one, asked))
+    for change in _telling(tried):
+        add(_row(change, asked))
     fitting = [one for one in tried if one.prediction.fits]
     for number in range(2, most + 1):
         if fitting and number > QUICK_CHANGES:
@@ -283,17 +285,17 @@ def _cheapest(asked: Tried, most: int, add: Callable[[Row], None]) -> Tried | No
         fitting += [one for one in several if one.prediction.fits]
     if not fitting:
         elsewhere = [*_elsewhere(asked)]
-        for one in elsewhere:
-            add(_row(one, asked))
+        for change in elsewhere:
+            add(_row(change, asked))
         fitting = [one for one in elsewhere if one.prediction.fits]
     return min(fitting, key=_price, default=None)
 
 
-def _price(one: Tried) -> tuple[float, float]:
+def _price(change: Tried) -> tuple[float, float]:
     """The price of a change: power of all boards first, where there are more GPUs or other ones,
     then seconds."""
-    watts = one.job.cluster.hardware.gpu.board_watts or 0.0
-    return watts * one.job.plan.num_gpus, one.prediction.iteration_s
+    watts = change.job.cluster.hardware.gpu.board_watts or 0.0
+    return watts * change.job.plan.num_gpus, change.prediction.iteration_s
 
 
 def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
@@ -313,9 +315,9 @@ def _elsewhere(asked: Tried) -> Iterator[Tried]:
     progress("more GPUs, and GPUs with more memory")
     for times in MORE_NODES:
         nodes = replace(cluster, nodes=times * cluster.nodes)
-        found = [*_best_there(asked.job, nodes, times)]
-        yield from found
-        if found:
+        fitting = [*_best_there(asked.job, nodes, times)]
+        yield from fitting
+        if fitting:
             break
     for name in catalog.calibrated_names():
         hardware = catalog.hardware(name)
@@ -346,23 +348,23 @@ def _best_there(asked: Job, cluster: Cluster, times: int) -> Iterator[Tried]:
         yield replace(best, words=", ".join(filter(None, (where, best.words))))
 
 
-def _row(one: Tried, asked: Tried) -> Row:
-    prediction, cluster = one.prediction, one.job.cluster
+def _row(change: Tried, asked: Tried) -> Row:
+    prediction, cluster = change.prediction, change.job.cluster
     fullest = max(prediction.stages, key=lambda stage: stage.peak_reserved_bytes)
     memory: Mapping[str, int] = to_mapping(fullest.memory)
     assert set(memory) == {*MemoryByClass.__slots__}
     return {
-        "kind": one.kind,
-        "change": one.words,
+        "kind": change.kind,
+        "change": change.words,
         "fits": prediction.fits,
-        "gpus": one.job.plan.num_gpus,
+        "gpus": change.job.plan.num_gpus,
         "iteration_s": prediction.iteration_s,
         "slower_by": prediction.iteration_s / asked.prediction.iteration_s - 1,
         "stage": prediction.stages.index(fullest),
         "reserved_bytes": fullest.peak_reserved_bytes,
         "room_bytes": round(room_bytes(cluster)),
         "outside_bytes": round(allocator_of(cluster).outside_bytes),
-        "host_bytes": round(host_bytes_of(one.job.plan, prediction, cluster)),
+        "host_bytes": round(host_bytes_of(change.job.plan, prediction, cluster)),
         "host_room_bytes": cluster.host_memory_bytes,
         "memory": memory,
     }

@@ -62,18 +62,20 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     rows = list[Mapping[str, Any]]()
     for column in options.leave_out:
         for value, inside, outside in _folds(runs, column):
-            found = _fit(setting, inside, options)
-            rows.append(_told(f"without {column} {value}", _errors(found, outside), options))
-    found = _fit(setting, runs, options)
-    rows.append(_told("all runs", _errors(found, runs), options))
-    constants = {name: values_of(found)[name] for name in options.fit}
+            fitted_setting = _fit(setting, inside, options)
+            rows.append(
+                _told(f"without {column} {value}", _errors(fitted_setting, outside), options)
+            )
+    fitted_setting = _fit(setting, runs, options)
+    rows.append(_told("all runs", _errors(fitted_setting, runs), options))
+    constants = {name: values_of(fitted_setting)[name] for name in options.fit}
     if options.json:
         print_json({"errors": rows, "constants": constants})
     else:
         for name, number in constants.items():
             print(f"{name:22} {number:10.4g}  {CONSTANTS[name].words}")
     if options.out is not None:
-        _write(found.hardware, runs, options)
+        _write(fitted_setting.hardware, runs, options)
     return DONE
 
 
@@ -130,8 +132,12 @@ def _is_wanted(run: MeasuredRun, options: argparse.Namespace) -> bool:
 def _others(runs: Sequence[MeasuredRun]) -> str:
     """Which runs tables have, for who asked for others."""
     kinds = {(run.job.plan.engine, run.job.cluster.hardware.name) for run in runs}
-    words = [f"--engine {engine} --hardware {hardware}" for engine, hardware in sorted(kinds)]
-    return f": they have those of {', of '.join(words)}" if words else ", nor any others"
+    options_told = [
+        f"--engine {engine} --hardware {hardware}" for engine, hardware in sorted(kinds)
+    ]
+    return (
+        f": they have those of {', of '.join(options_told)}" if options_told else ", nor any others"
+    )
 
 
 def _folds(
@@ -152,29 +158,29 @@ def _fit(
         return setting
     progress(f"fitting {len(options.fit)} constants to {len(runs)} runs")
     measured_s = np.array([run.seconds for run in runs])
-    found = fitted(
+    values = fitted(
         setting,
         options.fit,
         lambda tried: _predicted(tried, runs),
         measured_s,
         evaluations=options.evaluations,
     )
-    return with_values(setting, found)
+    return with_values(setting, values)
 
 
 def _predicted(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Floats:
     """Seconds of an iteration of each run."""
-    found = np.empty(len(runs))
+    seconds = np.empty(len(runs))
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for place, run in enumerate(runs):
-        together[id(run.job.workload), id(run.job.cluster)].append(place)
+    for number, run in enumerate(runs):
+        together[id(run.job.workload), id(run.job.cluster)].append(number)
     for places in together.values():
         job = runs[places[0]].job
         cluster = replace(job.cluster, hardware=setting.hardware, profile=setting.profile)
         predictor = SymbolicPredictor(workload=job.workload, cluster=cluster)
         plans = [runs[place].job.plan for place in places]
-        found[places] = predictor.iterations_of(plans, setting.engine)
-    return found
+        seconds[places] = predictor.iterations_of(plans, setting.engine)
+    return seconds
 
 
 def _errors(setting: ConstantSetting, runs: Sequence[MeasuredRun]) -> Floats:

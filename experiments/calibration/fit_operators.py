@@ -59,13 +59,13 @@ def operator_rates(
         before = hardware.compute
         if before is not None:
             rates |= {name: before.rate(name) for name in FUSED_ATTENTION}
-        own, note = _of_attention(hardware, attention, attention_tflops)
-        if not own and before is None:
+        fused, note = _of_attention(hardware, attention, attention_tflops)
+        if not fused and before is None:
             reject(
                 f"{path}: says nothing of fused attention: give --attention TABLE.csv, "
                 "--attention-tflops FORWARD BACKWARD, or --borrow a hardware that has them"
             )
-        rates |= {rate.operators: rate for rate in own}
+        rates |= {rate.operators: rate for rate in fused}
         fitted = Fitted(
             group="compute",
             origin=table.origin,

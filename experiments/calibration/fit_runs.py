@@ -35,9 +35,9 @@ def whole_runs(path: Path) -> Step:
                 f"{FEWEST_RUNS}, so that each can be left out"
             )
         progress(f"fitting {len(runs)} runs, each left out in turn")
-        found = fit_sustained(runs, hardware)
-        residuals = [*_engine_residuals(found)]
-        hardware = found.hardware
+        fits = fit_sustained(runs, hardware)
+        residuals = [*_engine_residuals(fits)]
+        hardware = fits.hardware
         if any(run.reserved_bytes and run.plan is not None for run in runs):
             allocator, errors = fit_allocator(runs)
             residuals.append(
@@ -78,9 +78,9 @@ def megatron_runs(paths: Sequence[Path], folds: Sequence[str]) -> Step:
             if fold not in known:
                 reject(f"--folds: {fold} is not among {', '.join(known)}")
         progress(f"fitting {sum(run.fold in folds for run in runs)} of {len(runs)} runs")
-        found = fit_launch_and_sustained(runs, hardware, folds)
+        fits = fit_launch_and_sustained(runs, hardware, folds)
         merged = replace(tables[0], sha256=" ".join(table.sha256 for table in tables))
-        return _with_runs(found.hardware, merged, [*_engine_residuals(found)])
+        return _with_runs(fits.hardware, merged, [*_engine_residuals(fits)])
 
     return step
 
@@ -104,16 +104,16 @@ def _with_runs(
     return replace(hardware, provenance=sourced(hardware, "engines", source)), fitted
 
 
-def _engine_residuals(found: FittedRuns) -> Iterator[Residual]:
+def _engine_residuals(fits: FittedRuns) -> Iterator[Residual]:
     """Of each set the runs that were not in the fit, and of each engine the widths left out."""
-    sets = np.array([run.set for run in found.runs])
+    sets = np.array([run.set for run in fits.runs])
     for name in dict.fromkeys(sets.tolist()):
-        errors = found.left_out[(sets == name) & ~np.isnan(found.left_out)]
+        errors = fits.left_out[(sets == name) & ~np.isnan(fits.left_out)]
         if len(errors):
             held_out = float(np.abs(errors).mean())
             yield Residual(what=name, rows=len(errors), held_out=held_out)
-    for engine in dict.fromkeys(run.engine for run in found.runs):
-        for width, inside in widths_left_out(found, engine):
+    for engine in dict.fromkeys(run.engine for run in fits.runs):
+        for width, inside in widths_left_out(fits, engine):
             yield Residual(
                 what=f"{engine}, width {width.hidden} left out ({inside:.0%} inside bounds)",
                 rows=len(width.errors),

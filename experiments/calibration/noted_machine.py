@@ -41,15 +41,19 @@ class Machine(Checked):
     @property
     def words(self) -> str:
         """The machine in words, for provenance."""
-        one = self.environment
-        parts = [f"{one.num_devices} x {one.device}" if self.is_gpu else one.device]
+        environment = self.environment
+        parts = [
+            f"{environment.num_devices} x {environment.device}"
+            if self.is_gpu
+            else environment.device
+        ]
         if not self.is_gpu:
             parts.append(
-                f"{one.num_devices} processes of {self.threads} threads stand in for GPUs, their "
-                "memory is host memory, copies are between host buffers, streams are threads"
+                f"{environment.num_devices} processes of {self.threads} threads stand in for GPUs, "
+                "their memory is host memory, copies are between host buffers, streams are threads"
             )
-        parts += [f"torch {one.torch}"]
-        parts += [f"CUDA {one.cuda}, driver {one.driver}"] if self.is_gpu else []
+        parts += [f"torch {environment.torch}"]
+        parts += [f"CUDA {environment.cuda}, driver {environment.driver}"] if self.is_gpu else []
         kernel = self.attention_kernel
         parts += [f"attention by {kernel}"] if kernel != "flash" else []
         parts += [self.clocks.words] if self.clocks else []

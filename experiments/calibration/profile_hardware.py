@@ -46,11 +46,11 @@ def _measured(tables: Path, options: argparse.Namespace) -> Machine:
     device = import_module("runtime.profiling.environment")
     sizes = import_module("experiments.calibration.profiling").SIZES
     devices = device.devices_of(options.device, options.gpus_per_node)
-    found: Machine = import_module("experiments.calibration.profiling").measured(
+    machine: Machine = import_module("experiments.calibration.profiling").measured(
         tables,
         devices,
         sizes[devices.kind, options.quick],
         date=datetime.now(UTC).date().isoformat(),
         kernel=options.attention_kernel,
     )
-    return found
+    return machine

@@ -237,9 +237,9 @@ def _noted(path: Path, present: Environment, threads: int, kernel: str, date: st
     raise InputError(message)
 
 
-def _kind(one: Environment) -> tuple[object, ...]:
+def _kind(machine: Environment) -> tuple[object, ...]:
     """The properties that machines must share for their measurements to be mixed."""
-    return (one.device, one.num_devices, one.torch, one.cuda)
+    return (machine.device, machine.num_devices, machine.torch, machine.cuda)
 
 
 def _going_on(path: Path, noted: Machine, present: Environment, date: str) -> Machine:
@@ -249,11 +249,11 @@ def _going_on(path: Path, noted: Machine, present: Environment, date: str) -> Ma
             progress(f"{path}: going on with what was measured on {noted.date}")
         return noted
     host = f"{host_bytes / GIB_BYTES:.0f} GiB of host memory"
-    words = ", ".join([*([f"driver {present.driver}"] if present.driver else []), host])
-    progress(f"{path}: going on with what was measured on {noted.words}; here {words}")
-    if words in noted.others:
+    versions = ", ".join([*([f"driver {present.driver}"] if present.driver else []), host])
+    progress(f"{path}: going on with what was measured on {noted.words}; here {versions}")
+    if versions in noted.others:
         return noted
-    noted = replace(noted, others=(*noted.others, words))
+    noted = replace(noted, others=(*noted.others, versions))
     write_yaml(to_mapping(noted), path)
     return noted
 
@@ -318,15 +318,15 @@ def _operators(
 ) -> Mapping[tuple[object, ...], Measure]:
     precision = devices.precision
 
-    def measured(block: BlockSizes, place: str) -> Values:
-        operator = places_of(block, devices.kind)[place]
-        found = block_operator(operator, precision, clock, sizes.repetitions)
+    def measured(block: BlockSizes, name: str) -> Values:
+        operator = places_of(block, devices.kind)[name]
+        timed = block_operator(operator, precision, clock, sizes.repetitions)
         return {
-            "fwd_us": found.forward.median_s / MICROSECONDS,
-            "bwd_us": found.backward.median_s / MICROSECONDS,
-            "flop": found.flop,
-            "bytes": found.moved_bytes,
-            SPREAD: _spread(found.forward, found.backward),
+            "fwd_us": timed.forward.median_s / MICROSECONDS,
+            "bwd_us": timed.backward.median_s / MICROSECONDS,
+            "flop": timed.flop,
+            "bytes": timed.moved_bytes,
+            SPREAD: _spread(timed.forward, timed.backward),
         }
 
     def step(block: BlockSizes) -> Values:
@@ -340,13 +340,16 @@ def _operators(
             SPREAD: _spread(timing),
         }
 
-    def measure(block: BlockSizes, place: str) -> Measure:
-        return partial(step, block) if place == STEP else partial(measured, block, place)
+    def measure(block: BlockSizes, name: str) -> Measure:
+        return partial(step, block) if name == STEP else partial(measured, block, name)
 
     return {
-        (name, *asdict(block).values(), 1, place, precision): measure(block, place)
+        (name, *asdict(block).values(), 1, operator, precision): measure(block, operator)
         for block in sizes.blocks
-        for place in (*places_of(block, devices.kind), *([STEP] if block.micro_batch == 1 else []))
+        for operator in (
+            *places_of(block, devices.kind),
+            *([STEP] if block.micro_batch == 1 else []),
+        )
     }
 
 
@@ -356,11 +359,11 @@ def _attention(
     precision = devices.precision
 
     def measured(of: AttentionSizes) -> Values:
-        found = fused_attention(of, precision, clock, sizes.repetitions)
+        timed = fused_attention(of, precision, clock, sizes.repetitions)
         return {
-            "fwd_median_ms": found.forward.median_s / MILLISECONDS,
-            "bwd_median_ms": found.backward.median_s / MILLISECONDS,
-            SPREAD: _spread(found.forward, found.backward),
+            "fwd_median_ms": timed.forward.median_s / MILLISECONDS,
+            "bwd_median_ms": timed.backward.median_s / MILLISECONDS,
+            SPREAD: _spread(timed.forward, timed.backward),
         }
 
     return {
@@ -373,11 +376,11 @@ def _launches(
     name: str, devices: Devices, sizes: ProfileSizes, clock: Clock
 ) -> Mapping[tuple[object, ...], Measure]:
     def measured(family: Family, attention: Attention) -> Values:
-        found = launches(family, attention, devices.precision, clock, sizes.repetitions)
+        timed = launches(family, attention, devices.precision, clock, sizes.repetitions)
         return {
-            "kernels": found.kernels,
-            "time_us": found.timing.median_s / MICROSECONDS,
-            SPREAD: _spread(found.timing),
+            "kernels": timed.kernels,
+            "time_us": timed.timing.median_s / MICROSECONDS,
+            SPREAD: _spread(timed.timing),
         }
 
     return {

@@ -285,9 +285,9 @@ def carried(text: str, megatron: Hardware) -> tuple[list[PublishedRun], list[Pub
     content = parse_yaml(text, "published.yaml")
     base = {**README_BASE, "iter_s": str(content["readme_base"]["iteration_s"])}
     weak_scaling = [
-        one
+        run
         for row in content["weak_scaling"]["runs"]
-        for one in weak_scaling_runs({name: str(value) for name, value in row.items()}, megatron)
+        for run in weak_scaling_runs({name: str(value) for name, value in row.items()}, megatron)
     ]
     return [*_end_to_end(base, None)], weak_scaling
 

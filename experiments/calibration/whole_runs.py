@@ -62,11 +62,11 @@ def predicted_s(run: PublishedRun, hardware: Hardware) -> float:
 def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Floats:
     """Seconds of an iteration of each run; those that differ in stages alone go together."""
     together: dict[Hashable, list[int]] = defaultdict(list)
-    for place, run in enumerate(runs):
+    for number, run in enumerate(runs):
         # How many micro-batches a global batch makes is among a run's own numbers.
         workload = replace(run.workload, global_batch=1)
         how = run.ran_by, run.overlap_communication, len(run.stages)
-        together[workload, run.cluster.nodes, run.cluster.gpus_per_node, how].append(place)
+        together[workload, run.cluster.nodes, run.cluster.gpus_per_node, how].append(number)
     seconds = np.empty(len(runs))
     for places in together.values():
         first = runs[places[0]]
@@ -94,12 +94,12 @@ def fit_sustained(runs: Sequence[PublishedRun], hardware: Hardware) -> FittedRun
     errors = fine / measured - 1
 
     def by_the_others(labels: Floats) -> Floats:
-        found = np.full(len(runs), np.nan)
+        left_out = np.full(len(runs), np.nan)
         for label in np.unique(labels):
             out = labels == label
             if not out.all():
-                found[out] = errors[_best(errors[:, ~out]), out]
-        return found
+                left_out[out] = errors[_best(errors[:, ~out]), out]
+        return left_out
 
     sustained = float(FINE[_best(errors)])
     return with_engines(
@@ -211,14 +211,14 @@ def _best(errors: Floats) -> int:
     return int(np.argmin(np.abs(errors).mean(axis=1)))
 
 
-def with_engines(found: FittedRuns) -> FittedRuns:
+def with_engines(fits: FittedRuns) -> FittedRuns:
     """The hardware with how sure each engine's times are, from errors of runs left out."""
-    hardware = found.hardware
+    hardware = fits.hardware
     of_engine: dict[str, list[int]] = defaultdict(list)
-    for place, run in enumerate(found.runs):
-        of_engine[run.engine].append(place)
+    for number, run in enumerate(fits.runs):
+        of_engine[run.engine].append(number)
     kept = tuple(one for one in hardware.engines or () if one.engine not in of_engine)
-    fitted = tuple(_engine(engine, found, places) for engine, places in of_engine.items())
+    fitted = tuple(_engine(engine, fits, places) for engine, places in of_engine.items())
     # Where the engines' errors come from is said by whoever knows the table.
     source = hardware.provenance.engines or Source(kind="measured", source="whole runs")
     hardware = replace(
@@ -226,21 +226,21 @@ def with_engines(found: FittedRuns) -> FittedRuns:
         engines=(*kept, *fitted),
         provenance=replace(hardware.provenance, engines=source),
     )
-    return replace(found, hardware=hardware)
+    return replace(fits, hardware=hardware)
 
 
-def _engine(engine: str, found: FittedRuns, places: Sequence[int]) -> EngineCalibration:
+def _engine(engine: str, fits: FittedRuns, places: Sequence[int]) -> EngineCalibration:
     """How sure an engine's times are at the places of its runs, and away from them."""
-    near = _known(found.left_out[places])
+    near = _known(fits.left_out[places])
     half_width = half_width_of(near)
-    far, reach = _far(half_width, _left_out_widths(found, places))
+    far, reach = _far(half_width, _left_out_widths(fits, places))
     return EngineCalibration(
         engine=engine,
         half_width=half_width,
         far_half_width=far,
         reach=reach,
         runs=len(near),
-        at=tuple(dict.fromkeys(place_of(found.runs[place]) for place in places)),
+        at=tuple(dict.fromkeys(place_of(fits.runs[place]) for place in places)),
     )
 
 
@@ -256,12 +256,12 @@ def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, floa
     return max(half_width, worst), round(nearest, 2)
 
 
-def widths_left_out(found: FittedRuns, engine: str) -> Iterator[tuple[LeftOutWidth, float]]:
+def widths_left_out(fits: FittedRuns, engine: str) -> Iterator[tuple[LeftOutWidth, float]]:
     """Each width of an engine's runs when it is left out, and the share of its runs that lie inside
     the bounds that the others give."""
-    places = [place for place, run in enumerate(found.runs) if run.engine == engine]
-    widths = _left_out_widths(found, places)
-    calibration = _engine(engine, found, places)
+    places = [place for place, run in enumerate(fits.runs) if run.engine == engine]
+    widths = _left_out_widths(fits, places)
+    calibration = _engine(engine, fits, places)
     for width in widths:
         others = [other for other in widths if other is not width]
         far, reach = _far(calibration.half_width, others)
@@ -270,18 +270,18 @@ def widths_left_out(found: FittedRuns, engine: str) -> Iterator[tuple[LeftOutWid
         yield width, float(np.mean(misses(width.errors) <= half_widths))
 
 
-def _left_out_widths(found: FittedRuns, places: Sequence[int]) -> list[LeftOutWidth]:
-    widths = _widths(found.runs)
+def _left_out_widths(fits: FittedRuns, places: Sequence[int]) -> list[LeftOutWidth]:
+    widths = _widths(fits.runs)
     left_out = []
     for width in np.unique(widths[places]):
         out = [place for place in places if widths[place] == width]
-        others = {place_of(found.runs[place]) for place in np.flatnonzero(widths != width)}
+        others = {place_of(fits.runs[place]) for place in np.flatnonzero(widths != width)}
         if others:
-            nearest = [min(map(place_of(found.runs[one]).doublings, others)) for one in out]
+            nearest = [min(map(place_of(fits.runs[one]).doublings, others)) for one in out]
             left_out.append(
                 LeftOutWidth(
                     hidden=int(width),
-                    errors=found.width_left_out[out],
+                    errors=fits.width_left_out[out],
                     doublings=np.array(nearest),
                 )
             )

@@ -182,9 +182,9 @@ def main_of(name: str, command: Command, *, program: str = "") -> Callable[[Sequ
     """The function that runs a command with a command line, and returns its exit status."""
 
     def main(line: Sequence[str]) -> int:
-        own, rest = _split(line) if command.takes_rest else (line, None)
+        arguments, rest = _split(line) if command.takes_rest else (line, None)
         parser = parser_for(command, program or f"python -m experiments.{name}")
-        options = parser.parse_args(own)
+        options = parser.parse_args(arguments)
         if command.takes_rest:
             options.arguments = rest
         status: int = imported(command.function)()(options, *([line] if command.takes_line else []))

@@ -183,8 +183,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         problem = message.removeprefix("argument ").replace(": expected", " expects")
         problem += self._meant(message)
-        told = f"{shortened(problem)} ({self.prog} --help explains the options)"
-        self.exit(WRONG_USAGE, f"error: {told}\n")
+        text = f"{shortened(problem)} ({self.prog} --help explains the options)"
+        self.exit(WRONG_USAGE, f"error: {text}\n")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """An option's value; ``--option=--``, which argparse takes for an empty list, is none."""
@@ -358,8 +358,8 @@ def writable(path: Path, what: str, option: str = "--out") -> Path:
     except OSError as error:
         problem = error.strerror
     if problem is not None:
-        place = path.parent if what == "folder" else path
-        reject(f"{option} {place}: cannot be written: {problem}: give another {what}")
+        shown = path.parent if what == "folder" else path
+        reject(f"{option} {shown}: cannot be written: {problem}: give another {what}")
     return path
 
 

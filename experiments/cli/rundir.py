@@ -51,12 +51,12 @@ class RunDirectory:
         go of it where the process ends in any way, so that nothing stays behind."""
         folder = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, folder)
-        found = os.fstat(folder)
+        status = os.fstat(folder)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _HELD[found.st_dev, found.st_ino] = self
+            _HELD[status.st_dev, status.st_ino] = self
         except BlockingIOError:
-            if (found.st_dev, found.st_ino) in _HELD:
+            if (status.st_dev, status.st_ino) in _HELD:
                 return
             reject(f"--out {self.path}: another run writes here: wait for it, or give another")
         except OSError:
@@ -104,8 +104,8 @@ def earlier_rows(
         progress(f"warning: {error}: what is in this folder is made again")
         return []
     here, there = (
-        {**one, "options": {k: v for k, v in one["options"].items() if k not in aside}}
-        for one in (_config(command, options), noted)
+        {**config, "options": {k: v for k, v in config["options"].items() if k not in aside}}
+        for config in (_config(command, options), noted)
     )
     return read_rows(path / "rows.jsonl") if here == there else []
 

@@ -51,18 +51,16 @@ def searched(case: Case, *, quick: bool, seed: int) -> dict[str, Any]:
     """The row of a case."""
     bench = Bench.of(case.problem())
     names = [name for name in (OURS, *BASELINES) if name != UNFUSED]
-    found = {name: _found(bench, name, quick=quick, seed=seed) for name in names}
-    benches = dict.fromkeys(found, bench)
+    best = {name: _found(bench, name, quick=quick, seed=seed) for name in names}
+    benches = dict.fromkeys(best, bench)
     if case.attention == "flash":
         benches[UNFUSED] = Bench.of(replace(case, attention="math").problem())
-        found[UNFUSED] = _found(benches[UNFUSED], "aceso", quick=quick, seed=seed)
+        best[UNFUSED] = _found(benches[UNFUSED], "aceso", quick=quick, seed=seed)
     else:
-        benches[UNFUSED], found[UNFUSED] = bench, found["aceso"]
-    ours = found[OURS]
-    seconds = {name: one.seconds if one else None for name, one in found.items()}
-    played = {
-        name: benches[name].played_s(one.plan) if one else None for name, one in found.items()
-    }
+        benches[UNFUSED], best[UNFUSED] = bench, best["aceso"]
+    ours = best[OURS]
+    seconds = {name: one.seconds if one else None for name, one in best.items()}
+    played = {name: benches[name].played_s(one.plan) if one else None for name, one in best.items()}
     return {
         "case": case.name,
         **asdict(case),
@@ -77,9 +75,9 @@ def searched(case: Case, *, quick: bool, seed: int) -> dict[str, Any]:
             for what, engine in THEIRS.items()
         },
         "published_over": dict(measured(case)),
-        "terms_s": {name: asdict(one.terms) for name, one in found.items() if one},
-        "plans": {name: plan_line(one.plan) for name, one in found.items() if one},
-        "timing": {name: one.result.wall_s for name, one in found.items() if one},
+        "terms_s": {name: asdict(one.terms) for name, one in best.items() if one},
+        "plans": {name: plan_line(one.plan) for name, one in best.items() if one},
+        "timing": {name: one.result.wall_s for name, one in best.items() if one},
     }
 
 
@@ -217,17 +215,19 @@ def _summaries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     published = {(p["hardware"], p["attention"]): p for p in evaluation()["averages"]}
     places = dict.fromkeys((row["hardware"], row["attention"]) for row in rows)
     for hardware, attention in (*places, (None, None)):
-        some = [
+        rows_there = [
             row
             for row in rows
             if (row["hardware"], row["attention"]) == (hardware, attention) or hardware is None
         ]
         for name in BASELINES:
-            ratios = [row["over"][name] for row in some if row["over"][name]]
-            played = [row["over_played"][name] for row in some if row["over_played"][name]]
+            ratios = [row["over"][name] for row in rows_there if row["over"][name]]
+            played = [row["over_played"][name] for row in rows_there if row["over_played"][name]]
             if not ratios:
                 continue
-            there = Summary.of([one for row in some if (one := _there(row, name)) is not None])
+            there = Summary.of(
+                [one for row in rows_there if (one := _there(row, name)) is not None]
+            )
             known = published.get((hardware, attention), {}) if name == PUBLISHED else {}
             if name.startswith("aceso") and hardware is None:
                 known = evaluation()["aceso"]
@@ -253,23 +253,23 @@ def _summaries_table(summaries: Sequence[Mapping[str, Any]]) -> str:
         head,
         [
             (
-                BASELINES[one["over"]],
-                " ".join(filter(None, (one["hardware"], one["attention"]))) or "all",
-                one["cases"],
-                *(number(one[name], ".3f") for name in FIGURES),
-                number(one["published_mean"], ".2f"),
-                number(one["published_most"], ".2f"),
+                BASELINES[summary["over"]],
+                " ".join(filter(None, (summary["hardware"], summary["attention"]))) or "all",
+                summary["cases"],
+                *(number(summary[name], ".3f") for name in FIGURES),
+                number(summary["published_mean"], ".2f"),
+                number(summary["published_most"], ".2f"),
             )
-            for one in summaries
+            for summary in summaries
         ],
     )
 
 
 def _terms_table(rows: Sequence[Row]) -> str:
     parts = [
-        (name, difference_in_parts([(r["terms_s"][OURS], r["terms_s"][name]) for r in some]))
+        (name, difference_in_parts([(r["terms_s"][OURS], r["terms_s"][name]) for r in having_both]))
         for name in BASELINES
-        if (some := [row for row in rows if {OURS, name} <= row["terms_s"].keys()])
+        if (having_both := [row for row in rows if {OURS, name} <= row["terms_s"].keys()])
     ]
     return table(
         ["baseline", *TERM_WORDS.values()],
@@ -284,7 +284,7 @@ def _runtimes_table(rows: Sequence[Row]) -> str:
     places = dict.fromkeys((row["hardware"], row["attention"]) for row in rows)
     lines = []
     for hardware, attention in places:
-        some = [
+        pairs = [
             (
                 row["seconds"][OURS],
                 {**row["with_published_s"], "all": row["by_published_runtime_s"]},
@@ -293,24 +293,24 @@ def _runtimes_table(rows: Sequence[Row]) -> str:
             if (row["hardware"], row["attention"]) == (hardware, attention) and row["seconds"][OURS]
         ]
         longer = [
-            f"{Summary.of([theirs[what] / ours_s for ours_s, theirs in some]).mean - 1:+.1%}"
+            f"{Summary.of([theirs[what] / ours_s for ours_s, theirs in pairs]).mean - 1:+.1%}"
             for what in (*THEIRS, "all")
-            if some
+            if pairs
         ]
-        lines += [(f"{hardware} {attention}", *longer)] if some else []
+        lines += [(f"{hardware} {attention}", *longer)] if pairs else []
     return table(("where", *THEIRS, "all"), lines)
 
 
 def _pictures(rows: Sequence[Row]) -> Iterator[Bars]:
     for hardware in dict.fromkeys(row["hardware"] for row in rows):
-        some = [row for row in rows if row["hardware"] == hardware]
+        of_hardware = [row for row in rows if row["hardware"] == hardware]
         short = hardware.partition("-")[0]
         yield Bars(
             name=f"end_to_end-{short}",
             caption=f"Times as long as ours on {hardware}, predicted.",
-            groups=[row["case"].partition(" ")[2] for row in some],
+            groups=[row["case"].partition(" ")[2] for row in of_hardware],
             series={
-                HEADS[name]: [row["over"][name] for row in some]
+                HEADS[name]: [row["over"][name] for row in of_hardware]
                 for name in ("megatron:published", "megatron", "aceso", "aceso:unfused")
             },
             y="times as long as ours",

@@ -33,21 +33,21 @@ from simulators.events import Simulation
 def timelines(played: Mapping[str, Simulation]) -> Figure:
     """Every stage of every iteration as four lanes; each iteration has its name and its length."""
     rows = [
-        (name, one, stage)
-        for name, one in played.items()
-        for stage in sorted({task.action.stage for task in one.tasks()})
+        (name, played_run, stage)
+        for name, played_run in played.items()
+        for stage in sorted({task.action.stage for task in played_run.tasks()})
     ]
     longest_s = max(one.iteration_s for one in played.values())
     figure = Figure(figsize=(12, 1.2 + 1.2 * len(rows)), layout="constrained")
     panels = figure.subplots(len(rows), 1, sharex="col", squeeze=False)
     seen: dict[Kind, str] = {}
-    for axes, (name, one, stage) in zip(panels[:, 0], rows, strict=True):
-        tasks = [task for task in one.tasks() if task.action.stage == stage]
+    for axes, (name, played_run, stage) in zip(panels[:, 0], rows, strict=True):
+        tasks = [task for task in played_run.tasks() if task.action.stage == stage]
         lanes(axes, tasks, (0.0, longest_s), seen)
         name_lanes(axes, stage)
         if stage == 0:
-            axes.set_title(f"{name}: {one.iteration_s:.3f} s", loc="left", fontsize="small")
-        axes.axvline(one.iteration_s, color="black", linewidth=0.8, linestyle=":")
+            axes.set_title(f"{name}: {played_run.iteration_s:.3f} s", loc="left", fontsize="small")
+        axes.axvline(played_run.iteration_s, color="black", linewidth=0.8, linestyle=":")
     panels[-1, 0].set_xlabel("seconds")
     legend(figure, seen, columns=8)
     return figure
@@ -97,10 +97,8 @@ def motivated(options: argparse.Namespace) -> int:
     for name, plan in PLANS.items():
         study.add({"what": name, **_figures(bench, plan)})
     for name in study.counted(QUICK_SPACES if options.quick else SPACES, "spaces"):
-        found = bench.found("mist", space_of(name), seed=options.seed)
-        study.add(
-            {"what": f"space {name}", **({} if found is None else _figures(bench, found.plan))}
-        )
+        best = bench.found("mist", space_of(name), seed=options.seed)
+        study.add({"what": f"space {name}", **({} if best is None else _figures(bench, best.plan))})
 
     def draw() -> Any:
         return timelines({name: bench.simulator.simulate(plan) for name, plan in PLANS.items()})

@@ -40,11 +40,11 @@ def drawn(bench: Bench, count: int, seed: int) -> list[Plan]:
     """Random plans for a problem; whether they fit does not matter to their times."""
     draw = np.random.default_rng(seed)
     chooser = Chooser(lambda _, options: int(draw.integers(options)))
-    found: list[Plan] = []
-    while len(found) < count:
-        plan = chosen_plan(bench.problem, space_of(SPACES[len(found) % len(SPACES)]), chooser)
-        found += [] if plan is None else [plan]
-    return found
+    plans: list[Plan] = []
+    while len(plans) < count:
+        plan = chosen_plan(bench.problem, space_of(SPACES[len(plans) % len(SPACES)]), chooser)
+        plans += [] if plan is None else [plan]
+    return plans
 
 
 def ordered(case: Case, count: int, seed: int) -> dict[str, Any]:
@@ -135,30 +135,30 @@ def compared(asked: OverlapQuestion) -> list[dict[str, Any]]:
 
 
 def _winner(bench: Bench, asked: OverlapQuestion, view: str) -> dict[str, Any]:
-    found = bench.found("mist", space_of("mist"), view=view, seed=asked.seed)
+    best = bench.found("mist", space_of("mist"), view=view, seed=asked.seed)
     row = {"chapter": "winners", "case": asked.case.name, "view": view}
-    if found is None:
+    if best is None:
         return row
     return {
         **row,
-        "seen_s": found.seen_s,
-        "full_s": found.seconds,
-        "played_s": bench.played_s(found.plan),
-        "plan": plan_line(found.plan),
-        "timing": {"search_s": found.result.wall_s},
+        "seen_s": best.seen_s,
+        "full_s": best.seconds,
+        "played_s": bench.played_s(best.plan),
+        "plan": plan_line(best.plan),
+        "timing": {"search_s": best.result.wall_s},
     }
 
 
 def _published(bench: Bench, asked: OverlapQuestion, name: str) -> dict[str, Any]:
-    found = bench.found(published(**VARIANTS[name]), space_of("mist"), seed=asked.seed)
+    best = bench.found(published(**VARIANTS[name]), space_of("mist"), seed=asked.seed)
     row = {"chapter": "published search", "case": asked.case.name, "search": name}
-    if found is None:
+    if best is None:
         return row
     return {
         **row,
-        "full_s": found.seconds,
-        "plan": plan_line(found.plan),
-        "timing": {"search_s": found.result.wall_s},
+        "full_s": best.seconds,
+        "plan": plan_line(best.plan),
+        "timing": {"search_s": best.result.wall_s},
     }
 
 
@@ -250,10 +250,10 @@ def _winners_table(winners: Winners, cases: Sequence[str]) -> str:
     """How much slower each view's winner is, and in brackets as it is played."""
 
     def slower(case: str, view: str) -> str:
-        own, whole = winners.get((case, view)), winners[case, FULL]
-        if own is None:
+        row, whole = winners.get((case, view)), winners[case, FULL]
+        if row is None:
             return "-"
-        return f"{_slower(own, whole, 'full_s')} ({_slower(own, whole, 'played_s')})"
+        return f"{_slower(row, whole, 'full_s')} ({_slower(row, whole, 'played_s')})"
 
     return table(
         ("case", "full s", *PARTIAL),
@@ -272,8 +272,8 @@ def _searches_table(searches: Winners, winners: Winners, cases: Sequence[str]) -
             (
                 case,
                 *(
-                    _slower(own, winners[case, FULL], "full_s")
-                    if (own := searches.get((case, name)))
+                    _slower(row, winners[case, FULL], "full_s")
+                    if (row := searches.get((case, name)))
                     else "-"
                     for name in VARIANTS
                 ),
@@ -283,5 +283,5 @@ def _searches_table(searches: Winners, winners: Winners, cases: Sequence[str]) -
     )
 
 
-def _slower(own: Row, whole: Row, by: str) -> str:
-    return f"{own[by] / whole[by] - 1:+.2%}"
+def _slower(row: Row, whole: Row, by: str) -> str:
+    return f"{row[by] / whole[by] - 1:+.2%}"

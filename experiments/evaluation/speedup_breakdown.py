@@ -205,8 +205,8 @@ def broken_down(options: argparse.Namespace) -> int:
     search = partial(searched, view=options.view, seed=options.seed, is_quick=options.quick)
     study = Study.begin("speedup_breakdown", options)
     # The largest first, so that no process is left alone with one of them at the end.
-    found = [rows for _, rows in answers(study, search, cases[::-1], "cases")]
-    study.add_all(row for rows in reversed(found) for row in rows)
+    answered = [rows for _, rows in answers(study, search, cases[::-1], "cases")]
+    study.add_all(row for rows in reversed(answered) for row in rows)
     status = DONE if all(row["kept_s"] for row in study.rows) else NO_ANSWER
     return study.end(report(study.rows, options.view), status)
 
@@ -216,10 +216,10 @@ def searched(case: Case, *, view: str, seed: int, is_quick: bool = False) -> lis
     a row for each step with a mechanism changed."""
     bench = Bench.of(case.problem())
     baselines = {
-        name: None if (one := bench.found(name, space_of(name))) is None else one.seconds
+        name: None if (baseline := bench.found(name, space_of(name))) is None else baseline.seconds
         for name in (PUBLISHED, TUNED)
     }
-    told = partial(BreakdownRows, case=case, baselines=baselines)
+    rows_of = partial(BreakdownRows, case=case, baselines=baselines)
     rows: list[dict[str, Any]] = []
     is_published = case.hardware == PUBLISHED_FOR
     for name, runtime in RUNTIMES.items():
@@ -227,16 +227,16 @@ def searched(case: Case, *, view: str, seed: int, is_quick: bool = False) -> lis
             continue
         # The published breakdown has no step of its own for uneven blocks.
         each = [one for one in steps(view) if one.name != UNEVEN or not runtime.is_published_search]
-        rows += _steps(runtime, bench, each, seed, told(chapter="with", runtime=name))
+        rows += _steps(runtime, bench, each, seed, rows_of(chapter="with", runtime=name))
         for step in left_out(view) if name == OURS else ():
-            found = runtime.found(bench, step, seed)
-            row = told(chapter="without", runtime=name).row(step, found, found, bench)
+            best = runtime.found(bench, step, seed)
+            row = rows_of(chapter="without", runtime=name).row(step, best, best, bench)
             rows.append(row)
     for change, changed in CHANGES.items() if is_published else ():
         other = Bench.of(changed(case.problem()))
         named = [step for step in steps(view) if step.name in (FIRST, FLEXIBLE, OFFLOADED, AWARE)]
         rows += _steps(
-            RUNTIMES[THEIRS], other, named, seed, told(chapter="changed", runtime=change)
+            RUNTIMES[THEIRS], other, named, seed, rows_of(chapter="changed", runtime=change)
         )
     return rows
 
@@ -246,15 +246,15 @@ def _steps(
     bench: Bench,
     each: Sequence[BreakdownStep],
     seed: int,
-    told: "BreakdownRows",
+    rows_of: "BreakdownRows",
 ) -> Iterator[dict[str, Any]]:
     """A row for each step, which keeps the plan of the step before if that one is faster."""
     kept: Found | None = None
     for step in each:
-        found = runtime.found(bench, step, seed)
-        is_better = found is not None and (kept is None or found.seconds <= kept.seconds)
-        kept = found if is_better else kept
-        yield told.row(step, found, kept, bench)
+        best = runtime.found(bench, step, seed)
+        is_better = best is not None and (kept is None or best.seconds <= kept.seconds)
+        kept = best if is_better else kept
+        yield rows_of.row(step, best, kept, bench)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +268,7 @@ class BreakdownRows:
     runtime: str
 
     def row(
-        self, step: BreakdownStep, found: Found | None, kept: Found | None, bench: Bench
+        self, step: BreakdownStep, best: Found | None, kept: Found | None, bench: Bench
     ) -> dict[str, Any]:
         """The row of a step: what was found, and the best plan that a user keeps."""
         kept_s = kept.seconds if kept else None
@@ -283,8 +283,8 @@ class BreakdownRows:
             "step": step.name,
             "space": step.space.name,
             "view": step.view,
-            "seen_s": found.seen_s if found else None,
-            "chosen_s": found.seconds if found else None,
+            "seen_s": best.seen_s if best else None,
+            "chosen_s": best.seconds if best else None,
             "kept_s": kept_s,
             "played_s": played_s,
             "by_published_runtime_s": bench.run_by_s(MIST, kept.plan) if kept else None,
@@ -295,7 +295,7 @@ class BreakdownRows:
             "baselines_s": dict(self.baselines),
             "terms_s": asdict(kept.terms) if kept else None,
             "plan": plan_line(kept.plan) if kept else None,
-            "timing": {"search_s": found.result.wall_s if found else None},
+            "timing": {"search_s": best.result.wall_s if best else None},
         }
 
 
@@ -326,8 +326,8 @@ def report(rows: Sequence[Row], view: str) -> Report:
             table(
                 ("without", *_places(rows)),
                 [
-                    (one["without"], *(f"{place['lost']:.1%}" for place in one["lost"]))
-                    for one in missing
+                    (lost_part["without"], *(f"{place['lost']:.1%}" for place in lost_part["lost"]))
+                    for lost_part in missing
                 ],
             ),
         ],
@@ -342,10 +342,12 @@ def report(rows: Sequence[Row], view: str) -> Report:
                 caption="Speedup over Megatron-LM as published, on average over 8 to 32 GPUs.",
                 groups=named,
                 series={
-                    f"{where}, {one}": [heights.get((where, one, step)) for step in named]
+                    f"{where}, {runtime_name}": [
+                        heights.get((where, runtime_name, step)) for step in named
+                    ]
                     for where in _places(rows)[:2]
-                    for one in runtimes
-                    if (where, one, FIRST) in heights
+                    for runtime_name in runtimes
+                    if (where, runtime_name, FIRST) in heights
                 },
                 y="over Megatron-LM as published",
                 marks={"Megatron-LM as published": 1.0},
@@ -367,21 +369,21 @@ def _bars(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """The bars of a runtime."""
     for where in _places(rows):
         for step in dict.fromkeys(row["step"] for row in rows):
-            some = [
+            at_step = [
                 row
                 for row in rows
                 if row["step"] == step and where in (row["hardware"], "both") and row["kept_s"]
             ]
-            if not some:
+            if not at_step:
                 continue
-            of_case = [(row["baselines_s"][PUBLISHED], row) for row in some]
+            of_case = [(row["baselines_s"][PUBLISHED], row) for row in at_step]
             yield {
-                "runtime": some[0]["runtime"],
+                "runtime": at_step[0]["runtime"],
                 "where": where,
                 "step": step,
-                "cases": len(some),
-                **Summary.of([row["over"][PUBLISHED] for row in some]).mapping(),
-                "over_tuned": Summary.of([row["over"][TUNED] for row in some]).mean,
+                "cases": len(at_step),
+                **Summary.of([row["over"][PUBLISHED] for row in at_step]).mapping(),
+                "over_tuned": Summary.of([row["over"][TUNED] for row in at_step]).mean,
                 "chosen": _mean(of_case, "chosen_s"),
                 "played": _mean(of_case, "played_s"),
                 "by_published_runtime": _mean(of_case, "by_published_runtime_s"),
@@ -409,16 +411,20 @@ def _bars_table(bars: Sequence[Mapping[str, Any]], runtime: str) -> str:
 
 
 def _cases_table(rows: Sequence[Row], runtimes: Sequence[str]) -> str:
-    some = [row for row in rows if row["chapter"] == "with"]
-    cases, named = ([*dict.fromkeys(row[key] for row in some)] for key in ("case", "step"))
-    over = {(row["case"], row["runtime"], row["step"]): row["over"][PUBLISHED] for row in some}
+    with_rows = [row for row in rows if row["chapter"] == "with"]
+    cases, named = ([*dict.fromkeys(row[key] for row in with_rows)] for key in ("case", "step"))
+    over = {(row["case"], row["runtime"], row["step"]): row["over"][PUBLISHED] for row in with_rows}
     return table(
         ("case", "runtime", *named),
         [
-            (case, one, *(number(over.get((case, one, step)), ".3f") for step in named))
+            (
+                case,
+                runtime_name,
+                *(number(over.get((case, runtime_name, step)), ".3f") for step in named),
+            )
             for case in cases
-            for one in runtimes
-            if (case, one, FIRST) in over
+            for runtime_name in runtimes
+            if (case, runtime_name, FIRST) in over
         ],
     )
 
@@ -437,15 +443,15 @@ def _gains(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             for row in _chapter(of_machine, chapter, name)
             if row["kept_s"]
         }
-        found = {"chapter": chapter, "runtime": name}
+        gains_of_runtime = {"chapter": chapter, "runtime": name}
         for after, before in PUBLISHED_STEPS:
             ratios = [
                 kept_s[case, before] / seconds
                 for (case, step), seconds in kept_s.items()
                 if step == after and (case, before) in kept_s
             ]
-            found[after] = Summary.of(ratios).mean if ratios else None
-        yield found
+            gains_of_runtime[after] = Summary.of(ratios).mean if ratios else None
+        yield gains_of_runtime
 
 
 def _gains_words(gains: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -455,10 +461,10 @@ def _gains_words(gains: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     heads = [f"{after} over {before}" for after, before in PUBLISHED_STEPS]
 
     def lines(chapter: str) -> Iterator[tuple[str, ...]]:
-        for one in gains:
-            if one["chapter"] == chapter:
-                cells = (number(one[after], ".3f") for after, _ in PUBLISHED_STEPS)
-                yield one["runtime"], *cells
+        for gain in gains:
+            if gain["chapter"] == chapter:
+                cells = (number(gain[after], ".3f") for after, _ in PUBLISHED_STEPS)
+                yield gain["runtime"], *cells
 
     published_figures = ("published", *(f"{one:.2f}" for one in PUBLISHED_STEPS.values()))
     yield f"Each step over an earlier one on {PUBLISHED_FOR}, beside what was published:"

@@ -37,16 +37,16 @@ def spaces() -> dict[str, SearchSpace]:
     """The spaces, each with a kind of saving more than the one before."""
     full = space_of("mist").offload
     space = replace(space_of("3d"), unequal_stages=True, layers_off_balance=2)
-    found = {"3D": space}
+    spaces_by_name = {"3D": space}
     space = replace(space, recomputation="any")
-    found["+CKPT"] = space
+    spaces_by_name["+CKPT"] = space
     space = replace(space, zero=(1, 2, 3))
-    found["+ZeRO"] = space
+    spaces_by_name["+ZeRO"] = space
     for name, kind in OFFLOADED.items():
         ratios = getattr(full, kind)
         space = replace(space, offload=replace(space.offload, **{kind: ratios}))
-        found[name] = space
-    return {name: replace(one, name=name) for name, one in found.items()}
+        spaces_by_name[name] = space
+    return {name: replace(one, name=name) for name, one in spaces_by_name.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,8 @@ def timed(options: argparse.Namespace) -> int:
     """
     if options.plans < 1:
         reject(f"--plans {options.plans}: a search needs plans to ask about: give at least 1")
-    (place,) = clusters(options.hardware)
-    case = case_of(place, "gpt3", QUICK_SIZE if options.quick else SIZE, "flash")
+    (cluster,) = clusters(options.hardware)
+    case = case_of(cluster, "gpt3", QUICK_SIZE if options.quick else SIZE, "flash")
     plans = min(options.plans, QUICK_PLANS) if options.quick else options.plans
     steps = spaces()
     chosen = {name: steps[name] for name in ("+CKPT", "+WO")} if options.quick else steps
@@ -199,11 +199,11 @@ def report(rows: Sequence[Row], case: Case) -> Report:
 
 def _by_step(rows: Sequence[Row], engine: str) -> dict[str, dict[str, Row]]:
     """The rows of an engine by space and searcher, in spaces that grow."""
-    found: dict[str, dict[str, Row]] = {}
+    by_step: dict[str, dict[str, Row]] = {}
     for row in rows:
         if row["engine"] == engine and row["space"] != "its own":
-            found.setdefault(row["space"], {})[row["searcher"]] = row
-    return found
+            by_step.setdefault(row["space"], {})[row["searcher"]] = row
+    return by_step
 
 
 def _faster(on_engine: Mapping[str, Mapping[str, Row]], step: str, other: str) -> float | None:
@@ -233,7 +233,7 @@ def _table(rows: Sequence[Row]) -> str:
     )
 
 
-def _picture(rows: Sequence[Row], name: str, timing: str, words: str) -> Lines:
+def _picture(rows: Sequence[Row], name: str, timing: str, what: str) -> Lines:
     steps = [*_by_step(rows, OURS)]
     runtimes = {OURS: "this runtime", THEIRS: "published runtime"}
     curves = {
@@ -247,7 +247,7 @@ def _picture(rows: Sequence[Row], name: str, timing: str, words: str) -> Lines:
     }
     return Lines(
         name=name,
-        caption=f"Seconds of searches {words}, on spaces that grow from left to right.",
+        caption=f"Seconds of searches {what}, on spaces that grow from left to right.",
         curves=curves,
         x="space",
         names=steps,

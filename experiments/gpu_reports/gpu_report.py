@@ -107,9 +107,9 @@ def estimates(plans: Sequence[ReportPlan], *, profiles: bool = True) -> list[Est
     others = [plan for plan in plans if not plan.comes_first]
     hardware = reference_hardware()
     pinned = PinnedMemory()
-    found = [_run(plan, hardware, pinned) for plan in first]
-    found += [Estimate(name=PROFILE, seconds=PROFILE_S)] if profiles else []
-    return found + [_run(plan, hardware, pinned) for plan in others]
+    steps = [_run(plan, hardware, pinned) for plan in first]
+    steps += [Estimate(name=PROFILE, seconds=PROFILE_S)] if profiles else []
+    return steps + [_run(plan, hardware, pinned) for plan in others]
 
 
 def total_s(steps: Iterable[Estimate], minutes: float) -> float:
@@ -256,17 +256,19 @@ class ReportFolder:
         """Run what did not run yet; whether all did."""
         missing = [plan for plan in plans if plan.name not in runs.said]
         for number, plan in enumerate(missing):
-            left_s, said = call.left_s(), None
+            left_s, outcome = call.left_s(), None
             if left_s > (self.expected_s.get(plan.name, 0.0) if call.has_done else 0.0):
-                said = self.runner(self._prepared(plan), left_s)
-            if said is None:
+                outcome = self.runner(self._prepared(plan), left_s)
+            if outcome is None:
                 count = len(missing) - number + others
                 progress(f"{count} plans are left: run the same command again")
                 return False
-            self._check_machine(said, runs.said)
-            runs.add(plan.name, said)
+            self._check_machine(outcome, runs.said)
+            runs.add(plan.name, outcome)
             call.has_done = True
-            progress(f"{plan.name}: {said.get('error', 'done')} ({left_s - call.left_s():.0f} s)")
+            progress(
+                f"{plan.name}: {outcome.get('error', 'done')} ({left_s - call.left_s():.0f} s)"
+            )
             if plan.is_check:
                 self._tell_checks(runs)
         return True
@@ -274,11 +276,11 @@ class ReportFolder:
     def _tell_checks(self, runs: RunRows) -> None:
         """Say at once what strict runs found, not when the call ends."""
         strict = [plan for plan in self.plans if plan.is_check]
-        found = checks_of(strict, runs.said)
-        for one in found.differences:
-            progress(f"warning: {one.words}: {', '.join(one.plans)}")
-        if not found.differences and all(plan.name in runs.said for plan in strict):
-            progress(f"{found.strict} groups of strict runs: equal to the bit")
+        checks = checks_of(strict, runs.said)
+        for difference in checks.differences:
+            progress(f"warning: {difference.words}: {', '.join(difference.plans)}")
+        if not checks.differences and all(plan.name in runs.said for plan in strict):
+            progress(f"{checks.strict} groups of strict runs: equal to the bit")
 
     def _prepared(self, plan: ReportPlan) -> PlanRun:
         """A plan's file, and how it is run. A run needs only its memory's cap of the hardware."""
@@ -293,9 +295,9 @@ class ReportFolder:
             with_norms=plan.is_check and plan.stage is not None,
         )
 
-    def _check_machine(self, said: Said, before: Mapping[str, Said]) -> None:
+    def _check_machine(self, outcome: Said, before: Mapping[str, Said]) -> None:
         """Refuse machines of two kinds in one folder."""
-        here, known = machine_of(said), [*before.values()]
+        here, known = machine_of(outcome), [*before.values()]
         tables = self.folder / "tables"
         if (tables / "machine.yaml").exists() and noted_machine(tables).is_gpu:
             known.append({"environment": to_mapping(noted_machine(tables).environment)})
@@ -385,8 +387,8 @@ def _tell(figures: Figures, options: argparse.Namespace) -> int:
 
 def _tell_estimates(options: argparse.Namespace) -> int:
     """What is left to do, in its order."""
-    said = RunRows(path=options.out / "runs.jsonl").said
-    left = [plan for plan in PLANS if plan.name not in said]
+    outcomes = RunRows(path=options.out / "runs.jsonl").said
+    left = [plan for plan in PLANS if plan.name not in outcomes]
     steps = estimates(left, profiles=not is_profiled(options.out))
     seconds = total_s(steps, options.minutes)
     if options.json:

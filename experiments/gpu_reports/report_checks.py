@@ -52,49 +52,49 @@ class Checks:
     machines: tuple[str, ...]
 
 
-def checks_of(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> Checks:
+def checks_of(plans: Sequence[ReportPlan], outcomes: Mapping[str, Said]) -> Checks:
     """The checks of all runs so far."""
     checks = [plan for plan in plans if plan.is_check]
     timed = [plan for plan in plans if not plan.is_check]
-    strict_twins, timed_twins = (_twins(some, said) for some in (checks, timed))
-    found = [_difference(names, said, is_strict=True) for names in strict_twins]
-    found += [_difference(names, said, is_strict=False) for names in timed_twins]
+    strict_twins, timed_twins = (_twins(some, outcomes) for some in (checks, timed))
+    differences = [_difference(names, outcomes, is_strict=True) for names in strict_twins]
+    differences += [_difference(names, outcomes, is_strict=False) for names in timed_twins]
     return Checks(
         strict=len(strict_twins),
         timed=len(timed_twins),
-        differences=tuple(one for one in found if one is not None),
+        differences=tuple(one for one in differences if one is not None),
         failed_checks=tuple(
-            Difference(plans=(plan.name,), words=said[plan.name]["error"])
+            Difference(plans=(plan.name,), words=outcomes[plan.name]["error"])
             for plan in checks
-            if "error" in said.get(plan.name, {})
+            if "error" in outcomes.get(plan.name, {})
         ),
-        overlaps=_overlaps(plans, said),
-        moved_clocks=_moved_clocks(said),
-        machines=tuple(sorted({words for one in said.values() if (words := machine_of(one))})),
+        overlaps=_overlaps(plans, outcomes),
+        moved_clocks=_moved_clocks(outcomes),
+        machines=tuple(sorted({words for one in outcomes.values() if (words := machine_of(one))})),
     )
 
 
-def machine_of(said: Said) -> str:
+def machine_of(outcome: Said) -> str:
     """The device and the versions of a run, alike in runs that may be compared; empty if untold."""
-    of = said.get("environment", {})
-    words = (of.get("device"), of.get("torch"), of.get("cuda"))
-    named = zip(("", "torch ", "CUDA "), words, strict=True)
+    of = outcome.get("environment", {})
+    versions = (of.get("device"), of.get("torch"), of.get("cuda"))
+    named = zip(("", "torch ", "CUDA "), versions, strict=True)
     return ", ".join(f"{name}{word}" for name, word in named if word)
 
 
-def _twins(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> list[tuple[str, ...]]:
+def _twins(plans: Sequence[ReportPlan], outcomes: Mapping[str, Said]) -> list[tuple[str, ...]]:
     """Groups of plans that differ in offloading or in overlapping alone, and that ran."""
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for plan in plans:
-        if "losses" in said.get(plan.name, {}):
+        if "losses" in outcomes.get(plan.name, {}):
             groups[plan.twins].append(plan.name)
     return [tuple(names) for names in groups.values() if len(names) > 1]
 
 
 def _difference(
-    names: tuple[str, ...], said: Mapping[str, Said], *, is_strict: bool
+    names: tuple[str, ...], outcomes: Mapping[str, Said], *, is_strict: bool
 ) -> Difference | None:
-    runs = [said[name] for name in names]
+    runs = [outcomes[name] for name in names]
     norms = {str(run.get("gradient_norms")) for run in runs}
     if is_strict:
         if len({str(run["losses"]) for run in runs}) > 1:
@@ -115,21 +115,25 @@ def _numbers(losses: Sequence[float | None]) -> list[float]:
     return [loss for loss in losses if loss is not None]
 
 
-def _overlaps(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> tuple[Overlap, ...]:
+def _overlaps(plans: Sequence[ReportPlan], outcomes: Mapping[str, Said]) -> tuple[Overlap, ...]:
     """The plans that were timed both ways."""
     serialised = [plan for plan in plans if plan.is_serialised and not plan.is_check]
     pairs = [(replace(plan, is_serialised=False).name, plan.name) for plan in serialised]
     return tuple(
-        Overlap(plan=one, overlapped_s=median_s(said[one]), serialised_s=median_s(said[other]))
-        for one, other in pairs
-        if all("iteration_s" in said.get(name, {}) for name in (one, other))
+        Overlap(
+            plan=plan_name,
+            overlapped_s=median_s(outcomes[plan_name]),
+            serialised_s=median_s(outcomes[other]),
+        )
+        for plan_name, other in pairs
+        if all("iteration_s" in outcomes.get(name, {}) for name in (plan_name, other))
     )
 
 
-def _moved_clocks(said: Mapping[str, Said]) -> tuple[Difference, ...]:
-    found = []
-    for name, one in said.items():
-        clocks = [from_mapping(Clocks, reading) for reading in one.get("clocks", ())]
-        words = moved_words(clocks[0], clocks[-1]) if clocks else ""
-        found += [Difference(plans=(name,), words=words)] if words else []
-    return tuple(found)
+def _moved_clocks(outcomes: Mapping[str, Said]) -> tuple[Difference, ...]:
+    moved = []
+    for name, outcome in outcomes.items():
+        clocks = [from_mapping(Clocks, reading) for reading in outcome.get("clocks", ())]
+        warning = moved_words(clocks[0], clocks[-1]) if clocks else ""
+        moved += [Difference(plans=(name,), words=warning)] if warning else []
+    return tuple(moved)

@@ -103,15 +103,15 @@ def _losses(checks: Checks) -> list[str]:
     ]
 
 
-def _of_plans(found: Difference) -> str:
-    return f"- **{found.words}**: {', '.join(found.plans)}"
+def _of_plans(difference: Difference) -> str:
+    return f"- **{difference.words}**: {', '.join(difference.plans)}"
 
 
 def _overlaps(checks: Checks) -> list[str]:
     return [
-        f"- {one.plan}: {one.overlapped_s:.3f} s, {one.serialised_s:.3f} s with one task after "
-        f"another ({one.serialised_s / one.overlapped_s:.2f} times as long)"
-        for one in checks.overlaps
+        f"- {overlap.plan}: {overlap.overlapped_s:.3f} s, {overlap.serialised_s:.3f} s with one "
+        f"task after another ({overlap.serialised_s / overlap.overlapped_s:.2f} times as long)"
+        for overlap in checks.overlaps
     ]
 
 
@@ -176,21 +176,21 @@ class Figures:
         }
 
 
-def figures_of(folder: Path, plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> Figures:
+def figures_of(folder: Path, plans: Sequence[ReportPlan], outcomes: Mapping[str, Said]) -> Figures:
     """Fit what can be fitted, and write page and pictures."""
     left_out: list[str] = []
-    hardware = _hardware(folder, plans, said, left_out)
+    hardware = _hardware(folder, plans, outcomes, left_out)
     rows: list[ReportRow] = []
     of_stages: list[ReportRow] = []
     if hardware is not None:
         compared = [plan for plan in plans if plan.is_compared]
-        rows = _rows([plan for plan in compared if plan.stage is None], hardware, said)
-        of_stages = _rows([plan for plan in compared if plan.stage is not None], hardware, said)
+        rows = _rows([plan for plan in compared if plan.stage is None], hardware, outcomes)
+        of_stages = _rows([plan for plan in compared if plan.stage is not None], hardware, outcomes)
     figures = Figures(
         hardware=hardware,
         rows=rows,
         of_stages=of_stages,
-        checks=checks_of(plans, said),
+        checks=checks_of(plans, outcomes),
         left_out=left_out,
     )
     try:
@@ -200,13 +200,13 @@ def figures_of(folder: Path, plans: Sequence[ReportPlan], said: Mapping[str, Sai
     page = page_of(rows, of_stages, figures.checks, hardware, left_out)
     with naming(folder / "README.md"):
         (folder / "README.md").write_text(page, encoding="utf-8")
-    for one in left_out:
-        progress(f"left out: {one}")
+    for missing in left_out:
+        progress(f"left out: {missing}")
     return figures
 
 
 def _hardware(
-    folder: Path, plans: Sequence[ReportPlan], said: Mapping[str, Said], left_out: list[str]
+    folder: Path, plans: Sequence[ReportPlan], outcomes: Mapping[str, Said], left_out: list[str]
 ) -> Hardware | None:
     """The profile with what the fitted runs say; the profile itself until all of them ran."""
     try:
@@ -214,7 +214,7 @@ def _hardware(
         if profile is None:
             left_out.append("predictions: the machine is not profiled yet")
             return None
-        return _calibrated(folder, [plan for plan in plans if plan.is_fitted], profile, said)
+        return _calibrated(folder, [plan for plan in plans if plan.is_fitted], profile, outcomes)
     except ModuleNotFoundError as error:
         left_out.append(f"predictions: {error.name} is not installed")
         return None
@@ -242,21 +242,21 @@ def is_profiled(folder: Path) -> bool:
 
 
 def _calibrated(
-    folder: Path, plans: Sequence[ReportPlan], profile: Hardware, said: Mapping[str, Said]
+    folder: Path, plans: Sequence[ReportPlan], profile: Hardware, outcomes: Mapping[str, Said]
 ) -> Hardware:
-    if any(plan.name not in said for plan in plans):
+    if any(plan.name not in outcomes for plan in plans):
         return profile
     from experiments.calibration.fit_runs import FEWEST_RUNS, whole_runs  # noqa: PLC0415 (needs SciPy)
 
     path = folder / "runs.csv"
-    ran = [plan for plan in plans if "error" not in said[plan.name]]
+    ran = [plan for plan in plans if "error" not in outcomes[plan.name]]
     if len(ran) < FEWEST_RUNS:
         progress(f"{len(ran)} of the plans to fit ran: predictions are the profile's alone")
         return profile
     with naming(path), path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, (*END_TO_END, PRECISION, GRADIENTS), lineterminator="\n")
         writer.writeheader()
-        for plan, measured in zip(ran, _rows(ran, profile, said), strict=True):
+        for plan, measured in zip(ran, _rows(ran, profile, outcomes), strict=True):
             writer.writerow(table_row(plan.job(profile), measured, plan.model))
     hardware, _ = whole_runs(path)(profile)
     write_yaml(to_mapping(hardware, omit_defaults=True), folder / "hardware.yaml")
@@ -264,11 +264,11 @@ def _calibrated(
 
 
 def _rows(
-    plans: Sequence[ReportPlan], hardware: Hardware, said: Mapping[str, Said]
+    plans: Sequence[ReportPlan], hardware: Hardware, outcomes: Mapping[str, Said]
 ) -> list[ReportRow]:
     """The rows of plans that ran."""
     return [
-        row_of(plan, prediction_of(plan.job(hardware), plan.stage), said[plan.name])
+        row_of(plan, prediction_of(plan.job(hardware), plan.stage), outcomes[plan.name])
         for plan in plans
-        if plan.name in said
+        if plan.name in outcomes
     ]

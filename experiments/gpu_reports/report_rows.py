@@ -27,7 +27,7 @@ def steps_of(plan: ReportPlan) -> int:
     return CHECKED if plan.is_check else WARM_UPS + TIMED
 
 
-def row_of(plan: ReportPlan, prediction: Prediction, said: Said) -> ReportRow:
+def row_of(plan: ReportPlan, prediction: Prediction, outcome: Said) -> ReportRow:
     """One plan as predicted and as run; of a run that failed only why."""
     (stage,) = prediction.stages
     row: dict[str, Any] = {
@@ -36,13 +36,13 @@ def row_of(plan: ReportPlan, prediction: Prediction, said: Said) -> ReportRow:
         "predicted_allocated_bytes": stage.peak_allocated_bytes,
         "predicted_reserved_bytes": stage.peak_reserved_bytes,
     }
-    if "error" in said:
-        return {**row, "error": said["error"]}
+    if "error" in outcome:
+        return {**row, "error": outcome["error"]}
     measured = {
-        "measured_s": median_s(said),
-        "measured_allocated_bytes": max(said["peak_allocated_bytes"]),
-        "measured_reserved_bytes": max(said["peak_reserved_bytes"]),
-        "allocator_retries": sum(said["allocator_retries"]),
+        "measured_s": median_s(outcome),
+        "measured_allocated_bytes": max(outcome["peak_allocated_bytes"]),
+        "measured_reserved_bytes": max(outcome["peak_reserved_bytes"]),
+        "allocator_retries": sum(outcome["allocator_retries"]),
     }
     names = zip(ERRORS, ("s", "allocated_bytes", "reserved_bytes"), strict=True)
     errors = {
@@ -94,7 +94,7 @@ def summary_of(rows: Sequence[ReportRow]) -> ReportRow:
     return {"plans": len(rows), "failed": failed, "allocator_retries": retries, **means}
 
 
-def median_s(said: Said) -> float:
+def median_s(outcome: Said) -> float:
     """The median of the iterations that count."""
-    seconds: float = median(said["iteration_s"][WARM_UPS:])
+    seconds: float = median(outcome["iteration_s"][WARM_UPS:])
     return seconds

@@ -66,10 +66,10 @@ def _drawn(draw: np.random.Generator, family: str) -> Job | None:
     engine, shape = pick(*_ENGINES), _shape(draw, sequences)
     stages = []
     try:
-        for own in layers:
+        for count in layers:
             shape = shape if alike else _shape(draw, sequences)
-            savings = _savings(draw, own, offloads=ENGINES[engine].offloads)
-            stages.append(StagePlan.of_values({"layers": own, **shape, **savings}))
+            savings = _savings(draw, count, offloads=ENGINES[engine].offloads)
+            stages.append(StagePlan.of_values({"layers": count, **shape, **savings}))
         gpus = sum(stage.num_gpus for stage in stages)
         in_node = min(gpus, 8)
         return Job(
@@ -151,8 +151,8 @@ def check_exports(options: argparse.Namespace) -> int:
 
 
 def _named_python(text: str) -> tuple[str, str]:
-    target, found, python = text.partition("=")
-    if not found or not Path(python).is_file():
+    target, separator, python = text.partition("=")
+    if not separator or not Path(python).is_file():
         reject(f"--python {text}: names no Python: give TARGET=PATH")
     return target, python
 
@@ -182,12 +182,12 @@ def rows_of(name: str, jobs: Sequence[tuple[str, Job]], accept: Accept) -> Itera
 
 def _claims(job: Job, made: Export) -> Row:
     """What an export says of itself, and what is so."""
-    found = made.found.job
-    stage, plan = found.plan.stages[0], found.plan
+    exported_job = made.found.job
+    stage, plan = exported_job.plan.stages[0], exported_job.plan
     sequences = stage.micro_batch * stage.data_parallel * plan.micro_batches
     return {
-        "batch": sequences == job.workload.global_batch == found.workload.global_batch,
-        "world": found.cluster.num_gpus == plan.num_gpus,
+        "batch": sequences == job.workload.global_batch == exported_job.workload.global_batch,
+        "world": exported_job.cluster.num_gpus == plan.num_gpus,
         "gpus": plan.num_gpus,
         "idle": job.plan.num_gpus - plan.num_gpus,
         "exact": made.is_exact,
@@ -243,7 +243,7 @@ def accepting(pythons: Mapping[str, str], checkout: object) -> Accept:
 def _report(rows: Sequence[Row], plans: int) -> Report:
     names = [name for name in TARGETS if any(row["target"] == name for row in rows)]
     counts = {name: _counts([row for row in rows if row["target"] == name]) for name in names}
-    words = [
+    paragraphs = [
         table(["target", *_COLUMNS], [[name, *counts[name].values()] for name in names]),
         _LEGEND,
         *_problems(rows),
@@ -261,7 +261,7 @@ def _report(rows: Sequence[Row], plans: int) -> Report:
         y="plans",
         stacked=True,
     )
-    return Report(title=title, words=words, summary=counts, pictures=[picture])
+    return Report(title=title, words=paragraphs, summary=counts, pictures=[picture])
 
 
 def _counts(rows: Sequence[Row]) -> dict[str, int]:

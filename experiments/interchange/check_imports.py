@@ -198,13 +198,13 @@ _TOLD_BY: Mapping[str, tuple[str, ...]] = {
 def wrong_facts(facts: Mapping[str, Any], imported: Imported) -> Iterator[tuple[str, str, bool]]:
     """Facts that an import has otherwise: name, both values in words, and whether a remark tells
     of it."""
-    told = " ".join(map(str, imported.remarks))
+    remarks = " ".join(map(str, imported.remarks))
     for name, wanted in facts.items():
         if name not in _READ:
             continue
         value = _READ[name](imported.job)
         if not _agrees(name, wanted, value):
-            is_told = any(word in told for word in _TOLD_BY.get(name, (name,)))
+            is_told = any(word in remarks for word in _TOLD_BY.get(name, (name,)))
             yield name, f"{wanted} in the file, {value} imported", is_told
 
 

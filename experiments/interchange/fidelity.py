@@ -59,20 +59,20 @@ class Export:
 
 def exported(job: Job, target: Target) -> Export:
     """The export of a job: the nearest form, or one that fits where the nearest one does not."""
-    found, given = nearest(job, target), predicted(job)
-    near = predicted(found.job)
+    form, given = nearest(job, target), predicted(job)
+    near = predicted(form.job)
     if fits(given) and isinstance(near, Prediction) and not near.fits:
-        found = fitting_form(found, near, target) or found
-        near = predicted(found.job)
-    text = target.write(found.job)
-    back = _back(target, text, found.job)
-    if isinstance(back, InputError) or back != found.job:
-        found = replace(found, remarks=(*found.remarks, _misread(found.job, back)))
-    is_exact = found.is_exact and not isinstance(back, InputError) and costs_as(job, back, given)
+        form = fitting_form(form, near, target) or form
+        near = predicted(form.job)
+    text = target.write(form.job)
+    back = _back(target, text, form.job)
+    if isinstance(back, InputError) or back != form.job:
+        form = replace(form, remarks=(*form.remarks, _misread(form.job, back)))
+    is_exact = form.is_exact and not isinstance(back, InputError) and costs_as(job, back, given)
     return Export(
         wanted=job,
         target=target,
-        found=found,
+        found=form,
         text=text,
         given=given,
         near=near,
@@ -90,8 +90,8 @@ def same_figures(first: Prediction, second: Prediction) -> bool:
     figures = [list(_figures(to_mapping(each))) for each in (first, second)]
     names = [[name for name, _ in pairs] for pairs in figures]
     return names[0] == names[1] and all(
-        math.isclose(one, other, rel_tol=NEAR, abs_tol=0.0)
-        for (_, one), (_, other) in zip(*figures, strict=True)
+        math.isclose(first_figure, other, rel_tol=NEAR, abs_tol=0.0)
+        for (_, first_figure), (_, other) in zip(*figures, strict=True)
     )
 
 
@@ -102,8 +102,8 @@ def _figures(value: object, name: str = "") -> Iterator[tuple[str, float]]:
             if key not in _WORDS:
                 yield from _figures(inner, f"{name}.{key}")
     elif isinstance(value, list | tuple):
-        for place, inner in enumerate(value):
-            yield from _figures(inner, f"{name}[{place}]")
+        for index, inner in enumerate(value):
+            yield from _figures(inner, f"{name}[{index}]")
     elif isinstance(value, int | float):
         yield name, float(value)
 
@@ -145,10 +145,10 @@ STEPS = 4
 _LEFT_OUT = ("layers", "order")
 
 
-def fitting_form(found: Nearest, near: Prediction, target: Target) -> Nearest | None:
+def fitting_form(form: Nearest, near: Prediction, target: Target) -> Nearest | None:
     """The fastest form that fits, by as few changes of the nearest form as possible; none if a few
     changes make no form fit."""
-    job, lacks = found.job, _most_lacking(found.job, near)
+    job, lacks = form.job, _most_lacking(form.job, near)
     what = f"{lacks / GIB_BYTES:.2f} GiB on a GPU" if lacks > 0 else "host memory"
     because = f"so that it fits; the nearest form lacks {what}"
     seen = {job}
@@ -157,8 +157,8 @@ def fitting_form(found: Nearest, near: Prediction, target: Target) -> Nearest | 
         fitting = [(form, prediction) for form, prediction in forms if prediction.fits]
         if fitting:
             best, _ = min(fitting, key=lambda pair: pair[1].iteration_s)
-            told = changes(found.job, best, because)
-            return Nearest(job=best, remarks=(*found.remarks, *told))
+            remarks = changes(form.job, best, because)
+            return Nearest(job=best, remarks=(*form.remarks, *remarks))
         if not forms:
             return None
         job, _ = min(forms, key=lambda pair: _most_lacking(*pair))

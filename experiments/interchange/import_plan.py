@@ -43,16 +43,18 @@ def import_plan(options: argparse.Namespace) -> int:
     error tells what was read, and what was assumed, ignored or found to contradict itself.
     Ask predict what the plan costs, and tune --from what to change.
     """
-    found = read_plan(options)
-    job = found.job
-    is_plain = all(remark.kind == "noted" for remark in found.remarks)
-    told = [*map(str, found.remarks), _cost(job)]
+    imported = read_plan(options)
+    job = imported.job
+    is_plain = all(remark.kind == "noted" for remark in imported.remarks)
+    remarks = [*map(str, imported.remarks), _cost(job)]
     if options.json:
         plan = job_to_mapping(job, Path())
-        print_json({"format": found.format, "read": summary(job), "plan": plan, "remarks": told})
+        print_json(
+            {"format": imported.format, "read": summary(job), "plan": plan, "remarks": remarks}
+        )
     else:
         print(format_yaml(job_to_mapping(job, Path())), end="")
-        for line in (*(f"read: {text}" for text in summary(job)), *told):
+        for line in (*(f"read: {text}" for text in summary(job)), *remarks):
             progress(line)
     return NO_ANSWER if options.strict and not is_plain else DONE
 

@@ -23,14 +23,14 @@ def launched_runs(runs: Sequence[PublishedRun], folder: Path) -> list[PublishedR
     if not folder.is_dir():
         reject(f"--launch {folder}: is no folder: give one with a launch file for each run")
     files = {path.stem: path for path in sorted(folder.glob("*")) if path.is_file()}
-    found = list(_launched(runs, files))
-    if not found:
+    launched = list(_launched(runs, files))
+    if not launched:
         names = ", ".join([*dict.fromkeys(one.name for one in runs)][:3])
         reject(
             f"--launch {folder}: holds no file named as a run, such as {names}: name its files so, "
             "or give --tables with the runs that they are named for"
         )
-    return found
+    return launched
 
 
 def _launched(runs: Sequence[PublishedRun], files: dict[str, Path]) -> Iterator[PublishedRun]:

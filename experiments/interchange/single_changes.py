@@ -36,15 +36,15 @@ class SingleChange:
 
 def single_changes(job: Job) -> list[SingleChange]:
     """All single changes of a job that make a valid job."""
-    found: dict[Plan, SingleChange] = {}
-    for choice, words, plan in _plans(job):
+    changes: dict[Plan, SingleChange] = {}
+    for choice, text, plan in _plans(job):
         try:
             changed = canonical(replace(job, plan=plan))
         except InputError:
             continue
         if changed.plan != job.plan:
-            found.setdefault(changed.plan, SingleChange(choice=choice, words=words, job=changed))
-    return list(found.values())
+            changes.setdefault(changed.plan, SingleChange(choice=choice, words=text, job=changed))
+    return list(changes.values())
 
 
 def _plans(job: Job) -> Iterator[tuple[str, str, Plan]]:
@@ -82,10 +82,10 @@ def _values(name: str, now: list[float]) -> tuple[float, ...]:
 def _with(
     job: Job, name: str, now: Sequence[float], then: Sequence[float]
 ) -> Iterator[tuple[str, str, Plan]]:
-    words = f"{choice_of(name)} {values_words(name, then)} instead of {values_words(name, now)}"
+    text = f"{choice_of(name)} {values_words(name, then)} instead of {values_words(name, now)}"
     stages = _valid(job.plan.stages, name, then)
     if stages:
-        yield name, words, replace(job.plan, stages=stages)
+        yield name, text, replace(job.plan, stages=stages)
 
 
 def _valid(
@@ -113,13 +113,13 @@ def _micro_batches(job: Job) -> Iterator[tuple[str, str, Plan]]:
                 replace(stage, micro_batch=int(size))
                 for stage, size in zip(plan.stages, sizes, strict=True)
             )
-            words = f"{count} micro-batches of {_spelled(sizes)} instead of {plan.micro_batches}"
-            yield "micro_batches", words, replace(plan, micro_batches=count, stages=stages)
+            text = f"{count} micro-batches of {_spelled(sizes)} instead of {plan.micro_batches}"
+            yield "micro_batches", text, replace(plan, micro_batches=count, stages=stages)
 
 
 def _spelled(sizes: list[float]) -> str:
-    words = [f"{size:.0f}" for size in sizes]
-    return words[0] if len(set(words)) == 1 else " ".join(words)
+    numbers = [f"{size:.0f}" for size in sizes]
+    return numbers[0] if len(set(numbers)) == 1 else " ".join(numbers)
 
 
 def _degrees(job: Job) -> Iterator[tuple[str, str, Plan]]:
@@ -138,10 +138,10 @@ def _degrees(job: Job) -> Iterator[tuple[str, str, Plan]]:
                 then = {**now, giver: degree // factor, taker: now[taker] * factor}
                 moved = _remeshed(job, then)
                 if moved is not None:
-                    words = ", ".join(
+                    text = ", ".join(
                         f"{name} {then[name]} instead of {now[name]}" for name in (giver, taker)
                     )
-                    yield "degrees", f"{words}{_batch_words(plan, moved)}", moved
+                    yield "degrees", f"{text}{_batch_words(plan, moved)}", moved
 
 
 def _batch_words(before: Plan, after: Plan) -> str:
@@ -170,13 +170,13 @@ def _remeshed(job: Job, degrees: dict[str, int]) -> Plan | None:
             name: round(sum(one.value(name) for one in stages) / plan.layers * layers)
             for name in counts_of_blocks()
         }
-        own = {
+        degrees_of_stage = {
             "layers": layers,
             "data_parallel": data,
             "tensor_parallel": degrees["tensor_parallel"],
             "micro_batch": micro_batch,
         }
-        made.append(StagePlan.of_values({**values, **counts, **own}))
+        made.append(StagePlan.of_values({**values, **counts, **degrees_of_stage}))
     return replace(plan, micro_batches=sequences // micro_batch, stages=tuple(made))
 
 
@@ -188,10 +188,10 @@ def _moved_blocks(job: Job) -> Iterator[tuple[str, str, Plan]]:
             if giver == taker or source.layers == 1:
                 continue
             moved = list(stages)
-            for place, step in ((giver, -1), (taker, 1)):
-                moved[place] = stages[place].resized(stages[place].layers + step)
-            words = f"a block of stage {giver} on stage {taker} instead"
-            yield "layers", words, replace(job.plan, stages=tuple(moved))
+            for stage, step in ((giver, -1), (taker, 1)):
+                moved[stage] = stages[stage].resized(stages[stage].layers + step)
+            text = f"a block of stage {giver} on stage {taker} instead"
+            yield "layers", text, replace(job.plan, stages=tuple(moved))
 
 
 def _whole_plan(job: Job) -> Iterator[tuple[str, str, Plan]]:
@@ -200,8 +200,8 @@ def _whole_plan(job: Job) -> Iterator[tuple[str, str, Plan]]:
     if plan.num_stages > 1:
         for order in ORDERS:
             if order != plan.order:
-                words = f"order {order} instead of {plan.order}"
-                yield "order", words, replace(plan, order=order)
+                text = f"order {order} instead of {plan.order}"
+                yield "order", text, replace(plan, order=order)
     if not plan.overlap_communication:
         overlapped = replace(plan, overlap_communication=True)
         yield "overlap_communication", "communication overlapped", overlapped

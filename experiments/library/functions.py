@@ -95,9 +95,9 @@ class PredictedPlan(Told):
 
     def text_lines(self) -> Iterator[str]:
         """Name, time with bounds, memory, the plan, and notes."""
-        said = "fits" if self.fits else "does not fit"
+        fits_words = "fits" if self.fits else "does not fit"
         yield f"{self.name}: {rate_words(self.job.plan, self.prediction)}"
-        yield f"{said} {room_words(self.job.cluster)}"
+        yield f"{fits_words} {room_words(self.job.cluster)}"
         yield from fullest_words(self.job, self.prediction)
         yield from plan_words(self.job.plan)
         yield from self.measured
@@ -144,8 +144,8 @@ class PredictedPlans(Told):
     def text_lines(self) -> Iterator[str]:
         """A line for each plan."""
         for plan in self.plans:
-            said = "" if plan.fits else ", does not fit"
-            yield f"{plan.name}: {rate_words(plan.job.plan, plan.prediction)}{said}"
+            fits_words = "" if plan.fits else ", does not fit"
+            yield f"{plan.name}: {rate_words(plan.job.plan, plan.prediction)}{fits_words}"
 
     def to_frame(self) -> "pd.DataFrame":
         """A pandas frame with a row for each plan."""
@@ -371,9 +371,11 @@ def predict_many(
     correction = StepCorrection.of(measured, predicted[0].prediction)
     corrected = (
         PredictedPlan(
-            name=one.name, job=one.job, prediction=correction.corrected(one.job, one.prediction)
+            name=answer.name,
+            job=answer.job,
+            prediction=correction.corrected(answer.job, answer.prediction),
         )
-        for one in predicted
+        for answer in predicted
     )
     return PredictedPlans(tuple(corrected))
 
@@ -477,8 +479,10 @@ def from_framework(
         arguments=[],
         **given,
     )
-    found = read_plan(options)
-    return ReadPlan(framework=found.format, job=found.job, remarks=tuple(map(str, found.remarks)))
+    imported = read_plan(options)
+    return ReadPlan(
+        framework=imported.format, job=imported.job, remarks=tuple(map(str, imported.remarks))
+    )
 
 
 def predict_runs(table: "str | Path | pd.DataFrame") -> PlainRows:
@@ -530,8 +534,8 @@ def _job(plan: PlanLike, cluster: Mapping[str, Any]) -> tuple[Job, str]:
 
 def _of_frame(row: Mapping[str, Any], path: str) -> dict[str, Any]:
     """An answer to a row of a frame, which was read from a file that is gone."""
-    told = {key: row[key].replace(path, "frame") for key in ("file", "refused") if key in row}
-    return {**row, **told}
+    texts = {key: row[key].replace(path, "frame") for key in ("file", "refused") if key in row}
+    return {**row, **texts}
 
 
 def _check_simulator(simulator: str) -> None:

@@ -80,16 +80,16 @@ def adapted(asked: AskedProblem, given: Job, knobs: Mapping[str, Any]) -> Job:
 
 def choices_of(asked: AskedProblem, job: Job) -> dict[str, list[Any]]:
     """For each choice the values that make a valid job, all else as it is."""
-    found: dict[str, list[Any]] = {}
+    choices: dict[str, list[Any]] = {}
     for name, values in _candidates(job):
-        found[name] = [value for value in values if _is_valid(asked, job, name, value)]
-    return found
+        choices[name] = [value for value in values if _is_valid(asked, job, name, value)]
+    return choices
 
 
 def labels() -> dict[str, str]:
     """What the page calls each choice."""
-    words = {name: _words(name) for name in _turned()}
-    return {ENGINE: "engine", STAGES: "pipeline stages", **words}
+    by_choice = {name: _words(name) for name in _turned()}
+    return {ENGINE: "engine", STAGES: "pipeline stages", **by_choice}
 
 
 def _words(name: str) -> str:
@@ -133,9 +133,9 @@ def _stages_of(asked: AskedProblem, plan: Plan, count: int, turned: Any) -> Iter
     first = plan.stages[0]
     if layers < count:
         refuse(STAGES, f"{count} is more than the model's {layers} blocks: give at most {layers}")
-    for own in even_shares(layers, count):
-        wanted = {name: round(first.value(name) * own / first.layers) for name in first.counts}
-        yield first.with_values({"layers": own, **counts_within(wanted, own)})
+    for share in even_shares(layers, count):
+        wanted = {name: round(first.value(name) * share / first.layers) for name in first.counts}
+        yield first.with_values({"layers": share, **counts_within(wanted, share)})
 
 
 def _turned_stage(stage: StagePlan, knobs: Mapping[str, Any], gpus: int) -> StagePlan:

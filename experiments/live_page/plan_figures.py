@@ -51,12 +51,12 @@ def part_words() -> Mapping[str, str]:
 
 def comparison_of(first: Job, second: Job) -> dict[str, Any]:
     """Two predicted jobs side by side, and by which parts of an iteration one is faster."""
-    one, other = predicted_job(first), predicted_job(second)
+    pinned, other = predicted_job(first), predicted_job(second)
     if first.workload.tokens != second.workload.tokens:
-        apart = [1 / prediction.tokens_per_s for prediction in (one, other)]
-        told = f"steps differ in tokens: {apart[1] / apart[0]:.2f} times the time for a token"
-        return {"verdict": told, "ratio": apart[1] / apart[0], "sure": None, "parts": []}
-    comparison = compared(one, other)
+        apart = [1 / prediction.tokens_per_s for prediction in (pinned, other)]
+        verdict = f"steps differ in tokens: {apart[1] / apart[0]:.2f} times the time for a token"
+        return {"verdict": verdict, "ratio": apart[1] / apart[0], "sure": None, "parts": []}
+    comparison = compared(pinned, other)
     parts = [breakdown_of(job).parts for job in (first, second)]
     rows = [
         {
@@ -71,10 +71,10 @@ def comparison_of(first: Job, second: Job) -> dict[str, Any]:
     wins = "the pinned plan" if ratio > 1 else "this plan"
     by = max(ratio, 1 / ratio) - 1
     sure = "beyond" if comparison.exceeds_bounds else "within"
-    told = f"{wins} is {by:.1%} faster, {sure} what the bounds leave open"
+    verdict = f"{wins} is {by:.1%} faster, {sure} what the bounds leave open"
     if by < EQUAL:
-        told = "both take equally long"
-    return {"verdict": told, "ratio": ratio, "sure": comparison.exceeds_bounds, "parts": rows}
+        verdict = "both take equally long"
+    return {"verdict": verdict, "ratio": ratio, "sure": comparison.exceeds_bounds, "parts": rows}
 
 
 EQUAL = 5e-4

@@ -245,9 +245,9 @@ def _first_plan(asked: AskedProblem) -> Job:
     fits; else the best of a few drawn ones."""
     predictor = SymbolicPredictor(workload=asked.workload, cluster=asked.cluster)
     has_experts = asked.workload.model.experts is not None
-    found = None if has_experts else plan_by_rule(asked.problem, predictor)
-    if found is not None:
-        return Job(workload=asked.workload, cluster=asked.cluster, plan=found[0])
+    ruled = None if has_experts else plan_by_rule(asked.problem, predictor)
+    if ruled is not None:
+        return Job(workload=asked.workload, cluster=asked.cluster, plan=ruled[0])
     best = min(_drawn(asked, predictor), key=lambda one: order_of(one[1]), default=None)
     if best is None:
         reject(
@@ -274,7 +274,7 @@ def _drawn(asked: AskedProblem, predictor: SymbolicPredictor) -> Iterator[tuple[
 def _by_links(job: Job, before: Prediction) -> Iterator[Answer]:
     """The same plan with faster links of either kind."""
     node = job.cluster.hardware.node
-    for name, words in (
+    for name, what in (
         ("intra_node_gbytes_per_s", "links in a node"),
         ("inter_node_gbytes_per_s", "network between nodes"),
     ):
@@ -283,8 +283,8 @@ def _by_links(job: Job, before: Prediction) -> Iterator[Answer]:
         now = getattr(job.cluster, name) or getattr(node, name)
         for times in FASTER if now else ():
             faster = replace(job.cluster, **{name: times * now})
-            told = f"{words} {times:g} times as fast ({times * now:,.0f} GB/s)"
-            yield from _gain(told, replace(job, cluster=faster), before)
+            text = f"{what} {times:g} times as fast ({times * now:,.0f} GB/s)"
+            yield from _gain(text, replace(job, cluster=faster), before)
 
 
 def _by_memory(job: Job, before: Prediction) -> Iterator[Answer]:
@@ -306,11 +306,11 @@ def _by_memory(job: Job, before: Prediction) -> Iterator[Answer]:
     _, change, answer = min(lacking, key=lambda one: one[0])
     over = max(lacking_bytes(job.cluster, change.job.plan, answer))
     room = float(room_of_plan(job.cluster, job.plan).min())
-    told = (
+    text = (
         f"{over / 2**30:.1f} GiB more memory on each GPU (now {room / 2**30:.1f}): {change.words}"
     )
     if over > 0:
-        yield _row(told, answer, before, fits=True)
+        yield _row(text, answer, before, fits=True)
 
 
 def _by_gpus(job: Job, before: Prediction) -> Iterator[Answer]:
@@ -327,16 +327,16 @@ def _by_gpus(job: Job, before: Prediction) -> Iterator[Answer]:
                 continue
 
 
-def _gain(words: str, job: Job, before: Prediction) -> Iterator[Answer]:
+def _gain(change: str, job: Job, before: Prediction) -> Iterator[Answer]:
     answer = predicted(job)
     if isinstance(answer, Prediction):
-        yield _row(words, answer, before, fits=answer.fits)
+        yield _row(change, answer, before, fits=answer.fits)
 
 
-def _row(words: str, answer: Prediction, before: Prediction, *, fits: bool) -> Answer:
+def _row(change: str, answer: Prediction, before: Prediction, *, fits: bool) -> Answer:
     comparison = compared(before, answer)
     return {
-        "change": words,
+        "change": change,
         "iteration_s": answer.iteration_s,
         "ratio": comparison.ratio,
         "sure": comparison.exceeds_bounds,

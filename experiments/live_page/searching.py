@@ -74,8 +74,8 @@ def searched_plan(asked: AskedProblem, seconds: float, seed: int, tell: Tell) ->
             {"iteration_s": one.iteration_s, "wall_s": one.wall_s} for one in result.history
         ],
         "front": [
-            {"iteration_s": one.iteration_s, "memory_bytes": one.memory_bytes}
-            for one in entry.front
+            {"iteration_s": point.iteration_s, "memory_bytes": point.memory_bytes}
+            for point in entry.front
         ],
     }
     if entry.answer is None:

@@ -55,20 +55,20 @@ def _answer(question: Any, asked: Mapping[str, Any], out: IO[str]) -> dict[str, 
     if asked["question"] in INTERRUPTED:
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        found = {"answer": question(asked["body"], lambda event: _write(out, event))}
+        reply = {"answer": question(asked["body"], lambda event: _write(out, event))}
     except FieldError as error:
-        found = {"error": str(error), "field": error.path}
+        reply = {"error": str(error), "field": error.path}
     except InputError as error:
-        found = {"error": str(error), "field": ""}
+        reply = {"error": str(error), "field": ""}
     except KeyboardInterrupt:
-        found = {"error": "stopped before anything was found", "field": ""}
+        reply = {"error": "stopped before anything was found", "field": ""}
     except RecursionError:
-        found = {"error": "is nested too deeply: write fewer levels", "field": ""}
+        reply = {"error": "is nested too deeply: write fewer levels", "field": ""}
     except MemoryError:
-        found = {"error": f"needs more than {MOST_BYTES // GIB_BYTES} GiB: ask for less"}
+        reply = {"error": f"needs more than {MOST_BYTES // GIB_BYTES} GiB: ask for less"}
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return {**found, "tired": _resident_bytes() > TIRED_BYTES}
+    return {**reply, "tired": _resident_bytes() > TIRED_BYTES}
 
 
 def _resident_bytes() -> float:

@@ -39,20 +39,20 @@ def error_lines(rows: Sequence[tuple[TableRow, RunAnswer]]) -> list[str]:
     return [*lines, *_changed(predicted), *_refusals(every)]
 
 
-def _row_cells(one: Judged) -> tuple[str, ...]:
+def _row_cells(run: Judged) -> tuple[str, ...]:
     """A run's measurements beside its prediction."""
-    found = one.answer.prediction
-    assert found is not None
+    prediction = run.answer.prediction
+    assert prediction is not None
     return (
-        str(one.row.number),
-        *(one.row.cells.get(column, "") for column in COLUMNS),
-        number(one.measured_s, ".3f", none=""),
-        number(one.predicted_s, ".3f", none=""),
-        f"{found.iteration_s_low:.3f} to {found.iteration_s_high:.3f}",
-        number(one.time_error, "+.1%", none=""),
-        number(one.measured_gib, ".1f", none=""),
-        number(one.predicted_gib, ".1f", none=""),
-        yes_no(found.fits),
+        str(run.row.number),
+        *(run.row.cells.get(column, "") for column in COLUMNS),
+        number(run.measured_s, ".3f", none=""),
+        number(run.predicted_s, ".3f", none=""),
+        f"{prediction.iteration_s_low:.3f} to {prediction.iteration_s_high:.3f}",
+        number(run.time_error, "+.1%", none=""),
+        number(run.measured_gib, ".1f", none=""),
+        number(run.predicted_gib, ".1f", none=""),
+        yes_no(prediction.fits),
     )
 
 
@@ -60,8 +60,8 @@ def _groups(every: Sequence[Judged]) -> Iterator[GroupErrors]:
     for file, rows in groups_of(every, lambda one: one.row.file):
         yield errors_of(Path(file).name, rows)
         for column in COLUMNS:
-            for value, some in groups_of(rows, lambda one: one.row.cells.get(column, "")):  # noqa: B023 (used at once)
-                yield errors_of(f"  {column} {value or '(empty)'}", some)
+            for value, group in groups_of(rows, lambda one: one.row.cells.get(column, "")):  # noqa: B023 (used at once)
+                yield errors_of(f"  {column} {value or '(empty)'}", group)
 
 
 def error_cells(group: GroupErrors) -> list[str]:
@@ -72,9 +72,9 @@ def error_cells(group: GroupErrors) -> list[str]:
 def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
     """A line on rows that were predicted with another batch than their own."""
     changed = [
-        f"{one.row.where} ({batch} as {one.answer.sequences})"
-        for one in predicted
-        if (batch := count_of(one.row.cells, "global_batch")) not in (None, one.answer.sequences)
+        f"{run.row.where} ({batch} as {run.answer.sequences})"
+        for run in predicted
+        if (batch := count_of(run.row.cells, "global_batch")) not in (None, run.answer.sequences)
     ]
     if changed:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -86,9 +86,9 @@ def _changed(predicted: Sequence[Judged]) -> Iterator[str]:
 def _refusals(every: Sequence[Judged]) -> Iterator[str]:
     """A line for each reason of refusal, with the first line of a table that has it."""
     reasons: dict[str, list[str]] = {}
-    for one in every:
-        if one.answer.refused:
-            where, _, reason = one.answer.refused.partition(": ")
+    for run in every:
+        if run.answer.refused:
+            where, _, reason = run.answer.refused.partition(": ")
             reasons.setdefault(reason, []).append(where)
     for reason, places in reasons.items():
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""

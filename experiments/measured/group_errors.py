@@ -48,32 +48,34 @@ def group_lines(rows: Sequence[Judged]) -> Iterator[str]:
 
 def summary(rows: Sequence[Judged]) -> str:
     """A sentence: the groups' errors, each counted once, and runs told from those that failed."""
-    found = counted_once(
+    errors = counted_once(
         [
-            errors_of(name, some)
-            for name, some in groups_of(rows, lambda one: one.row.cells["group"])
+            errors_of(name, group)
+            for name, group in groups_of(rows, lambda one: one.row.cells["group"])
         ]
     )
-    told = separation(rows)
-    times = "no times" if found.time is None else f"times {found.time:.1%} of {found.time_groups}"
-    peaks = "no peaks" if found.memory is None else f"peaks {found.memory:.1%}"
-    inside = "" if found.inside is None else f", {found.inside:.0%} of times within bounds"
+    apart = separation(rows)
+    times = (
+        "no times" if errors.time is None else f"times {errors.time:.1%} of {errors.time_groups}"
+    )
+    peaks = "no peaks" if errors.memory is None else f"peaks {errors.memory:.1%}"
+    inside = "" if errors.inside is None else f", {errors.inside:.0%} of times within bounds"
     return (
-        f"Groups counted once: {times} groups{inside}; {peaks} of {found.memory_groups} groups. "
-        f"Run and failed told apart in {told.share:.1%} ({told.ran_right} of {told.ran}, "
-        f"{told.failed_right} of {told.failed})."
+        f"Groups counted once: {times} groups{inside}; {peaks} of {errors.memory_groups} groups. "
+        f"Run and failed told apart in {apart.share:.1%} ({apart.ran_right} of {apart.ran}, "
+        f"{apart.failed_right} of {apart.failed})."
     )
 
 
-def _cells(one: GroupErrors, rows: Sequence[Judged]) -> list[str]:
+def _cells(group: GroupErrors, rows: Sequence[Judged]) -> list[str]:
     peaks = [row.memory_error for row in rows if row.memory_error is not None]
     return [
-        one.name,
-        str(one.rows),
-        str(one.rows - one.refused),
-        *_errors(one.times, one.mean_time, one.bias),
-        "" if one.inside is None else f"{one.inside:.0%}",
-        *_errors(one.memories, one.mean_memory, median(peaks) if peaks else None),
+        group.name,
+        str(group.rows),
+        str(group.rows - group.refused),
+        *_errors(group.times, group.mean_time, group.bias),
+        "" if group.inside is None else f"{group.inside:.0%}",
+        *_errors(group.memories, group.mean_memory, median(peaks) if peaks else None),
     ]
 
 

@@ -64,8 +64,8 @@ def errors(options: argparse.Namespace) -> int:
     left_out = {} if options.tables is None or options.launch else _left_out(runs)
     times = _fastest(
         [
-            _time(one, left_out.get(one.name), events=options.events)
-            for one in study.counted(runs, "runs")
+            _time(run, left_out.get(run.name), events=options.events)
+            for run in study.counted(runs, "runs")
         ]
     )
     memory = [row for one in runs for row in _memory(one)]
@@ -136,71 +136,71 @@ def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRu
 def _left_out(runs: Sequence[PublishedRun]) -> Mapping[str, float]:
     """Errors of runs that their machine was fitted to, each left out of the fit in turn."""
     by_machine = grouped(runs, lambda one: one.cluster.hardware.name)
-    found = [
+    fits = [
         fit_sustained(alike, alike[0].cluster.hardware)
         for name, alike in by_machine.items()
         if name in FITTED_TO_ALL and len(alike) > 1
     ]
     return {
-        one.name: error
-        for fitted in found
-        for one, error in zip(fitted.runs, fitted.left_out.tolist(), strict=True)
+        run.name: error
+        for fitted in fits
+        for run, error in zip(fitted.runs, fitted.left_out.tolist(), strict=True)
     }
 
 
-def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[str, Any]:
-    seconds = predicted_s(one, one.cluster.hardware)
-    gpus = int(num_gpus(one.stages.value).sum())
-    peak = one.cluster.peak_flop_per_s(one.workload.precision)
-    mfu = model_flop(one.workload) / (seconds * gpus * peak)
-    _, above = bounds_of(one.workload, one.cluster, one.engine).around(gpus, mfu)
+def _time(run: PublishedRun, left_out: float | None, *, events: bool) -> dict[str, Any]:
+    seconds = predicted_s(run, run.cluster.hardware)
+    gpus = int(num_gpus(run.stages.value).sum())
+    peak = run.cluster.peak_flop_per_s(run.workload.precision)
+    mfu = model_flop(run.workload) / (seconds * gpus * peak)
+    _, above = bounds_of(run.workload, run.cluster, run.engine).around(gpus, mfu)
     # Of whole layers alone.
-    played_s = _played_s(one, one.plan) if events and one.plan is not None else None
+    played_s = _played_s(run, run.plan) if events and run.plan is not None else None
     return {
-        "set": one.set,
-        "run": one.name,
-        "workload": f"{gpus} x {one.workload.model.hidden} x {one.workload.model.layers} x "
-        f"{one.workload.global_batch} {one.workload.attention}",
-        "micro_batch": int(one.stages.micro_batch[0]),
-        "fitted": one.cluster.hardware.name in FITTED_TO_ALL
-        or ("node" in one.set and one.fold in FOLDS.split(",")),
+        "set": run.set,
+        "run": run.name,
+        "workload": f"{gpus} x {run.workload.model.hidden} x {run.workload.model.layers} x "
+        f"{run.workload.global_batch} {run.workload.attention}",
+        "micro_batch": int(run.stages.micro_batch[0]),
+        "fitted": run.cluster.hardware.name in FITTED_TO_ALL
+        or ("node" in run.set and run.fold in FOLDS.split(",")),
         "error_left_out": left_out,
-        "approximated": one.plan is None,
-        "fits": is_said_to_fit(one),
+        "approximated": run.plan is None,
+        "fits": is_said_to_fit(run),
         "predicted_s": seconds,
-        "measured_s": one.iteration_s,
+        "measured_s": run.iteration_s,
         "half_width": above - 1,
-        "error": seconds / one.iteration_s - 1,
-        **({"events_error": played_s / one.iteration_s - 1} if played_s else {}),
+        "error": seconds / run.iteration_s - 1,
+        **({"events_error": played_s / run.iteration_s - 1} if played_s else {}),
     }
 
 
-def _played_s(one: PublishedRun, plan: Plan) -> float:
+def _played_s(run: PublishedRun, plan: Plan) -> float:
     """Seconds of an iteration by the event simulator."""
-    simulator = EventSimulator(workload=one.workload, cluster=one.cluster)
-    return simulator.simulate(plan, engine=one.ran_by).iteration_s
+    simulator = EventSimulator(workload=run.workload, cluster=run.cluster)
+    return simulator.simulate(plan, engine=run.ran_by).iteration_s
 
 
 def _fastest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of weak scaling, whose table omits the micro-batch, the fastest one of each run."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    fastest: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         key = row["set"], row["run"]
-        if key not in found or row["predicted_s"] < found[key]["predicted_s"]:
-            found[key] = row
-    return list(found.values())
+        if key not in fastest or row["predicted_s"] < fastest[key]["predicted_s"]:
+            fastest[key] = row
+    return list(fastest.values())
 
 
-def _memory(one: PublishedRun) -> Iterator[dict[str, Any]]:
-    if not one.allocated_bytes or one.plan is None:
+def _memory(run: PublishedRun) -> Iterator[dict[str, Any]]:
+    if not run.allocated_bytes or run.plan is None:
         return
-    figures = figures_of(one)
-    reserved = reserved_bytes(figures, one.stages, one.cluster, ENGINES[one.engine])
+    figures = figures_of(run)
+    reserved = reserved_bytes(figures, run.stages, run.cluster, ENGINES[run.engine])
     for stage, (allocated, held) in enumerate(
-        zip(one.allocated_bytes, one.reserved_bytes, strict=True)
+        zip(run.allocated_bytes, run.reserved_bytes, strict=True)
     ):
         yield {
-            "run": one.name,
+            "run": run.name,
             "stage": stage,
             "predicted_bytes": float(figures.peak_bytes[stage]),
             "measured_bytes": allocated,
@@ -329,7 +329,7 @@ def words_of(
 ) -> list[str]:
     """A table of sets, the order of runs, tables of runs, and the memory of stages."""
     sets = summary["times"]
-    words = [
+    paragraphs = [
         INTRODUCTION + (PLAYED if any(map(_is_played, sets)) else ""),
         _sets_table(sets),
         *(["\n".join(orders)] if (orders := [*filter(None, map(_order_words, sets))]) else []),
@@ -342,10 +342,10 @@ def words_of(
         ),
     ]
     if memory:
-        words += _memory_words(summary["memory"], memory)
+        paragraphs += _memory_words(summary["memory"], memory)
     if summary["tables"]:
-        words += [_tables(summary["tables"])]
-    return words
+        paragraphs += [_tables(summary["tables"])]
+    return paragraphs
 
 
 def _tables(tables: Mapping[str, str]) -> str:
@@ -362,44 +362,45 @@ def _sets_table(sets: Sequence[Mapping[str, Any]]) -> str:
         head,
         [
             (
-                one["set"],
-                one["runs"],
-                one["runs_said_not_to_fit"],
-                *(number(one[name], ".2%") for name in ("mean_error", "median_error")),
-                f"{one['bias']:+.2%}",
-                number(one["mean_error_after_removing_the_mean"], ".2%"),
-                one["runs_not_fitted"],
-                number(one["mean_error_of_runs_not_fitted"], ".2%"),
-                number(one["median_error_of_runs_not_fitted"], ".2%"),
-                number(one["inside_bounds"], ".0%"),
-                number(one["median_half_width"], ".1%"),
-                *(_played(one) if with_played else ()),
+                figures["set"],
+                figures["runs"],
+                figures["runs_said_not_to_fit"],
+                *(number(figures[name], ".2%") for name in ("mean_error", "median_error")),
+                f"{figures['bias']:+.2%}",
+                number(figures["mean_error_after_removing_the_mean"], ".2%"),
+                figures["runs_not_fitted"],
+                number(figures["mean_error_of_runs_not_fitted"], ".2%"),
+                number(figures["median_error_of_runs_not_fitted"], ".2%"),
+                number(figures["inside_bounds"], ".0%"),
+                number(figures["median_half_width"], ".1%"),
+                *(_played(figures) if with_played else ()),
             )
-            for one in sets
+            for figures in sets
         ],
     )
 
 
-def _is_played(one: Mapping[str, Any]) -> bool:
-    return "mean_events_error" in one
+def _is_played(figures: Mapping[str, Any]) -> bool:
+    return "mean_events_error" in figures
 
 
-def _played(one: Mapping[str, Any]) -> tuple[object, ...]:
-    if not _is_played(one):
+def _played(figures: Mapping[str, Any]) -> tuple[object, ...]:
+    if not _is_played(figures):
         return 0, "-", "-"
     return (
-        one["runs_played"],
-        number(one["mean_events_error"], ".2%"),
-        number(one["events_inside_bounds"], ".0%"),
+        figures["runs_played"],
+        number(figures["mean_events_error"], ".2%"),
+        number(figures["events_inside_bounds"], ".0%"),
     )
 
 
-def _memory_words(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _memory_words(figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         (
-            f"Allocated memory of {found['stages']} stages: mean error {found['mean_error']:.2%}, "
-            f"worst {found['worst_error']:+.2%}; reserved {found['mean_reserved_error']:.2%}, "
-            f"worst {found['worst_reserved_error']:+.2%}{_reserved_left_out(found)}."
+            f"Allocated memory of {figures['stages']} stages: mean error "
+            f"{figures['mean_error']:.2%}, worst {figures['worst_error']:+.2%}; "
+            f"reserved {figures['mean_reserved_error']:.2%}, "
+            f"worst {figures['worst_reserved_error']:+.2%}{_reserved_left_out(figures)}."
         ),
         table_of(
             rows,
@@ -417,26 +418,27 @@ def _name(row: Mapping[str, Any]) -> str:
     return f"{name} (micro-batch {row['micro_batch']})" if "weak" in row["set"] else name
 
 
-def _reserved_left_out(found: Mapping[str, Any]) -> str:
-    error = found["mean_reserved_error_left_out"]
+def _reserved_left_out(figures: Mapping[str, Any]) -> str:
+    error = figures["mean_reserved_error_left_out"]
     return "" if error is None else f"; {error:.2%} with each run left out of the fit"
 
 
-def _order_words(one: Mapping[str, Any]) -> str:
+def _order_words(figures: Mapping[str, Any]) -> str:
     """Whether runs of one workload are in the right order; empty where none has several runs."""
     parts = []
-    if one["median_rank_correlation"] is not None:
+    if figures["median_rank_correlation"] is not None:
         parts.append(
-            f"median rank correlation {one['median_rank_correlation']:.3f} over "
-            f"{one['workloads']} workloads"
+            f"median rank correlation {figures['median_rank_correlation']:.3f} over "
+            f"{figures['workloads']} workloads"
         )
-    if one["median_predicted_best_over_measured_best"] is not None:
+    if figures["median_predicted_best_over_measured_best"] is not None:
         parts.append(
-            f"the predicted best takes {one['median_predicted_best_over_measured_best']:.1%} more "
+            f"the predicted best takes "
+            f"{figures['median_predicted_best_over_measured_best']:.1%} more "
             f"than the measured one (median; worst "
-            f"{one['worst_predicted_best_over_measured_best']:.1%}, within 5 % in "
-            f"{one['predicted_best_within_5_percent']:.0%} of workloads), "
-            f"{one['telling_pairs_in_wrong_order']} pairs that differ by over 3 % in the wrong "
+            f"{figures['worst_predicted_best_over_measured_best']:.1%}, within 5 % in "
+            f"{figures['predicted_best_within_5_percent']:.0%} of workloads), "
+            f"{figures['telling_pairs_in_wrong_order']} pairs that differ by over 3 % in the wrong "
             "order"
         )
-    return f"- {one['set']}: {'; '.join(parts)}." if parts else ""
+    return f"- {figures['set']}: {'; '.join(parts)}." if parts else ""

@@ -94,10 +94,10 @@ def fit(rows: Sequence[CollectiveRow], start: Fitted) -> Fitted:
 
     most = np.full(len(begin), np.inf)
     most[: len(names)] = [np.log(MOST_CHUNKS) if "chunks" in name else np.inf for name in names]
-    found = least_squares(
+    solution = least_squares(
         residuals, begin, bounds=(-np.inf, most), loss="cauchy", x_scale=0.3, max_nfev=80
     )
-    return of_point(found.x)
+    return of_point(solution.x)
 
 
 def left_out(rows: Sequence[CollectiveRow], start: Fitted) -> ClustersLeftOut:
@@ -107,9 +107,9 @@ def left_out(rows: Sequence[CollectiveRow], start: Fitted) -> ClustersLeftOut:
         is_out = np.array([row.cluster == cluster for row in rows])
         others = [row for row in rows if row.cluster != cluster]
         fitted = fit(others, start) if others else start
-        own = [row for row in rows if row.cluster == cluster]
-        measured = np.array([_measured_s(row) for row in own])
-        over[is_out] = measured / columns_of(own).seconds(fitted)
+        of_cluster = [row for row in rows if row.cluster == cluster]
+        measured = np.array([_measured_s(row) for row in of_cluster])
+        over[is_out] = measured / columns_of(of_cluster).seconds(fitted)
     return ClustersLeftOut(
         rows=rows, over=over, kinds=[str(kind) for kind in columns_of(rows).kinds]
     )
@@ -191,23 +191,23 @@ def answers(
     known = [row for row in rows if isinstance(row, CollectiveRow)]
     predicted = iter(_predicted(known, fitted) if known else ())
     for row in rows:
-        place: dict[str, object] = {"file": row.where.rsplit(", line ", 1)[0], "row": row.number}
+        where: dict[str, object] = {"file": row.where.rsplit(", line ", 1)[0], "row": row.number}
         if isinstance(row, RefusedCollective):
-            yield {**place, "error": f"{row.where}: {row.problem}"}
+            yield {**where, "error": f"{row.where}: {row.problem}"}
         else:
-            yield {**place, **next(predicted), "notes": list(row.notes)}
+            yield {**where, **next(predicted), "notes": list(row.notes)}
 
 
 def _predicted(rows: Sequence[CollectiveRow], fitted: Fitted) -> Iterator[dict[str, object]]:
     columns = columns_of(rows)
     microseconds = columns.seconds(fitted) / MICROSECONDS
     bus = columns.bus_factor * columns.size_bytes / microseconds / 1e3
-    for one, rate, kind in zip(microseconds, bus, columns.kinds, strict=True):
+    for time_us, rate, kind in zip(microseconds, bus, columns.kinds, strict=True):
         low, high = fitted.bounds[str(kind)]
         yield {
-            "time_us": _rounded(one),
-            "time_us_low": _rounded(low * one),
-            "time_us_high": _rounded(high * one),
+            "time_us": _rounded(time_us),
+            "time_us_low": _rounded(low * time_us),
+            "time_us_high": _rounded(high * time_us),
             "busbw_gb_s": _rounded(rate),
             "kind": str(kind),
         }

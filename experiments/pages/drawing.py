@@ -41,14 +41,14 @@ def _lines(chart: Lines) -> Figure:
     """Curves, each with its points."""
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
-    for place, (name, points) in enumerate(chart.curves.items()):
+    for index, (name, points) in enumerate(chart.curves.items()):
         axes.plot(
             [x for x, _ in points],
             [y for _, y in points],
             marker="o" if len(points) <= 40 or name in chart.dots else "",
             markersize=6 if name in chart.dots else 4,
-            color=COLOURS[place % len(COLOURS)],
-            linestyle="" if name in chart.dots else ("-", "--", ":")[place // len(COLOURS) % 3],
+            color=COLOURS[index % len(COLOURS)],
+            linestyle="" if name in chart.dots else ("-", "--", ":")[index // len(COLOURS) % 3],
             label=name,
         )
     if chart.log_x:
@@ -73,15 +73,15 @@ def _bars(chart: Bars) -> Figure:
     places = range(len(chart.groups))
     width = 0.8 if chart.stacked else 0.8 / max(1, len(chart.series))
     bottom = [0.0] * len(chart.groups)
-    for place, (name, values) in enumerate(chart.series.items()):
+    for index, (name, values) in enumerate(chart.series.items()):
         heights = [value or 0.0 for value in values]
-        shift = 0.0 if chart.stacked else (place - (len(chart.series) - 1) / 2) * width
+        shift = 0.0 if chart.stacked else (index - (len(chart.series) - 1) / 2) * width
         group = axes.bar(
             [x + shift for x in places],
             heights,
             width=0.95 * width,
             bottom=bottom if chart.stacked else None,
-            color=COLOURS[place % len(COLOURS)],
+            color=COLOURS[index % len(COLOURS)],
             label=name,
         )
         if chart.number:
@@ -99,11 +99,11 @@ def _bars(chart: Bars) -> Figure:
 
 
 def _finish(axes: Axes, chart: Lines | Bars, named: int) -> None:
-    for place, (name, value) in enumerate(chart.marks.items()):
+    for index, (name, value) in enumerate(chart.marks.items()):
         axes.axhline(
             *(value,),
-            color=COLOURS[-1 - place % 2],
-            linestyle=("--", ":")[place // 2 % 2],
+            color=COLOURS[-1 - index % 2],
+            linestyle=("--", ":")[index // 2 % 2],
             linewidth=1,
             label=name,
         )

@@ -38,9 +38,9 @@ def with_rows_apart(text: str, stem: str) -> tuple[str, dict[str, str]]:
             return match.group()
         name = f"{stem}-{len(files) + 1}.csv"
         files[name] = _csv([head, *rows])
-        told = f"{len(rows) - SHOWN_ROWS:,} further rows: [all {len(rows):,}]({name})."
+        further = f"{len(rows) - SHOWN_ROWS:,} further rows: [all {len(rows):,}]({name})."
         ending = "\n" if match.group().endswith("\n") else ""
-        return "\n".join([head, rule, *rows[:SHOWN_ROWS], "", told]) + ending
+        return "\n".join([head, rule, *rows[:SHOWN_ROWS], "", further]) + ending
 
     return TABLE.sub(cut, text), files
 

@@ -85,14 +85,14 @@ def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     cells = [["" if cell is None else str(cell) for cell in line] for line in lines]
     columns = [*zip(head, *cells, strict=True)]
     right = [
-        place
-        for place, column in enumerate(columns)
+        index
+        for index, column in enumerate(columns)
         if all(NUMBER.fullmatch(cell) for cell in column[1:])
     ]
     first, *others = _justified([head, *cells], lambda place: place in right)
     rule = "|".join(
-        f"{'-' * (len(cell) + 1)}{':' if place in right else '-'}"
-        for place, cell in enumerate(first)
+        f"{'-' * (len(cell) + 1)}{':' if column in right else '-'}"
+        for column, cell in enumerate(first)
     )
     top, *body = (f"| {' | '.join(line)} |" for line in (first, *others))
     return "\n".join([top, f"|{rule}|", *body])
@@ -139,8 +139,8 @@ def _justified(
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         yield [
-            cell.rjust(width) if to_right(place) else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.rjust(width) if to_right(column) else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
 
 

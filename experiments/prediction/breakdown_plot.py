@@ -18,12 +18,12 @@ def bar(breakdown: Breakdown) -> Figure:
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     axes = figure.subplots()
     left = 0.0
-    for place, name in enumerate(PARTS):
+    for index, name in enumerate(PARTS):
         share = getattr(breakdown.parts, name) / whole_s
         if share < NEGLIGIBLE:
             continue
-        alpha = 1.0 if place < len(COLOURS) else LIGHTER
-        colour = COLOURS[place % len(COLOURS)]
+        alpha = 1.0 if index < len(COLOURS) else LIGHTER
+        colour = COLOURS[index % len(COLOURS)]
         label = f"{WORDS[name]}, {share:.1%}"
         axes.barh(0, 100 * share, left=left, color=colour, alpha=alpha, label=label, height=0.6)
         if share >= NARROW:

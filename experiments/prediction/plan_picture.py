@@ -90,10 +90,10 @@ def picture_of(
     fits = "fits in memory" if prediction.fits else "does not fit in memory"
     gpus = f"{plan.num_gpus} x {cluster.hardware.name}"
     head = f"{job.workload.model.name} on {gpus}: {prediction.iteration_s:.3f} s an iteration"
-    told = f"90 % of measurements: {bounds}; MFU {prediction.mfu:.0%}; {fits}"
+    subtitle = f"90 % of measurements: {bounds}; MFU {prediction.mfu:.0%}; {fits}"
     body = [
         _text(MARGIN, 34, head, "h"),
-        _text(MARGIN, 56, told, "soft"),
+        _text(MARGIN, 56, subtitle, "soft"),
         _text(MARGIN, 74, plan_line(plan), "soft"),
     ]
     drawn, below = _timeline(simulation, plan.num_stages, 104)
@@ -112,7 +112,7 @@ def picture_of(
     body += _bars(rows, Area(x=x, y=below + 12, width=right, height=height))
     body.append(_text(MARGIN, below + height + 29, _unnamed(parts, area), "soft"))
     whole = below + height + 29 + MARGIN
-    label = escape(f"{head}; {told}", {'"': "&quot;"})
+    label = escape(f"{head}; {subtitle}", {'"': "&quot;"})
     head_of_file = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{whole:.0f}" '
         f'viewBox="0 0 {WIDTH} {whole:.0f}" role="img" aria-label="{label}">'
@@ -124,7 +124,7 @@ def picture_of(
 def squares(sizes: Sequence[float], area: Area) -> list[Area]:
     """Areas as large as ``sizes``, the largest first, as near to squares as rows of them can be."""
     scale = area.width * area.height / sum(sizes)
-    rest, found, start = area, [], 0
+    rest, areas, start = area, [], 0
     while start < len(sizes):
         short = min(rest.width, rest.height)
         end, taken, worst = start, 0.0, float("inf")
@@ -139,7 +139,7 @@ def squares(sizes: Sequence[float], area: Area) -> list[Area]:
         is_wide = rest.width >= rest.height
         for size in sizes[start:end]:
             long = size * scale / thick
-            found.append(
+            areas.append(
                 Area(x=rest.x, y=rest.y + along, width=thick, height=long)
                 if is_wide
                 else Area(x=rest.x + along, y=rest.y, width=long, height=thick)
@@ -151,7 +151,7 @@ def squares(sizes: Sequence[float], area: Area) -> list[Area]:
             else Area(x=rest.x, y=rest.y + thick, width=rest.width, height=rest.height - thick)
         )
         start = end
-    return found
+    return areas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,15 +188,15 @@ def _timeline(simulation: Simulation, stages: int, top: float) -> tuple[list[str
         for lane in range(len(streams)):
             at = Area(x=left, y=y + lane * LANE, width=room, height=LANE - 2)
             body.append(_rect(at, css="lane"))
-        for one in shown:
-            if one.stage == stage:
-                place = Area(
-                    x=left + one.start_s * scale,
-                    y=y + streams.index(one.stream) * LANE,
-                    width=(min(one.end_s, end) - one.start_s) * scale - 0.5,
+        for bar in shown:
+            if bar.stage == stage:
+                area = Area(
+                    x=left + bar.start_s * scale,
+                    y=y + streams.index(bar.stream) * LANE,
+                    width=(min(bar.end_s, end) - bar.start_s) * scale - 0.5,
                     height=LANE - 2,
                 )
-                body.append(_rect(place, FILLS[kinds.index(one.of_pass[0])]))
+                body.append(_rect(area, FILLS[kinds.index(bar.of_pass[0])]))
         y += LANE * len(streams) + STAGE_GAP
     x = left
     for number, kind in enumerate(kinds):
@@ -208,7 +208,7 @@ def _timeline(simulation: Simulation, stages: int, top: float) -> tuple[list[str
 
 def _together(tasks: Iterable[PlayedTask]) -> list[Bar]:
     """Tasks as bars, in order of time: one of those that follow one another at once."""
-    found: list[Bar] = []
+    bars: list[Bar] = []
     last: dict[tuple[int, str], int] = {}
     for task in sorted(tasks, key=lambda one: (one.start_s, one.end_s)):
         action, stream = task.action, _stream(task)
@@ -219,15 +219,15 @@ def _together(tasks: Iterable[PlayedTask]) -> list[Bar]:
             start_s=task.start_s,
             end_s=task.end_s,
         )
-        place = last.get((bar.stage, stream))
-        if place is not None:
-            before = found[place]
+        index = last.get((bar.stage, stream))
+        if index is not None:
+            before = bars[index]
             if bar.of_pass == before.of_pass and bar.start_s <= before.end_s * (1 + 1e-9):
-                found[place] = replace(before, end_s=max(before.end_s, bar.end_s))
+                bars[index] = replace(before, end_s=max(before.end_s, bar.end_s))
                 continue
-        last[bar.stage, stream] = len(found)
-        found.append(bar)
-    return found
+        last[bar.stage, stream] = len(bars)
+        bars.append(bar)
+    return bars
 
 
 def _stream(task: PlayedTask) -> str:
@@ -265,27 +265,36 @@ def _time_parts(job: Job, prediction: Prediction, part_words: Mapping[str, str])
     ]
     whole = prediction.iteration_s
     return [
-        Part(name=one.name, size=one.size, words=f"{one.size:.3f} s, {one.size / whole:.0%}")
-        for one in sorted(rows, key=lambda part: -part.size)
-        if one.size > LEAST_SHARE * whole
+        Part(
+            name=time_part.name,
+            size=time_part.size,
+            words=f"{time_part.size:.3f} s, {time_part.size / whole:.0%}",
+        )
+        for time_part in sorted(rows, key=lambda part: -part.size)
+        if time_part.size > LEAST_SHARE * whole
     ]
 
 
 def _treemap(parts: Sequence[Part], area: Area) -> Iterator[str]:
     places = squares([part.size for part in parts], area)
-    for part, place in zip(parts, places, strict=True):
-        inner = Area(x=place.x, y=place.y, width=place.width - 2, height=place.height - 2)
+    for part, corner_area in zip(parts, places, strict=True):
+        inner = Area(
+            x=corner_area.x,
+            y=corner_area.y,
+            width=corner_area.width - 2,
+            height=corner_area.height - 2,
+        )
         title = escape(f"{part.name}: {part.words}")
         yield f"<g><title>{title}</title>{_rect(inner, part.fill)}"
-        if _has_room(place):
-            most = max(1, int((place.width - 10) / LETTER))
-            yield _text(place.x + 6, place.y + 16, part.name[:most], "on")
-            yield _text(place.x + 6, place.y + 31, part.words[:most], "on")
+        if _has_room(corner_area):
+            most = max(1, int((corner_area.width - 10) / LETTER))
+            yield _text(corner_area.x + 6, corner_area.y + 16, part.name[:most], "on")
+            yield _text(corner_area.x + 6, corner_area.y + 31, part.words[:most], "on")
         yield "</g>"
 
 
-def _has_room(place: Area) -> bool:
-    return place.width > NAMED[0] and place.height > NAMED[1]
+def _has_room(area: Area) -> bool:
+    return area.width > NAMED[0] and area.height > NAMED[1]
 
 
 def _unnamed(parts: Sequence[Part], area: Area) -> str:
@@ -293,8 +302,8 @@ def _unnamed(parts: Sequence[Part], area: Area) -> str:
     places = squares([part.size for part in parts], area)
     small = [
         f"{part.name} {part.words}"
-        for part, place in zip(parts, places, strict=True)
-        if not _has_room(place)
+        for part, area in zip(parts, places, strict=True)
+        if not _has_room(area)
     ]
     return f"and {', '.join(small)}" if small else ""
 
@@ -313,11 +322,11 @@ def _bars(parts: Sequence[Part], area: Area) -> Iterator[str]:
 
 def _rect(area: Area, fill: str = "", css: str = "") -> str:
     colour = f'class="{css}"' if css else f'fill="{fill}"'
-    place = f'x="{area.x:.1f}" y="{area.y:.1f}"'
+    corner = f'x="{area.x:.1f}" y="{area.y:.1f}"'
     size = f'width="{max(0.3, area.width):.1f}" height="{max(0.3, area.height):.1f}"'
-    return f'<rect {place} {size} rx="1" {colour}/>'
+    return f'<rect {corner} {size} rx="1" {colour}/>'
 
 
-def _text(x: float, y: float, words: str, css: str) -> str:
+def _text(x: float, y: float, text: str, css: str) -> str:
     kind = f' class="{css}"' if css else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}"{kind}>{escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}"{kind}>{escape(text)}</text>'

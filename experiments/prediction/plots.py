@@ -56,9 +56,9 @@ def memory_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     figure, axes = _axes(title, "measured", "predicted", (5.2, 5.2))
     end = 1.05 * max(max(row[key] for key in PEAKS) for row in rows) / GIB_BYTES
     axes.plot([0, end], [0, end], color="#999999", linewidth=1)
-    for place, (name, alike) in enumerate(grouped(rows, lambda row: row["run"]).items()):
+    for index, (name, alike) in enumerate(grouped(rows, lambda row: row["run"]).items()):
         x, y = ([row[key] / GIB_BYTES for row in alike] for key in PEAKS)
-        axes.plot(x, y, "o", color=COLOURS[place % len(COLOURS)], label=name)
+        axes.plot(x, y, "o", color=COLOURS[index % len(COLOURS)], label=name)
     axes.set(xlim=(0, end), ylim=(0, end), aspect="equal")
     axes.legend(fontsize="small", frameon=False)
     return figure
@@ -73,9 +73,9 @@ def times_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     axes.plot(ends, ends, color="#999999", linewidth=1)
     for factor in (0.9, 1.1):
         axes.plot(ends, [factor * end for end in ends], color="#cccccc", linewidth=0.8)
-    for place, (name, alike) in enumerate(grouped(rows, lambda row: row["set"]).items()):
+    for index, (name, alike) in enumerate(grouped(rows, lambda row: row["set"]).items()):
         x, y = ([row[key] for row in alike] for key in TIMES)
-        colour, is_many = COLOURS[place % len(COLOURS)], len(alike) > 50
+        colour, is_many = COLOURS[index % len(COLOURS)], len(alike) > 50
         size, alpha = (3, 0.5) if is_many else (5, 1.0)
         label = f"{name} ({len(alike)})"
         axes.plot(x, y, "o", color=colour, markersize=size, alpha=alpha, label=label)
@@ -98,9 +98,9 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> Figure:
     }
     for colour, (name, alike) in zip(COLOURS, groups.items(), strict=False):
         keys = ("extras_share", "difference")
-        shares, found = ([100 * row[key] for row in alike] for key in keys)
+        shares, percents = ([100 * row[key] for row in alike] for key in keys)
         label = f"{name} ({len(alike)})"
-        axes.plot(shares, found, "o", color=colour, markersize=4, alpha=0.6, label=label)
+        axes.plot(shares, percents, "o", color=colour, markersize=4, alpha=0.6, label=label)
     axes.legend(fontsize="small", frameon=False, loc="lower right")
     return figure
 

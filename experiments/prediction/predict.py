@@ -88,11 +88,11 @@ def sentence(breakdown: Breakdown) -> str:
     """The arithmetic, then all other parts that are not small, the largest first."""
     whole_s = breakdown.parts.total_s
     first, *others = ((name, getattr(breakdown.parts, name) / whole_s) for name in PARTS)
-    told = sorted((one for one in others if one[1] >= SMALL), key=lambda one: -one[1])
-    rest = sum(share for _, share in others) - sum(share for _, share in told)
-    words = [f"{share:.0%} {WORDS[name]}" for name, share in (first, *told)]
-    words += [f"{rest:.0%} the rest"] if rest >= NEGLIGIBLE else []
-    return f"Where a GPU's time goes: {', '.join(words)}."
+    large = sorted((one for one in others if one[1] >= SMALL), key=lambda one: -one[1])
+    rest = sum(share for _, share in others) - sum(share for _, share in large)
+    phrases = [f"{share:.0%} {WORDS[name]}" for name, share in (first, *large)]
+    phrases += [f"{rest:.0%} the rest"] if rest >= NEGLIGIBLE else []
+    return f"Where a GPU's time goes: {', '.join(phrases)}."
 
 
 # Plan files predicted, those of one problem together, and their predictions as text and JSON.
@@ -239,16 +239,16 @@ def _disturbed(
     """The answers, with what plans take while something disturbs them."""
     from experiments.prediction.disturbed import Disturbed  # noqa: PLC0415 (needs SimPy)
 
-    found = []
+    with_disturbed = []
     for answer in answers:
         if answer.job is None or answer.prediction is None:
-            found.append(answer)
+            with_disturbed.append(answer)
             continue
         try:
-            found.append(replace(answer, disturbed=Disturbed.of(answer.job, by, samples)))
+            with_disturbed.append(replace(answer, disturbed=Disturbed.of(answer.job, by, samples)))
         except InputError as error:
-            found.append(_refused(answer.path, answer.job, error))
-    return found
+            with_disturbed.append(_refused(answer.path, answer.job, error))
+    return with_disturbed
 
 
 def _broken_down(answer: PlanAnswer) -> PlanAnswer:
@@ -275,14 +275,14 @@ def _beside_measured(
     if first.prediction is None:
         return list(answers)
     correction = StepCorrection.of(measured, first.prediction)
-    found = [replace(first, measured=tuple(measured.words(first.prediction)))]
+    beside = [replace(first, measured=tuple(measured.words(first.prediction)))]
     for answer in others:
         if answer.job is None or answer.prediction is None:
-            found.append(answer)
+            beside.append(answer)
         else:
             corrected = correction.corrected(answer.job, answer.prediction)
-            found.append(replace(answer, prediction=corrected))
-    return found
+            beside.append(replace(answer, prediction=corrected))
+    return beside
 
 
 def predicted(
@@ -299,13 +299,13 @@ def predicted(
     """
     answers: dict[int, PlanAnswer] = {}
     together: dict[tuple[Workload, Cluster], list[tuple[int, Job]]] = defaultdict(list)
-    for place, path in enumerate(paths):
+    for index, path in enumerate(paths):
         try:
             job = on_cluster_with(load_job(path), numbers)
         except InputError as error:
-            answers[place] = PlanAnswer(path=path, job=None, prediction=None, error=str(error))
+            answers[index] = PlanAnswer(path=path, job=None, prediction=None, error=str(error))
         else:
-            together[job.workload, job.cluster].append((place, job))
+            together[job.workload, job.cluster].append((index, job))
     for (workload, cluster), jobs in together.items():
         predictor = PREDICTORS[simulator](workload=workload, cluster=cluster)
         answer = _played if drawn else _together
@@ -349,7 +349,7 @@ def _mapping(answer: PlanAnswer) -> Mapping[str, Any]:
         return {"plan": str(answer.path), "error": answer.error}
     assert answer.job is not None
     order = answer.job.plan.order
-    own = {} if order == DEFAULT_ORDER else {"order": order}
+    order_told = {} if order == DEFAULT_ORDER else {"order": order}
     disturbed = {} if answer.disturbed is None else {"disturbed": answer.disturbed.mapping()}
     goes = {} if answer.breakdown is None else {"breakdown": to_mapping(answer.breakdown)}
     beside = {"measured": [*answer.measured]} if answer.measured else {}
@@ -357,7 +357,15 @@ def _mapping(answer: PlanAnswer) -> Mapping[str, Any]:
     if answer.forecast is not None:
         needs = {**needs, "convergence": answer.forecast.mapping()}
     figures = to_mapping(answer.prediction)
-    return {"plan": str(answer.path), **own, **figures, **goes, **disturbed, **beside, **needs}
+    return {
+        "plan": str(answer.path),
+        **order_told,
+        **figures,
+        **goes,
+        **disturbed,
+        **beside,
+        **needs,
+    }
 
 
 def _table(answer: PlanAnswer) -> str:
@@ -367,9 +375,9 @@ def _table(answer: PlanAnswer) -> str:
     times = ["steady s", "first s", "last s"]
     head = ["", "blocks", *times, *(f"{kind} GiB" for kind in ("allocated", "reserved", "host"))]
     rows = [head]
-    for index, (stage, found) in enumerate(zip(job.plan.stages, prediction.stages, strict=True)):
-        seconds = (found.stable_s, found.delta_forward_s, found.delta_backward_s)
-        sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.host_bytes)
+    for index, (stage, figures) in enumerate(zip(job.plan.stages, prediction.stages, strict=True)):
+        seconds = (figures.stable_s, figures.delta_forward_s, figures.delta_backward_s)
+        sizes = (figures.peak_allocated_bytes, figures.peak_reserved_bytes, figures.host_bytes)
         rows.append(
             [
                 f"stage {index}",
@@ -389,8 +397,10 @@ def _table(answer: PlanAnswer) -> str:
     fullest = fullest_words(job, prediction)
     table = aligned(rows, left=())
     solved = () if answer.solved is None else (answer.solved.words,)
-    told = () if answer.forecast is None else answer.forecast.lines()
-    return "\n".join([summary, *table, *fullest, *goes, *told, *answer.measured, *solved, *notes])
+    forecast = () if answer.forecast is None else answer.forecast.lines()
+    return "\n".join(
+        [summary, *table, *fullest, *goes, *forecast, *answer.measured, *solved, *notes]
+    )
 
 
 def _comparisons(answers: Sequence[PlanAnswer]) -> Iterator[str]:

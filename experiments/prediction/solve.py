@@ -65,25 +65,25 @@ def _rate(job: Job, name: str, goal: str | None) -> Solved:
         return replace(job, cluster=replace(job.cluster, **changed))
 
     unlimited_s = _seconds(with_rate(now * FASTEST))
-    most_s, told = _goal(goal, unlimited_s)
+    most_s, goal_words = _goal(goal, unlimited_s)
     least = least_that(lambda r: _seconds(with_rate(r)) <= most_s, now * SLOWEST, now * FASTEST)
     if math.isinf(least):
-        words = (
+        text = (
             f"no rate gives {most_s:.3f} s: with unlimited links a step takes {unlimited_s:.3f} s"
         )
-        return Solved(name=name, number=None, now=now, unit="GB/s", words=words)
+        return Solved(name=name, number=None, now=now, unit="GB/s", words=text)
     begin = "less than " if least <= now * SLOWEST else ""
-    words = (
-        f"{begin}{least:.4g} GB/s are enough for a step {told} (now {now:g} GB/s and "
+    text = (
+        f"{begin}{least:.4g} GB/s are enough for a step {goal_words} (now {now:g} GB/s and "
         f"{_seconds(job):.3f} s, without a limit {unlimited_s:.3f} s)"
     )
-    return Solved(name=name, number=least, now=now, unit="GB/s", words=words)
+    return Solved(name=name, number=least, now=now, unit="GB/s", words=text)
 
 
 def _latency(job: Job, name: str, goal: str | None) -> Solved:
     """The most latency that may come on top of every message."""
     unlimited_s = _seconds(job)
-    most_s, told = _goal(goal, unlimited_s)
+    most_s, goal_words = _goal(goal, unlimited_s)
     transfers = job.cluster.hardware.transfers
     if transfers is None:
         reject(f"--solve {name}: the hardware has no measured transfers: calibrate them")
@@ -96,21 +96,21 @@ def _latency(job: Job, name: str, goal: str | None) -> Solved:
     inverse = least_that(is_short, 1 / high, 1 / low)
     number = 0.0 if math.isinf(inverse) else 1 / inverse
     more = "any latency" if number >= high else f"{number:.4g} us more a message"
-    words = f"{more} are bearable for a step {told} (now {unlimited_s:.3f} s)"
-    return Solved(name=name, number=number, now=0.0, unit="us", words=words)
+    text = f"{more} are bearable for a step {goal_words} (now {unlimited_s:.3f} s)"
+    return Solved(name=name, number=number, now=0.0, unit="us", words=text)
 
 
 def _memory(job: Job, name: str, goal: str | None) -> Solved:
     """The least memory of a GPU with which the plan fits."""
     if goal is not None:
         refuse("--for", f"{goal}: {name} asks whether the plan fits: leave it out")
-    found = _predicted(job)
+    prediction = _predicted(job)
     free = (job.cluster.keep_free_gib or 0.0) * GIB_BYTES
     outside = allocator_of(job.cluster).outside_bytes
-    least = (found.peak_reserved_bytes + outside + free) / GIB_BYTES
+    least = (prediction.peak_reserved_bytes + outside + free) / GIB_BYTES
     now = job.cluster.whole_memory_bytes / GIB_BYTES
-    words = f"{least:.2f} GiB a GPU are enough (now {now:.2f}); peaks are wrong by up to a tenth"
-    return Solved(name=name, number=least, now=now, unit="GiB", words=words)
+    text = f"{least:.2f} GiB a GPU are enough (now {now:.2f}); peaks are wrong by up to a tenth"
+    return Solved(name=name, number=least, now=now, unit="GiB", words=text)
 
 
 def _gpus(job: Job, name: str, goal: str | None) -> Solved:
@@ -119,26 +119,28 @@ def _gpus(job: Job, name: str, goal: str | None) -> Solved:
     replicas = min(least.values())
     widest = replicas * job.plan.micro_batches
     steps = [
-        (scaled, found.iteration_s)
+        (scaled, prediction.iteration_s)
         for count in range(1, widest + 1)
         if widest % count == 0 and (scaled := _with_replicas(job, count, replicas)) is not None
-        for found in (predicted(scaled),)
-        if isinstance(found, Prediction) and found.fits
+        for prediction in (predicted(scaled),)
+        if isinstance(prediction, Prediction) and prediction.fits
     ]
     if not steps:
         reject(f"--solve {name}: no number of replicas fits: ask tune for another plan")
-    most_s, told = _goal(goal, min(seconds for _, seconds in steps))
+    most_s, goal_words = _goal(goal, min(seconds for _, seconds in steps))
     enough = [(one.plan.num_gpus, seconds) for one, seconds in steps if seconds <= most_s]
     now = job.plan.num_gpus
     if not enough:
         fastest, seconds = min(
             ((one.plan.num_gpus, own) for one, own in steps), key=lambda pair: pair[1]
         )
-        words = f"no number of replicas gives {most_s:.3f} s: {fastest} GPUs take {seconds:.3f} s"
-        return Solved(name=name, number=None, now=now, unit="GPUs", words=words)
+        text = f"no number of replicas gives {most_s:.3f} s: {fastest} GPUs take {seconds:.3f} s"
+        return Solved(name=name, number=None, now=now, unit="GPUs", words=text)
     count, seconds = min(enough)
-    words = f"{count:,} GPUs are enough for a step {told}: it takes {seconds:.3f} s (now {now:,})"
-    return Solved(name=name, number=count, now=now, unit="GPUs", words=words)
+    text = (
+        f"{count:,} GPUs are enough for a step {goal_words}: it takes {seconds:.3f} s (now {now:,})"
+    )
+    return Solved(name=name, number=count, now=now, unit="GPUs", words=text)
 
 
 Asked = Callable[[Job, str, str | None], Solved]
@@ -172,10 +174,10 @@ def _with_replicas(job: Job, count: int, now: int) -> Job | None:
     nodes do not divide."""
     stages = []
     for stage in job.plan.stages:
-        own, rest = divmod(stage.degree(REPLICAS) * count, now)
+        degree, rest = divmod(stage.degree(REPLICAS) * count, now)
         if rest:
             return None
-        stages.append(stage.with_values({REPLICAS: own}))
+        stages.append(stage.with_values({REPLICAS: degree}))
     micro_batches, rest = divmod(job.plan.micro_batches * now, count)
     gpus = sum(stage.num_gpus for stage in stages)
     in_node = min(gpus, job.cluster.gpus_per_node)
@@ -215,10 +217,10 @@ def _later(transfers: Transfers, more_us: float) -> Transfers:
 
 
 def _predicted(job: Job) -> Prediction:
-    found = predicted(job)
-    if isinstance(found, InputError):
-        raise found
-    return found
+    prediction = predicted(job)
+    if isinstance(prediction, InputError):
+        raise prediction
+    return prediction
 
 
 def _seconds(job: Job) -> float:

@@ -226,12 +226,12 @@ def _ends(row: RunRow) -> tuple[int, int] | None:
 
 
 def _degree(row: RunRow, name: str, notes: list[str]) -> int:
-    found = row.count(name)
+    degree = row.count(name)
     if name == "cp" and (over_heads := row.count("sp_ulysses")):
-        found = (found or 1) * over_heads
-    if found is None and name != "cp":
+        degree = (degree or 1) * over_heads
+    if degree is None and name != "cp":
         notes.append(f"{name} is empty: 1 assumed")
-    return found or 1
+    return degree or 1
 
 
 def _check_offload(row: RunRow, notes: list[str]) -> None:
@@ -265,8 +265,8 @@ def _sequences(row: RunRow, context: int, notes: list[str]) -> tuple[int, int]:
 
 def experts_of(shape: Shape, row: RunRow) -> int:
     """How many experts a model has: none, or as many as its shape says."""
-    own = dict(shape.parts).get("experts")
-    return own.count if own is not None else row.count("experts") or 0
+    experts = dict(shape.parts).get("experts")
+    return experts.count if experts is not None else row.count("experts") or 0
 
 
 def _expert_degrees(row: RunRow, experts: int, tensor: int, engine: str) -> tuple[int, int]:
@@ -277,18 +277,18 @@ def _expert_degrees(row: RunRow, experts: int, tensor: int, engine: str) -> tupl
     if experts % ranks:
         refuse("ep", f"{ranks} does not divide experts {experts}: give a divisor")
     # Megatron's own default divides experts as it divides other weights; recipes do not.
-    own = 1 if ENGINES[engine].system == "megatron-bridge" else tensor
-    return ranks, row.count("etp") or own
+    default = 1 if ENGINES[engine].system == "megatron-bridge" else tensor
+    return ranks, row.count("etp") or default
 
 
 def _divisor(experts: int, ranks: int, parts: int, notes: list[str]) -> int:
     """The ranks that share experts, as far as there are so many in a stage."""
-    own = math.gcd(experts, ranks // parts) if ranks % parts == 0 else 0
-    if not own:
+    shared = math.gcd(experts, ranks // parts) if ranks % parts == 0 else 0
+    if not shared:
         refuse("etp", f"{parts} does not divide tp x cp x dp {ranks}: correct one of them")
-    if own != experts:
-        notes.append(f"ep {experts} does not divide tp x cp x dp: {own} assumed")
-    return own
+    if shared != experts:
+        notes.append(f"ep {experts} does not divide tp x cp x dp: {shared} assumed")
+    return shared
 
 
 def _ranks(
@@ -363,11 +363,11 @@ def _micro_batches(row: RunRow, micro_batch: int, data: int, notes: list[str]) -
 
 
 def _sequence_parallel(row: RunRow, engine: str, tensor: int, notes: list[str]) -> bool:
-    found = row.flag("sequence_parallel")
-    if found is None and tensor > 1:
-        found = ENGINES[engine].system in SEQUENCE_PARALLEL
-        notes.append(f"sequence_parallel is empty: {'on' if found else 'off'} assumed")
-    return bool(found) and tensor > 1
+    splits = row.flag("sequence_parallel")
+    if splits is None and tensor > 1:
+        splits = ENGINES[engine].system in SEQUENCE_PARALLEL
+        notes.append(f"sequence_parallel is empty: {'on' if splits else 'off'} assumed")
+    return bool(splits) and tensor > 1
 
 
 # Engines that predict the software of measured runs, and what rows leave to their recipes.

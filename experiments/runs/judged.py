@@ -26,14 +26,14 @@ class Judged:
     @property
     def predicted_s(self) -> float | None:
         """Predicted seconds of an iteration."""
-        found = self.answer.prediction
-        return None if found is None else found.iteration_s
+        prediction = self.answer.prediction
+        return None if prediction is None else prediction.iteration_s
 
     @property
     def longest_s(self) -> float | None:
         """The upper bound of the seconds of an iteration."""
-        found = self.answer.prediction
-        return None if found is None else found.iteration_s_high
+        prediction = self.answer.prediction
+        return None if prediction is None else prediction.iteration_s_high
 
     @property
     def predicted_gib(self) -> float | None:
@@ -58,10 +58,10 @@ class Judged:
     @property
     def is_inside(self) -> bool | None:
         """Whether the measured time lies within the predicted bounds."""
-        found = self.answer.prediction
-        if found is None or self.measured_s is None:
+        prediction = self.answer.prediction
+        if prediction is None or self.measured_s is None:
             return None
-        return found.iteration_s_low <= self.measured_s <= found.iteration_s_high
+        return prediction.iteration_s_low <= self.measured_s <= prediction.iteration_s_high
 
     @property
     def failed(self) -> bool:
@@ -159,8 +159,8 @@ def groups_of(
 ) -> Iterator[tuple[str, list[Judged]]]:
     """The rows in groups of an equal key, sorted by it as numbers where it is one."""
     groups: dict[str, list[Judged]] = defaultdict(list)
-    for one in rows:
-        groups[key(one)].append(one)
+    for row in rows:
+        groups[key(row)].append(row)
     yield from sorted(groups.items(), key=lambda group: _sortable(group[0]))
 
 
@@ -205,9 +205,9 @@ class Ranked:
     near: tuple[float, ...]
 
 
-def predicted_s(one: Judged) -> float | None:
+def predicted_s(run: Judged) -> float | None:
     """The seconds that a run is ordered by: the predicted ones."""
-    return one.predicted_s
+    return run.predicted_s
 
 
 def ranked(
@@ -221,11 +221,11 @@ def ranked(
     Runs are about as fast as the best one if they take longer by a share ``near`` at most.
     """
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
-    for one in rows:
-        seconds = by(one)
-        if seconds is not None and one.measured_s is not None:
-            group = tuple(text_of(one.row.cells, name) for name in TASK)
-            groups[group].append((seconds, one.measured_s))
+    for run in rows:
+        seconds = by(run)
+        if seconds is not None and run.measured_s is not None:
+            group = tuple(text_of(run.row.cells, name) for name in TASK)
+            groups[group].append((seconds, run.measured_s))
     for (model, gpus, *_), pairs in sorted(groups.items()):
         predicted, measured = zip(*pairs, strict=True)
         if len(pairs) >= FEWEST and len({*predicted}) > 1 < len({*measured}):
@@ -247,9 +247,9 @@ def _ranks(numbers: Sequence[float]) -> list[float]:
     return [mean(places[number]) for number in numbers]
 
 
-def _correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    middles = mean(one), mean(other)
-    pairs = [(a - middles[0], b - middles[1]) for a, b in zip(one, other, strict=True)]
+def _correlation(first: Sequence[float], other: Sequence[float]) -> float:
+    middles = mean(first), mean(other)
+    pairs = [(a - middles[0], b - middles[1]) for a, b in zip(first, other, strict=True)]
     spreads = [sum(pair[place] ** 2 for pair in pairs) for place in (0, 1)]
     return float(sum(a * b for a, b in pairs) / (spreads[0] * spreads[1]) ** 0.5)
 
@@ -283,21 +283,21 @@ def separation(rows: Sequence[Judged]) -> Separation:
     )
 
 
-def _fits(one: Judged) -> bool | None:
-    return None if one.answer.prediction is None else one.answer.prediction.fits
+def _fits(run: Judged) -> bool | None:
+    return None if run.answer.prediction is None else run.answer.prediction.fits
 
 
 def spreads(rows: Iterable[Judged]) -> list[float]:
     """For each configuration that was measured several times, the mean distance of its times from
     their median, as a share of the median."""
     times: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for one in rows:
-        if one.measured_s is not None:
-            times[_configuration(one.row.cells)].append(one.measured_s)
+    for run in rows:
+        if run.measured_s is not None:
+            times[_configuration(run.row.cells)].append(run.measured_s)
     return [
-        mean(abs(time / median(found) - 1) for time in found)
-        for found in times.values()
-        if len(found) > 1
+        mean(abs(time / median(seconds) - 1) for time in seconds)
+        for seconds in times.values()
+        if len(seconds) > 1
     ]
 
 

@@ -362,11 +362,11 @@ def _cluster(
     gpus_per_node: int,
     node_gbytes_per_s: float | None,
     profile: Profile | None,
-    own: Hardware | None,
+    of_caller: Hardware | None,
 ) -> Cluster:
     """The fewest whole nodes that hold the GPUs."""
-    if own is not None and own.name == gpus.hardware:
-        hardware = own
+    if of_caller is not None and of_caller.name == gpus.hardware:
+        hardware = of_caller
     else:
         hardware = _with_products(catalog.hardware(gpus.hardware), gpus.products_share)
     in_node = RACK if hardware.node.is_rack else gpus_per_node or hardware.node.gpus

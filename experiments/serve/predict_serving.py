@@ -71,14 +71,14 @@ def answers_of(
     path: Path, rows: Sequence[ServedRow | RefusedRow], good: Sequence[ServedRow], times: RowTimes
 ) -> Iterator[dict[str, Any]]:
     """The answers to a table's rows, in order, as plain data."""
-    place = {row.number: index for index, row in enumerate(good)}
+    number_of = {row.number: index for index, row in enumerate(good)}
     outcomes = outcomes_of(times)
     for row in rows:
         where = {"file": str(path), "row": row.number}
         if isinstance(row, RefusedRow):
             yield {**where, "error": row.problem}
         else:
-            index = place[row.number]
+            index = number_of[row.number]
             values = {name: float(outcomes[name][index]) for name in OUTCOMES}
             yield {**where, **answer_of(row, values, fits=bool(times.fits[index]))}
 

@@ -155,9 +155,9 @@ class RowModel:
             is_enough = state.requests_per_s.reshape(tried.shape) >= rate[:, None]
             # The last one stands for all limits that are not enough.
             is_enough[:, -1] = True
-            place = np.argmax(is_enough, axis=1)[:, None]
+            reached = np.argmax(is_enough, axis=1)[:, None]
             places = np.concatenate([low[:, None], tried], axis=1)
-            low, high = (np.take_along_axis(places, place + add, axis=1)[:, 0] for add in (0, 1))
+            low, high = (np.take_along_axis(places, reached + add, axis=1)[:, 0] for add in (0, 1))
         state = steady_state(of, by, self._load(rows, high))
         answer_s = state.first_s + self.output[rows] * state.token_s
         arrival_s = requests / np.minimum(rate, state.requests_per_s)

@@ -175,11 +175,11 @@ def _fewest(question: ServingQuestion, options: argparse.Namespace) -> int:
             reached = best[0]
             if reached.requests_per_s >= question.goals.requests_per_s:
                 return _tell_fewest(question, reached, options)
-    told = "no layout meets the latency goals"
+    reason = "no layout meets the latency goals"
     if reached is not None:
         rate = reached.requests_per_s
-        told = f"{reached.plan.gpus} GPUs reach {rate:.2f} requests/s ({reached.plan.text})"
-    print(f"Not reached with {SIZES[-1]} GPUs: {told}.")
+        reason = f"{reached.plan.gpus} GPUs reach {rate:.2f} requests/s ({reached.plan.text})"
+    print(f"Not reached with {SIZES[-1]} GPUs: {reason}.")
     return NO_ANSWER
 
 
@@ -225,19 +225,19 @@ def _nearest(
     return near
 
 
-def _mapping(question: ServingQuestion, one: ServedPlan) -> dict[str, Any]:
-    output = one.requests_per_s * question.load.mean_output
+def _mapping(question: ServingQuestion, served_plan: ServedPlan) -> dict[str, Any]:
+    output = served_plan.requests_per_s * question.load.mean_output
     dollars = None
     if question.dollars is not None:
-        dollars = question.dollars * one.plan.gpus / HOUR_S / output * MILLION
+        dollars = question.dollars * served_plan.plan.gpus / HOUR_S / output * MILLION
     return {
-        "plan": one.plan.text,
-        "scheduler": one.plan.scheduler,
-        "in_flight": round(one.in_flight, 1),
-        "ttft_s": one.first_s,
-        "tpot_s": one.token_s,
-        "requests_per_s": one.requests_per_s,
-        "output_tokens_per_s_per_gpu": output / one.plan.gpus,
+        "plan": served_plan.plan.text,
+        "scheduler": served_plan.plan.scheduler,
+        "in_flight": round(served_plan.in_flight, 1),
+        "ttft_s": served_plan.first_s,
+        "tpot_s": served_plan.token_s,
+        "requests_per_s": served_plan.requests_per_s,
+        "output_tokens_per_s_per_gpu": output / served_plan.plan.gpus,
         "dollars_per_million_tokens": dollars,
     }
 
@@ -266,23 +266,25 @@ def _lines(plan: ServingPlan, engine: str | None) -> list[str]:
     return [] if engine is None else exported_lines(plan, engine)
 
 
-def _played(question: ServingQuestion, one: ServedPlan) -> dict[str, float] | None:
+def _played(question: ServingQuestion, served_plan: ServedPlan) -> dict[str, float] | None:
     """Percentiles of the best plan, its requests played one by one; None for separate GPUs."""
-    if one.plan.prefill is not None:
+    if served_plan.plan.prefill is not None:
         return None
-    layout = one.plan.layout
+    layout = served_plan.plan.layout
     columns = LayoutColumns.of([layout])
     by = {name: np.array([value]) for name, value in question.constants.items()}
     capacity = int(capacity_tokens(columns, by)[0])
     load = question.load
     if question.goals.requests_per_s is None and not any(load.arrivals_s):
-        in_flight = max(1, round(one.in_flight))
+        in_flight = max(1, round(served_plan.in_flight))
         load = replace(_repeated(load, WAVES * in_flight), in_flight=in_flight)
     batching = Batching(
-        capacity=capacity, budget=one.plan.budget, sequences=one.plan.sequences * layout.dp
+        capacity=capacity,
+        budget=served_plan.plan.budget,
+        sequences=served_plan.plan.sequences * layout.dp,
     )
-    clock = StepClock.of(layout, question.constants, most=min(1024, one.plan.sequences))
-    played = play_continuous(load, clock, batching, replicas=one.plan.replicas)
+    clock = StepClock.of(layout, question.constants, most=min(1024, served_plan.plan.sequences))
+    played = play_continuous(load, clock, batching, replicas=served_plan.plan.replicas)
     client_s = question.constants["first"]
     first = [client_s + (done.first_s or 0.0) - done.arrival_s for done in played.requests]
     each = [
@@ -325,15 +327,15 @@ def _print(
         "$/M",
     ]
 
-    def line(one: ServedPlan) -> list[object]:
-        row = _mapping(question, one)
+    def line(served_plan: ServedPlan) -> list[object]:
+        row = _mapping(question, served_plan)
         dollars = row["dollars_per_million_tokens"]
         return [
-            one.plan.text,
-            f"{one.in_flight:.0f}",
-            f"{one.first_s:.3f}",
-            f"{1e3 * one.token_s:.2f}",
-            f"{one.requests_per_s:.2f}",
+            served_plan.plan.text,
+            f"{served_plan.in_flight:.0f}",
+            f"{served_plan.first_s:.3f}",
+            f"{1e3 * served_plan.token_s:.2f}",
+            f"{served_plan.requests_per_s:.2f}",
             f"{row['output_tokens_per_s_per_gpu']:.0f}",
             "-" if dollars is None or not math.isfinite(dollars) else f"{dollars:.2f}",
         ]

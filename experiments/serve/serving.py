@@ -373,7 +373,7 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
     """Gains over all cases, by GPU and by load, and without each ingredient."""
     gains = [row["gain"] for row in rows]
     first = [row["gain_over_prompts_first"] for row in rows]
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "cases": len(rows),
         "gain": {"mean": mean(gains), "least": min(gains), "most": max(gains)},
         "gain over prompts first": {"mean": mean(first), "least": min(first), "most": max(first)},
@@ -381,15 +381,15 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
     for key in ("gpu", "load", "model"):
         for value in dict.fromkeys(row[key] for row in rows):
             chosen = [row["gain"] for row in rows if row[key] == value]
-            found[f"gain, {value}"] = geometric_mean(chosen)
+            summary[f"gain, {value}"] = geometric_mean(chosen)
     for name in ("without_resharding", "without_tiers", "without_thresholds"):
-        found[name.replace("_", " ")] = mean(row[name] for row in rows)
+        summary[name.replace("_", " ")] = mean(row[name] for row in rows)
     ratios = [abs(math.log(row["closed_form_ratio"])) for row in rows]
-    found["closed form over played, median"] = math.exp(sorted(ratios)[len(ratios) // 2])
-    found["closed form's pick over the best"] = mean(
+    summary["closed form over played, median"] = math.exp(sorted(ratios)[len(ratios) // 2])
+    summary["closed form's pick over the best"] = mean(
         row["closed_form_pick_over_best"] for row in rows
     )
-    return found
+    return summary
 
 
 # The words of Seesaw's evaluation: what the best pairs bring, where their time goes, and why.

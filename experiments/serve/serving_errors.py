@@ -65,7 +65,7 @@ def report_of(
         "requests a second (derived from both times): pairs that differ by over 5 % in the right "
         "order, and the measured rate of the best over that of the layout predicted best."
     )
-    words = [about, *tables, of_ranks, table(rank_head, ranks)]
+    paragraphs = [about, *tables, of_ranks, table(rank_head, ranks)]
     picture = Bars(
         name="serving-errors",
         caption="Median errors of runs left out of the fit.",
@@ -75,7 +75,7 @@ def report_of(
         log_y=True,
     )
     title = "Serving: errors of predictions"
-    return Report(title=title, words=words, summary=summary, pictures=[picture])
+    return Report(title=title, words=paragraphs, summary=summary, pictures=[picture])
 
 
 def _of(errors: Sequence[Mapping[str, Any]], by: str) -> list[Mapping[str, Any]]:
@@ -130,13 +130,13 @@ def groups_of_layouts(apart: LeftOut) -> Iterator[tuple[Floats, Floats]]:
     layout on several dates and versions the geometric mean."""
     measured, predicted = apart.measured["requests_per_s"], apart.predicted["requests_per_s"]
     groups: dict[Any, dict[Any, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for place, row in enumerate(apart.rows):
-        if row.kind != "closed loop" or row.prefill or not np.isfinite(measured[place]):
+    for index, row in enumerate(apart.rows):
+        if row.kind != "closed loop" or row.prefill or not np.isfinite(measured[index]):
             continue
         layout = row.layout
         same = (layout.model.name, layout.gpu, layout.engine, layout.weights)
         load = (row.gpus, round(row.prompt), round(row.output), row.in_flight)
-        groups[same + load][layout.tp, layout.pp, layout.ep, layout.dp].append(place)
+        groups[same + load][layout.tp, layout.pp, layout.ep, layout.dp].append(index)
     for layouts in groups.values():
         if len(layouts) > 1:
             yield (

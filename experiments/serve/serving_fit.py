@@ -49,30 +49,30 @@ def measured_of(rows: Sequence[ServedRow]) -> dict[str, Floats]:
     def column(values: Iterator[float | None]) -> Floats:
         return np.array([np.nan if value is None else value for value in values])
 
-    found = {name: column(getattr(row, name) for row in rows) for name in OUTCOMES[:3]}
+    by_outcome = {name: column(getattr(row, name) for row in rows) for name in OUTCOMES[:3]}
     in_flight = np.array([row.in_flight for row in rows])
     output = np.array([row.output for row in rows])
     closed = np.array([row.kind == "closed loop" for row in rows])
-    loop = in_flight / (found["first_s"] + np.maximum(output - 1, 1) * found["token_s"])
-    rate = np.where(closed, loop, found["output_per_s"] / output)
-    return {**found, "requests_per_s": rate}
+    loop = in_flight / (by_outcome["first_s"] + np.maximum(output - 1, 1) * by_outcome["token_s"])
+    rate = np.where(closed, loop, by_outcome["output_per_s"] / output)
+    return {**by_outcome, "requests_per_s": rate}
 
 
 def contradicted(rows: Sequence[ServedRow]) -> set[int]:
     """Places of runs of a layout under one load whose time per token falls clearly while more
     requests are in flight: no steady state does, so a fit would learn from something else."""
     layouts: dict[object, list[int]] = defaultdict(list)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.kind == "closed loop" and row.token_s is not None:
             key = (row.run, row.layout, row.prefill, row.workers, row.prompt, row.output)
-            layouts[key].append(place)
-    found: set[int] = set()
+            layouts[key].append(index)
+    places_found: set[int] = set()
     for places in layouts.values():
         runs = [(rows[place].in_flight, rows[place].token_s or 0.0) for place in places]
         pairs = permutations(runs, 2)
         if any(few < many and slow > FALLS * fast for (few, slow), (many, fast) in pairs):
-            found.update(places)
-    return found
+            places_found.update(places)
+    return places_found
 
 
 def constants_of_rows(every: Sequence[ServedRow]) -> EngineConstants:
@@ -132,11 +132,11 @@ class LeftOut:
         groups = np.array(self.groups)
         inside, total = 0, 0
         for group in dict.fromkeys(self.groups):
-            own, others = self.logs(outcome, groups == group), self.logs(outcome, groups != group)
-            if len(own) and len(others):
+            inner, others = self.logs(outcome, groups == group), self.logs(outcome, groups != group)
+            if len(inner) and len(others):
                 low, high = np.log(_tails(others))
-                inside += int(np.sum((own >= low) & (own <= high)))
-                total += len(own)
+                inside += int(np.sum((inner >= low) & (inner <= high)))
+                total += len(inner)
         return inside / total if total else float("nan")
 
 

@@ -50,15 +50,15 @@ class KeptRun:
             inside = f"; runs lie in it: {', '.join(runs[:8])}" if runs else ""
             reject(f"{path}: holds no config.json, report.md or rows.jsonl of a run{inside}")
         made = read_json(config) if config.is_file() else {}
-        found = read_rows(rows)
+        kept_rows = read_rows(rows)
         return cls(
             path=path,
             command=_command(made),
             made=made,
             words=text_in(report) if report.is_file() else "",
             pictures=dict(_pictures(path)),
-            rows=[flat_row(row) for row in found[:MOST_ROWS]],
-            all_rows=len(found),
+            rows=[flat_row(row) for row in kept_rows[:MOST_ROWS]],
+            all_rows=len(kept_rows),
         )
 
     @property
@@ -111,14 +111,14 @@ def show(options: argparse.Namespace) -> int:
 
 def page_of(runs: Sequence[KeptRun]) -> str:
     """The page, as the text of a file."""
-    own = files("experiments.shown")
-    script = own.joinpath("show.js").read_text(encoding="utf-8")
-    style = own.joinpath("show.css").read_text(encoding="utf-8")
+    folder = files("experiments.shown")
+    script = folder.joinpath("show.js").read_text(encoding="utf-8")
+    style = folder.joinpath("show.css").read_text(encoding="utf-8")
     # Scripts that stand in a report do not run: the page names the one that may.
     allowed = b64encode(sha256(script.encode()).digest()).decode()
     sections = [*_together(runs), *(_section(run, place) for place, run in enumerate(runs))]
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs"
-    return Template(own.joinpath("show.html").read_text(encoding="utf-8")).substitute(
+    return Template(folder.joinpath("show.html").read_text(encoding="utf-8")).substitute(
         title=html.escape(title),
         allowed=allowed,
         style=style,
@@ -132,8 +132,8 @@ def _contents(runs: Sequence[KeptRun]) -> Iterator[str]:
     """Links to the runs, where there are several."""
     if len(runs) > 1:
         yield "<nav aria-label='Runs'><ul>"
-        for place, run in enumerate(runs):
-            yield f'<li><a href="#{_anchor(run, place)}">{html.escape(_called(run))}</a></li>'
+        for number, run in enumerate(runs):
+            yield f'<li><a href="#{_anchor(run, number)}">{html.escape(_called(run))}</a></li>'
         yield "</ul></nav>"
 
 
@@ -150,26 +150,26 @@ def _together(runs: Sequence[KeptRun]) -> Iterator[str]:
             yield "</section>"
 
 
-def _section(run: KeptRun, place: int) -> str:
+def _section(run: KeptRun, number: int) -> str:
     """A run: how it was made, its words and pictures, its rows."""
     # A report begins with the command itself.
     is_told = not run.command or run.words
     made = "" if is_told else f'<pre tabindex="0">{html.escape(run.command)}</pre>'
-    words, shown = _words(run)
+    text, shown = _words(run)
     others = [_figure(name, run.pictures[name], name) for name in run.pictures if name not in shown]
     cut = f" (the first {MOST_ROWS:,})" if run.all_rows > MOST_ROWS else ""
     rows = _data(run.rows, f"{run.all_rows:,} rows{cut}") if run.rows else ""
-    head = f'<section id="{_anchor(run, place)}"><h2>{html.escape(_called(run))}</h2>'
+    head = f'<section id="{_anchor(run, number)}"><h2>{html.escape(_called(run))}</h2>'
     versions = _versions(run.made)
-    return "\n".join([head, made, words, *others, rows, versions, "</section>"])
+    return "\n".join([head, made, text, *others, rows, versions, "</section>"])
 
 
 def _called(run: KeptRun) -> str:
     return run.title if run.title == run.name else f"{run.title} ({run.name})"
 
 
-def _anchor(run: KeptRun, place: int) -> str:
-    return f"{_PART.sub('-', run.name.lower()).strip('-') or 'run'}-{place}"
+def _anchor(run: KeptRun, number: int) -> str:
+    return f"{_PART.sub('-', run.name.lower()).strip('-') or 'run'}-{number}"
 
 
 def _words(run: KeptRun) -> tuple[str, set[str]]:
@@ -201,8 +201,8 @@ def _words(run: KeptRun) -> tuple[str, set[str]]:
 
 
 def _figure(name: str, address: str, caption: str) -> str:
-    told = html.escape(caption or name)
-    return f'<figure><img alt="{told}" src="{address}"></figure>'
+    caption_text = html.escape(caption or name)
+    return f'<figure><img alt="{caption_text}" src="{address}"></figure>'
 
 
 def _data(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
@@ -224,6 +224,6 @@ def _versions(made: Mapping[str, Any]) -> str:
     versions = made.get("versions")
     if not isinstance(versions, Mapping):
         return ""
-    told = [f"{name} {version}" for name, version in versions.items() if version]
+    versions_told = [f"{name} {version}" for name, version in versions.items() if version]
     revision = [f"revision {made['revision']}"] if made.get("revision") else []
-    return f'<p class="soft">Made with {html.escape(", ".join([*revision, *told]))}.</p>'
+    return f'<p class="soft">Made with {html.escape(", ".join([*revision, *versions_told]))}.</p>'

@@ -59,13 +59,13 @@ def contenders(
         return _searched(workload, cluster, count, seed)
     jobs = dict.fromkeys(_of_grid(system, workload, cluster))
     answers = ((job, predicted(job)) for job in jobs)
-    found = [
+    candidates = [
         Contender(job=job, prediction=None if isinstance(answer, InputError) else answer)
         for job, answer in answers
     ]
     if system == "megatron":
-        found += _of_megatron(workload, cluster)
-    return sorted(found, key=_order)[:count]
+        candidates += _of_megatron(workload, cluster)
+    return sorted(candidates, key=_order)[:count]
 
 
 def _order(contender: Contender) -> tuple[bool, float]:
@@ -84,8 +84,8 @@ def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> li
         if len(plans) < count:
             searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
             result = searcher.search(problem, space_of("mist"), BUDGET, seed)
-            found = [] if result.plan is None else [result.plan]
-            plans |= dict.fromkeys([*found, *(rival.plan for rival in result.rivals)])
+            best = [] if result.plan is None else [result.plan]
+            plans |= dict.fromkeys([*best, *(rival.plan for rival in result.rivals)])
     searched = [
         Contender(
             job=Job(workload=workload, cluster=cluster, plan=plan),
@@ -132,9 +132,9 @@ def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]
         }
         plan = Plan(micro_batches=sequences // micro_batch, stages=(StagePlan.of_values(values),))
         job = Job(workload=workload, cluster=cluster, plan=plan)
-        said = nearest(job, TARGETS[TARGET[system]]).job
+        sayable = nearest(job, TARGETS[TARGET[system]]).job
         # FSDP2 alone recomputes whichever blocks it is told to.
-        yield job if system == "fsdp" else replace(said, cluster=cluster)
+        yield job if system == "fsdp" else replace(sayable, cluster=cluster)
 
 
 def _lacks(system: str, states: Mapping[str, float], cluster: Cluster) -> bool:

@@ -52,10 +52,10 @@ def report_of(
     lines: list[Sequence[object]] = []
     gains: dict[str, list[float]] = {system: [] for system in systems if system != OURS}
     for case in cases:
-        found = {system: _best_s(rows, case, system) for system in systems}
-        ours = found.get(OURS)
+        best = {system: _best_s(rows, case, system) for system in systems}
+        ours = best.get(OURS)
         for system in systems:
-            seconds, spread, predicted_s = found[system] or (None, None, None)
+            seconds, spread, predicted_s = best[system] or (None, None, None)
             gain = None
             if ours is not None and ours[0] and seconds and system != OURS:
                 gain = seconds / ours[0]
@@ -72,13 +72,15 @@ def report_of(
     means = {
         _name(rows, system): geometric_mean(ratios) for system, ratios in gains.items() if ratios
     }
-    words = [table(HEAD, lines)]
-    words += configurations([row for row in rows if TIMING in row])
-    words += [f"over {name}: {mean:.2f}x in geometric mean" for name, mean in means.items()]
+    paragraphs = [table(HEAD, lines)]
+    paragraphs += configurations([row for row in rows if TIMING in row])
+    paragraphs += [f"over {name}: {mean:.2f}x in geometric mean" for name, mean in means.items()]
     if left:
-        words.append(f"{left} of {len(cases)} cases are not finished.")
+        paragraphs.append(f"{left} of {len(cases)} cases are not finished.")
     return Report(
-        title="Measured speedups", words=words, summary={TIMING: {"speedups": means}, "left": left}
+        title="Measured speedups",
+        words=paragraphs,
+        summary={TIMING: {"speedups": means}, "left": left},
     )
 
 
@@ -107,8 +109,8 @@ def _best_s(
     rows: Sequence[Row], case: SpeedupCase, system: str
 ) -> tuple[float, float, float | None] | None:
     """The median of the repeats of a system's best plan, their spread, and its prediction."""
-    own = [row for row in _rows_of(rows, case, system) if TIMING in row]
-    last = [row for row in own if row["phase"] == "repeat"] or own[:1]
+    of_system = [row for row in _rows_of(rows, case, system) if TIMING in row]
+    last = [row for row in of_system if row["phase"] == "repeat"] or of_system[:1]
     if not last:
         return None
     seconds = [row[TIMING]["median_s"] for row in last]
@@ -175,12 +177,12 @@ def _measured(options: argparse.Namespace, nodes: Nodes) -> int:
     return study.end(report_of(cases, study.rows, systems, left), DONE)
 
 
-def _leads(options: argparse.Namespace, said: Mapping[str, str]) -> bool:
+def _leads(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
     """Whether this process leads its node: under torchrun the first of each node does. Plans are
     for as many nodes and GPUs as torchrun has; their runs have launchers of their own."""
-    options.nodes = int(said.get("GROUP_WORLD_SIZE", "1"))
-    options.gpus_per_node = int(said.get("LOCAL_WORLD_SIZE", options.gpus_per_node))
-    return said.get("LOCAL_RANK", "0") == "0"
+    options.nodes = int(environment.get("GROUP_WORLD_SIZE", "1"))
+    options.gpus_per_node = int(environment.get("LOCAL_WORLD_SIZE", options.gpus_per_node))
+    return environment.get("LOCAL_RANK", "0") == "0"
 
 
 def chosen_systems(text: str) -> list[str]:
@@ -292,7 +294,7 @@ class _UnderWay:
         left_s = self.ends_s - time.perf_counter()
         if left_s < SHORTEST_S:
             return None
-        told = run_trial(
+        outcome = run_trial(
             system,
             contender.job,
             steps=options.steps,
@@ -301,11 +303,11 @@ class _UnderWay:
             longest_s=left_s,
             nodes=self.nodes,
         )
-        if told is None:
+        if outcome is None:
             return None
-        told = held_against(told, ours, contender.job.workload.precision)
-        progress(f"{case.words}: {system}, {run[0]} {run[1]}: {_outcome_words(told)}")
-        return {**row, **told}
+        outcome = held_against(outcome, ours, contender.job.workload.precision)
+        progress(f"{case.words}: {system}, {run[0]} {run[1]}: {_outcome_words(outcome)}")
+        return {**row, **outcome}
 
 
 def _contenders(case: SpeedupCase, system: str, options: argparse.Namespace) -> list[Contender]:
@@ -321,5 +323,5 @@ def _contenders(case: SpeedupCase, system: str, options: argparse.Namespace) -> 
     return contenders(system, workload, cluster, options.trials, options.seed)
 
 
-def _outcome_words(told: Row) -> str:
-    return f"{told[TIMING]['median_s']:.3f} s" if TIMING in told else str(told["outcome"])
+def _outcome_words(outcome: Row) -> str:
+    return f"{outcome[TIMING]['median_s']:.3f} s" if TIMING in outcome else str(outcome["outcome"])

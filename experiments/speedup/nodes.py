@@ -34,23 +34,23 @@ class Nodes:
     _over_since: float | None = field(default=None, init=False)
 
     @classmethod
-    def of(cls, said: Mapping[str, str]) -> Self:
+    def of(cls, environment: Mapping[str, str]) -> Self:
         """The nodes that torchrun says; one without torchrun."""
-        count = int(said.get("GROUP_WORLD_SIZE", "1"))
+        count = int(environment.get("GROUP_WORLD_SIZE", "1"))
         if count == 1:
             return cls()
         from torch import distributed  # noqa: PLC0415 (needs torch)
 
-        own, address = int(said["GROUP_RANK"]), said["MASTER_ADDR"]
-        has_one = said.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        rank, address = int(environment["GROUP_RANK"]), environment["MASTER_ADDR"]
+        has_one = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         store = distributed.TCPStore(  # type: ignore[attr-defined]
             address,
-            int(said["MASTER_PORT"]),
-            is_master=own == 0 and not has_one,
+            int(environment["MASTER_PORT"]),
+            is_master=rank == 0 and not has_one,
             wait_for_workers=False,
             timeout=LONGEST_WAIT,
         )
-        return cls(count=count, own=own, address=address, store=store)
+        return cls(count=count, own=rank, address=address, store=store)
 
     def launcher(self, ranks: int, port: int | None) -> list[str]:
         """The words that start this node's part of so many ranks; the first node listens at the

@@ -16,30 +16,30 @@ CONFIGURATION = "configuration"
 
 
 def held_against(
-    told: dict[str, Any], losses: Sequence[float] | None, precision: str
+    trial: dict[str, Any], losses: Sequence[float] | None, precision: str
 ) -> dict[str, Any]:
     """What a run says; where its losses are not those of ``losses``, its outcome says so, and it
     has no time. Without ``losses`` nothing is compared."""
-    if losses is None or "losses" not in told:
-        return told
-    for step, (theirs, ours) in enumerate(zip(told["losses"], losses, strict=False), start=1):
+    if losses is None or "losses" not in trial:
+        return trial
+    for step, (theirs, ours) in enumerate(zip(trial["losses"], losses, strict=False), start=1):
         # A loss that is no number is none of ours either.
         if not abs(theirs - ours) <= ROUNDING[precision] * abs(ours):
-            kept = {name: value for name, value in told.items() if name != TIMING}
+            kept = {name: value for name, value in trial.items() if name != TIMING}
             outcome = f"trains something else: loss {theirs:.6g} in step {step}, ours is {ours:.6g}"
             return {**kept, "outcome": outcome}
-    return told
+    return trial
 
 
 def configurations(rows: Sequence[Row]) -> list[str]:
     """The configuration of each system's best plan beside the others', as their objects say it."""
-    told = {row["system"]: row for row in rows if CONFIGURATION in row}
-    if not told:
+    by_system = {row["system"]: row for row in rows if CONFIGURATION in row}
+    if not by_system:
         return []
-    parts = [row[CONFIGURATION] for row in told.values()]
+    parts = [row[CONFIGURATION] for row in by_system.values()]
     names = [name for name in parts[0] if name != "system"]
     lines = [[name.replace("_", " "), *(part[name] for part in parts)] for name in names]
-    lines.append(["plan", *(row["plan_line"] for row in told.values())])
+    lines.append(["plan", *(row["plan_line"] for row in by_system.values())])
     return [
         "How each system trained, as its own objects say it, and the plan of its last run:",
         table(["", *(part["system"] for part in parts)], lines),

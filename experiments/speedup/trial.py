@@ -56,13 +56,13 @@ def run_trial(
     run = {"system": system, "job": job_to_mapping(job), "seconds": seconds}
     run |= {"steps": steps, "device": device, "seed": seed}
     port = nodes.announce(run)
-    told = _own_part({**run, "port": port}, job, nodes)
-    nodes.over(told["outcome"])
-    if told["outcome"] == OVERDUE and longest_s < LONGEST_S:
+    outcome = _own_part({**run, "port": port}, job, nodes)
+    nodes.over(outcome["outcome"])
+    if outcome["outcome"] == OVERDUE and longest_s < LONGEST_S:
         return None
-    if told["outcome"] != "ran" and SHORT in nodes.outcomes():
+    if outcome["outcome"] != "ran" and SHORT in nodes.outcomes():
         return {"outcome": SHORT}
-    return told
+    return outcome
 
 
 def take_part(nodes: Nodes) -> None:
@@ -86,13 +86,13 @@ def _own_part(run: Mapping[str, Any], job: Job, nodes: Nodes) -> dict[str, Any]:
         if done is None:
             return {"outcome": ENDED_ELSEWHERE if nodes.outcomes() else OVERDUE}
         if run["system"] == OURS:
-            said = _json_line(done.stdout)
-            found = said and _of_ours(said, job)
+            printed = _json_line(done.stdout)
+            result = printed and _of_ours(printed, job)
         else:
-            found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
+            result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
     if nodes.own > 0 and done.returncode == 0:
         return {"outcome": "ran"}
-    return _told(found, done.stderr)
+    return _told(result, done.stderr)
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
@@ -112,40 +112,40 @@ def _words(run: Mapping[str, Any], job: Job, plan: Path, out: Path, nodes: Nodes
         worker = ["experiments.run_plan", str(plan), "--json", "--steps", str(run["steps"])]
         worker += ["--device", run["device"], "--seed", str(run["seed"])]
         return [sys.executable, *(launcher if ranks > 1 else []), "-m", *worker]
-    said = {name: run[name] for name in ("system", "steps", "device", "seed")}
-    said |= {"plan": str(plan), "cap_gib": job.cluster.memory_gib, "out": str(out)}
-    worker = ["-m", "experiments.training.baseline_worker", json.dumps(said)]
+    settings = {name: run[name] for name in ("system", "steps", "device", "seed")}
+    settings |= {"plan": str(plan), "cap_gib": job.cluster.memory_gib, "out": str(out)}
+    worker = ["-m", "experiments.training.baseline_worker", json.dumps(settings)]
     return [sys.executable, *launcher, *worker]
 
 
-def _of_ours(said: Mapping[str, Any], job: Job) -> dict[str, Any]:
+def _of_ours(printed: Mapping[str, Any], job: Job) -> dict[str, Any]:
     """What a run of this package says, in the words of other systems."""
     from runtime.baselines.baseline import Configuration  # noqa: PLC0415 (needs torch)
 
     configuration = asdict(Configuration.of_ours(job))
     return {
-        "losses": said["losses"],
-        "seconds": said["iteration_s"],
+        "losses": printed["losses"],
+        "seconds": printed["iteration_s"],
         CONFIGURATION: configuration,
     }
 
 
 def _json_line(text: str) -> Mapping[str, Any] | None:
     lines = [line for line in text.splitlines() if line.startswith("{")]
-    found: Mapping[str, Any] | None = json.loads(lines[-1]) if lines else None
-    return found
+    printed: Mapping[str, Any] | None = json.loads(lines[-1]) if lines else None
+    return printed
 
 
-def _told(found: Mapping[str, Any] | None, errors: str) -> dict[str, Any]:
-    if found is None:
+def _told(result: Mapping[str, Any] | None, errors: str) -> dict[str, Any]:
+    if result is None:
         is_short = SHORT in errors or "does not fit" in errors
         return {"outcome": SHORT if is_short else last_words(errors, "no answer")}
-    if "error" in found:
-        return {"outcome": str(found["error"])}
-    seconds = found["seconds"][WARM_UPS:] or found["seconds"]
+    if "error" in result:
+        return {"outcome": str(result["error"])}
+    seconds = result["seconds"][WARM_UPS:] or result["seconds"]
     return {
         "outcome": "ran",
-        "losses": found["losses"],
-        CONFIGURATION: found[CONFIGURATION],
+        "losses": result["losses"],
+        CONFIGURATION: result[CONFIGURATION],
         "timing": {"seconds": seconds, "median_s": median(seconds)},
     }

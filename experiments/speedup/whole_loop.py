@@ -85,17 +85,19 @@ def whole_loop(options: argparse.Namespace) -> int:
     # In turn, so that a machine that slows down slows every plan down.
     for number, entry in study.counted([*product(range(options.repeats), entries)], "runs"):
         row = _described(entry, number)
-        told = earlier.get(_key(row))
-        if told is None:
+        outcome = earlier.get(_key(row))
+        if outcome is None:
             settings = {"steps": options.steps, "device": options.device, "seed": options.seed}
-            told = run_trial(entry.system, entry.contender.job, **settings)
-            assert told is not None
-            told = held_against(told, ours, workload.precision)
-            seconds = told.get(TIMING, {}).get("median_s")
-            progress(f"{entry.name}: {told['outcome'] if seconds is None else f'{seconds:.3f} s'}")
-        if entry.system == OURS and TIMING in told:
-            ours = ours or told.get("losses")
-        study.add({**told, **row})
+            outcome = run_trial(entry.system, entry.contender.job, **settings)
+            assert outcome is not None
+            outcome = held_against(outcome, ours, workload.precision)
+            seconds = outcome.get(TIMING, {}).get("median_s")
+            progress(
+                f"{entry.name}: {outcome['outcome'] if seconds is None else f'{seconds:.3f} s'}"
+            )
+        if entry.system == OURS and TIMING in outcome:
+            ours = ours or outcome.get("losses")
+        study.add({**outcome, **row})
     return study.end(report(study.rows, hardware, has_priority=_has_priority()), DONE)
 
 
@@ -130,13 +132,13 @@ def _own(
     devices = hardware.node.gpus
     clusters = [Cluster(hardware=hardware, nodes=1, gpus_per_node=n) for n in sorted({1, devices})]
     count, seed = min(options.trials, options.plans), options.seed
-    found = {one.job.plan: one for one in contenders(OURS, workload, clusters[-1], count, seed)}
-    searched = len(found)
+    entries = {one.job.plan: one for one in contenders(OURS, workload, clusters[-1], count, seed)}
+    searched = len(entries)
     for contender in _drawn(workload, clusters, seed):
-        if len(found) >= options.plans:
+        if len(entries) >= options.plans:
             break
-        found.setdefault(contender.job.plan, contender)
-    for number, contender in enumerate(found.values(), start=1):
+        entries.setdefault(contender.job.plan, contender)
+    for number, contender in enumerate(entries.values(), start=1):
         yield LoopEntry(
             name=f"{number:02d}", system=OURS, is_trial=number <= searched, contender=contender
         )
@@ -282,22 +284,22 @@ def report(rows: Sequence[Row], hardware: Hardware, *, has_priority: bool) -> Re
     """The table, the error of predictions, whether their order is right, and speedups."""
     by_name = grouped(rows, lambda row: row["name"])
     ran = [Measured.of(own) for own in by_name.values() if any(TIMING in row for row in own)]
-    words = [f"Measured on {hardware.description or hardware.name}."]
+    paragraphs = [f"Measured on {hardware.description or hardware.name}."]
     if has_priority:
-        words.append(PRIORITY)
-    words += [table(HEAD, [one.line for one in ran])] if ran else []
-    words += [
+        paragraphs.append(PRIORITY)
+    paragraphs += [table(HEAD, [one.line for one in ran])] if ran else []
+    paragraphs += [
         f"{row['name']}: {row['outcome']}"
-        for own in by_name.values()
-        for row in own[:1]
-        if not any(TIMING in row for row in own)
+        for rows_of_name in by_name.values()
+        for row in rows_of_name[:1]
+        if not any(TIMING in row for row in rows_of_name)
     ]
-    own = [one for one in ran if one.system == OURS]
-    summary: dict[str, Any] = {"plans": len(own)}
-    if own:
+    of_ours = [one for one in ran if one.system == OURS]
+    summary: dict[str, Any] = {"plans": len(of_ours)}
+    if of_ours:
         speedups = _speedups(ran)
-        summary[TIMING] = _judged(own) | {"speedups": [asdict(one) for one in speedups]}
-        words += _words(summary[TIMING], len(own)) + [one.words for one in speedups]
+        summary[TIMING] = _judged(of_ours) | {"speedups": [asdict(one) for one in speedups]}
+        paragraphs += _words(summary[TIMING], len(of_ours)) + [one.words for one in speedups]
     picture = Bars(
         name="whole_loop",
         caption="Seconds of a step, predicted and measured.",
@@ -311,19 +313,19 @@ def report(rows: Sequence[Row], hardware: Hardware, *, has_priority: bool) -> Re
     both = [*beside("whole_loop"), *beside("whole_loop-one-core")]
     return Report(
         title="The whole loop on one machine",
-        words=words,
+        words=paragraphs,
         summary=summary,
         pictures=[picture] if ran else [],
         beside=both if hardware.gpu.cores else (),
     )
 
 
-def _judged(own: Sequence[Measured]) -> dict[str, Any]:
+def _judged(ours: Sequence[Measured]) -> dict[str, Any]:
     """The errors of predictions, and pairs of plans far apart whose order is predicted right."""
-    errors = [abs(one.error) for one in own]
+    errors = [abs(one.error) for one in ours]
     pairs = [
-        (one, other) if one.seconds < other.seconds else (other, one)
-        for one, other in combinations(own, 2)
+        (first, other) if first.seconds < other.seconds else (other, first)
+        for first, other in combinations(ours, 2)
     ]
     apart = [(one, other) for one, other in pairs if other.seconds > APART * one.seconds]
     wrong = [(one, other) for one, other in apart if one.predicted_s >= other.predicted_s]

@@ -160,7 +160,7 @@ def _row(what: str, number: int, seconds: float) -> Row:
 
 def _report(rows: Sequence[Row], where: str) -> Report:
     rates = {row["what"]: row[TIMING]["a_second"] for row in rows}
-    words = [
+    paragraphs = [
         f"{where}. CPU seconds of one process on one core.",
         table_of(
             rows,
@@ -179,16 +179,16 @@ def _report(rows: Sequence[Row], where: str) -> Report:
             "over_concrete": rates[COSTS] / rates[CONCRETE],
             "over_every_block": rates[COSTS] / rates[EVERY_BLOCK],
         }
-        words.append(
+        paragraphs.append(
             "Memory and times of a stage candidate take "
             f"1/{summary['over_every_block']:,.0f} of a concrete run of every block, and "
             f"1/{summary['over_concrete']:,.0f} of a concrete trace and evaluation of one block."
         )
     else:
-        words.append("Concrete traces are left out, because torch is not installed.")
+        paragraphs.append("Concrete traces are left out, because torch is not installed.")
     return Report(
         title="How fast configurations are analysed",
-        words=words,
+        words=paragraphs,
         summary={TIMING: summary},
         pictures=[
             Bars(

@@ -78,7 +78,7 @@ def ladder(problem: Problem, first: Plan, last: Plan, predict: Predict) -> list[
         if name is None:
             break
         here = {**here, name: end[name]}
-        words = _words(name, rungs[-1].plan, tried[name][0])
+        change = _words(name, rungs[-1].plan, tried[name][0])
         left = [other for other in left if other != name]
         after = _tried(problem, first, here, end, left, predict)
         bought = tuple(
@@ -86,7 +86,7 @@ def ladder(problem: Problem, first: Plan, last: Plan, predict: Predict) -> list[
             for other, (plan, now) in after.items()
             if now.fits and not (other in tried and tried[other][1].fits) and not _saves(other)
         )
-        rungs.append(_rung(name, words, *tried[name], rungs[-1], bought if _saves(name) else ()))
+        rungs.append(_rung(name, change, *tried[name], rungs[-1], bought if _saves(name) else ()))
     if rungs[-1].plan != last:
         # No single choice leads on: the rest is changed at once.
         rungs.append(_rung("rest", "all else at once", last, predict([last])[0], rungs[-1], ()))
@@ -113,9 +113,9 @@ def plan_with(problem: Problem, like: Plan, choices: Choices) -> Plan | None:
     if rest or count == 0:
         return None
     shares = even_layers(layers, num_stages)
-    own = {name: value for name, value in choices.items() if name in DIMENSIONS}
-    own |= {name: round(choices[name] * shares[0]) for name in counts_of_blocks()}
-    first = StagePlan.of_values({**own, "layers": shares[0], SHARED: data})
+    values = {name: value for name, value in choices.items() if name in DIMENSIONS}
+    values |= {name: round(choices[name] * shares[0]) for name in counts_of_blocks()}
+    first = StagePlan.of_values({**values, "layers": shares[0], SHARED: data})
     return Plan(
         engine=like.engine,
         micro_batches=count,
@@ -175,7 +175,7 @@ def _chosen(tried: Mapping[str, tuple[Plan, Prediction]], now: Prediction) -> st
 
 def _rung(
     name: str,
-    words: str,
+    change: str,
     plan: Plan,
     prediction: Prediction,
     before: Rung | None,
@@ -186,7 +186,7 @@ def _rung(
     freed_from = prediction if before is None else before.prediction
     return Rung(
         changed=name,
-        words=words,
+        words=change,
         is_saving=_saves(name),
         plan=plan,
         prediction=prediction,
@@ -250,8 +250,8 @@ def _bare(bench: Bench) -> Plan:
         raise NoAnswerError(message)
     predictions = bench.predictor.predict_many(plans)
     fitting = [
-        (prediction.iteration_s, place)
-        for place, prediction in enumerate(predictions)
+        (prediction.iteration_s, index)
+        for index, prediction in enumerate(predictions)
         if prediction.fits
     ]
     least = [(one.peak_reserved_bytes, place) for place, one in enumerate(predictions)]
@@ -306,17 +306,17 @@ def _report(rungs: Sequence[Rung], rows: Sequence[Row], where: str) -> Report:
         f"{where}: from {start_s:.3f} s to {end_s:.3f} s, {start_s / end_s:.2f}x. Saving memory "
         f"changed the iteration by {overhead:+.3f} s, spending it by {gain:+.3f} s."
     )
-    words = [
+    paragraphs = [
         _table(rows),
         changed,
         f"First: {rows[0]['plan']}.",
         f"Last: {rows[-1]['plan']}.",
     ]
     if not rows[0]["fits"]:
-        words.append("No plan that saves nothing fits: the first one needs least memory.")
+        paragraphs.append("No plan that saves nothing fits: the first one needs least memory.")
     return Report(
         title="The ladder: what saved memory costs, and what it buys",
-        words=words,
+        words=paragraphs,
         summary={
             "start_s": start_s,
             "end_s": end_s,

@@ -155,13 +155,13 @@ def shortest(
                 moved = _moved(before, changes.get((layout, way.needs)), size, operator.name)
                 if moved is None:
                     continue
-                found = Partition(
+                longer = Partition(
                     ways=(*moved.ways, way.name),
                     layouts=(*moved.layouts, way.gives),
                     messages=moved.messages,
                 )
-                if way.gives not in after or found.rank < after[way.gives].rank:
-                    after[way.gives] = found
+                if way.gives not in after or longer.rank < after[way.gives].rank:
+                    after[way.gives] = longer
         best, size = after, operator.output
     ends = [
         moved
@@ -182,23 +182,25 @@ def all_partitions(
 ) -> Iterator[Partition]:
     """Every partition of a chain's weights, each with its cheapest messages; cheapest first."""
     weights = [operator.name for operator in operators if BY_ROWS in operator.ways]
-    found = []
+    every = []
     for ways in product((BY_ROWS, BY_COLUMNS), repeat=len(weights)):
         chosen = dict(zip(weights, ways, strict=True))
         forced = forced_to(operators, {name: way.name for name, way in chosen.items()})
-        found.append(shortest(forced, start=start, end=end, collectives=collectives))
-    yield from sorted(found, key=lambda partition: partition.rank)
+        every.append(shortest(forced, start=start, end=end, collectives=collectives))
+    yield from sorted(every, key=lambda partition: partition.rank)
 
 
 def forced_to(operators: Sequence[Operator], ways: Mapping[str, str]) -> tuple[Operator, ...]:
     """A chain in which some operators, by name, have one way to run."""
     return tuple(
         Operator(
-            name=one.name,
-            ways=tuple(way for way in one.ways if way.name == ways.get(one.name, way.name)),
-            output=one.output,
+            name=operator.name,
+            ways=tuple(
+                way for way in operator.ways if way.name == ways.get(operator.name, way.name)
+            ),
+            output=operator.output,
         )
-        for one in operators
+        for operator in operators
     )
 
 
@@ -207,9 +209,11 @@ def mirrored(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     inputs = (1.0, *(one.output for one in operators))
     return tuple(
         Operator(
-            name=one.name, ways=tuple(_TRANSPOSED.get(way, way) for way in one.ways), output=size
+            name=operator.name,
+            ways=tuple(_TRANSPOSED.get(way, way) for way in operator.ways),
+            output=size,
         )
-        for one, size in zip(reversed(operators), reversed(inputs[:-1]), strict=True)
+        for operator, size in zip(reversed(operators), reversed(inputs[:-1]), strict=True)
     )
 
 
@@ -240,23 +244,23 @@ def _changes(
     collectives: Sequence[Collective],
 ) -> dict[tuple[Layout, Layout], tuple[Collective, ...]]:
     """The cheapest collectives from each layout to each other, one after another (Floyd)."""
-    found: dict[tuple[Layout, Layout], tuple[Collective, ...]] = {
+    cheapest: dict[tuple[Layout, Layout], tuple[Collective, ...]] = {
         (layout, layout): () for layout in LAYOUTS
     }
     for ends, collective in CHANGES.items():
         if collective is None:
-            found[ends] = ()
+            cheapest[ends] = ()
         elif collective in collectives:
-            found[ends] = (collective,)
+            cheapest[ends] = (collective,)
 
     def cost(ends: tuple[Layout, Layout]) -> float:
-        return sum(PASSES[one] for one in found[ends]) if ends in found else float("inf")
+        return sum(PASSES[one] for one in cheapest[ends]) if ends in cheapest else float("inf")
 
     for over, first, last in product(LAYOUTS, repeat=3):
         through = cost((first, over)) + cost((over, last))
         if through < cost((first, last)):
-            found[first, last] = (*found[first, over], *found[over, last])
-    return found
+            cheapest[first, last] = (*cheapest[first, over], *cheapest[over, last])
+    return cheapest
 
 
 # Libraries that reduce to every rank, or not at all.
@@ -293,8 +297,8 @@ def partitions(options: argparse.Namespace) -> int:
         reject(f"--sequence-length {options.sequence_length}: give at least 1")
     message_bytes = options.sequence_length * model.hidden * BYTES_A_NUMBER
     study = Study.begin("partitions", options)
-    for one in CHAINS[:: 2 if options.quick else 1]:
-        study.add_all(_rows(one, LinkTimes.of(cluster), ranks, message_bytes))
+    for chain_row in CHAINS[:: 2 if options.quick else 1]:
+        study.add_all(_rows(chain_row, LinkTimes.of(cluster), ranks, message_bytes))
     where = (
         f"M is an activation of {options.sequence_length} tokens of {options.model} "
         f"({message_bytes / 2**20:.0f} MiB); times are for {ranks} ranks of a node of "
@@ -309,42 +313,44 @@ def _ranks(asked: int, most: int) -> int:
     return asked
 
 
-def _rows(one: Chain, links: LinkTimes, ranks: int, message_bytes: float) -> Iterator[Row]:
-    name, operators, ends, collectives = one
-    for found in all_partitions(operators, start=ends, end=ends, collectives=collectives):
-        ways = weight_ways(operators, found)
+def _rows(row_of_chain: Chain, links: LinkTimes, ranks: int, message_bytes: float) -> Iterator[Row]:
+    name, operators, ends, collectives = row_of_chain
+    for partition in all_partitions(operators, start=ends, end=ends, collectives=collectives):
+        ways = weight_ways(operators, partition)
         weights = [each.name for each in operators if BY_ROWS in each.ways]
         forced = forced_to(operators, dict(zip(weights, ways, strict=True)))
         back = shortest(mirrored(forced), start=ends, end=ends, collectives=collectives)
         yield {
             "chain": name,
             "ways": "".join(SHORT[way] for way in ways),
-            "forward": found.cost,
+            "forward": partition.cost,
             "backward": back.cost,
-            "messages": [f"{each.collective} before {each.before}" for each in found.messages],
-            "forward_us": _microseconds(found, links, ranks, message_bytes),
+            "messages": [f"{each.collective} before {each.before}" for each in partition.messages],
+            "forward_us": _microseconds(partition, links, ranks, message_bytes),
             "backward_us": _microseconds(back, links, ranks, message_bytes),
         }
 
 
-def _microseconds(found: Partition, links: LinkTimes, ranks: int, message_bytes: float) -> float:
+def _microseconds(
+    partition: Partition, links: LinkTimes, ranks: int, message_bytes: float
+) -> float:
     """What a partition's messages take on a machine, one after another."""
     seconds = 0.0
-    for each in found.messages:
+    for each in partition.messages:
         link = links.collective(each.collective, gpus_in_node=ranks, nodes=1)
         seconds += float(link(np.array([each.size * message_bytes]))[0])
     return seconds * MICROSECONDS_A_SECOND
 
 
 def _report(rows: Sequence[Row], where: str) -> Report:
-    words = []
+    paragraphs = []
     for name in dict.fromkeys(row["chain"] for row in rows):
         mine = [row for row in rows if row["chain"] == name]
-        words += [f"## {name[0].upper()}{name[1:]}", _table(mine)]
+        paragraphs += [f"## {name[0].upper()}{name[1:]}", _table(mine)]
     published = [row for row in rows if row["ways"] == "".join(SHORT[way] for way in PUBLISHED)]
     return Report(
         title="Partitions of products over tensor-parallel ranks",
-        words=[KEY, where, *words],
+        words=[KEY, where, *paragraphs],
         summary={"best": _best(rows), "published_forward": [row["forward"] for row in published]},
         pictures=[_picture(rows, name) for name in ("three products", "block")],
     )

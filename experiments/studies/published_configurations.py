@@ -74,9 +74,9 @@ def search(run: Configuration) -> Search:
     by_stages = grouped(_by_time(plain), lambda one: one.run.pipeline_parallel)
     deep = [one.run for some in by_stages.values() for one in some[:CHUNKED]]
     chunked = tried(
-        replace(one, chunks=chunks)
-        for one, chunks in product(deep, sorted({*INTERLEAVED.values()}))
-        if one.pipeline_parallel > 1
+        replace(run, chunks=chunks)
+        for run, chunks in product(deep, sorted({*INTERLEAVED.values()}))
+        if run.pipeline_parallel > 1
     )
     every = [*plain, *chunked]
     fitting = _by_time(every)
@@ -206,9 +206,9 @@ def _row(cells: Mapping[str, str]) -> dict[str, Any]:
     began_s = process_time()
     run = configuration_of(TableRow(file=FILE, number=1, line=1, cells=cells))
     (theirs,) = tried([run])
-    theirs_s, found = played_s(theirs.job), search(run)
-    ours, ours_s = _fastest([*found.played, (theirs, theirs_s)])
-    roomy, roomy_s = _fastest(found.roomy) if found.roomy else (None, None)
+    theirs_s, searched_run = played_s(theirs.job), search(run)
+    ours, ours_s = _fastest([*searched_run.played, (theirs, theirs_s)])
+    roomy, roomy_s = _fastest(searched_run.roomy) if searched_run.roomy else (None, None)
     measured_s = float(cells["step_s"])
     return {
         "model": cells["model"],
@@ -220,7 +220,7 @@ def _row(cells: Mapping[str, str]) -> dict[str, Any]:
         "ours": _figures(ours, ours_s),
         "gain": theirs_s / ours_s,
         "roomy": None if roomy is None or roomy_s is None else _figures(roomy, roomy_s),
-        "predicted": found.predicted,
+        "predicted": searched_run.predicted,
         "tokens": run.global_batch * run.sequence_length // run.num_gpus,
         TIMING: {"process_s": process_time() - began_s},
     }
@@ -233,45 +233,45 @@ def _fastest(
     return min(reversed(played), key=lambda one: one[1])
 
 
-def _figures(one: TriedConfiguration, seconds: float) -> dict[str, Any]:
+def _figures(tried_run: TriedConfiguration, seconds: float) -> dict[str, Any]:
     return {
-        "words": words_of(one.run, one),
-        "predicted_s": one.prediction.iteration_s,
+        "words": words_of(tried_run.run, tried_run),
+        "predicted_s": tried_run.prediction.iteration_s,
         "played_s": seconds,
-        "fits": one.prediction.fits,
-        "memory_gib": one.prediction.peak_reserved_bytes / GIB_BYTES,
-        "full": one.full,
+        "fits": tried_run.prediction.fits,
+        "memory_gib": tried_run.prediction.peak_reserved_bytes / GIB_BYTES,
+        "full": tried_run.full,
     }
 
 
-def words_of(run: Configuration, one: TriedConfiguration) -> str:
+def words_of(run: Configuration, tried_run: TriedConfiguration) -> str:
     """A configuration in a few words."""
-    stage, plan = one.job.plan.stages[0], one.job.plan
-    words = [f"tp {stage.tensor_parallel}, pp {plan.num_stages}, dp {stage.data_parallel}"]
+    stage, plan = tried_run.job.plan.stages[0], tried_run.job.plan
+    parts = [f"tp {stage.tensor_parallel}, pp {plan.num_stages}, dp {stage.data_parallel}"]
     if plan.order != "1f1b":
-        words.append(plan.order)
+        parts.append(plan.order)
     changed = {
         name: row
         for name, row in DIMENSIONS.items()
         if row.default is not None and not row.is_told and stage.value(name) != row.default
     }
     degrees = [name for name, row in changed.items() if row.axes and not row.shared_by]
-    words += [f"{changed[name].symbol} {stage.degree(name)}" for name in degrees]
-    words.append(f"micro-batch {stage.micro_batch}")
-    words.append(f"ZeRO-{stage.zero}" if run.zero else "ZeRO-0")
+    parts += [f"{changed[name].symbol} {stage.degree(name)}" for name in degrees]
+    parts.append(f"micro-batch {stage.micro_batch}")
+    parts.append(f"ZeRO-{stage.zero}" if run.zero else "ZeRO-0")
     counts = [name for name in counts_of_blocks() if stage.value(name)]
-    words += [
+    parts += [
         dimension_words(name, stage.value(name), stage.layers)
         for name in dict.fromkeys([*changed, *counts])
         if name not in degrees
     ]
-    return ", ".join(words)
+    return ", ".join(parts)
 
 
 def _report(rows: Sequence[Row]) -> Report:
     better = [row for row in rows if row["gain"] > 1]
     beyond = [row for row in better if row["gain"] - 1 > abs(row["published"]["error"])]
-    said = (
+    sentence = (
         f"Of {len(rows)} published configurations, another one is faster as played in "
         f"{len(better)}, by {max((row['gain'] - 1 for row in better), default=0):.1%} at most; in "
         f"{len(beyond)} the gain is larger than the error with which the published one is played."
@@ -279,7 +279,7 @@ def _report(rows: Sequence[Row]) -> Report:
     return Report(
         title="Published configurations, and what we would run",
         words=[
-            said,
+            sentence,
             table_of(
                 rows,
                 ("model", "{model}"),

@@ -135,18 +135,18 @@ def _searched(
     answer = answer_of(result)
     if answer is None:
         return {**row, "iteration_s": None}
-    plan, found = answer
+    plan, prediction = answer
     stage = plan.stages[0]
-    rate = found.mfu * cluster.peak_flop_per_s(workload.precision) / TERA
+    rate = prediction.mfu * cluster.peak_flop_per_s(workload.precision) / TERA
     return {
         **row,
-        "iteration_s": found.iteration_s,
-        "tokens_per_s_per_gpu": found.tokens_per_s / cluster.num_gpus,
-        "share_of_peak": found.mfu,
+        "iteration_s": prediction.iteration_s,
+        "tokens_per_s_per_gpu": prediction.tokens_per_s / cluster.num_gpus,
+        "share_of_peak": prediction.mfu,
         "tflop_per_s_per_gpu": rate,
-        "tflop_per_s_low": rate * found.iteration_s / found.iteration_s_high,
-        "tflop_per_s_high": rate * found.iteration_s / found.iteration_s_low,
-        "notes": list(found.notes),
+        "tflop_per_s_low": rate * prediction.iteration_s / prediction.iteration_s_high,
+        "tflop_per_s_high": rate * prediction.iteration_s / prediction.iteration_s_low,
+        "notes": list(prediction.notes),
         "plan": f"pp {plan.num_stages} dp {stage.data_parallel} tp "
         f"{stage.tensor_parallel} micro-batch {stage.micro_batch}",
     }
@@ -170,13 +170,13 @@ def latencies(hardware: Hardware) -> Iterator[Row]:
             nodes=max(1, gpus // per_node),
             gpus_per_node=min(gpus, per_node),
         )
-        found = all_reduce_latency(LinkTimes.of(cluster), SMALL_BYTES)
+        latency = all_reduce_latency(LinkTimes.of(cluster), SMALL_BYTES)
         yield {
             "chapter": "latency",
             "gpus": gpus,
-            "ring_s": found.ring_s,
-            "tree_s": found.tree_s,
-            "fastest_s": found.fastest_s,
+            "ring_s": latency.ring_s,
+            "tree_s": latency.tree_s,
+            "fastest_s": latency.fastest_s,
         }
 
 
@@ -280,14 +280,14 @@ CHUNKS = (1, 2, 4)
 
 def weak_scaling_rows() -> Iterator[Row]:
     """Megatron-LM's weak scaling with all columns of its table, published and predicted."""
-    place = files("experiments.calibration").joinpath("published.yaml")
-    text = place.read_text(encoding="utf-8")
+    file = files("experiments.calibration").joinpath("published.yaml")
+    text = file.read_text(encoding="utf-8")
     _, runs = carried(text, catalog.hardware("a100-80gb"))
     for name, alike in grouped(runs, lambda run: run.name).items():
         # The table gives no micro-batch: the fastest that fits.
         timed = [
-            (predicted_s(run, run.cluster.hardware), place)
-            for place, run in enumerate(alike)
+            (predicted_s(run, run.cluster.hardware), index)
+            for index, run in enumerate(alike)
             if is_said_to_fit(run)
         ]
         seconds, chosen = min(timed)
@@ -357,20 +357,20 @@ def llama3_405b() -> Iterator[Row]:
                 for layers in even_layers(workload.model.layers, stages)
             ),
         )
-        found = predictor.predict(plan)
+        prediction = predictor.predict(plan)
         yield {
             "chapter": "trained",
             "gpus": cluster.num_gpus,
             "global_batch": workload.global_batch,
             "chunks": chunks,
-            "iteration_s": found.iteration_s,
-            "low_s": found.iteration_s_low,
-            "high_s": found.iteration_s_high,
-            "share_of_peak": found.mfu,
-            "tflop_per_s_per_gpu": found.mfu * cluster.peak_flop_per_s("bf16") / TFLOP,
-            "terms_s": asdict(Terms.of(plan, found)),
-            "fits": found.fits,
-            "peak_reserved_bytes": found.peak_reserved_bytes,
+            "iteration_s": prediction.iteration_s,
+            "low_s": prediction.iteration_s_low,
+            "high_s": prediction.iteration_s_high,
+            "share_of_peak": prediction.mfu,
+            "tflop_per_s_per_gpu": prediction.mfu * cluster.peak_flop_per_s("bf16") / TFLOP,
+            "terms_s": asdict(Terms.of(plan, prediction)),
+            "fits": prediction.fits,
+            "peak_reserved_bytes": prediction.peak_reserved_bytes,
         }
 
 

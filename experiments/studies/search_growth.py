@@ -86,12 +86,12 @@ def _proven(
 @contextmanager
 def _replaced(where: Any, name: str, weaker: Any) -> Iterator[None]:
     """Put something in the place of a name, and take it away again."""
-    own: Callable[..., Any] = vars(where)[name]
+    original: Callable[..., Any] = vars(where)[name]
     setattr(where, name, weaker)
     try:
         yield
     finally:
-        setattr(where, name, own)
+        setattr(where, name, original)
 
 
 # How search time grows, and what each idea of the search is worth: problems, rows, page.
@@ -141,9 +141,9 @@ def grown(options: argparse.Namespace) -> int:
     problem, space = Problem(workload=workload, cluster=cluster), space_called(options.space, None)
     study = Study.begin("search_growth", options)
     asked = [*_asked(problem, space, count=HASTE if options.quick else None)]
-    for one in study.counted(asked, "searches"):
-        row = searched(SEARCHERS["mist"], one.problem, one.space, seconds)
-        study.add({"axis": one.axis, "value": one.value, **row})
+    for question in study.counted(asked, "searches"):
+        row = searched(SEARCHERS["mist"], question.problem, question.space, seconds)
+        study.add({"axis": question.axis, "value": question.value, **row})
     larger = problem if options.quick else pipelined(problem)
     for idea in study.counted(IDEAS, "ideas"):
         with without(idea) as strategy:
@@ -260,32 +260,34 @@ COLUMNS = (
 
 def _slowest(rows: Sequence[Row]) -> str:
     """How much longer the last value of each axis takes than the first."""
-    told = []
-    for axis, words in AXES.items():
+    growths = []
+    for axis, axis_words in AXES.items():
         first, *_, last = (row for row in rows if row["axis"] == axis)
         seconds = [max(1e-3, row["timing"]["search_s"]) for row in (first, last)]
-        told.append(f"{words}, {first['value']} to {last['value']}: {seconds[1] / seconds[0]:.1f}")
-    return f"Times as long at the end of each axis as at its beginning: {'; '.join(told)}."
+        growths.append(
+            f"{axis_words}, {first['value']} to {last['value']}: {seconds[1] / seconds[0]:.1f}"
+        )
+    return f"Times as long at the end of each axis as at its beginning: {'; '.join(growths)}."
 
 
 def _worth(rows: Sequence[Row]) -> str:
     whole, *others = rows
     base_s = max(1e-3, whole["timing"]["search_s"])
-    told = [
+    losses = [
         f"{row['value']} {row['timing']['search_s'] / base_s:.1f}"
         + ("" if row["timing"]["is_proven"] else " and not proven")
         for row in others
     ]
-    return f"Times as long without: {'; '.join(told)}."
+    return f"Times as long without: {'; '.join(losses)}."
 
 
 def _picture(rows: Sequence[Row]) -> Lines:
     curves = {
-        words: [
-            (float(place), row["timing"]["search_s"])
-            for place, row in enumerate(one for one in rows if one["axis"] == axis)
+        label: [
+            (float(index), row["timing"]["search_s"])
+            for index, row in enumerate(one for one in rows if one["axis"] == axis)
         ]
-        for axis, words in AXES.items()
+        for axis, label in AXES.items()
     }
     return Lines(
         name="search_growth",

@@ -180,8 +180,8 @@ def searched(asked: QualityQuestion) -> dict[str, Any]:
         "bound_s": result.lower_bound_s if is_reference else None,
         "evaluations": _evaluations(result.plan_evaluations, result.stage_evaluations),
         "history": [
-            [_evaluations(one.plan_evaluations, one.stage_evaluations), one.iteration_s]
-            for one in result.history
+            [_evaluations(point.plan_evaluations, point.stage_evaluations), point.iteration_s]
+            for point in result.history
         ],
         "timing": {
             "cpu_s": result.wall_s,
@@ -198,10 +198,13 @@ def report(rows: Sequence[Row], names: Sequence[str]) -> Report:
     """Who found what, and how fast."""
     proven = {row["problem"]: row for row in rows if row["is_reference"]}
     best_s = {problem: _best_s(rows, problem) for problem in proven}
-    found = [row for row in rows if not row["is_reference"]]
-    told = [
+    searched_rows = [row for row in rows if not row["is_reference"]]
+    figures = [
         _told(
-            problem, name, [row for row in found if _key(row) == (problem, name)], best_s[problem]
+            problem,
+            name,
+            [row for row in searched_rows if _key(row) == (problem, name)],
+            best_s[problem],
         )
         for problem in proven
         for name in names
@@ -226,7 +229,7 @@ def report(rows: Sequence[Row], names: Sequence[str]) -> Report:
             table(
                 ("problem", *names),
                 [
-                    (problem, *(_gap_words(one) for one in told if one["problem"] == problem))
+                    (problem, *(_gap_words(one) for one in figures if one["problem"] == problem))
                     for problem in proven
                 ],
             ),
@@ -237,17 +240,19 @@ def report(rows: Sequence[Row], names: Sequence[str]) -> Report:
                     (
                         problem,
                         *(
-                            number(one["timing"]["cpu_s"], ".2f")
-                            for one in told
-                            if one["problem"] == problem
+                            number(figure["timing"]["cpu_s"], ".2f")
+                            for figure in figures
+                            if figure["problem"] == problem
                         ),
                     )
                     for problem in proven
                 ],
             ),
         ],
-        summary={"searchers": told},
-        pictures=[_picture(found, best_s, names, by_clock=by_clock) for by_clock in (False, True)],
+        summary={"searchers": figures},
+        pictures=[
+            _picture(searched_rows, best_s, names, by_clock=by_clock) for by_clock in (False, True)
+        ],
     )
 
 
@@ -294,14 +299,18 @@ def _proof_words(row: Row) -> str:
     return "none"
 
 
-def _gap_words(one: Mapping[str, Any]) -> str:
-    if one["statuses"] == ["REFUSED"]:
+def _gap_words(figures: Mapping[str, Any]) -> str:
+    if figures["statuses"] == ["REFUSED"]:
         return "refuses"
-    if one["least_gap"] is None:
+    if figures["least_gap"] is None:
         return "no plan"
-    median = "-" if one["median_gap"] is None else f"{one['median_gap']:.2%}"
-    spread = f" ({one['least_gap']:.2%} to {one['most_gap']:.2%})" if one["seeds"] > 1 else ""
-    missing = f" / {one['without_plan']}" if one["without_plan"] else ""
+    median = "-" if figures["median_gap"] is None else f"{figures['median_gap']:.2%}"
+    spread = (
+        f" ({figures['least_gap']:.2%} to {figures['most_gap']:.2%})"
+        if figures["seeds"] > 1
+        else ""
+    )
+    missing = f" / {figures['without_plan']}" if figures["without_plan"] else ""
     return f"{median}{spread}{missing}"
 
 
@@ -315,8 +324,8 @@ def _picture(
     """The median over problems of the medians over seeds, of gaps at every budget."""
 
     def history(row: Row) -> Sequence[Sequence[float]]:
-        found: Sequence[Sequence[float]] = (row["timing"] if by_clock else row)["history"]
-        return found
+        points: Sequence[Sequence[float]] = (row["timing"] if by_clock else row)["history"]
+        return points
 
     spent = [at for row in rows for at, _ in history(row) if at > 0]
     ends = [row["timing"]["cpu_s"] if by_clock else row["evaluations"] for row in rows]
@@ -324,15 +333,15 @@ def _picture(
     curves = {}
     for name in names:
         points = []
-        for place in places.tolist():
+        for budget in places.tolist():
             medians = [
-                float(np.median([_gap_at(history(row), place, of) for row in own]))
+                float(np.median([_gap_at(history(row), budget, of) for row in of_problem]))
                 for problem, of in best_s.items()
-                if (own := [row for row in rows if _key(row) == (problem, name)])
+                if (of_problem := [row for row in rows if _key(row) == (problem, name)])
             ]
             median = float(np.median(medians)) if medians else inf
             if median < inf:
-                points.append((place, 100 * min(median, LARGEST_GAP)))
+                points.append((budget, 100 * min(median, LARGEST_GAP)))
         if points:
             curves[name] = points
     what = "processor's seconds" if by_clock else "evaluations"
@@ -350,7 +359,7 @@ def _picture(
     )
 
 
-def _gap_at(history: Sequence[Sequence[float]], place: float, best_s: float | None) -> float:
+def _gap_at(history: Sequence[Sequence[float]], budget: float, best_s: float | None) -> float:
     """The gap of the best plan that a search had when so much was spent."""
-    reached = [seconds for at, seconds in history if at <= place]
+    reached = [seconds for at, seconds in history if at <= budget]
     return _gap(min(reached), best_s) if reached else inf

@@ -77,11 +77,11 @@ def sensitivity(options: argparse.Namespace) -> int:
     problems = [*dict.fromkeys(case.problem for case in every)]
     search = partial(_searched, space=space, seed=options.seed)
     # A process that begins imports and compiles for as long as a few quick searches take.
-    found = answers(study, search, problems, "problems", side_by_side=not options.quick)
+    answered = answers(study, search, problems, "problems", side_by_side=not options.quick)
     known: dict[Problem, Row] = {}
     for case in every:
         if case.problem not in known:
-            known.update([next(found)])
+            known.update([next(answered)])
         study.add({"aspect": case.aspect, "value": case.value, **known[case.problem]})
     where = f"{options.model} on {cluster.nodes} x {cluster.gpus_per_node} {options.hardware}"
     return study.end(_report(study.rows, f"{where}, space {space.name}"), DONE)
@@ -149,15 +149,15 @@ def _searched(problem: Problem, space: SearchSpace, seed: int) -> Row:
     ours = bench.found("mist", space, view=None, seed=seed)
     ours_s = ours.seen_s if ours else None
     grids_s = {
-        key: found.seen_s if found else None
+        key: grid.seen_s if grid else None
         for key, name in BASELINES.items()
-        for found in [bench.found(name, space_of(name), view=None, seed=seed)]
+        for grid in [bench.found(name, space_of(name), view=None, seed=seed)]
     }
-    found = ours.prediction if ours else None
+    best = ours.prediction if ours else None
     return {
         "iteration_s": ours_s,
-        "tokens_per_s_per_gpu": found and found.tokens_per_s / problem.cluster.num_gpus,
-        "share_of_peak": found and found.mfu,
+        "tokens_per_s_per_gpu": best and best.tokens_per_s / problem.cluster.num_gpus,
+        "share_of_peak": best and best.mfu,
         **{f"{key}_s": seconds for key, seconds in grids_s.items()},
         **{
             f"over_{key}": None if ours_s is None or seconds is None else seconds / ours_s
@@ -171,7 +171,7 @@ def _searched(problem: Problem, space: SearchSpace, seed: int) -> Row:
 def _words(plan: Plan) -> str:
     """A plan in a few words: its degrees, and what it saves, at the least and at the most."""
     stage = plan.stages[0]
-    words = (
+    text = (
         f"pp {plan.num_stages} dp {stage.data_parallel} tp {stage.tensor_parallel} micro-batch "
         f"{stage.micro_batch} x {plan.micro_batches}"
     )
@@ -180,7 +180,7 @@ def _words(plan: Plan) -> str:
     kinds = ("weights", "gradients", "optimizer", "activations")
     offloaded = [kind for kind in kinds if any(getattr(one.offload, kind) for one in plan.stages)]
     return (
-        f"{words}, ZeRO-{'/'.join(map(str, levels))}, {_blocks(sum(again))} recomputed, offloads "
+        f"{text}, ZeRO-{'/'.join(map(str, levels))}, {_blocks(sum(again))} recomputed, offloads "
         f"{', '.join(offloaded) or 'nothing'}"
     )
 
@@ -190,16 +190,16 @@ def _blocks(count: int) -> str:
 
 
 def _report(rows: Sequence[Row], where: str) -> Report:
-    words = [f"{where}. {BASELINE_WORDS}", _overview(rows)]
+    paragraphs = [f"{where}. {BASELINE_WORDS}", _overview(rows)]
     for aspect in dict.fromkeys(row["aspect"] for row in rows):
-        words += [f"## {aspect[0].upper()}{aspect[1:]}", _table(rows, aspect)]
+        paragraphs += [f"## {aspect[0].upper()}{aspect[1:]}", _table(rows, aspect)]
     slower = worse(rows)
     sentence = "No plan gets slower when the machine gets better."
     if slower:
         sentence = f"Slower on a better machine: {', '.join(slower)}."
     return Report(
         title="Sensitivity: what a result depends on",
-        words=[*words, sentence],
+        words=[*paragraphs, sentence],
         summary={"slower_on_a_better_machine": slower},
         pictures=[*_pictures(rows)],
     )

@@ -73,11 +73,11 @@ def _ways_by_size(problem: Problem, space: SearchSpace, micro_batches: int) -> d
     layers = problem.workload.model.layers
     of_blocks = _no_counts(layers)
     of_blocks[1:] = [len({*counts_choices(space, own)}) for own in range(1, layers + 1)]
-    found: dict[int, Counts] = defaultdict(lambda: _no_counts(layers))
+    by_size: dict[int, Counts] = defaultdict(lambda: _no_counts(layers))
     for mesh in meshes(problem, space, micro_batches):
         choices = savings_choices(space, mesh, in_pipeline=True)
-        found[mesh.num_gpus] += of_blocks * prod(len(some) for some in choices)
-    return found
+        by_size[mesh.num_gpus] += of_blocks * prod(len(some) for some in choices)
+    return by_size
 
 
 def _no_counts(layers: int) -> Counts:
@@ -208,8 +208,8 @@ def _grows(power: Mapping[tuple[str, int], float | None], depths: Sequence[int])
     """Whether no feature and no block takes plans away; a space without plans has fewest."""
     known = {key: -inf if value is None else value for key, value in power.items()}
     features_grow = all(
-        known[one, depth] <= known[other, depth]
-        for one, other in pairwise(FEATURES)
+        known[first, depth] <= known[other, depth]
+        for first, other in pairwise(FEATURES)
         for depth in depths
     )
     return features_grow and all(

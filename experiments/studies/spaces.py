@@ -49,8 +49,8 @@ def spaces(options: argparse.Namespace) -> int:
     searched = partial(_searched, names=SPACES, seed=options.seed)
     asked = [*product(cases, budgets)]
     # A process that begins imports and compiles for as long as a small problem takes.
-    found = answers(study, searched, asked, "problems", side_by_side=not options.quick)
-    study.add_all(row for _, rows in found for row in rows)
+    answered = answers(study, searched, asked, "problems", side_by_side=not options.quick)
+    study.add_all(row for _, rows in answered for row in rows)
     return study.end(_report(study.rows), DONE)
 
 
@@ -66,8 +66,8 @@ def _searched(
     rows = []
     for name in names:
         began_s = process_time()
-        found = searcher.search(problem, space_of(name), budget, seed)
-        answer = answer_of(found)
+        result = searcher.search(problem, space_of(name), budget, seed)
+        answer = answer_of(result)
         rows.append(
             {
                 "problem": case.name,
@@ -75,7 +75,7 @@ def _searched(
                 "budget": budget.evaluations,
                 "space": name,
                 "iteration_s": answer and answer[1].iteration_s,
-                "status": found.status,
+                "status": result.status,
                 "plan": plan_line(answer[0]) if answer else "",
                 TIMING: {"process_s": process_time() - began_s},
             }
@@ -93,47 +93,49 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
 def worse(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Where a space's answer is worse than a smaller one's within the same budget: the best of the
     smaller ones, and by which factor."""
-    found = []
+    worse_rows = []
     for (problem, budget), times in _by_problem(rows).items():
         best_s, best = inf, ""
         for name, seconds in times.items():
             if best and (seconds is None or seconds > best_s * (1 + ROUNDING)):
                 factor = None if seconds is None else seconds / best_s
                 where = {"problem": problem, "budget": budget, "space": name}
-                found.append({**where, "smaller": best, "factor": factor})
+                worse_rows.append({**where, "smaller": best, "factor": factor})
             elif seconds is not None:
                 best_s, best = seconds, name
-    return found
+    return worse_rows
 
 
 def _by_problem(rows: Sequence[Row]) -> Mapping[tuple[str, int], Mapping[str, float | None]]:
     """The seconds of each space's answer, by problem and budget."""
-    found: dict[tuple[str, int], dict[str, float | None]] = {}
+    by_problem: dict[tuple[str, int], dict[str, float | None]] = {}
     for row in rows:
-        found.setdefault((row["problem"], row["budget"]), {})[row["space"]] = row["iteration_s"]
-    return found
+        by_problem.setdefault((row["problem"], row["budget"]), {})[row["space"]] = row[
+            "iteration_s"
+        ]
+    return by_problem
 
 
 def _report(rows: Sequence[Row]) -> Report:
-    found, asked = worse(rows), _by_problem(rows)
+    worse_rows, asked = worse(rows), _by_problem(rows)
     verdict = (
         f"In all {len(asked)} problems `{LARGEST}` ends no worse than any smaller space, and no "
         "other space ends worse than a smaller one."
     )
-    if found:
+    if worse_rows:
         named = "; ".join(
-            f"{one['problem']} with {one['budget']:,} evaluations, `{one['space']}` "
+            f"{row['problem']} with {row['budget']:,} evaluations, `{row['space']}` "
             + (
-                f"by {one['factor'] - 1:.2%} beside `{one['smaller']}`"
-                if one["factor"]
-                else f"without a plan, `{one['smaller']}` with one"
+                f"by {row['factor'] - 1:.2%} beside `{row['smaller']}`"
+                if row["factor"]
+                else f"without a plan, `{row['smaller']}` with one"
             )
-            for one in found
+            for row in worse_rows
         )
-        verdict = f"A space ends worse than a smaller one {len(found)} times: {named}."
-    words = [verdict]
+        verdict = f"A space ends worse than a smaller one {len(worse_rows)} times: {named}."
+    paragraphs = [verdict]
     for budget in dict.fromkeys(row["budget"] for row in rows):
-        words += [
+        paragraphs += [
             f"## {budget:,} evaluations",
             "Seconds of an iteration, by space; `*` marks answers that are proven best.",
             _table(rows, budget),
@@ -141,8 +143,8 @@ def _report(rows: Sequence[Row]) -> Report:
     last = max(row["budget"] for row in rows)
     return Report(
         title="Spaces side by side",
-        words=[*words, "## What the largest space chooses", _plans(rows, last)],
-        summary={"worse": found, "problems": len(asked)},
+        words=[*paragraphs, "## What the largest space chooses", _plans(rows, last)],
+        summary={"worse": worse_rows, "problems": len(asked)},
         pictures=[*_pictures(asked, last)],
     )
 
@@ -169,8 +171,8 @@ def _pictures(
     times = {problem: own for (problem, count), own in asked.items() if count == budget}
     for machine in dict.fromkeys(problem.partition(" ")[0] for problem in times):
         groups = {
-            model: own
-            for problem, own in times.items()
+            model: seconds
+            for problem, seconds in times.items()
             for of_machine, _, model in [problem.partition(" ")]
             if of_machine == machine
         }
@@ -184,6 +186,6 @@ def _pictures(
         )
 
 
-def _speedup(own: Mapping[str, float | None], name: str) -> float | None:
-    first_s, seconds = own[SPACES[0]], own[name]
+def _speedup(by_space: Mapping[str, float | None], name: str) -> float | None:
+    first_s, seconds = by_space[SPACES[0]], by_space[name]
     return None if first_s is None or seconds is None else first_s / seconds

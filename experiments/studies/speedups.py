@@ -132,13 +132,13 @@ def _averages(rows: Sequence[Row], published: Sequence[Row]) -> Iterator[Row]:
     """The ratios over the Megatron grid, for each average that was published and for the rest."""
     for hardware in dict.fromkeys([*(row["hardware"] for row in rows), None]):
         for attention in (*ATTENTIONS, None):
-            some = [
+            chosen = [
                 row
                 for row in rows
                 if hardware in (None, row["hardware"]) and attention in (None, row["attention"])
             ]
-            ratios = [row["over_megatron"] for row in some if row["over_megatron"]]
-            played = [row["over_megatron_played"] for row in some if row["over_megatron_played"]]
+            ratios = [row["over_megatron"] for row in chosen if row["over_megatron"]]
+            played = [row["over_megatron_played"] for row in chosen if row["over_megatron_played"]]
             if ratios and (hardware is None) == (attention is None):
                 known = [
                     p for p in published if (p["hardware"], p["attention"]) == (hardware, attention)
@@ -193,15 +193,15 @@ def _sentence(row: Row) -> str:
 def _pictures(rows: Sequence[Row]) -> Iterator[Bars]:
     """A picture for each hardware and attention."""
     for where in dict.fromkeys((row["hardware"], row["attention"]) for row in rows):
-        some = [row for row in rows if (row["hardware"], row["attention"]) == where]
+        chosen = [row for row in rows if (row["hardware"], row["attention"]) == where]
         hardware, attention = where
         yield Bars(
             name=f"speedups-{hardware.partition('-')[0]}-{attention}",
             caption=f"Predicted speedups over the grids, {hardware}, {attention} attention.",
-            groups=[row["model"] for row in some],
+            groups=[row["model"] for row in chosen],
             series={
-                "over Megatron-LM": [row["over_megatron"] for row in some],
-                "over DeepSpeed": [row["over_deepspeed"] for row in some],
+                "over Megatron-LM": [row["over_megatron"] for row in chosen],
+                "over DeepSpeed": [row["over_deepspeed"] for row in chosen],
             },
             y="speedup",
             marks={"equal": 1.0},

@@ -141,7 +141,7 @@ def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> Floa
 def rows_of_mesh(mesh: Mesh, layers: int, grid: Floats, *, first: bool) -> StageBatch:
     """The first or the last stage of a mesh, for each row of ``candidates_of``."""
     rows = len(grid)
-    place = 0 if first else mesh.stages - 1
+    stage = 0 if first else mesh.stages - 1
     return StageBatch(
         layers=np.full(rows, layers),
         data_parallel=np.full(rows, mesh.data_parallel),
@@ -149,10 +149,10 @@ def rows_of_mesh(mesh: Mesh, layers: int, grid: Floats, *, first: bool) -> Stage
         micro_batch=np.full(rows, mesh.micro_batch),
         zero=grid[:, 0],
         checkpointed_layers=grid[:, 1],
-        in_flight=np.full(rows, in_flight(place, mesh.stages, mesh.micro_batches)),
-        has_embedding=np.full(rows, place == 0),
-        has_head=np.full(rows, place == mesh.stages - 1),
-        first_rank=np.full(rows, place * mesh.data_parallel * mesh.tensor_parallel),
+        in_flight=np.full(rows, in_flight(stage, mesh.stages, mesh.micro_batches)),
+        has_embedding=np.full(rows, stage == 0),
+        has_head=np.full(rows, stage == mesh.stages - 1),
+        first_rank=np.full(rows, stage * mesh.data_parallel * mesh.tensor_parallel),
         **{f"offload_{kind}": grid[:, 2 + i] for i, kind in enumerate(KINDS)},
     )
 
@@ -190,21 +190,22 @@ def surveyed(options: argparse.Namespace) -> int:
     model = StageModel.of(workload)
     ratios = (0.0, 0.5, 1.0) if options.quick else EIGHTHS
     started = time.perf_counter()
-    found = []
+    surveyed_meshes = []
     for mesh in meshes(workload, cluster):
-        found.append(survey(model, cluster, mesh, ratios))
-        study.add(_row(found[-1]))
-        progress(f"{mesh.label}: {found[-1].fitting:,} of {found[-1].candidates:,} fit")
+        entry = survey(model, cluster, mesh, ratios)
+        surveyed_meshes.append(entry)
+        study.add(_row(entry))
+        progress(f"{mesh.label}: {entry.fitting:,} of {entry.candidates:,} fit")
     seconds = time.perf_counter() - started
     candidates, fitting = (sum(row[name] for row in study.rows) for name in COUNTS)
     title = f"{options.model} on {cluster.num_gpus} {options.hardware}"
-    words = (
+    sentence = (
         f"{fitting:,} of {candidates:,} candidates fit "
         f"({2 * candidates / seconds / 1e6:.1f} million stage rows a second)."
     )
     report = Report(
         title=f"What fits: {title}",
-        words=[_table(found), words],
+        words=[_table(surveyed_meshes), sentence],
         summary={
             "candidates": candidates,
             "fitting": fitting,
@@ -251,7 +252,7 @@ def _recomputed(entry: Surveyed) -> str:
     if not entry.frontier:
         return "nothing fits"
     (host, share, _), (most, least, _) = entry.frontier[0], entry.frontier[-1]
-    words = f"{share:.0%} with {host / GIB_BYTES:.1f} GiB of host memory a GPU"
+    text = f"{share:.0%} with {host / GIB_BYTES:.1f} GiB of host memory a GPU"
     if len(entry.frontier) > 1:
-        words += f" -> {least:.0%} with {most / GIB_BYTES:.1f}"
-    return words
+        text += f" -> {least:.0%} with {most / GIB_BYTES:.1f}"
+    return text

@@ -204,12 +204,12 @@ def _row(case: OneGpu, way: str, values: Mapping[str, float]) -> Row:
 def gains(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Of each case, lean beside plain and beside the better one of plain and recomputed: how many
     times the batch, and how much faster."""
-    found = []
+    rows_of_gains = []
     compared = [row for row in rows if row["chapter"] in COMPARED]
     keys = dict.fromkeys((row["chapter"], *_case_of(row)) for row in compared)
     for key in keys:
-        own = {r["way"]: r for r in compared if (r["chapter"], *_case_of(r)) == key}
-        plain, lean, again = (own[way] for way in (PLAIN, LEAN, AGAIN))
+        by_way = {r["way"]: r for r in compared if (r["chapter"], *_case_of(r)) == key}
+        plain, lean, again = (by_way[way] for way in (PLAIN, LEAN, AGAIN))
         best = max(plain["rate"], again["rate"])
         if not lean["batch"] or not best:
             continue
@@ -218,8 +218,8 @@ def gains(rows: Sequence[Row]) -> list[dict[str, Any]]:
         row["batch_ratio"] = lean["batch"] / plain["batch"] if plain["batch"] else None
         row["gain"] = lean["rate"] / best - 1
         row["over_plain"] = lean["rate"] / plain["rate"] - 1 if plain["rate"] else None
-        found.append(row)
-    return found
+        rows_of_gains.append(row)
+    return rows_of_gains
 
 
 def _case_of(row: Row) -> tuple[object, ...]:
@@ -228,13 +228,13 @@ def _case_of(row: Row) -> tuple[object, ...]:
 
 def beside_published(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Predicted gains of the cases that were fixed before, beside published ones, in points."""
-    found = []
+    with_published = []
     for row in gains(rows):
         if row["chapter"] == "ways":
             published = MODELS[row["model"]][2]
             points = 100 * (row["gain"] - published)
-            found.append({**row, "published": published, "points": points})
-    return found
+            with_published.append({**row, "published": published, "points": points})
+    return with_published
 
 
 _GAIN = {
@@ -269,9 +269,9 @@ _WAY = {
 
 
 def _report(rows: Sequence[Row]) -> Report:
-    found, published = gains(rows), beside_published(rows)
+    gained, published = gains(rows), beside_published(rows)
     near = sum(abs(row["points"]) <= POINTS for row in published)
-    of = {chapter: [r for r in found if r["chapter"] == chapter] for chapter in COMPARED}
+    of = {chapter: [r for r in gained if r["chapter"] == chapter] for chapter in COMPARED}
     ways = [row for row in rows if row["chapter"] == "ways"]
     return Report(
         title="Operators that keep less (Tempo)",
@@ -305,11 +305,11 @@ def _report(rows: Sequence[Row]) -> Report:
 
 def _of_parts(rows: Sequence[Row]) -> str:
     """Plain throughput at parts of the largest batch, as shares of that at the whole."""
-    own = [row for row in rows if row["chapter"] == "parts"]
-    rates = {(row["model"], row["part"]): row["rate"] for row in own}
+    of_parts = [row for row in rows if row["chapter"] == "parts"]
+    rates = {(row["model"], row["part"]): row["rate"] for row in of_parts}
     lines = [
         [model, *(f"{rates[model, part] / rates[model, 1]:.1%}" for part in PARTS)]
-        for model in dict.fromkeys(row["model"] for row in own)
+        for model in dict.fromkeys(row["model"] for row in of_parts)
     ]
     return table(["plain sequences/s at a part of the largest batch", *HEADS], lines)
 

@@ -112,8 +112,8 @@ def _searched(cell: Cell) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
         raise KeyboardInterrupt
     if cell.play:
         entry = decided(bench.played(entry))
-    (found,) = rows_of([entry], bench)
-    row = {**cell.asked(), **{name: found[name] for name in SAID}}
+    (best_row,) = rows_of([entry], bench)
+    row = {**cell.asked(), **{name: best_row[name] for name in SAID}}
     if entry.answer is None:
         return {**row, "reason": _why_none(entry, bench)}, None
     plan, prediction = entry.answer

@@ -110,22 +110,22 @@ class Answers:
 
     def in_order(self) -> Iterator[CellAnswer]:
         """All answers, in the order of the cells."""
-        for place in sorted(self._answers):
-            yield self._answers[place]
+        for index in sorted(self._answers):
+            yield self._answers[index]
 
     def write_plans(self) -> None:
         """Write a plan file for each answer that has one, named by the number of its row; those of
         an earlier run's rows go."""
         for path in (self._study.path / PLANS).glob("[0-9]*.yaml"):
             path.unlink()
-        for place, answer in enumerate(self.in_order(), 1):
+        for row_number, answer in enumerate(self.in_order(), 1):
             if answer.job is not None:
-                self._study.keep_text(f"{PLANS}/{place:04d}.yaml", format_yaml(answer.job))
+                self._study.keep_text(f"{PLANS}/{row_number:04d}.yaml", format_yaml(answer.job))
 
-    def _keep(self, place: int, answer: CellAnswer) -> None:
-        self._answers[place] = answer
+    def _keep(self, index: int, answer: CellAnswer) -> None:
+        self._answers[index] = answer
         text = json.dumps({"row": answer.row, "job": answer.job}, allow_nan=False)
-        self._study.keep_text(f"{CELLS}/{self._keys[place]}.json", f"{text}\n")
+        self._study.keep_text(f"{CELLS}/{self._keys[index]}.json", f"{text}\n")
 
 
 def _kept(path: Path) -> CellAnswer | None:
@@ -264,8 +264,8 @@ def _numbers(row: Row) -> dict[str, int]:
 
 
 def _label(row: dict[str, Any], names: Sequence[str]) -> str:
-    words = (f"{row[name]} GPUs" if name == "gpus" else str(row.get(name)) for name in names)
-    return ", ".join(words)
+    labels = (f"{row[name]} GPUs" if name == "gpus" else str(row.get(name)) for name in names)
+    return ", ".join(labels)
 
 
 # Reads a sweep file: lists that multiply and single cases become cells, a tuning problem each.
@@ -328,8 +328,8 @@ class SweepFile:
         check_fields(self)
         for entry in fields(self):
             _check_list(entry.name, getattr(self, entry.name))
-        for place, name in enumerate(self.searchers):
-            _check_searcher(f"searchers[{place}]", name)
+        for index, name in enumerate(self.searchers):
+            _check_searcher(f"searchers[{index}]", name)
         needed = ("models", "clusters", "global_batches")
         given = [name for name in needed if getattr(self, name) is not None]
         missing = [name for name in needed if name not in given]
@@ -348,8 +348,8 @@ class SweepFile:
 
     def singles(self) -> Iterator[tuple[Any, ...]]:
         """The cases, in the same order of parts."""
-        for place, case in enumerate(self.cases or ()):
-            with within(f"cases[{place}]"):
+        for index, case in enumerate(self.cases or ()):
+            with within(f"cases[{index}]"):
                 yield (
                     *(case.model, case.cluster, case.global_batch),
                     _only("sequence_length", case.sequence_length, self.sequence_lengths),
@@ -414,18 +414,18 @@ def cells_of(sweep: SweepFile, seed: int) -> list[Cell]:
 def _each(name: str, plain: Any, value_of: Callable[[Any], Any]) -> Iterator[Any]:
     if not isinstance(plain, list):
         refuse(name, f"{shown(plain)} is not a list: write its items between [ and ]")
-    for place, entry in enumerate(plain):
-        with _at(f"{name}[{place}]"):
+    for index, entry in enumerate(plain):
+        with _at(f"{name}[{index}]"):
             yield value_of(entry)
 
 
 @contextmanager
-def _at(holder: str, own: str = "") -> Iterator[None]:
+def _at(holder: str, prefix: str = "") -> Iterator[None]:
     """Let errors of the block name their place in the file, in place of a plan file's ``own``."""
     try:
         yield
     except FieldError as error:
-        path = error.path.removeprefix(own).removeprefix(".")
+        path = error.path.removeprefix(prefix).removeprefix(".")
         raise FieldError(path, error.problem).within(holder) from None
     except InputError as error:
         raise FieldError(holder, str(error)) from None
@@ -464,10 +464,10 @@ def _case(plain: Any, folder: Path) -> Any:
     return from_mapping(SweepCase, resolved)
 
 
-def _only(name: str, own: Item | None, listed: Sequence[Item]) -> Item:
+def _only(name: str, given: Item | None, listed: Sequence[Item]) -> Item:
     """What a case says, or the only item of the list that it leaves out."""
-    if own is not None:
-        return own
+    if given is not None:
+        return given
     if len(listed) > 1:
         refuse(name, "missing: give it, as the list above has several")
     return listed[0]
@@ -479,10 +479,10 @@ def _check_list(name: str, items: object) -> None:
         return
     if not items:
         refuse(name, "is empty: give at least one item, or leave the key out")
-    for place, item in enumerate(items):
-        if item in items[:place]:
+    for index, item in enumerate(items):
+        if item in items[:index]:
             first = items.index(item)
-            refuse(f"{name}[{place}]", f"stands there twice, as {name}[{first}] too: remove one")
+            refuse(f"{name}[{index}]", f"stands there twice, as {name}[{first}] too: remove one")
 
 
 def _check_searcher(path: str, name: str) -> None:

@@ -38,12 +38,12 @@ def told() -> dict[str, str]:
     import pathlib  # noqa: PLC0415
     import platform  # noqa: PLC0415
 
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in ("mistlab", "numpy"):
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
+            versions[package] = "not installed"
     digest = hashlib.sha256()
     for package in ("mistlab", "simulators", "searchers", "experiments"):
         spec = importlib.util.find_spec(package)
@@ -52,7 +52,7 @@ def told() -> dict[str, str]:
                 if path.suffix in (".py", ".yaml", ".json"):
                     digest.update(f"{package}/{path.relative_to(folder)}".encode())
                     digest.update(path.read_bytes())
-    return {**found, "sources": digest.hexdigest()[:12]}
+    return {**versions, "sources": digest.hexdigest()[:12]}
 
 
 @cache
@@ -151,12 +151,12 @@ class Workers:
         while left and vain < VAIN_ROUNDS:
             before, lost = len(left), ""
             try:
-                for place, answer in _round(checked, items, left):
+                for number, answer in _round(checked, items, left):
                     if isinstance(answer, _Lost):
                         lost = answer.why
                     else:
-                        left.remove(place)
-                        yield place, answer
+                        left.remove(number)
+                        yield number, answer
             except BrokenExecutor as error:
                 lost = type(error).__name__
             vain = 0 if len(left) < before else vain + 1
@@ -183,8 +183,8 @@ def _round(
     yield from parallel(tasks)
 
 
-def _with_place(call: Call[Item, Answer], place: int, item: Item) -> tuple[int, Answer]:
-    return place, call(item)
+def _with_place(call: Call[Item, Answer], number: int, item: Item) -> tuple[int, Answer]:
+    return number, call(item)
 
 
 def _called(call: Call[Item, Answer], item: Item) -> Answer:

@@ -30,9 +30,9 @@ DRIVERS = {
 
 def main(arguments: Sequence[str]) -> int:
     """Train, and write what was measured; the first process writes."""
-    said = json.loads(arguments[0])
+    settings = json.loads(arguments[0])
     try:
-        result = _trained(said)
+        result = _trained(settings)
     except InputError as error:
         result = {"error": str(error)}
     except (MemoryError, RuntimeError) as error:
@@ -40,31 +40,31 @@ def main(arguments: Sequence[str]) -> int:
             raise
         result = {"error": "out of memory"}
     if int(os.environ.get("RANK", "0")) == 0:
-        Path(said["out"]).write_text(json.dumps(result), encoding="utf-8")
+        Path(settings["out"]).write_text(json.dumps(result), encoding="utf-8")
     if "error" in result:
         print(f"error: {result['error']}", file=sys.stderr)
         return 1
     return 0
 
 
-def _trained(said: dict[str, Any]) -> dict[str, Any]:
+def _trained(asked: dict[str, Any]) -> dict[str, Any]:
     import torch  # noqa: PLC0415 (not for imports of this file)
 
     from runtime.baselines.baseline import BaselineSettings  # noqa: PLC0415 (needs torch)
     from runtime.threads import with_share  # noqa: PLC0415 (needs torch)
 
-    on_gpu = said["device"] == "cuda"
-    if on_gpu and said.get("cap_gib"):
+    on_gpu = asked["device"] == "cuda"
+    if on_gpu and asked.get("cap_gib"):
         total = torch.cuda.get_device_properties(0).total_memory
-        share = min(1.0, said["cap_gib"] * GIB_BYTES / total)
+        share = min(1.0, asked["cap_gib"] * GIB_BYTES / total)
         torch.cuda.set_per_process_memory_fraction(share)
-    module, name = DRIVERS[said["system"]]
-    settings = BaselineSettings(device=said["device"], seed=said["seed"])
-    job = load_job(said["plan"])
+    module, name = DRIVERS[asked["system"]]
+    settings = BaselineSettings(device=asked["device"], seed=asked["seed"])
+    job = load_job(asked["plan"])
     losses, seconds = [], []
     with with_share(None if on_gpu else job.cluster.hardware.gpu.cores):
         run = getattr(import_module(module), name)(job, settings)
-        for number in range(said["steps"]):
+        for number in range(asked["steps"]):
             begin = perf_counter()
             losses.append(run.step(number))
             seconds.append(perf_counter() - begin)

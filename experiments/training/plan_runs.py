@@ -69,12 +69,12 @@ class PlanRun:
     @property
     def words(self) -> list[str]:
         """The arguments of ``run_plan``."""
-        words = [str(self.plan), "--json", "--steps", str(self.steps), "--draw-on-device"]
-        words += ["--seed", str(self.seed)] if self.seed else []
-        words += ["--serialise"] if self.serialises else []
-        words += [] if self.stage is None else ["--stage", str(self.stage)]
-        words += ["--deterministic"] if self.strict else []
-        return words + (["--clip-norm", CLIP_NORM] if self.with_norms else [])
+        arguments = [str(self.plan), "--json", "--steps", str(self.steps), "--draw-on-device"]
+        arguments += ["--seed", str(self.seed)] if self.seed else []
+        arguments += ["--serialise"] if self.serialises else []
+        arguments += [] if self.stage is None else ["--stage", str(self.stage)]
+        arguments += ["--deterministic"] if self.strict else []
+        return arguments + (["--clip-norm", CLIP_NORM] if self.with_norms else [])
 
 
 # What ``run_plan --json`` prints of a run, or a mapping with ``error``; None if the seconds were
@@ -107,8 +107,8 @@ class WorkerRunner:
             return None
         if answer["status"] == WRONG_USAGE:
             reject(f"{run.plan}: {answer['error'].removeprefix(ERROR)}")
-        said: Said = {"error": answer["error"]} if answer["status"] else answer["said"]
-        return said
+        outcome: Said = {"error": answer["error"]} if answer["status"] else answer["said"]
+        return outcome
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -135,11 +135,11 @@ class _Worker:
         self._listener = Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def ask(self, words: Sequence[str], seconds: float) -> Said | None:
+    def ask(self, arguments: Sequence[str], seconds: float) -> Said | None:
         """Status, and what was said or the error; None once the time is over."""
         # One that has ended says so by an empty line.
         with suppress(BrokenPipeError):
-            self._input.write(json.dumps(words) + "\n")
+            self._input.write(json.dumps(arguments) + "\n")
             self._input.flush()
         try:
             line = self._lines.get(timeout=max(0.0, seconds))
@@ -225,9 +225,9 @@ class RunRows:
             except (ValueError, KeyError):
                 reject(f"{self.path}: line {number} is not a run: remove it, and it runs again")
 
-    def add(self, name: str, said: Said) -> None:
+    def add(self, name: str, outcome: Said) -> None:
         """Write a run down: by its plan, not by the file that it says it ran."""
-        said = {key: value for key, value in said.items() if key != "plan"}
+        outcome = {key: value for key, value in outcome.items() if key != "plan"}
         with naming(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"plan": name, **said}) + "\n")
-        self.said[name] = said
+            file.write(json.dumps({"plan": name, **outcome}) + "\n")
+        self.said[name] = outcome

@@ -28,10 +28,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run_all() -> int:
     for line in sys.stdin:
-        said = io.StringIO()
-        with redirect_stdout(said):
+        printed = io.StringIO()
+        with redirect_stdout(printed):
             status = run(main_of("run_plan", COMMANDS["run_plan"]), json.loads(line))
-        result = json.loads(said.getvalue()) if status == DONE else None
+        result = json.loads(printed.getvalue()) if status == DONE else None
         print(json.dumps({"status": status, "said": result}), flush=True)
         if status != DONE:
             return status

@@ -60,12 +60,12 @@ class Launcher:
         """The output of ``run_plan --json`` for a plan, or a mapping with ``error``."""
         run = PlanRun(plan=plan, steps=self.steps, seed=self.seed)
         try:
-            said = self._alone(run) if gpus == 1 else self._together(run, gpus)
+            outcome = self._alone(run) if gpus == 1 else self._together(run, gpus)
         except InputError as error:
             return {"error": str(error).removeprefix(f"{plan}: ").removeprefix(ERROR)}
-        if said is None:
+        if outcome is None:
             return {"error": f"it took more than {self.seconds:g} s: give more --seconds"}
-        return said
+        return outcome
 
     def _alone(self, run: PlanRun) -> Mapping[str, Any] | None:
         return self._worker(run, self.seconds)
@@ -79,8 +79,8 @@ class Launcher:
             return None
         if done.returncode:
             return {"error": last_words(done.stderr, silent(done.returncode))}
-        said: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        return said
+        outcome: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return outcome
 
 
 def silent(status: int) -> str:
@@ -148,8 +148,8 @@ def _near(folder: Path) -> str:
     """The folders beside it that have a similar name, if any, in words."""
     beside = folder.resolve().parent
     names = [one.name for one in beside.iterdir() if one.is_dir()] if beside.is_dir() else []
-    words = near_matches(folder.name, names)
-    return words if "did you mean" in words else ""
+    near = near_matches(folder.name, names)
+    return near if "did you mean" in near else ""
 
 
 def _key_of(plan: Path) -> Key:
@@ -170,21 +170,21 @@ def _row(plan: Path, launcher: Launcher) -> Row:
     except InputError as error:
         return {**row, "error": str(error)}
     row |= _of_job(job)
-    said = launcher.run(plan, job.plan.num_gpus)
-    if "error" in said:
-        return {**row, "error": said["error"]}
-    samples = said["iteration_s"]
+    outcome = launcher.run(plan, job.plan.num_gpus)
+    if "error" in outcome:
+        return {**row, "error": outcome["error"]}
+    samples = outcome["iteration_s"]
     seconds = median(samples[min(WARM_UP, len(samples) - 1) :])
     return {
         **row,
-        "losses": said["losses"],
-        "predicted_iteration_s": said["predicted_iteration_s"],
-        "peak_allocated_bytes": max(said["peak_allocated_bytes"]),
+        "losses": outcome["losses"],
+        "predicted_iteration_s": outcome["predicted_iteration_s"],
+        "peak_allocated_bytes": max(outcome["peak_allocated_bytes"]),
         TIMING: {
             "iteration_s": seconds,
             "tokens_per_s": job.workload.tokens / seconds,
             "samples_s": samples,
-            "peak_reserved_bytes": max(said["peak_reserved_bytes"]),
+            "peak_reserved_bytes": max(outcome["peak_reserved_bytes"]),
         },
     }
 
@@ -209,8 +209,8 @@ def _report(study: Study) -> Report:
     rows = [row for row in study.rows if "error" not in row]
     failed = [row for row in study.rows if "error" in row]
     speedups = [*_speedups(rows)]
-    words = [_table(speedups)] if speedups else []
-    words += [f"{row['file']}: failed: {row['error']}" for row in failed]
+    paragraphs = [_table(speedups)] if speedups else []
+    paragraphs += [f"{row['file']}: failed: {row['error']}" for row in failed]
     folders = ", ".join(dict.fromkeys(row["folder"] for row in study.rows))
     over = [row for row in speedups if row["over"] is not None]
     pictures = []
@@ -228,7 +228,7 @@ def _report(study: Study) -> Report:
         ]
     return Report(
         title=f"Plans that were run: {folders}",
-        words=words,
+        words=paragraphs,
         summary={"ran": len(rows), "failed": len(failed), TIMING: {"speedups": speedups}},
         pictures=pictures,
         beside=beside("run_plans-cpu") if study.options.device == "cpu" else (),

@@ -66,9 +66,9 @@ def _passes(tasks: Iterable["MeasuredTask"]) -> Iterator[tuple[str, int, float]]
     running: tuple[str, int] | None = None
     begin_s = end_s = 0.0
     layer: int | None = None
-    for one in tasks:
-        task = one.task
-        if one.lane != "compute" or not isinstance(task, Action):
+    for measured in tasks:
+        task = measured.task
+        if measured.lane != "compute" or not isinstance(task, Action):
             continue
         assert task.layer is not None
         key = _PASSES[task.kind], task.micro_batch
@@ -77,8 +77,8 @@ def _passes(tasks: Iterable["MeasuredTask"]) -> Iterator[tuple[str, int, float]]
         if key != running or jumps:
             if running is not None:
                 yield *running, end_s - begin_s
-            running, begin_s, layer = key, one.start_s, None
-        end_s = one.end_s
+            running, begin_s, layer = key, measured.start_s, None
+        end_s = measured.end_s
         layer = task.layer if computes else layer
     if running is not None:
         yield *running, end_s - begin_s
@@ -128,8 +128,8 @@ class History:
     def timed_s(self) -> list[float]:
         """This process's samples after warming up; if it had no step to do, those before."""
         samples = self._column("iteration_s")
-        own = samples[self.earlier :] or samples
-        return sorted(own[min(WARM_UP, len(own) - 1) :])
+        samples_after = samples[self.earlier :] or samples
+        return sorted(samples_after[min(WARM_UP, len(samples_after) - 1) :])
 
     def columns(self) -> dict[str, list[Any]]:
         """Losses and the like of all steps, as ``--json`` names them."""
@@ -276,11 +276,13 @@ def prediction_of(job: Job, stage: int | None) -> Prediction:
 
 def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
     """The predicted figures of a run, peaks rank by rank; null where nothing was predicted."""
-    found = _prediction(job, stage)
-    pairs = zip(stages_run(job, stage), found.stages if found else (), strict=bool(found))
+    prediction = _prediction(job, stage)
+    pairs = zip(
+        stages_run(job, stage), prediction.stages if prediction else (), strict=bool(prediction)
+    )
     ranks = [one for number, one in pairs for _ in range(job.plan.stages[number].num_gpus)]
     return {
-        "predicted_iteration_s": found.iteration_s if found else None,
+        "predicted_iteration_s": prediction.iteration_s if prediction else None,
         "predicted_peak_allocated_bytes": [one.peak_allocated_bytes for one in ranks] or None,
         "predicted_peak_reserved_bytes": [one.peak_reserved_bytes for one in ranks] or None,
     }

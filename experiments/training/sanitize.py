@@ -74,14 +74,14 @@ def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Na
     start = perf_counter()
     collectives = sanitizer.collectives()
     progress(f"{path}: collectives: {_count(len(collectives))}, {perf_counter() - start:.0f} s")
-    told, found = [*map(str, collectives)], []
-    for number, one in enumerate(ranks, 1):
+    findings, checked = [*map(str, collectives)], []
+    for number, rank in enumerate(ranks, 1):
         # Fake devices are made known to torch before its first backward pass.
-        waits, races = sanitizer.waits(one.rank), sanitizer.races(one.rank)
-        found.append({**to_mapping(one), **_as_mappings(waits, races)})
-        told += [f"{one}: {finding}" for finding in (*waits, *races)]
+        waits, races = sanitizer.waits(rank.rank), sanitizer.races(rank.rank)
+        checked.append({**to_mapping(rank), **_as_mappings(waits, races)})
+        findings += [f"{rank}: {finding}" for finding in (*waits, *races)]
         progress(
-            f"{path}: {number} of {len(ranks)}: {one}: {_count(len(waits) + len(races))}, "
+            f"{path}: {number} of {len(ranks)}: {rank}: {_count(len(waits) + len(races))}, "
             f"{perf_counter() - start:.0f} s"
         )
     if options.json:
@@ -91,16 +91,16 @@ def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Na
                 "gpus": gpus,
                 "left_out": list(sanitizer.small.left_out),
                 "collectives": [to_mapping(one) for one in collectives],
-                "ranks": found,
-                "findings": len(told),
+                "ranks": checked,
+                "findings": len(findings),
                 "timing": {"seconds": perf_counter() - start},
             }
         )
     else:
-        _tell(path, told)
-        verdict = _count(len(told)) if told else "clean"
+        _tell(path, findings)
+        verdict = _count(len(findings)) if findings else "clean"
         print(f"{path}: {verdict} ({len(ranks)} of {gpus} ranks, which do all that any does)")
-    return len(told)
+    return len(findings)
 
 
 def _as_mappings(

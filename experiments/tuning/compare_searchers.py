@@ -203,19 +203,19 @@ def _conclude(comparison: Comparison, options: argparse.Namespace, started: floa
         entry.result.status == "INFEASIBLE" and entry.space == comparison.space
         for entry in comparison.entries
     )
-    words = []
+    lines = []
     if nothing is not None:
         name = comparison.space.name
-        words = [*smallest_words(nothing, name, is_proven=is_proven), *free]
-    _write_page(comparison, options, best, why, words)
+        lines = [*smallest_words(nothing, name, is_proven=is_proven), *free]
+    _write_page(comparison, options, best, why, lines)
     answer = _mapping(comparison, best, why, nothing, time.perf_counter() - started)
     _write_rows(comparison, answer)
     if options.json:
         print_json(answer)
-        for line in words:
+        for line in lines:
             progress(line)
     else:
-        print("\n".join(_text(comparison, best, why, words)))
+        print("\n".join(_text(comparison, best, why, lines)))
         print(f"\nrows, plans and page: {comparison.directory.path / 'report.html'}")
     return NO_ANSWER if best is None else DONE
 
@@ -283,14 +283,14 @@ def fastest_played(entries: Sequence[Entry]) -> tuple[str, Plan, float] | None:
     """Of the best plans of all searchers and their nearest rivals the one that is played fastest:
     whose it is, the plan and its seconds."""
     played = [
-        (seconds, place, plan)
-        for place, entry in enumerate(entries)
+        (seconds, number, plan)
+        for number, entry in enumerate(entries)
         for plan, seconds in _played_plans(entry)
     ]
     if not played:
         return None
-    seconds, place, plan = min(played, key=lambda one: one[:2])
-    return entries[place].searcher, plan, seconds
+    seconds, number, plan = min(played, key=lambda one: one[:2])
+    return entries[number].searcher, plan, seconds
 
 
 def _played_plans(entry: Entry) -> Iterator[tuple[Plan, float]]:
@@ -480,8 +480,8 @@ def _facts(answer: BestPlan) -> str:
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [_line("th", HEAD, "")]
-    for place, row in enumerate(by_time(rows)):
-        is_best = place == 0 and row["predicted_s"] is not None
+    for number, row in enumerate(by_time(rows)):
+        is_best = number == 0 and row["predicted_s"] is not None
         lines.append(_line("td", cells_of(row), ' class="best"' if is_best else ""))
     return (
         f"<table>\n<thead>{lines[0]}</thead>\n<tbody>\n{chr(10).join(lines[1:])}\n</tbody></table>"
@@ -511,9 +511,9 @@ def _figure(figure: Figure, caption: str) -> str:
 
 
 def _caption(svg: str, caption: str, kind: str) -> str:
-    words = escape(caption)
+    text = escape(caption)
     return (
-        f'<figure class="{kind}"><figcaption>{words}</figcaption>'
+        f'<figure class="{kind}"><figcaption>{text}</figcaption>'
         f'<div class="wide">{svg}</div></figure>'
     )
 

@@ -47,12 +47,12 @@ def _less_saving(plan: Plan, space: SearchSpace) -> Iterator[Neighbour]:
     # Where stages are alike, the largest one says how many blocks each of them treats.
     layers = [stage.layers for stage in plan.stages]
     places = range(plan.num_stages) if space.unequal_stages else (layers.index(max(layers)),)
-    for place in places:
-        for what, step in _steps(plan.stages[place], plan.num_stages, space):
+    for stage_number in places:
+        for what, step in _steps(plan.stages[stage_number], plan.num_stages, space):
             if space.unequal_stages:
-                where = f"stage {place}"
+                where = f"stage {stage_number}"
                 stages = [
-                    step(stage) if index == place else stage
+                    step(stage) if index == stage_number else stage
                     for index, stage in enumerate(plan.stages)
                 ]
             else:
@@ -195,21 +195,21 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
     predictions = bench.predictor.predict_many([one.plan for one in around])
     faster = sorted(
         (
-            (found.iteration_s, one.change, one.plan, found)
-            for one, found in zip(around, predictions, strict=True)
-            if found.iteration_s < prediction.iteration_s
+            (predicted_change.iteration_s, neighbour.change, neighbour.plan, predicted_change)
+            for neighbour, predicted_change in zip(around, predictions, strict=True)
+            if predicted_change.iteration_s < prediction.iteration_s
         ),
         key=lambda found: found[:2],
     )
     rejected = [
-        _rejected(change, (plan, prediction), (other, found), bench)
-        for _, change, other, found in faster
-        if not found.fits
+        _rejected(change, (plan, prediction), (other, predicted_change), bench)
+        for _, change, other, predicted_change in faster
+        if not predicted_change.fits
     ]
     short = {
         index
-        for _, _, other, found in faster
-        for index, over in enumerate(lacking_bytes(bench.problem.cluster, other, found))
+        for _, _, other, predicted_change in faster
+        for index, over in enumerate(lacking_bytes(bench.problem.cluster, other, predicted_change))
         if over > 0
     }
     others = [entry for entry in entries if entry is not best and entry.answer is not None]
@@ -271,20 +271,20 @@ def _limits(
 def _rejected(
     change: str, best: tuple[Plan, Prediction], other: tuple[Plan, Prediction], bench: Bench
 ) -> Rejected:
-    (_, prediction), (plan, found) = best, other
-    over = lacking_bytes(bench.problem.cluster, plan, found)
-    place = int(np.argmax(over))
-    faster_by_s = prediction.iteration_s - found.iteration_s
-    if over[place] <= 0:
+    (_, prediction), (plan, changed) = best, other
+    over = lacking_bytes(bench.problem.cluster, plan, changed)
+    stage_index = int(np.argmax(over))
+    faster_by_s = prediction.iteration_s - changed.iteration_s
+    if over[stage_index] <= 0:
         return Rejected(
             change=change,
             faster_by_s=faster_by_s,
             stage=None,
             phase=None,
             memory_class="host memory",
-            over_bytes=round(host_bytes_over(plan, found, bench.problem.cluster)),
+            over_bytes=round(host_bytes_over(plan, changed, bench.problem.cluster)),
         )
-    here, there = prediction.stages[place], found.stages[place]
+    here, there = prediction.stages[stage_index], changed.stages[stage_index]
     grown = {
         entry.name: getattr(there.memory, entry.name) - getattr(here.memory, entry.name)
         for entry in fields(there.memory)
@@ -292,8 +292,8 @@ def _rejected(
     return Rejected(
         change=change,
         faster_by_s=faster_by_s,
-        stage=place,
+        stage=stage_index,
         phase=largest(there.memory_by_phase)[0],
         memory_class=max(grown, key=lambda name: grown[name]),
-        over_bytes=round(over[place]),
+        over_bytes=round(over[stage_index]),
     )

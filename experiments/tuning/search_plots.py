@@ -22,13 +22,13 @@ def convergence(rows: Rows, *, over_seconds: bool) -> Figure:
     """The best plan so far of each searcher, over evaluations or over seconds."""
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
-    found = _styled(rows)
-    for style, row in found:
+    styled = _styled(rows)
+    for style, row in styled:
         spent = _spent(row, over_seconds=over_seconds)
         best_s = [one["iteration_s"] for one in (*row["history"], row["history"][-1])]
         axes.step(spent, best_s, where="post", label=row["searcher"], **style)
         axes.plot(spent[-1], best_s[-1], "o", color=style["color"], markersize=4)
-    ends_s = [row["history"][-1]["iteration_s"] for _, row in found]
+    ends_s = [row["history"][-1]["iteration_s"] for _, row in styled]
     # What the first plans of a search take would leave no room for the others.
     axes.set_ylim(0.97 * min(ends_s), 1.5 * max(ends_s))
     axes.set_xlabel("seconds" if over_seconds else "evaluations of plans (1,000 stages as one)")
@@ -44,8 +44,8 @@ def _spent(row: Mapping[str, Any], *, over_seconds: bool) -> list[float]:
         spent = [*row["timing"]["history_wall_s"], row["wall_s"]]
     else:
         spent = [
-            one["plan_evaluations"] + one["stage_evaluations"] / STAGES_A_PLAN
-            for one in (*row["history"], row)
+            point["plan_evaluations"] + point["stage_evaluations"] / STAGES_A_PLAN
+            for point in (*row["history"], row)
         ]
     return [max(1e-3, one) for one in spent]
 
@@ -108,12 +108,12 @@ def _styled(rows: Rows) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
     return [
         (
             {
-                "color": COLOURS[place % len(COLOURS)],
-                "linestyle": LINES[place // len(COLOURS) % len(LINES)],
+                "color": COLOURS[number % len(COLOURS)],
+                "linestyle": LINES[number // len(COLOURS) % len(LINES)],
             },
             row,
         )
-        for place, row in enumerate(rows)
+        for number, row in enumerate(rows)
         if row["history"]
     ]
 

@@ -81,8 +81,8 @@ def _answer(entry: Entry, bench: Bench) -> dict[str, Any]:
     }
 
 
-def _improvement(one: Improvement) -> dict[str, Any]:
-    return {name: value for name, value in to_mapping(one).items() if name != "wall_s"}
+def _improvement(improvement: Improvement) -> dict[str, Any]:
+    return {name: value for name, value in to_mapping(improvement).items() if name != "wall_s"}
 
 
 def bounded_by_all(entry: Entry, entries: Sequence[Entry]) -> Entry:
@@ -99,12 +99,12 @@ def _gap(entry: Entry, entries: Sequence[Entry]) -> float | None:
         return None
     best_s = entry.answer[1].iteration_s
     bounds = [
-        one.result.lower_bound_s
-        for one in entries
-        if one.space == entry.space and one.result.lower_bound_s is not None
+        compared_entry.result.lower_bound_s
+        for compared_entry in entries
+        if compared_entry.space == entry.space and compared_entry.result.lower_bound_s is not None
     ]
-    own = entry.result.lower_bound_s
-    bound = own if own is not None else max(bounds, default=None)
+    of_search = entry.result.lower_bound_s
+    bound = of_search if of_search is not None else max(bounds, default=None)
     return None if bound is None else max(0.0, 1 - bound / best_s)
 
 

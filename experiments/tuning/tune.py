@@ -128,10 +128,10 @@ def lacking_words(entry: Entry, bench: Bench) -> str:
     is_proven = entry.result.status == "INFEASIBLE"
     begin = "nothing fits" if is_proven else "no plan that fits was found"
     progress(f"{begin}: what would make one fit is tried")
-    words = smallest_words(smallest(bench, entry.space), entry.space.name, is_proven=is_proven)
-    words += free_words(bench.problem.cluster)
+    paragraphs = smallest_words(smallest(bench, entry.space), entry.space.name, is_proven=is_proven)
+    paragraphs += free_words(bench.problem.cluster)
     reason = [entry.result.reason] if entry.result.reason else []
-    return "\n".join([*reason, *words])
+    return "\n".join([*reason, *paragraphs])
 
 
 def _page(entry: Entry, why: Why, bench: Bench) -> Iterator[str]:

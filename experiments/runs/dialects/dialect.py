@@ -59,9 +59,9 @@ def _value(column: str, value: Any, groups: Sequence[str]) -> Any:
     return _kind(column)(groups[int(value.removeprefix(GROUP)) - 1])
 
 
-def _has(words: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
-    starts = range(len(words) - len(wanted) + 1)
-    return any(words[start : start + len(wanted)] == wanted for start in starts)
+def _has(given: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    starts = range(len(given) - len(wanted) + 1)
+    return any(given[start : start + len(wanted)] == wanted for start in starts)
 
 
 @cache

@@ -97,7 +97,7 @@ _MEMORY = re.compile(r"(?<![a-z0-9])([0-9]+) ?g(?:i?b)?(?![a-z0-9])")
 
 
 def gpus_of(
-    text: str, own: str = "", products_tflops: Mapping[str, tuple[float, float]] | None = None
+    text: str, of_caller: str = "", products_tflops: Mapping[str, tuple[float, float]] | None = None
 ) -> Gpus:
     """The GPUs that a text names; refuses unlike ones, and GPUs without a hardware file.
 
@@ -105,8 +105,8 @@ def gpus_of(
     if the catalogue has no such name, all rows have. ``products_tflops`` are those of a machine by
     hardware: what its products reach, and what the hardware file says.
     """
-    if own and (not text or own not in catalog.hardware_names()):
-        return Gpus(hardware=own)
+    if of_caller and (not text or of_caller not in catalog.hardware_names()):
+        return Gpus(hardware=of_caller)
     if "+" in text:
         problem = (
             f"{shown(text)} are unlike GPUs, and a row does not say which stage has which: predict "
@@ -124,13 +124,13 @@ def _named_gpu(text: str) -> Gpus:
     """The GPUs of a name: a chip's whole word, and what its further words say."""
     given = text.casefold()
     sizes = [int(size) for size in _MEMORY.findall(given)]
-    words = re.findall(r"[a-z0-9]+", _MEMORY.sub(" ", given))
-    words = [word for word in words if word not in _MAKERS]
+    parts = re.findall(r"[a-z0-9]+", _MEMORY.sub(" ", given))
+    parts = [word for word in parts if word not in _MAKERS]
     for count in (3, 2):
-        if " ".join(words[:count]) in CHIPS:
-            words = [" ".join(words[:count]), *words[count:]]
-    chip = _chip(words[0]) if words else ""
-    further = [words[0].removeprefix(chip), *words[1:]] if words else []
+        if " ".join(parts[:count]) in CHIPS:
+            parts = [" ".join(parts[:count]), *parts[count:]]
+    chip = _chip(parts[0]) if parts else ""
+    further = [parts[0].removeprefix(chip), *parts[1:]] if parts else []
     if make := next((word for word in further if word in _OTHERS), None):
         chip, further = f"{chip} {make}", [word for word in further if word != make]
     memory = sizes[0] if sizes else _ANY
