@@ -1,9 +1,10 @@
 """Frozen weights of few bits, dequantised, written apart from the runtime's packing: value by value
 from the definition of NF4 and of scales."""
 
+from statistics import NormalDist
+
 import numpy as np
 import torch
-from scipy.stats import norm
 from torch import Tensor
 
 from mistlab.plan.workload import Workload
@@ -13,8 +14,9 @@ def nf4() -> np.ndarray:
     """Four bits for normal values (Dettmers et al. 2023, equation 4): quantiles of a normal
     distribution, eight above zero and seven below, each side scaled to 1."""
     offset = (1 - 1 / 32 + 1 - 1 / 30) / 2
-    above = norm.ppf(np.linspace(offset, 0.5, 9)[:-1])
-    below = -norm.ppf(np.linspace(offset, 0.5, 8)[:-1])
+    quantile = NormalDist().inv_cdf
+    above = np.array([*map(quantile, np.linspace(offset, 0.5, 9)[:-1])])
+    below = -np.array([*map(quantile, np.linspace(offset, 0.5, 8)[:-1])])
     every = np.sort(np.concatenate([above, below, [0.0]]))
     return (every / every.max()).astype(np.float32)
 
