@@ -40,6 +40,8 @@ _WHOLE: Mapping[str, str] = {
     "--expert-model-parallel-size": "expert_model_parallel_size",
     "--expert-tensor-parallel-size": "expert_tensor_parallel_size",
     "--window-attn-skip-freq": "window_attn_skip_freq",
+    "--moe-router-num-groups": "moe_router_num_groups",
+    "--moe-router-group-topk": "moe_router_group_topk",
     "--mtp-num-layers": "mtp_num_layers",
     "--mamba-num-heads": "mamba_num_heads",
     "--mamba-head-dim": "mamba_head_dim",
@@ -51,6 +53,7 @@ _WHOLE: Mapping[str, str] = {
 _TEXT: Mapping[str, str] = {
     "--moe-token-dispatcher-type": "moe_token_dispatcher_type",
     "--moe-router-load-balancing-type": "moe_router_load_balancing_type",
+    "--moe-router-score-function": "moe_router_score_function",
     "--softmax-type": "softmax_type",
     "--fp8-format": "fp8",
     "--fp8-recipe": "fp8_recipe",
@@ -60,12 +63,17 @@ _TEXT: Mapping[str, str] = {
 _SWITCHES: Mapping[str, str] = {
     "--moe-grouped-gemm": "moe_grouped_gemm",
     "--moe-router-pre-softmax": "moe_router_pre_softmax",
+    "--moe-router-enable-expert-bias": "moe_router_enable_expert_bias",
+    "--moe-apply-probs-on-input": "moe_apply_probs_on_input",
     "--moe-pad-expert-input-to-capacity": "moe_pad_expert_input_to_capacity",
     "--qk-layernorm": "qk_layernorm",
     "--is-hybrid-model": "is_hybrid_model",
 }
 _NUMBERS: Mapping[str, str] = {
     "--moe-aux-loss-coeff": "moe_aux_loss_coeff",
+    "--moe-router-topk-scaling-factor": "moe_router_topk_scaling_factor",
+    "--moe-router-bias-update-rate": "moe_router_bias_update_rate",
+    "--moe-z-loss-coeff": "moe_z_loss_coeff",
     "--moe-expert-capacity-factor": "moe_expert_capacity_factor",
 }
 _LATENT: Mapping[str, str] = {

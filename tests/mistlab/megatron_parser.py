@@ -19,6 +19,7 @@ SWITCHES = """
     --group-query-attention --swiglu --untie-embeddings-and-output-weights --disable-bias-linear
     --qk-layernorm --multi-latent-attention --moe-grouped-gemm --moe-router-pre-softmax
     --moe-pad-expert-input-to-capacity --squared-relu --is-hybrid-model
+    --moe-router-enable-expert-bias --moe-apply-probs-on-input
 """
 WHOLE_NUMBERS = """
     --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
@@ -31,11 +32,13 @@ WHOLE_NUMBERS = """
     --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --mtp-num-layers
     --mamba-num-heads --mamba-head-dim --mamba-num-groups --mamba-state-dim
     --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers
+    --moe-router-num-groups --moe-router-group-topk
 """
 TEXTS = "--pipeline-model-parallel-layout --hybrid-override-pattern --hybrid-layer-pattern"
 NUMBERS = """
     --optimizer-offload-fraction --attention-dropout --hidden-dropout --rotary-percent
-    --moe-aux-loss-coeff --moe-expert-capacity-factor
+    --moe-aux-loss-coeff --moe-expert-capacity-factor --moe-router-topk-scaling-factor
+    --moe-router-bias-update-rate --moe-z-loss-coeff
 """
 CHOICES = {
     "--cp-comm-type": ("p2p", "all_gather", "a2a", "a2a+p2p"),
@@ -55,6 +58,7 @@ CHOICES = {
     "--moe-router-load-balancing-type": (
         *("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"),
     ),
+    "--moe-router-score-function": ("softmax", "sigmoid"),
     "--moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
     "--fp8-format": ("e4m3", "hybrid"),
     "--fp8-recipe": ("tensorwise", "delayed", "mxfp8", "blockwise", "custom"),
@@ -158,7 +162,23 @@ RULES = {
         not found.num_experts or found.num_experts % found.expert_model_parallel_size == 0
     ),
     "a single expert's softmax comes first": lambda found: (
-        not found.num_experts or found.moe_router_topk > 1 or found.moe_router_pre_softmax
+        not found.num_experts
+        or found.moe_router_topk > 1
+        or found.moe_router_pre_softmax
+        or found.moe_router_score_function == "sigmoid"
+    ),
+    "only sigmoids are corrected": lambda found: (
+        not found.moe_router_enable_expert_bias or found.moe_router_score_function == "sigmoid"
+    ),
+    "groups divide experts": lambda found: (
+        not found.moe_router_group_topk
+        or (
+            found.num_experts % (found.moe_router_num_groups or 1) == 0
+            and found.moe_router_group_topk <= (found.moe_router_num_groups or 0)
+        )
+    ),
+    "weights of inputs are those of one expert": lambda found: (
+        not found.moe_apply_probs_on_input or found.moe_router_topk == 1
     ),
     "padding needs a capacity": lambda found: (
         not found.moe_pad_expert_input_to_capacity or found.moe_expert_capacity_factor is not None

@@ -182,6 +182,68 @@ def test_tokens_that_experts_drop_are_said() -> None:
     assert "expert_capacity" in {remark.choice for remark in lost.remarks}
 
 
+ROUTED: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
+    "DeepSeek V3's": (
+        {},
+        "--moe-router-score-function sigmoid --moe-router-num-groups 8 --moe-router-group-topk 4",
+        (),
+    ),
+    "corrections and a loss of sequences": (
+        {"correction_rate": 0.001},
+        "--moe-router-enable-expert-bias --moe-router-load-balancing-type seq_aux_loss",
+        (),
+    ),
+    "corrections alone": (
+        {"balance_loss": 0.0, "correction_rate": 0.01},
+        "--moe-router-bias-update-rate 0.01 --moe-router-load-balancing-type none",
+        (),
+    ),
+    "a softmax over all": (
+        {"scores": "softmax", "normalized": False, "correction": False, "correction_rate": 0.0},
+        "--moe-router-pre-softmax --moe-router-num-groups 8",
+        (),
+    ),
+    "losses of logits": ({"z_loss": 0.001}, "--moe-z-loss-coeff 0.001", ()),
+    "what no option says": (
+        {"normalized": False, "best_of_group": 1, "weighs_inputs": True},
+        "--moe-router-score-function sigmoid",
+        ("weights of sigmoids are normalised", "their 2 best scores", "what several experts make"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_routers_are_options_or_notes(name: str) -> None:
+    changes, words, notes = ROUTED[name]
+    job = job_of("deepseek-v3", {"layers": 61})
+    experts = job.workload.model.experts
+    assert experts is not None
+    own = replace(experts, router=replace(experts.router, **changes))
+    model = replace(job.workload.model, experts=own)
+    job = replace(job, workload=replace(job.workload, model=model))
+    text = text_of(job)
+    parsed(text)
+    given = {one.strip(" \\") for one in text.splitlines()}
+    for option in words.split(" --"):
+        assert any(option.removeprefix("--") in one for one in given), option
+    told = [one for one in MEGATRON.notes(job) if "router" in one or "weights" in one]
+    assert len(told) == len(notes)
+    for note in notes:
+        assert any(note in one for one in told), note
+    # Another model than the catalogue's keeps the line's router.
+    narrow = text.replace("--hidden-size 7168", "--hidden-size 7296")
+    back = MEGATRON.read(narrow, Given(hardware=job.cluster.hardware)).job.workload.model
+    assert back.experts is not None
+    assert (back.experts.router == own.router) == (not notes)
+
+
+def test_llama_4_s_weights_multiply_what_experts_take() -> None:
+    text = text_of(job_of("llama4-scout", {"layers": 48}))
+    assert "--moe-apply-probs-on-input" in text
+    assert "--moe-router-pre-softmax" not in text
+    parsed(text)
+
+
 def test_stages_divide_experts_alike() -> None:
     found = nearest(job_of("mixtral-8x7b", {"expert_parallel": 8}, {}), MEGATRON)
     assert [stage.expert_parallel for stage in found.job.plan.stages] == [8, 8]

@@ -113,7 +113,7 @@ def test_options_without_effect_are_one_count() -> None:
 def test_an_unknown_option_is_no_relative_s_by_its_beginning_alone() -> None:
     found = imported(
         "--data-parallel-size 4 --train-foo 3 --moe-router-xyz 4 --zero-hpz 2 --fp8-all "
-        "--train-data-exact-num-epochs 1 --moe-router-score-function sigmoid --log-foo 1"
+        "--train-data-exact-num-epochs 1 --moe-router-dtype fp32 --log-foo 1"
     )
     assert [one.choice for one in found.remarks] == [
         "--data-parallel-size 4 --moe-router-xyz 4 --zero-hpz 2 --fp8-all",

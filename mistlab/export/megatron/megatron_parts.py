@@ -13,6 +13,7 @@ from typing import Any
 from mistlab.core.values import refuse, reject, within
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
+from mistlab.export.megatron.megatron_routers import router_of, router_options
 from mistlab.job.job import Job
 from mistlab.plan.plan import Plan
 from mistlab.plan.workload import Experts, LatentAttention, ModelSpec, StateSpace, Window
@@ -274,9 +275,7 @@ def _latent_options(model: ModelSpec, latent: LatentAttention) -> Iterator[str]:
 
 def _expert_options(experts: Experts, layers: int) -> Iterator[str]:
     yield f"--num-experts {experts.count} --moe-router-topk {experts.active}"
-    if experts.active == 1:
-        # Megatron-LM refuses the softmax over a single chosen expert.
-        yield "--moe-router-pre-softmax"
+    yield from router_options(experts)
     yield f"--moe-ffn-hidden-size {experts.ffn}"
     if experts.shared_ffn:
         yield f"--moe-shared-expert-intermediate-size {experts.shared_ffn}"
@@ -452,6 +451,7 @@ def experts_of(
             shared_ffn=_shared_of(options, draft, width, ffn),
             hidden=options.whole("--moe-latent-size") or 0,
             dense_blocks=0 if 0 in blocks[dense:] else dense,
+            router=router_of(options, active),
         )
     return experts, blocks
 

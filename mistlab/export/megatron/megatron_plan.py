@@ -8,6 +8,7 @@ from mistlab.engines.engine import Optimizer
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
 from mistlab.export.megatron.megatron_parts import PATTERN, segments_of
+from mistlab.export.megatron.megatron_routers import balance_options
 from mistlab.job.job import Job
 from mistlab.machine.hardware import Hardware
 from mistlab.plan.workload import Workload
@@ -302,8 +303,6 @@ def _activations_offloaded(options: Options, draft: Found, layers: int) -> None:
 
 # Where experts are not divided otherwise, tensor-parallel ranks divide each expert.
 _PARTS, _RANKS = "--expert-tensor-parallel-size", "--expert-model-parallel-size"
-# The strength of the loss for balance that Megatron-LM recommends to begin with.
-_BALANCE = "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01"
 _CAPACITY = "--moe-expert-capacity-factor"
 # MindSpeed's switch for tensor-parallel ranks that divide experts, not each expert.
 _EXPERTS_DIVIDED = "--moe-tp-extend-ep"
@@ -319,7 +318,8 @@ def expert_options(job: Job) -> Iterator[str]:
     if workload.model.experts is None:
         return
     yield f"{_RANKS} {stage.expert_parallel} {_PARTS} {stage.expert_tensor_parallel}"
-    yield f"--moe-grouped-gemm --moe-token-dispatcher-type alltoall {_BALANCE}"
+    balance = balance_options(workload.model.experts.router)
+    yield f"--moe-grouped-gemm --moe-token-dispatcher-type alltoall {balance}"
     if workload.expert_capacity is not None:
         yield f"--moe-expert-capacity-factor {workload.expert_capacity!r}"
     if workload.expert_padding:

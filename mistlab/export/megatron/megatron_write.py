@@ -34,6 +34,7 @@ from mistlab.export.megatron.megatron_read import (
     engines_for,
     read,
 )
+from mistlab.export.megatron.megatron_routers import router_notes
 from mistlab.export.nearest import under_any_engine, with_engine
 from mistlab.export.rules import (
     EQUAL_MESHES,
@@ -268,6 +269,7 @@ def _notes(job: Job) -> Iterator[str]:
         yield "offloading activations needs TransformerEngine"
     if job.workload.precision == "fp4" and job.workload.model.experts is not None:
         yield "experts' products take 4 bits too; the prediction has them in 8"
+    yield from router_notes(job.workload.model.experts)
     if stage.zero > 1:
         yield "Megatron-FSDP needs --no-gradient-accumulation-fusion where it is not supported"
         yield "Megatron-FSDP refuses to start where CUDA_DEVICE_MAX_CONNECTIONS is 1"

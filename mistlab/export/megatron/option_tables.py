@@ -79,7 +79,7 @@ SWITCHES = word_set(
     --parallel-attn --quick-geglu --disable-bias-linear-fc --disable-bias-attn-fc
     --moe-grouped-gemm --moe-pad-expert-input-to-capacity --multi-latent-attention
     --use-precision-aware-optimizer --moe-router-enable-expert-bias
-    --moe-router-force-load-balancing
+    --moe-router-force-load-balancing --moe-router-pre-softmax --moe-apply-probs-on-input
     --disable-moe-token-dropping --enable-expert-tensor-parallelism --enable-shared-expert
     --moe-tp-extend-ep --moe-extended-tp --deepspeed --cpu-optimizer --cpu-torch-adam
     --no-pipeline-parallel
@@ -130,6 +130,8 @@ TELLING = SWITCHES | word_set(
     --v-head-dim --window-size --window-attn-skip-freq --sliding-window --softmax-type
     --mtp-num-layers --fp8-format --fp8-recipe --fp4-format --fp4-recipe --exp-avg-dtype
     --exp-avg-sq-dtype --moe-router-load-balancing-type --moe-aux-loss-coeff
+    --moe-router-score-function --moe-router-num-groups --moe-router-group-topk
+    --moe-router-topk-scaling-factor --moe-router-bias-update-rate --moe-z-loss-coeff
     --multiple-of --hidden-dim-multiplier --stage
     --hybrid-layer-pattern --hybrid-attention-ratio --hybrid-mlp-ratio --mamba-state-dim
     --mamba-head-dim --mamba-num-groups --mamba-num-heads --mamba-expand

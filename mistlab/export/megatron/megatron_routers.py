@@ -1,0 +1,106 @@
+"""Routers as Megatron-LM's options: how tokens choose experts, and what keeps the choice even.
+
+Its sigmoid's weights are normalised where a token takes several experts, and as they are for one; a
+softmax is over the chosen, or with ``--moe-router-pre-softmax`` over all experts, as it is. A group
+of experts is as good as the sum of so many of its best scores as a token takes of each group
+(``megatron/core/transformer/moe/moe_utils.py``).
+"""
+
+from collections.abc import Iterator
+
+from mistlab.core.values import within
+from mistlab.export.megatron.megatron_flags import Options, is_of_deepspeed
+from mistlab.plan.routers import PLAIN_ROUTER, Router
+from mistlab.plan.workload import Experts
+
+# The loss for balance, and its strength, that Megatron-LM recommends to begin with.
+BALANCE = "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01"
+# By how much a step moves corrections where no option says it.
+_RATE = 0.001
+
+
+def router_options(experts: Experts) -> Iterator[str]:
+    """The rule by which tokens choose experts."""
+    router = experts.router
+    if router.scores == "sigmoid":
+        yield "--moe-router-score-function sigmoid"
+    elif experts.active == 1 or not router.normalized:
+        # Megatron-LM refuses the softmax over a single chosen expert.
+        yield "--moe-router-pre-softmax"
+    if router.groups > 1 and experts.active >= router.active_groups:
+        chosen = f"--moe-router-group-topk {router.active_groups}"
+        yield f"--moe-router-num-groups {router.groups} {chosen}"
+    if router.scale != 1:
+        yield f"--moe-router-topk-scaling-factor {router.scale!r}"
+    if _is_corrected(router):
+        yield "--moe-router-enable-expert-bias"
+        if router.correction_rate != _RATE:
+            yield f"--moe-router-bias-update-rate {router.correction_rate!r}"
+    if router.weighs_inputs and experts.active == 1:
+        yield "--moe-apply-probs-on-input"
+    if router.z_loss:
+        yield f"--moe-z-loss-coeff {router.z_loss!r}"
+
+
+def router_of(options: Options, active: int) -> Router:
+    """The rule that options give to experts of which a token takes so many ``active`` ones."""
+    if is_of_deepspeed(options):
+        return PLAIN_ROUTER
+    is_sigmoid = options.text("--moe-router-score-function") == "sigmoid"
+    groups = options.whole("--moe-router-num-groups") or 1
+    chosen = min(options.whole("--moe-router-group-topk") or groups, groups)
+    corrects = is_sigmoid and options.has("--moe-router-enable-expert-bias")
+    of_sequences = options.text("--moe-router-load-balancing-type") == "seq_aux_loss"
+    coefficient = options.number("--moe-aux-loss-coeff", 0.0) if of_sequences else 0.0
+    is_over_all = options.has("--moe-router-pre-softmax") and active > 1
+    with within("router"):
+        return Router(
+            scores="sigmoid" if is_sigmoid else "softmax",
+            normalized=active > 1 if is_sigmoid else not is_over_all,
+            scale=options.number("--moe-router-topk-scaling-factor", 0.0) or 1.0,
+            weighs_inputs=options.has("--moe-apply-probs-on-input"),
+            correction=corrects,
+            correction_rate=options.number("--moe-router-bias-update-rate", _RATE) * corrects,
+            groups=groups,
+            active_groups=chosen,
+            best_of_group=max(active // chosen, 1) if groups > 1 else PLAIN_ROUTER.best_of_group,
+            balance_loss=coefficient,
+            z_loss=options.number("--moe-z-loss-coeff", 0.0),
+        )
+
+
+def balance_options(router: Router) -> str:
+    """What evens the choice out: the router's own loss of a sequence, or its corrections alone;
+    where it has neither, what Megatron-LM begins with."""
+    if router.balance_loss:
+        coefficient = f"--moe-aux-loss-coeff {router.balance_loss!r}"
+        return f"--moe-router-load-balancing-type seq_aux_loss {coefficient}"
+    if _is_corrected(router) and router.correction_rate:
+        return "--moe-router-load-balancing-type none"
+    return BALANCE
+
+
+def router_notes(experts: Experts | None) -> Iterator[str]:
+    """What of a router no option says."""
+    if experts is None or experts.router == PLAIN_ROUTER:
+        return
+    router, active = experts.router, experts.active
+    if router.scores == "sigmoid" and router.normalized != (active > 1):
+        weights = "as they are" if active == 1 else "normalised"
+        yield f"weights of sigmoids are {weights}; the model's router has them otherwise"
+    if router.scores == "softmax" and active == 1 and router.normalized:
+        yield "the weight of a single expert is its score; the model's router makes it 1"
+    if router.scores == "softmax" and router.correction:
+        yield "only scores by sigmoids are corrected: the line has no corrections"
+    best = active // router.active_groups
+    if router.groups > 1 and not best:
+        yield "a token takes fewer experts than groups, which are left out"
+    elif router.groups > 1 and router.best_of_group != best:
+        given = f"the model's router takes {router.best_of_group}"
+        yield f"groups of experts are as good as the sum of their {best} best scores; {given}"
+    if router.weighs_inputs and active > 1:
+        yield "weights multiply what several experts make of a token, not what they take"
+
+
+def _is_corrected(router: Router) -> bool:
+    return router.correction and router.scores == "sigmoid"
