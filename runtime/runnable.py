@@ -77,6 +77,8 @@ def check_runnable(job: Job) -> None:
     _check_further(job.plan, job.workload)
     if job.workload.train == "adapters":
         _check_adapters(job.plan, job.workload)
+    if job.workload.loss == "chunked":
+        _check_chunks(job.plan, job.workload)
 
 
 def _check_reduction(workload: Workload) -> None:
@@ -226,6 +228,26 @@ def _check_adapters(plan: Plan, workload: Workload) -> None:
             _check_packing(f"plan.stages[{number}]", stage.tensor_parallel, workload)
 
 
+def _check_chunks(plan: Plan, workload: Workload) -> None:
+    """Refuse a loss in chunks by code of its own, or whose gradients of logits would all wait for a
+    pass of their own."""
+    if workload.model.family == "custom":
+        reject(
+            "workload.loss: chunked of a traced model, whose code has its loss, is not trained: "
+            "give whole"
+        )
+    if further := workload.model.further_tokens:
+        reject(
+            f"workload.loss: chunked with {further} further_tokens, whose blocks are in the head, "
+            "is not trained: give whole"
+        )
+    if passes_of_plan(plan)[0].splits_backward:
+        reject(
+            f"plan.order: {plan.order} keeps gradients of all logits for passes of their own, and "
+            "workload.loss is chunked: give 1f1b, or workload.loss: whole"
+        )
+
+
 def _check_packing(where: str, ranks: int, workload: Workload) -> None:
     """Refuse widths that do not divide into blocks of weights with a scale, and parts of ranks
     that do not divide into groups of such blocks."""
@@ -287,13 +309,15 @@ def _check_dropped_shares(workload: Workload) -> None:
         )
 
 
-def check_trains_all(workload: Workload) -> None:
-    """Refuse adapters where they are not trained: in other systems, and while a model serves."""
-    if workload.train != "all":
-        reject(
-            f"workload.train: {workload.train} can be predicted and not yet run by this: give all, "
-            "or leave it out"
-        )
+def check_usual(workload: Workload) -> None:
+    """Refuse adapters and losses in chunks where this package's layers do not run."""
+    usual = {"train": "all", "loss": "whole"}
+    for name, value in usual.items():
+        if (given := getattr(workload, name)) != value:
+            reject(
+                f"workload.{name}: {given} can be predicted and not yet run by this: give {value}, "
+                "or leave it out"
+            )
 
 
 def check_model(workload: Workload) -> None:
@@ -312,13 +336,11 @@ def check_model(workload: Workload) -> None:
             "workload.expert_padding: True can be predicted and not yet trained: leave it out; "
             "experts then take the tokens that come, up to their capacity"
         )
-    usual = {"loss": "whole", "states": "mixed"}
-    for name, value in usual.items():
-        if (given := getattr(workload, name)) != value:
-            reject(
-                f"workload.{name}: {given} can be predicted and not yet trained: give {value}, or "
-                "leave it out"
-            )
+    if workload.states != "mixed":
+        reject(
+            f"workload.states: {workload.states} can be predicted and not yet trained: give mixed, "
+            "or leave it out"
+        )
     if workload.optimizer != "adamw":
         reject(
             f"workload.optimizer: {workload.optimizer} can be predicted and not yet trained: give "

@@ -34,6 +34,7 @@ from mistlab.cost.layers import (
     LayerExchanges,
     LayerFigures,
     LayerModel,
+    LayerWork,
     Pass,
     bytes_factor,
     figures_of_layers,
@@ -44,6 +45,7 @@ from mistlab.cost.links import Copy, LinkTimes, exchanged_s, late_s
 from mistlab.cost.reductions import ReductionTimes
 from mistlab.cost.side_by_side import SlowedBy, factors_of, lowered, raised, slowdowns_of_group
 from mistlab.engines.engine import Engine, EngineMemory, ExpertExchange, HostTime
+from mistlab.graph.adapted import with_loss_again
 from mistlab.graph.compiled import Compiled, compile_sums, kept
 from mistlab.graph.graph import PHASES as GRAPH_PHASES
 from mistlab.graph.graph import Collective, LayerGraph
@@ -136,7 +138,7 @@ class TaskModel:
             template=engine.template(overlap_communication=overlap_communication),
             types=LayerTypes.of(graph_of(workload).pattern),
             layers=LayerModel(
-                work=work_of(graph_of(workload), rules, sequence_graph_of(workload)),
+                work=_work_of(workload, rules, memory),
                 compute=with_dequantised(
                     compute_of(hardware, hardware.compute, engine), hardware, workload
                 ),
@@ -505,6 +507,14 @@ PRODUCTS: tuple[OperatorClass, ...] = (
 class _Sums:
     flop: Sum
     moved_bytes: Sum
+
+
+def _work_of(workload: Workload, rules: KernelRules, memory: EngineMemory) -> LayerWork:
+    """The work of a workload's layers, the head of which may run forward twice."""
+    graph, split = graph_of(workload), sequence_graph_of(workload)
+    if memory.loss_again:
+        graph, split = with_loss_again(graph), None if split is None else with_loss_again(split)
+    return work_of(graph, rules, split)
 
 
 def weight_gradients_s(seconds: TaskSeconds) -> Floats:

@@ -61,7 +61,8 @@ def training(
         engine = engine.summing(sums)
     if loss == "chunked":
         memory = {
-            name: replace(row, loss_tokens=CHUNK_TOKENS) for name, row in engine.memory.items()
+            name: replace(row, loss_tokens=CHUNK_TOKENS, loss_again=engine.recomputes_loss)
+            for name, row in engine.memory.items()
         }
         engine = replace(engine, memory=memory)
     if states == "16bit":

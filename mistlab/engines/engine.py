@@ -59,7 +59,8 @@ class EngineMemory:
     blocks. ``kept_by`` says what blocks keep where their operators are not the graph's (``eager``,
     ``compiled``). Workspaces and buckets take ``fixed_mib`` whatever the plan. Frozen weights of
     blocks take ``frozen_weight`` bytes, if not as many as others. Logits are those of
-    ``loss_tokens`` tokens at once, if this is not 0.
+    ``loss_tokens`` tokens at once, if this is not 0; with ``loss_again`` none are kept for the
+    backward pass, which works them out again.
 
     Where data-parallel ranks communicate less, ``remembered`` bytes are kept of what was cut off of
     whole gradients, ``outer`` ones of outer steps, divided as optimizer state is, and there is room
@@ -82,6 +83,7 @@ class EngineMemory:
     wide_logits: int = 0
     frozen_weight: float = 0.0
     loss_tokens: int = 0
+    loss_again: bool = False
     remembered: int = 0
     outer: int = 0
     arriving: int = 0
@@ -273,7 +275,9 @@ class Engine:
     passes and the named ``orders``, or with ``takes_orders`` whatever order a plan gives.
     With ``steps_apart`` no stage waits for another one's step: stages that begin late go on late,
     and an iteration takes as long as the stage that is longest at it.
-    ``keeps_masks`` says whether blocks keep the masks of dropout, or draw them again.
+    ``keeps_masks`` says whether blocks keep the masks of dropout, or draw them again,
+    ``recomputes_loss`` whether a loss in chunks runs the head again in its backward pass; others
+    make gradients of logits in the forward pass.
     ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``runs_lean`` whether
     blocks may have operators that keep less, ``runs_here`` whether this package's runtime executes
     its slot table.
@@ -307,6 +311,7 @@ class Engine:
     takes_orders: bool = False
     orders: tuple[str, ...] = ()
     keeps_masks: bool = True
+    recomputes_loss: bool = False
     parts_ends: bool = False
     steps_apart: bool = False
     slowest: str = ""

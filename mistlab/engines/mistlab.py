@@ -143,6 +143,7 @@ MISTLAB = Engine(
     context_exchanges=(RING, GATHER, HEADS),
     takes_orders=True,
     keeps_masks=False,
+    recomputes_loss=True,
     runs_lean=True,
     runs_here=True,
 )

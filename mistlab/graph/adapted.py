@@ -40,6 +40,19 @@ def with_adapters(stored: StoredGraph, targets: str, *, is_gated: bool) -> Store
     return replace(StoredGraph.of(mapping, stored.where), turns=stored.turns)
 
 
+@cache
+def with_loss_again(stored: StoredGraph) -> StoredGraph:
+    """The graph of a model whose head runs its forward pass again before its backward pass."""
+    graph = stored.mapping
+    again = [
+        {**one, "phase": "backward"}
+        for one in graph["head"]["operators"]
+        if one["phase"] == "forward"
+    ]
+    head = {**graph["head"], "operators": [*graph["head"]["operators"], *again]}
+    return replace(StoredGraph.of({**graph, "head": head}, stored.where), turns=stored.turns)
+
+
 def _adapted(block: Plain, parts: tuple[str, ...], gates: int) -> Plain:
     """A block with adapters beside the products of these parts."""
     more = [*_thin(block, parts, gates)]

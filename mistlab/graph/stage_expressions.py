@@ -151,7 +151,7 @@ def stage_expressions(
     """The expressions of a stage, in symbols for the sums of its layers."""
     memory = states_as_changed(memory, lambda name: choice_symbol(DIMENSIONS[name].symbol))
     embedding, block, head = (LayerSums.symbols(name) for name in ("embedding", BLOCKS, "head"))
-    head = _in_chunks(head, memory.loss_tokens)
+    head = _recomputed_in_chunks(head, memory) if memory.loss_again else _in_chunks(head, memory)
     gates = _gates(memory)
     block = _with_gates(block, gates, keeps=True)
     treated = [_Treated.of(name, row, gates) for name, row in treatments]
@@ -236,14 +236,33 @@ def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSum
     )
 
 
-def _in_chunks(head: LayerSums, tokens: int) -> LayerSums:
-    """A head that has the logits of so many tokens at once, or of all with 0: what it holds beyond
-    its input is as much smaller."""
-    if not tokens:
-        return head
+def _share_of_tokens(tokens: int) -> sympy.Expr:
+    """The share of a micro-batch's tokens that are in a chunk of so many."""
     # SymPy takes Min(1, n / x) of a whole number x for 1.
     every = size_symbol("b") * size_symbol("s")
-    share = sympy.Piecewise((tokens / every, every > tokens), (1, True))
+    return sympy.Piecewise((tokens / every, every > tokens), (1, True))
+
+
+def _recomputed_in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
+    """A head that keeps its input alone, and has the logits of a chunk twice at the fullest moment
+    of its forward pass, which runs again in its backward pass."""
+    b, s, vocab, tp = (size_symbol(name) for name in ("b", "s", "V", "tp"))
+    logits = memory.weight * b * s * vocab / tp
+    gone = (1 - _share_of_tokens(memory.loss_tokens)) * logits
+    return replace(
+        head,
+        saved_bytes=head.input_bytes,
+        forward_peak_bytes=head.forward_peak_bytes - 2 * gone,
+        backward_peak_bytes=head.backward_peak_bytes + logits - 2 * gone,
+    )
+
+
+def _in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
+    """A head that has the logits of a chunk at once, or of all: what it holds beyond its input is
+    as much smaller."""
+    if not memory.loss_tokens:
+        return head
+    share = _share_of_tokens(memory.loss_tokens)
 
     def held(whole: sympy.Expr) -> sympy.Expr:
         return head.input_bytes + share * (whole - head.input_bytes)

@@ -16,7 +16,7 @@ from runtime.engine.training import Training
 from runtime.engine.work.stage_modules import initial_tensor
 from runtime.models.config import sums_of
 from runtime.models.families import shapes_of_model
-from runtime.runnable import check_model, check_trains_all
+from runtime.runnable import check_model, check_usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class FirstWeights:
 
     def __init__(self, workload: Workload, seed: int) -> None:
         check_model(workload)
-        check_trains_all(workload)
+        check_usual(workload)
         if not workload.model.has_plain_blocks:
             reject(
                 f"workload.model: blocks of {workload.model.name or 'this model'} can be predicted "

@@ -7,6 +7,7 @@ can tell them apart. Families of decoders and encoders differ only in their ``St
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -261,6 +262,27 @@ class FurtherHead(nn.Module):
         return made
 
 
+class RunAgain(torch.autograd.Function):
+    """What a function makes of ``x`` and further arguments; keeps ``x`` alone, and runs the
+    function again in the backward pass. Gradients of parameters are added to them there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], *others: Tensor) -> Tensor:
+        """The function's result."""
+        ctx.save_for_backward(x)
+        ctx.function, ctx.others = function, others
+        return function(x, *others)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """The gradient of ``x``."""
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            made = ctx.function(x, *ctx.others)
+        torch.autograd.backward(made, gradient)
+        return x.grad, None, *(None for _ in ctx.others)
+
+
 class Head(nn.Module):
     """Final normalisation, the product with the vocabulary, and the loss.
 
@@ -288,6 +310,8 @@ class Head(nn.Module):
         self.ranks = ranks
         self.unused, self.length = config.unused_vocab, config.positions
         self.look_up: LookUp = nn.functional.embedding
+        # How many tokens' logits there are at once; None for those of all.
+        self.chunk_tokens: int | None = None
         self.further = nn.ModuleList(further)
         self.table: VocabularyEmbedding | None = None
         if further and not config.tied_embeddings:
@@ -332,6 +356,25 @@ class Head(nn.Module):
         return loss
 
     def _losses(self, x: Tensor, norm: nn.Module, targets: Tensor) -> Tensor:
+        if self.chunk_tokens is None:
+            return self._losses_at_once(x, norm, targets)
+        # Where ranks split tokens, a chunk has some of each rank's part of each sequence.
+        parts = self.ranks.size if self.ranks.splits_tokens else 1
+        rows, own = x.shape[:2]
+        each = max(1, self.chunk_tokens // (rows * parts)) if parts > 1 else self.chunk_tokens
+        if parts == 1:
+            x, targets = x.reshape(1, rows * own, -1), targets.reshape(1, -1)
+        places = targets.unflatten(1, (parts, -1))
+        chunks = zip(x.split(each, 1), places.split(each, 2), strict=True)
+
+        def losses_of(tokens: Tensor, of_chunk: Tensor) -> Tensor:
+            losses = self._losses_at_once(tokens, norm, of_chunk.flatten(1))
+            return losses.view(of_chunk.shape)
+
+        made = [RunAgain.apply(tokens, losses_of, of_chunk) for tokens, of_chunk in chunks]
+        return torch.cat(made, 2).flatten()
+
+    def _losses_at_once(self, x: Tensor, norm: nn.Module, targets: Tensor) -> Tensor:
         logits = self.logits(x, norm).flatten(0, 1)
         losses: Tensor = VocabularyCrossEntropy.apply(logits, targets.flatten(), self.ranks)
         return losses

@@ -26,7 +26,7 @@ from runtime.comm.processes import (
     world_of_launcher,
 )
 from runtime.failure import let_go
-from runtime.runnable import check_model, check_trains_all
+from runtime.runnable import check_model, check_usual
 from runtime.serving.phased_rank import HostMemory, PhasedJob, PhasedRank, ServedRun
 from runtime.serving.served_weights import drawn_by
 from runtime.threads import with_share
@@ -61,7 +61,7 @@ def serve(run: ChangingRun, job: PhasedJob, timeout_s: float) -> tuple[World, li
     world = world_of_launcher()
     _check_started(run, world)
     check_model(run.workload)
-    check_trains_all(run.workload)
+    check_usual(run.workload)
     if further := run.workload.model.further_tokens:
         reject(f"workload.model.further_tokens: {further} is not served yet: give 0")
     with with_share(None):

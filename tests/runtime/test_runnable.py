@@ -43,15 +43,21 @@ def test_the_page_of_trained_models_is_made_of_the_catalogue() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
-@pytest.mark.parametrize(
-    "change", [{"train": "adapters"}, {"loss": "chunked"}, {"states": "16bit"}]
-)
+@pytest.mark.parametrize("change", [{"states": "16bit"}, {"optimizer": "adamw-8bit"}])
 def test_a_way_to_train_that_is_not_there_is_refused(change: dict[str, Any]) -> None:
     """It would be trained in the usual way, without a word."""
     ((name, value),) = change.items()
     work = replace(workload(catalog.model("llama-7b")), **change)
     with pytest.raises(InputError, match=f"workload.{name}: {value} can be predicted and not yet"):
         check_model(work)
+
+
+@pytest.mark.parametrize("change", [{"train": "adapters"}, {"loss": "chunked"}])
+def test_other_systems_train_in_the_usual_way_alone(change: dict[str, Any]) -> None:
+    ((name, value),) = change.items()
+    work = replace(workload(catalog.model("llama-7b")), **change)
+    with pytest.raises(InputError, match=f"workload.{name}: {value} can be predicted and not yet"):
+        FirstWeights(work, seed=0)
 
 
 def test_a_precision_that_cannot_be_trained_is_named() -> None:

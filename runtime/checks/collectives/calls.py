@@ -97,10 +97,12 @@ def calls_of(
     plan: Plan, workload: Workload, *, clips: bool = False, steps_on_host: bool = False
 ) -> WorldCalls:
     """The calls of a plan's ranks; ``clips`` if a step needs the norm of all gradients."""
-    if workload.train != "all":
-        reject(
-            f"workload.train: {workload.train}, whose collectives are not derived here: give all"
-        )
+    usual = {"train": "all", "loss": "whole"}
+    for name, value in usual.items():
+        if (given := getattr(workload, name)) != value:
+            reject(
+                f"workload.{name}: {given}, whose collectives are not derived here: give {value}"
+            )
     tied = workload.model.head_has_table
     model = workload.model
     topology = Topology(plan=plan, tied=tied, experts=model.experts is not None)

@@ -12,6 +12,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from mistlab.engines.adapters import CHUNK_TOKENS
 from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.stages.stage_shape import StageShape
 from runtime.comm.group import Group
@@ -328,6 +329,7 @@ class LayerBuilder:
         self.context, self.places, self.experts = context, places, experts
         self.spec, self.structure = workload.model, structure_of(workload.model)
         self.blocks = workload.model.layers
+        self.chunk_tokens = CHUNK_TOKENS if workload.loss == "chunked" else None
         self.trains_adapters = workload.train == "adapters"
         self.adapter_rank, self.adapter_targets = workload.rank, workload.adapter_targets
         self.config, self.ranks, self.rotary = config, ranks, rotary
@@ -362,7 +364,9 @@ class LayerBuilder:
             ]
             for one in further:
                 self._joined(one.block)
-            return Head(self.config, self.structure, self.ranks, further=further)
+            head = Head(self.config, self.structure, self.ranks, further=further)
+            head.chunk_tokens = self.chunk_tokens
+            return head
 
     def _joined(self, block: Block) -> Block:
         """A block with the ranks that have other experts, and other tokens."""
