@@ -284,9 +284,6 @@ def trains_here(model: ModelSpec) -> str:
             model.pattern and model.window
         ),
         "experts beside attention: give parallel_block: false": experts and model.parallel_block,
-        "biases beside experts for all tokens: give biases: false": (
-            experts and model.biases and experts.shared_ffn
-        ),
         "rotary_scaling other, of the model's own code: give a kind, or leave it out": (
             scaling and scaling.kind == "other"
         ),

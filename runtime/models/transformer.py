@@ -188,7 +188,9 @@ class Block(nn.Module):
         assert self.experts is not None
         made = self.experts(inner)
         if self.shared is not None:
-            made = made + leave(self.shared(enter(inner, self.ranks)), self.ranks)
+            of_all = leave(self.shared(enter(inner, self.ranks)), self.ranks)
+            bias = self.shared.down.bias
+            made = made + (of_all if bias is None else of_all + bias)
         if self.mlp_post_norm is not None:
             made = self.mlp_post_norm(made)
         return x + self.dropout(made, SECOND_HALF)

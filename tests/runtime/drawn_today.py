@@ -130,8 +130,7 @@ def _parts(draw: np.random.Generator, layers: int) -> dict[str, Any]:
         else:
             experts["dense_blocks"] = int(draw.integers(0, layers))
         parts["experts"] = experts | _routed(draw)
-        if not experts["shared_ffn"]:
-            parts["biases"] = bool(draw.random() < 0.3)
+        parts["biases"] = bool(draw.random() < 0.3)
     if draw.random() < 0.3:
         parts["rotary_scaling"] = SCALINGS[int(draw.integers(len(SCALINGS)))]
     return parts

@@ -129,6 +129,11 @@ BIASED = of_router(
 )
 
 
+@pytest.mark.parametrize("plan", sweep(["parts of sequences", *PLANS], first=1))
+def test_biases_beside_experts_for_all_tokens_train_as_in_a_plain_model(plan: str) -> None:
+    check(of_router("balanced softmax", biases=True, experts={"shared_ffn": 16}), PLANS[plan])
+
+
 @pytest.mark.parametrize("plan", list(PLANS)[::2])
 def test_biases_and_cut_off_gates_train_as_in_a_plain_model(plan: str) -> None:
     check(BIASED, PLANS[plan])
