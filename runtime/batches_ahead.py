@@ -49,12 +49,12 @@ class BatchesAhead:
         whole = [one for pair in pairs for one in pair]
         host = self._pinned(sum(one.numel() for one in whole), whole[0].dtype)
         begin, copies = 0, []
-        for one in whole:
-            place = host[begin : begin + one.numel()].view(one.shape)
-            begin += one.numel()
-            place.copy_(one)
-            copy = torch.empty(one.shape, dtype=one.dtype, device=self._device)
-            copies.append(copy.copy_(place, non_blocking=True))
+        for tensor in whole:
+            pinned = host[begin : begin + tensor.numel()].view(tensor.shape)
+            begin += tensor.numel()
+            pinned.copy_(tensor)
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+            copies.append(copy.copy_(pinned, non_blocking=True))
         return list(zip(copies[::2], copies[1::2], strict=True))
 
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:

@@ -63,17 +63,17 @@ class TokenFile:
 
     def __call__(self, number: int) -> NDArray[np.int64]:
         """The sequence of a number; every sequence comes once before any comes again."""
-        epoch, place = divmod(number, self.count)
-        begin = int(_shuffled(self.count, self.seed, epoch)[place]) * self.length
-        found = self.tokens[begin : begin + self.length + 1].astype(np.int64)
-        outside = np.flatnonzero((found < 0) | (found >= self.vocab))
+        epoch, index = divmod(number, self.count)
+        begin = int(_shuffled(self.count, self.seed, epoch)[index]) * self.length
+        tokens_read = self.tokens[begin : begin + self.length + 1].astype(np.int64)
+        outside = np.flatnonzero((tokens_read < 0) | (tokens_read >= self.vocab))
         if len(outside):
             reject(
-                f"--data {self.path}: token {found[outside[0]]} at {begin + outside[0]} is outside "
-                f"the vocabulary of {self.vocab}: give the model's vocab, or a file of its "
+                f"--data {self.path}: token {tokens_read[outside[0]]} at {begin + outside[0]} is "
+                f"outside the vocabulary of {self.vocab}: give the model's vocab, or a file of its "
                 "tokenizer"
             )
-        return found
+        return tokens_read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +98,11 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
     except OSError as error:
         reject(f"--data {path}: {error.strerror}: give a file of tokens, or synthetic")
     index = path.with_suffix(".idx")
-    kind, said = _megatron(index) if index.exists() else (_plain_type(vocab), size)
-    if size < said or size % kind.itemsize:
-        what = f"{said} bytes by its index" if size < said else f"tokens of {kind.itemsize} bytes"
+    kind, stated = _megatron(index) if index.exists() else (_plain_type(vocab), size)
+    if size < stated or size % kind.itemsize:
+        what = (
+            f"{stated} bytes by its index" if size < stated else f"tokens of {kind.itemsize} bytes"
+        )
         reject(f"--data {path}: {size} bytes are no {what}: it is truncated, copy it again")
     if size // kind.itemsize <= length:
         reject(
@@ -157,11 +159,11 @@ def batches_of(
     In a micro-batch the replicas of a stage take neighbouring sequences, in order. So the sequences
     of a step depend on nothing but its number.
     """
-    own, hides = job.plan.stages[stage], job.workload.model.is_encoder
-    first = step * job.workload.global_batch + replica * own.micro_batch
-    apart = own.data_parallel * own.micro_batch
+    stage_plan, hides = job.plan.stages[stage], job.workload.model.is_encoder
+    first = step * job.workload.global_batch + replica * stage_plan.micro_batch
+    apart = stage_plan.data_parallel * stage_plan.micro_batch
     return [
-        batch_of(sequences, first + number * apart, own.micro_batch, hides=hides)
+        batch_of(sequences, first + number * apart, stage_plan.micro_batch, hides=hides)
         for number in range(job.plan.micro_batches)
     ]
 

@@ -126,12 +126,12 @@ def _check_own_model(plan: Plan, workload: Workload) -> None:
 def _check_tokens(plan: Plan) -> None:
     """Refuse neighbours that would have to exchange unlike parts of a sequence."""
     parts = [stage.tensor_parallel if stage.sequence_parallel else 1 for stage in plan.stages]
-    for number, (own, before) in enumerate(zip(parts[1:], parts, strict=False), start=1):
-        if own != before:
+    for number, (parts_here, before) in enumerate(zip(parts[1:], parts, strict=False), start=1):
+        if parts_here != before:
             reject(
                 f"plan.stages[{number}].sequence_parallel: stages whose ranks have {before} and "
-                f"{own} parts of a sequence can be predicted and not yet trained: give all stages "
-                "equal sequence_parallel and tensor_parallel"
+                f"{parts_here} parts of a sequence can be predicted and not yet trained: give all "
+                "stages equal sequence_parallel and tensor_parallel"
             )
 
 

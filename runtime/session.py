@@ -245,14 +245,14 @@ class Session:
 
     def tasks(self) -> list[MeasuredTask]:
         """The last iteration's tasks on the first rank of each stage."""
-        place = self._executor.connections.place
+        position = self._executor.connections.place
         own: list[MeasuredTask] = []
-        is_first = place.data == place.context == place.tensor == 0
+        is_first = position.data == position.context == position.tensor == 0
         if is_first and self._executor.connections.peers.rank == 0 and self._spans:
             began = min(start for start, _ in self._spans)
             own = [
                 MeasuredTask(
-                    stage=place.stage,
+                    stage=position.stage,
                     task=op.task,
                     lane=op.lane,
                     start_s=start - began,
@@ -295,12 +295,12 @@ class Session:
 
     def _own_sequences(self, step: int) -> list[tuple[Tensor, Tensor]]:
         """This rank's sequences of a step: tokens and targets of each micro-batch."""
-        place = self._executor.connections.place
-        if place.stage not in ends_of_plan(self.job.plan):
+        position = self._executor.connections.place
+        if position.stage not in ends_of_plan(self.job.plan):
             return []
         replica = self._executor.connections.peers.rank
-        data = self._replicas.sequences_of(replica, place.stage, place.data)
-        return batches_of(self._sequences, self.job, step=step, replica=data, stage=place.stage)
+        data = self._replicas.sequences_of(replica, position.stage, position.data)
+        return batches_of(self._sequences, self.job, step=step, replica=data, stage=position.stage)
 
     def _own_memory(self) -> RankMemory:
         """The memory peaks of this rank."""

@@ -24,8 +24,8 @@ def with_share(device_cores: int | None = None) -> Iterator[None]:
     before = torch.get_num_threads()
     node_cores = allowed_cores(launcher)
     if device_cores is not None:
-        place = int(os.environ.get("LOCAL_RANK", "0"))
-        with on_cores(cores_of_device(place, device_cores, node_cores)):
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        with on_cores(cores_of_device(local_rank, device_cores, node_cores)):
             yield
         return
     threads = share(
@@ -56,13 +56,13 @@ def on_cores(cores: Collection[int]) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def cores_of_device(place: int, count: int, node_cores: Collection[int]) -> list[int]:
+def cores_of_device(device: int, count: int, node_cores: Collection[int]) -> list[int]:
     """The cores of the device at a place, among those of the node; each device has ``count``.
 
     Where a node has too few cores, devices share them.
     """
     cores = sorted(node_cores)
-    return [cores[(place * count + one) % len(cores)] for one in range(count)]
+    return [cores[(device * count + one) % len(cores)] for one in range(count)]
 
 
 def allowed_cores(process: int = 0) -> set[int]:
@@ -71,13 +71,13 @@ def allowed_cores(process: int = 0) -> set[int]:
 
 
 def share(
-    said: Mapping[str, str], *, is_given: bool, own_cores: int, node_cores: int
+    environment: Mapping[str, str], *, is_given: bool, own_cores: int, node_cores: int
 ) -> int | None:
     """A rank's share of the cores that the launcher may use, at most its own cores.
 
     None leaves the number to torch: for the only rank of a node, and where the user has set it.
     """
-    ranks = int(said.get("LOCAL_WORLD_SIZE", "1"))
+    ranks = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     if is_given or ranks == 1:
         return None
     return max(1, min(own_cores, node_cores // ranks))

@@ -184,13 +184,13 @@ def _torchtitan(text: str, job: Job) -> None:
         config = ConfigManager().parse_args(["--module", name, "--config", "plan"])
     shape = config.model_spec.model
     shape.update_from_config(config=config)
-    said, training = config.parallelism, config.training
-    dims = ParallelDims.from_config(said, job.cluster.num_gpus)
+    parallelism, training = config.parallelism, config.training
+    dims = ParallelDims.from_config(parallelism, job.cluster.num_gpus)
     _same("replicas", dims.dp_replicate * dims.dp_shard, job.plan.stages[0].data_parallel)
     _same("batch", training.global_batch_size, job.workload.global_batch)
     per_step = training.local_batch_size * job.plan.stages[0].data_parallel
     _same("sequences beyond whole steps", training.global_batch_size % per_step, 0)
-    _same_blocks(said.module_fqns_per_model_part, job, "lm_head")
+    _same_blocks(parallelism.module_fqns_per_model_part, job, "lm_head")
     model = job.workload.model
     if model.name in BROUGHT_TODAY:
         shapes = (shape.dim, len(shape.layers), shape.vocab_size)
@@ -240,20 +240,20 @@ def _torchtitan_toml(text: str, job: Job) -> None:
         path = Path(folder) / "config.toml"
         path.write_text(text, encoding="utf-8")
         config = ConfigManager().parse_args([f"--job.config_file={path}"])
-    said, stage = config.parallelism, job.plan.stages[0]
+    parallelism, stage = config.parallelism, job.plan.stages[0]
     dims = ParallelDims(
-        dp_replicate=said.data_parallel_replicate_degree,
-        dp_shard=said.data_parallel_shard_degree,
-        cp=said.context_parallel_degree,
-        tp=said.tensor_parallel_degree,
-        pp=said.pipeline_parallel_degree,
-        ep=said.expert_parallel_degree,
-        etp=said.expert_tensor_parallel_degree,
+        dp_replicate=parallelism.data_parallel_replicate_degree,
+        dp_shard=parallelism.data_parallel_shard_degree,
+        cp=parallelism.context_parallel_degree,
+        tp=parallelism.tensor_parallel_degree,
+        pp=parallelism.pipeline_parallel_degree,
+        ep=parallelism.expert_parallel_degree,
+        etp=parallelism.expert_tensor_parallel_degree,
         world_size=job.cluster.num_gpus,
     )
     _same("replicas", dims.dp_replicate * dims.dp_shard, stage.data_parallel)
     _same("batch", config.training.global_batch_size, job.workload.global_batch)
-    _same_blocks(said.module_fqns_per_model_part, job, "output")
+    _same_blocks(parallelism.module_fqns_per_model_part, job, "output")
 
 
 def _accelerate(text: str, job: Job) -> None:
@@ -273,9 +273,9 @@ def _accelerate(text: str, job: Job) -> None:
         _same("ranks", ParallelismConfig(**sizes).total_size, job.plan.num_gpus)
 
 
-def _same(what: str, found: object, wanted: object) -> None:
-    if found != wanted:
-        message = f"{what}: {found}, the plan has {wanted}"
+def _same(what: str, actual: object, wanted: object) -> None:
+    if actual != wanted:
+        message = f"{what}: {actual}, the plan has {wanted}"
         raise ValueError(message)
 
 

@@ -159,8 +159,8 @@ def megatron_weights(
     yield "embedding.word_embeddings.weight", rows(weights["embedding.tokens.weight"])
     if "embedding.positions" in weights.shapes:
         yield "embedding.position_embeddings.weight", weights["embedding.positions"]
-    for place, block in enumerate(blocks):
-        ours, theirs = f"blocks.{block}.", f"decoder.layers.{place}."
+    for number, block in enumerate(blocks):
+        ours, theirs = f"blocks.{block}.", f"decoder.layers.{number}."
         for norm, name in norms.items():
             for part in ("weight", "bias"):
                 if f"{ours}{norm}.{part}" in weights.shapes:

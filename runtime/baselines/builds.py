@@ -16,8 +16,8 @@ from mistlab.core.values import reject
 
 def check_builds(environment: Mapping[str, str] = os.environ) -> None:
     """Refuse to go on while a lock file of a compilation is there."""
-    said = environment.get("TORCH_EXTENSIONS_DIR")
-    root = Path(said) if said else Path.home() / ".cache" / "torch_extensions"
+    folder = environment.get("TORCH_EXTENSIONS_DIR")
+    root = Path(folder) if folder else Path.home() / ".cache" / "torch_extensions"
     locks = sorted(lock for depth in ("*", "*/*") for lock in root.glob(f"{depth}/lock"))
     if locks:
         reject(
@@ -43,8 +43,8 @@ def check_installed(package: str) -> None:
     """Refuse to go on without a distribution, such as ``deepspeed==0.19.8``, at that version."""
     name, _, wanted = package.partition("==")
     try:
-        found = version(name)
+        installed = version(name)
     except PackageNotFoundError:
         reject(f"{name} is not installed, and this needs it: pip install {package}")
-    if found != wanted:
-        reject(f"{name} {found} is installed, and this knows {wanted}: pip install {package}")
+    if installed != wanted:
+        reject(f"{name} {installed} is installed, and this knows {wanted}: pip install {package}")

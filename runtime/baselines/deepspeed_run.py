@@ -84,8 +84,8 @@ class DeepSpeedRun:
         workload, stage = self._job.workload, self._job.plan.stages[0]
         model = model_of(workload)
         model.load_state_dict(FirstWeights(workload, self._settings.seed).all())
-        for place in range(stage.checkpointed_layers):
-            model.blocks[place] = Recomputed(model.blocks[place])
+        for number in range(stage.checkpointed_layers):
+            model.blocks[number] = Recomputed(model.blocks[number])
         return model
 
 

@@ -101,10 +101,10 @@ class FsdpRun:
             how["mesh"] = init_device_mesh(self._device.type, shape, mesh_dim_names=MESH)
         if stage.offload.optimizer:
             how["offload_policy"] = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
-        for place, block in enumerate(model.blocks):
-            if place < stage.checkpointed_layers:
-                model.blocks[place] = Recomputed(block)
-            fully_shard(model.blocks[place], **how)
+        for number, block in enumerate(model.blocks):
+            if number < stage.checkpointed_layers:
+                model.blocks[number] = Recomputed(block)
+            fully_shard(model.blocks[number], **how)
         fully_shard(model, **how)
         _prefetch(list(model.blocks))
         return model

@@ -87,17 +87,17 @@ _LATENT: Mapping[str, str] = {
 
 def parts_of(options: Options) -> dict[str, Any]:
     """The fields that options of experts, windows, later tokens and few bits set."""
-    found: dict[str, Any] = {name: options.has(option) for option, name in _SWITCHES.items()}
+    fields: dict[str, Any] = {name: options.has(option) for option, name in _SWITCHES.items()}
     for table, read in ((_WHOLE, options.whole), (_TEXT, options.text)):
-        found |= {name: read(option) for option, name in table.items() if option in options.words}
+        fields |= {name: read(option) for option, name in table.items() if option in options.words}
     for option, name in _NUMBERS.items():
         if option in options.words:
-            found[name] = options.number(option, 0.0)
+            fields[name] = options.number(option, 0.0)
     if (pattern := options.text("--moe-layer-freq")) is not None:
-        found["moe_layer_freq"] = pattern_of(pattern)
+        fields["moe_layer_freq"] = pattern_of(pattern)
     if (window := options.text("--window-size")) is not None:
-        found["window_size"] = tuple(int(side) for side in window.split(","))
-    return found
+        fields["window_size"] = tuple(int(side) for side in window.split(","))
+    return fields
 
 
 def latent_of(options: Options) -> dict[str, Any]:
@@ -258,13 +258,13 @@ def arguments_of(text: str, job: Job, checkout: Path) -> Namespace:
     if not (checkout / "megatron" / "training" / "arguments.py").is_file():
         reject(f"{checkout}: has no megatron/training/arguments.py: give Megatron-LM's checkout")
     launch = launch_of(LaunchFile(text=text))
-    words = [*map(str, launch.arguments), *_BESIDE.split()]
-    with _on_its_machine(job, checkout, "32" if "--use-megatron-fsdp" in words else "1"):
+    arguments_given = [*map(str, launch.arguments), *_BESIDE.split()]
+    with _on_its_machine(job, checkout, "32" if "--use-megatron-fsdp" in arguments_given else "1"):
         from megatron.training import arguments  # noqa: PLC0415 (its package)
 
         version = _version_of(job)
         with (
-            _as_command(words),
+            _as_command(arguments_given),
             patch.object(arguments, "get_device_arch_version", lambda: version),
             patch("torch.cuda.get_device_capability", lambda: (version, 0)),
         ):
@@ -281,22 +281,22 @@ def _version_of(job: Job) -> int:
 @contextmanager
 def _on_its_machine(job: Job, checkout: Path, connections: str) -> Iterator[None]:
     """Processes and paths as Megatron-LM finds them on the first rank."""
-    said = {
+    variables = {
         "RANK": "0",
         "WORLD_SIZE": str(job.cluster.num_gpus),
         "CUDA_DEVICE_MAX_CONNECTIONS": connections,
     }
     with (
-        patch.dict(os.environ, said),
+        patch.dict(os.environ, variables),
         patch.object(sys, "path", [str(checkout), *sys.path]),
     ):
         yield
 
 
 @contextmanager
-def _as_command(words: Sequence[str]) -> Iterator[None]:
+def _as_command(command: Sequence[str]) -> Iterator[None]:
     """The words of a command line as Python's parser finds them; it may not end the process."""
-    with patch.object(sys, "argv", ["pretrain.py", *words]):
+    with patch.object(sys, "argv", ["pretrain.py", *command]):
         try:
             yield
         except SystemExit as error:

@@ -122,7 +122,7 @@ class MegatronRun:
     def _overrides(self) -> dict[str, Any]:
         model = self._job.workload.model
         on_gpu, engine = self._settings.device != "cpu", self._has_engine
-        own: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             "use_cpu_initialization": not on_gpu,
             "perform_initialization": False,
             "transformer_impl": TRANSFORMER_ENGINE if engine else "local",
@@ -137,10 +137,10 @@ class MegatronRun:
             "gradient_accumulation_fusion": on_gpu and has_package(FUSED_GRADIENTS),
         }
         if self._job.workload.attention != "math":
-            own["attention_backend"] = AttnBackend.auto
+            overrides["attention_backend"] = AttnBackend.auto
         if model.activation == "gelu_tanh":
-            own["activation_func"] = partial(gelu, approximate="tanh")
-        return own
+            overrides["activation_func"] = partial(gelu, approximate="tanh")
+        return overrides
 
     def _start(self, configs: MegatronConfigs) -> None:
         made, others, workload = configs.transformer, configs.others, self._job.workload
@@ -193,22 +193,22 @@ class MegatronRun:
 
     def _load(self, model: GPTModel) -> None:
         workload = self._job.workload
-        own = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         stages = [stage.layers for stage in self._job.plan.stages]
-        place = parallel_state.get_pipeline_model_parallel_rank()
-        first = sum(stages[:place])
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        first = sum(stages[:stage])
         weights = megatron_weights(
             FirstWeights(workload, self._settings.seed),
             workload.model,
-            blocks=range(first, first + stages[place]),
+            blocks=range(first, first + stages[stage]),
             rank=parallel_state.get_tensor_model_parallel_rank(),
             ranks=parallel_state.get_tensor_model_parallel_world_size(),
             norms=ENGINE_NORMS if self._has_engine else LOCAL_NORMS,
         )
         for name, tensor in weights:
-            if name in own:
-                own.pop(name).data.copy_(tensor)
-        assert not own, f"no first weights for {', '.join(own)}"
+            if name in parameters:
+                parameters.pop(name).data.copy_(tensor)
+        assert not parameters, f"no first weights for {', '.join(parameters)}"
 
     def _step(self, number: int) -> float:
         self._model.zero_grad_buffer()

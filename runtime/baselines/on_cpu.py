@@ -36,8 +36,8 @@ def _sent_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _type(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Names of types are those on GPUs: Megatron-core tells types of parameters by them."""
-    found = _TYPE(tensor, *args, **kwargs)
-    return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
+    type_name = _TYPE(tensor, *args, **kwargs)
+    return type_name.replace("torch.", "torch.cuda.") if isinstance(type_name, str) else type_name
 
 
 def _nothing(*_: Any, **__: Any) -> None:

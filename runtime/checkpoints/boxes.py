@@ -105,8 +105,8 @@ def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
                         offsets=part.offsets,
                         values=parameters.values(layer, number, part),
                     )
-    place = executor.connections.place
-    is_first = place.data == place.context == place.tensor == 0
+    position = executor.connections.place
+    is_first = position.data == position.context == position.tensor == 0
     for name, values in executor.routers.corrections().items():
         if is_first or not written:
             whole = tuple(values.shape)
@@ -372,11 +372,11 @@ class Reader(FileSystemReader):
         """The list of the checkpoint's tensors, as torch reads it, but for names of anything else
         in the file: a checkpoint may be a stranger's."""
         with (Path(self.path) / METADATA).open("rb") as file:
-            found = tensors_listed(file)
-        if getattr(found, "storage_meta", None) is None:
-            found.storage_meta = StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return cast("Metadata", found)
+            metadata = tensors_listed(file)
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return cast("Metadata", metadata)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the boxes of this rank."""
@@ -400,8 +400,8 @@ def read_alone(reader: Reader, loader: Loader) -> None:
     metadata = reader.metadata()
     loader.set_up_planner({}, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
-    own = reader.prepare_local_plan(loader.create_local_plan())
-    (plan,) = reader.prepare_global_plan(loader.create_global_plan([own]))
+    local_plan = reader.prepare_local_plan(loader.create_local_plan())
+    (plan,) = reader.prepare_global_plan(loader.create_global_plan([local_plan]))
     reader.read_data(loader.finish_plan(plan), loader).wait()
 
 
@@ -410,8 +410,8 @@ def write_alone(writer: Writer, saver: Saver) -> None:
     writer.reset()
     saver.set_up_planner({}, writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(is_coordinator=True)
-    own = writer.prepare_local_plan(saver.create_local_plan())
-    plans, metadata = saver.create_global_plan([own])
+    local_plan = writer.prepare_local_plan(saver.create_local_plan())
+    plans, metadata = saver.create_global_plan([local_plan])
     (plan,) = writer.prepare_global_plan(plans)
     written = writer.write_data(saver.finish_plan(plan), saver).wait()
     writer.finish(metadata, [written])
@@ -419,5 +419,7 @@ def write_alone(writer: Writer, saver: Saver) -> None:
 
 def _reason(error: BaseException) -> str:
     """The first line of an error's message, or the error's class if it has none."""
-    said = str(error).strip().partition("\n")[0]
-    return said if said and isinstance(error, OSError | RuntimeError) else type(error).__name__
+    message = str(error).strip().partition("\n")[0]
+    return (
+        message if message and isinstance(error, OSError | RuntimeError) else type(error).__name__
+    )

@@ -114,8 +114,8 @@ def load(executor: Executor, path: Path) -> None:
     if problem is not None:
         raise problem
     counts = _counts_of(executor)
-    own = [*boxes_of(executor, written=False), *boxes_of_averages(executor), counts]
-    loader = Loader(own, lambda name: _stored_name(executor, name))
+    boxes = [*boxes_of(executor, written=False), *boxes_of_averages(executor), counts]
+    loader = Loader(boxes, lambda name: _stored_name(executor, name))
     try:
         with _hearing_all_errors((UnlikeError, UnreadableError)):
             if is_distributed():
@@ -203,10 +203,10 @@ def _averages_problem(executor: Executor, names: Collection[str], path: Path) ->
 
 
 def _model_difference(
-    stored: Mapping[str, object], own: Mapping[str, object], path: Path
+    stored: Mapping[str, object], wanted: Mapping[str, object], path: Path
 ) -> InputError | None:
     """An error if the stored model is another, even if its tensors have the same shapes."""
-    for name, value in own.items():
+    for name, value in wanted.items():
         if name != "name" and stored.get(name) != value:
             return InputError(
                 f"--resume {path}: its model has {name} {stored.get(name)}, the plan's {value}: "
@@ -239,11 +239,13 @@ def _hearing_all_errors(of_files: Kinds) -> Iterator[None]:
             yield
     except CheckpointException as error:
         failures = {rank: failure for rank, (failure, _) in sorted(error.failures.items())}
-        own = distributed.get_rank() if is_distributed() else 0
-        raise failure_of(own, failures, of_files) from error
+        rank = distributed.get_rank() if is_distributed() else 0
+        raise failure_of(rank, failures, of_files) from error
 
 
-def failure_of(own: int, failures: Mapping[int, BaseException], of_files: Kinds) -> BaseException:
+def failure_of(
+    own_rank: int, failures: Mapping[int, BaseException], of_files: Kinds
+) -> BaseException:
     """The error that rank ``own`` raises, given the errors of all ranks.
 
     If all errors are ``of_files``, every rank raises the first of them. Otherwise a rank with
@@ -252,8 +254,8 @@ def failure_of(own: int, failures: Mapping[int, BaseException], of_files: Kinds)
     others = {rank: one for rank, one in failures.items() if not isinstance(one, of_files)}
     if not others:
         return next(iter(failures.values()))
-    if own in others:
-        return others[own]
+    if own_rank in others:
+        return others[own_rank]
     rank, failure = next(iter(others.items()))
-    said = str(failure).strip().partition("\n")[0] or type(failure).__name__
-    return RankLostError(f"rank {own}: rank {rank} failed at a checkpoint ({said})")
+    reason = str(failure).strip().partition("\n")[0] or type(failure).__name__
+    return RankLostError(f"rank {own_rank}: rank {rank} failed at a checkpoint ({reason})")

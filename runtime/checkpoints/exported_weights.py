@@ -62,8 +62,10 @@ def _write(executor: Executor, kind: torch.dtype, places: Mapping[str, TensorPla
         for piece in parameters.pieces(layer):
             if executor.connections.peers.rank or not parameters.writes(piece):
                 continue
-            place = places[piece.name]
-            file = np.memmap(place.file, plain, "r+", offset=place.begin, shape=place.shape)
+            tensor_place = places[piece.name]
+            file = np.memmap(
+                tensor_place.file, plain, "r+", offset=tensor_place.begin, shape=tensor_place.shape
+            )
             box = tuple(
                 slice(at, at + size) for at, size in zip(piece.offsets, piece.sizes, strict=True)
             )
@@ -73,7 +75,13 @@ def _write(executor: Executor, kind: torch.dtype, places: Mapping[str, TensorPla
     of_rank = executor.connections.place
     if of_rank.data == of_rank.context == of_rank.tensor == 0:
         for name, values in executor.routers.corrections().items():
-            one = places[name]
-            file = np.memmap(one.file, "<f4", "r+", offset=one.begin, shape=one.shape)
+            correction_place = places[name]
+            file = np.memmap(
+                correction_place.file,
+                "<f4",
+                "r+",
+                offset=correction_place.begin,
+                shape=correction_place.shape,
+            )
             file[:] = values.cpu().numpy()
             file.flush()

@@ -93,15 +93,19 @@ class TensorFolder:
 
     def read(self, name: str) -> Tensor:
         """A tensor in 32 bits."""
-        place = self._place(name)
-        whole = torch.from_numpy(np.array(_mapped(place))).view(place.kind).view(place.shape)
+        tensor_place = self._place(name)
+        whole = (
+            torch.from_numpy(np.array(_mapped(tensor_place)))
+            .view(tensor_place.kind)
+            .view(tensor_place.shape)
+        )
         return whole.float()
 
     def equal(self, name: str, other: str) -> bool:
         """Whether two tensors are equal to the last bit; neither is read as a whole."""
-        one, two = self._place(name), self._place(other)
-        alike = (one.shape, one.kind) == (two.shape, two.kind)
-        return alike and np.array_equal(_mapped(one), _mapped(two))
+        first, two = self._place(name), self._place(other)
+        alike = (first.shape, first.kind) == (two.shape, two.kind)
+        return alike and np.array_equal(_mapped(first), _mapped(two))
 
     def _place(self, name: str) -> TensorPlace:
         if name not in self._places:
@@ -112,10 +116,10 @@ class TensorFolder:
         return self._places[name]
 
 
-def _mapped(place: TensorPlace) -> np.ndarray:
+def _mapped(tensor_place: TensorPlace) -> np.ndarray:
     """A tensor's bytes in its file."""
-    size = (place.size_bytes,)
-    return np.memmap(place.file, np.uint8, "r", offset=place.begin, shape=size)
+    size = (tensor_place.size_bytes,)
+    return np.memmap(tensor_place.file, np.uint8, "r", offset=tensor_place.begin, shape=size)
 
 
 # Which tensors of a checkpoint a parameter of the runtime is made of.
@@ -167,8 +171,8 @@ class TensorSource:
             return shapes[0][::-1]
         count = len(shapes) // self.stacked if self.stacked else 1
         rows = sum(shape[0] for shape in shapes) // count
-        own = (rows, *shapes[0][1:])
-        return (count, *own) if self.stacked else own
+        stacked_shape = (rows, *shapes[0][1:])
+        return (count, *stacked_shape) if self.stacked else stacked_shape
 
     def taken_apart(self, whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """The checkpoint's tensors, whose numbers of rows are ``sizes``."""
@@ -183,8 +187,8 @@ class TensorSource:
         if self.turned:
             return [_turned(whole)]
         if self.stacked:
-            own = sizes[: self.stacked]
-            return [part for expert in whole for part in expert.split(list(own))]
+            stacked_sizes = sizes[: self.stacked]
+            return [part for expert in whole for part in expert.split(list(stacked_sizes))]
         if self.order is not None:
             back = torch.empty_like(whole)
             back[list(self.order)] = whole
@@ -238,15 +242,17 @@ COPIES: Mapping[str, str] = {
 def _of_further(spec: ModelSpec, number: int, model_type: str) -> dict[str, TensorSource]:
     """The parameters of a head for a token after the next: DeepSeek has it as a block behind the
     others, and joins the token's vector with what made the token before, in this order."""
-    path, own = f"model.layers.{spec.layers + number}", f"head.further.{number}"
+    path, prefix = f"model.layers.{spec.layers + number}", f"head.further.{number}"
     norms = {"norm": "hnorm", "token_norm": "enorm", "last_norm": "shared_head.norm"}
     sources = {
-        f"{own}.{name}.weight": TensorSource.of(f"{path}.{its}.weight")
+        f"{prefix}.{name}.weight": TensorSource.of(f"{path}.{its}.weight")
         for name, its in norms.items()
     }
-    sources[f"{own}.joint.weight"] = TensorSource(tensors=(f"{path}.eh_proj.weight",), turned=True)
+    sources[f"{prefix}.joint.weight"] = TensorSource(
+        tensors=(f"{path}.eh_proj.weight",), turned=True
+    )
     block = _of_block(spec, spec.layers - 1, model_type, path)
-    return sources | {f"{own}.block.{name}": source for name, source in block}
+    return sources | {f"{prefix}.block.{name}": source for name, source in block}
 
 
 def copies_in(spec: ModelSpec, folder: TensorFolder) -> dict[str, str]:
@@ -262,8 +268,8 @@ def _check_copies(
     spec: ModelSpec, folder: TensorFolder, sources: Mapping[str, TensorSource]
 ) -> None:
     """Refuse copies that are others than what they are copies of: no plan trains both."""
-    for name, own in copies_in(spec, folder).items():
-        (whole,) = sources[own].tensors
+    for name, source_name in copies_in(spec, folder).items():
+        (whole,) = sources[source_name].tensors
         if not folder.equal(name, whole):
             reject(
                 f"{folder.option} {folder.folder}: {name} is not {whole}, of which it is a copy in "
@@ -315,16 +321,16 @@ def _of_fused(
     yield "head.projection.weight", TensorSource.of(f"{head}.weight")
     order = None if is_gpt2 else _by_heads_of_keys(spec)
     for block in range(spec.layers):
-        for own, its in FUSED[model_type].items():
-            if own == "mlp_norm" and spec.parallel_block:
+        for part_name, its in FUSED[model_type].items():
+            if part_name == "mlp_norm" and spec.parallel_block:
                 continue
-            is_norm = own.endswith("norm")
+            is_norm = part_name.endswith("norm")
             for kind in ("weight", "bias") if is_norm or spec.biases else ("weight",):
                 yield (
-                    f"blocks.{block}.{own}.{kind}",
+                    f"blocks.{block}.{part_name}.{kind}",
                     TensorSource(
                         tensors=(f"{first}h.{block}.{its}.{kind}",),
-                        order=order if own == "attention.qkv" else None,
+                        order=order if part_name == "attention.qkv" else None,
                         transposed=is_gpt2 and not is_norm and kind == "weight",
                     ),
                 )
@@ -346,21 +352,21 @@ def _of_block(
     """The parameters of a block like the model's ``block``, of the tensors at a path."""
     yield "attention_norm.weight", TensorSource.of(f"{path}.input_layernorm.weight")
     yield "mlp_norm.weight", TensorSource.of(f"{path}.post_attention_layernorm.weight")
-    own = f"{path}.self_attn"
+    attention = f"{path}.self_attn"
     kinds = ("weight", "bias") if spec.biases else ("weight",)
     for kind in kinds:
-        yield f"attention.output.{kind}", TensorSource.of(f"{own}.o_proj.{kind}")
+        yield f"attention.output.{kind}", TensorSource.of(f"{attention}.o_proj.{kind}")
     if spec.latent is not None:
-        yield from _of_latent(spec, own)
+        yield from _of_latent(spec, attention)
     else:
         for kind in kinds:
-            parts = [f"{own}.{name}_proj.{kind}" for name in "qkv"]
+            parts = [f"{attention}.{name}_proj.{kind}" for name in "qkv"]
             yield f"attention.qkv.{kind}", TensorSource.of(*parts)
     if spec.sinks:
-        yield "attention.sinks", TensorSource.of(f"{own}.sinks")
+        yield "attention.sinks", TensorSource.of(f"{attention}.sinks")
     if spec.qk_norm:
-        yield "attention.query_norm.weight", TensorSource.of(f"{own}.q_norm.weight")
-        yield "attention.key_norm.weight", TensorSource.of(f"{own}.k_norm.weight")
+        yield "attention.query_norm.weight", TensorSource.of(f"{attention}.q_norm.weight")
+        yield "attention.key_norm.weight", TensorSource.of(f"{attention}.k_norm.weight")
     experts = spec.experts
     if experts is None or not spec.has_experts_in(block):
         yield from _of_network("mlp", f"{path}.mlp")
@@ -389,14 +395,14 @@ def _of_gpt_oss(experts: Experts, path: str) -> Iterator[tuple[str, TensorSource
         yield f"experts.router.{kind}", TensorSource.of(f"{path}.router.{kind}")
     turns = (*range(0, 2 * experts.ffn, 2), *range(1, 2 * experts.ffn, 2))
     for name, its, order in (("up", "gate_up_proj", turns), ("down", "down_proj", None)):
-        own = f"{path}.experts.{its}"
+        tensor_name = f"{path}.experts.{its}"
         yield (
             f"experts.{name}.weight",
-            TensorSource(tensors=(own,), order=order, transposed=True, of_all=True),
+            TensorSource(tensors=(tensor_name,), order=order, transposed=True, of_all=True),
         )
         yield (
             f"experts.{name}.bias",
-            TensorSource(tensors=(f"{own}_bias",), order=order, of_all=True),
+            TensorSource(tensors=(f"{tensor_name}_bias",), order=order, of_all=True),
         )
 
 
@@ -440,10 +446,10 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
     """Refuse a checkpoint of another model than the workload's, before anything is allocated."""
     spec, where = workload.model, f"{folder.option} {folder.folder}"
     sources = sources_of(spec, folder)
-    own = model_from(str(folder.folder / CONFIG), Path())
+    configured = model_from(str(folder.folder / CONFIG), Path())
     _check_rotary(folder)
     for name in _COMPARED:
-        mine, its = (_of_structure(getattr(one, name)) for one in (spec, own))
+        mine, its = (_of_structure(getattr(one, name)) for one in (spec, configured))
         if mine != its:
             reject(
                 f"{where}: {CONFIG} has {name} {its}, the plan's model {mine}: give "
@@ -454,14 +460,14 @@ def check_checkpoint(workload: Workload, folder: TensorFolder) -> None:
             continue
         if path not in sources:
             reject(f"{where}: nothing in it is {path}: start from drawn weights")
-        if (found := sources[path].shape(folder)) != shape:
+        if (made_shape := sources[path].shape(folder)) != shape:
             remedy = f"workload.model: {folder.folder / CONFIG}"
             if path == "embedding.positions":
-                remedy = f"workload.sequence_length: {found[0]}"
+                remedy = f"workload.sequence_length: {made_shape[0]}"
             names = sources[path].tensors
             reject(
-                f"{where}: {names[0]} makes {path} of shape {found}, the plan's model has {shape}: "
-                f"give {remedy}"
+                f"{where}: {names[0]} makes {path} of shape {made_shape}, the plan's model has "
+                f"{shape}: give {remedy}"
             )
     _check_unused(folder, sources, copies_in(spec, folder))
     _check_copies(spec, folder, sources)
@@ -540,12 +546,12 @@ def load_weights(executor: Executor, folder: TensorFolder, seed: int = 0) -> Non
     """Set a rank's weights from a checkpoint that was checked; adapters, which it lacks, are drawn
     by seed."""
     sources = sources_of(executor.model, folder)
-    for layer, one in executor.layers.items():
+    for layer, module in executor.layers.items():
         made = {
-            name: initial_tensor(one.prefix + name, shape, seed, tied=False)
+            name: initial_tensor(module.prefix + name, shape, seed, tied=False)
             if is_adapter(name)
-            else sources[one.prefix + name].made(folder)
-            for name, shape in one.whole_shapes.items()
+            else sources[module.prefix + name].made(folder)
+            for name, shape in module.whole_shapes.items()
         }
         executor.parameters.set_masters(layer, made)
     for name, correction in executor.routers.corrections().items():
@@ -555,13 +561,13 @@ def load_weights(executor: Executor, folder: TensorFolder, seed: int = 0) -> Non
 def rewrite(exported: Path, spec: ModelSpec, folder: TensorFolder, out: Path) -> None:
     """Write a run's exported weights, whole and under the runtime's names, as a checkpoint with the
     names and shapes of ``folder``'s."""
-    own = TensorFolder(exported.parent, "--export", files=(exported,))
+    exported_folder = TensorFolder(exported.parent, "--export", files=(exported,))
     sources = sources_of(spec, folder)
     twins = (TABLE_OF_HEAD, *(("head.projection.weight",) if spec.tied_embeddings else ()))
     written = [(path, source) for path, source in sources.items() if path not in twins]
     written += [(path, TensorSource.of(name)) for name, path in copies_in(spec, folder).items()]
     kinds = {
-        name: (folder.shape(name), own.kind(path))
+        name: (folder.shape(name), exported_folder.kind(path))
         for path, source in written
         for name in source.tensors
     }
@@ -569,9 +575,9 @@ def rewrite(exported: Path, spec: ModelSpec, folder: TensorFolder, out: Path) ->
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for path, source in written:
             sizes = [folder.shape(name)[0] for name in source.tensors]
-            parts = source.taken_apart(own.read(path), sizes)
+            parts = source.taken_apart(exported_folder.read(path), sizes)
             for name, part in zip(source.tensors, parts, strict=True):
-                yield name, part.to(own.kind(path))
+                yield name, part.to(exported_folder.kind(path))
 
     out.mkdir(parents=True, exist_ok=True)
     write_tensors(out / SINGLE, tensors(), kinds)

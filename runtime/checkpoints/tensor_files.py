@@ -76,8 +76,10 @@ def header_of(path: Path, kinds: TensorKinds) -> tuple[bytes, dict[str, TensorPl
     text += b" " * (-len(text) % _ALIGNMENT)
     header = len(text).to_bytes(_ALIGNMENT, "little") + text
     return header, {
-        name: TensorPlace(path, len(header) + one.begin, one.kind, one.shape)
-        for name, one in places.items()
+        name: TensorPlace(
+            path, len(header) + place_in_file.begin, place_in_file.kind, place_in_file.shape
+        )
+        for name, place_in_file in places.items()
     }
 
 

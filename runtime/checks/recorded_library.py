@@ -47,7 +47,7 @@ class Ranks(Protocol):
     def all_reduce(self, group: RecordedGroup, tensor: Tensor, operation: str) -> None:
         """Reduce in place."""
 
-    def all_gather(self, group: RecordedGroup, whole: Tensor, own: Tensor) -> None:
+    def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
         """Fill ``whole``."""
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
@@ -99,8 +99,8 @@ class RecordedLibrary:
     def maker(self) -> GroupMaker:
         """A function that makes this rank's groups by the code of real ones."""
         world = self._world
-        place = World(rank=world.seen_by, size=world.size(), local_rank=world.seen_by)
-        return maker(place, PATIENCE_S, self)
+        world_here = World(rank=world.seen_by, size=world.size(), local_rank=world.seen_by)
+        return maker(world_here, PATIENCE_S, self)
 
     def new_group(
         self, ranks: Any, timeout: Any = None, *, pg_options: Any = None, group_desc: Any = None

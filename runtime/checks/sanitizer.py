@@ -96,9 +96,9 @@ def _small_stage(stage: StagePlan, shared: int, chunks: int) -> StagePlan:
     counts = stage.counts
     if layers < stage.layers:
         # Of blocks treated in one way some stay, and some of the others.
-        some = layers // (1 + sum(count > 0 for count in counts.values()))
+        treated = layers // (1 + sum(count > 0 for count in counts.values()))
         counts = {
-            name: {0: 0, stage.layers: layers}.get(count, some) for name, count in counts.items()
+            name: {0: 0, stage.layers: layers}.get(count, treated) for name, count in counts.items()
         }
     changes = {**counts, "layers": layers, "micro_batch": stage.micro_batch // shared}
     return stage.with_values(changes)
@@ -173,8 +173,8 @@ class Unlike:
 
     def __str__(self) -> str:
         context = f", context {self.context}" if self.context else ""
-        place = f"stage {self.stage}, data {self.data}{context}, tensor {self.tensor}"
-        return f"rank {self.rank} ({place})"
+        position = f"stage {self.stage}, data {self.data}{context}, tensor {self.tensor}"
+        return f"rank {self.rank} ({position})"
 
 
 def unlike_ranks(plan: Plan) -> list[Unlike]:
@@ -189,13 +189,13 @@ def unlike_ranks(plan: Plan) -> list[Unlike]:
     for stage in range(plan.num_stages):
         neighbours = topology.neighbours(stage)
         for rank in topology.ranks(stage):
-            place = topology.place(rank)
+            position = topology.place(rank)
             exchanged = tuple(
                 tuple((t.begin, t.end) for t in topology.transfers(rank, to_stage=n, receives=way))
                 for n in neighbours
                 for way in (False, True)
             )
-            first_in = place.data == 0, place.context == 0, place.tensor == 0
+            first_in = position.data == 0, position.context == 0, position.tensor == 0
             kind = (stage, *first_in, exchanged)
             first.setdefault(kind, rank)
             counts[kind] += 1
@@ -203,13 +203,13 @@ def unlike_ranks(plan: Plan) -> list[Unlike]:
 
 
 def _unlike(topology: Topology, rank: int, count: int) -> Unlike:
-    place = topology.place(rank)
+    position = topology.place(rank)
     return Unlike(
         rank=rank,
-        stage=place.stage,
-        data=place.data,
-        context=place.context,
-        tensor=place.tensor,
+        stage=position.stage,
+        data=position.data,
+        context=position.context,
+        tensor=position.tensor,
         stands_for=count,
     )
 

@@ -53,7 +53,7 @@ class Group(Channel, Protocol):
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> Pending | None:
         """Reduce ``tensor`` over the ranks, in place; ``operation`` is ``sum`` or ``max``."""
 
-    def all_gather(self, whole: Tensor, own: Tensor) -> Pending | None:
+    def all_gather(self, whole: Tensor, part: Tensor) -> Pending | None:
         """Fill ``whole`` with every rank's part in order of rank.
 
         ``own`` is this rank's part; it may be a view of its place in ``whole``.
@@ -81,12 +81,12 @@ class Alone:
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
         """Nothing to do."""
 
-    def all_gather(self, whole: Tensor, own: Tensor) -> None:
+    def all_gather(self, whole: Tensor, part: Tensor) -> None:
         """Copy ``own`` into ``whole`` unless it lies there already."""
         # Tensors without memory have no address.
-        places = [(one.untyped_storage()._cdata, one.storage_offset()) for one in (own, whole)]
+        places = [(one.untyped_storage()._cdata, one.storage_offset()) for one in (part, whole)]
         if places[0] != places[1]:
-            whole.copy_(own)
+            whole.copy_(part)
 
     def reduce_scatter(self, whole: Tensor, into: Tensor | None = None) -> None:
         """Copy ``whole`` into ``into``, if that is given."""
@@ -160,8 +160,8 @@ class Together:
 
     def finish(self) -> None:
         """Finish all, in order."""
-        for one in self._pending:
-            one.finish()
+        for pending in self._pending:
+            pending.finish()
 
 
 def together(started: Iterable[Pending | None]) -> Pending | None:
@@ -207,8 +207,8 @@ class InTurn:
 
 def in_turn(steps: Iterator[Pending | None]) -> Pending | None:
     """Collectives one after another as one; None where streams keep the order."""
-    one = InTurn(steps)
-    return None if one.is_done else one
+    turns = InTurn(steps)
+    return None if turns.is_done else turns
 
 
 def then(pending: Pending | None, follow: Callable[[], object]) -> Pending | None:
@@ -322,7 +322,7 @@ def refusal_in(error: BaseException) -> str | None:
         return lines[0] if lines else type(error).__name__
     if not isinstance(error, RuntimeError) or isinstance(error, ShortageError | RankLostError):
         return None
-    said = next((line for line in lines if any(word in line.lower() for word in _WORDS)), None)
-    if said is not None and isinstance(error, distributed.DistBackendError):
-        said = f"NCCL: {said}"
-    return said
+    refusing = next((line for line in lines if any(word in line.lower() for word in _WORDS)), None)
+    if refusing is not None and isinstance(error, distributed.DistBackendError):
+        refusing = f"NCCL: {refusing}"
+    return refusing

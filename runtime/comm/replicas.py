@@ -71,22 +71,24 @@ def connected_replicas(
     replicas = ReplicaRanks.of(plan, workload)
     if replicas.count == 1:
         return connected(plan, rank, make, tied=tied, experts=experts, device=device)
-    own, inner = replicas.place(rank)
+    replica, inner = replicas.place(rank)
 
     def make_each(name: str, ranks: Sequence[int]) -> Group | None:
         """A group in each replica: all ranks of the run make all groups, in one order."""
         called = "replica" if name == "world" else name
-        found = [
+        groups = [
             make(called, [replicas.rank(number, one) for one in ranks])
             for number in range(replicas.count)
         ]
-        return found[own] if inner in ranks else None
+        return groups[replica] if inner in ranks else None
 
     inside = connected(replicas.plan, inner, make_each, tied=tied, experts=experts, device=device)
     peers: Group = Alone()
-    for one in range(replicas.plan.num_gpus):
-        group = make("peers", [replicas.rank(number, one) for number in range(replicas.count)])
-        if one == inner:
+    for inner_rank in range(replicas.plan.num_gpus):
+        group = make(
+            "peers", [replicas.rank(number, inner_rank) for number in range(replicas.count)]
+        )
+        if inner_rank == inner:
             assert group is not None
             peers = group
     enter([peers], device)

@@ -40,18 +40,18 @@ def why_no_gpu() -> str:
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        said = str(error).strip().partition("\n")[0].partition(". ")[0]
+        message = str(error).strip().partition("\n")[0].partition(". ")[0]
     else:
         return ""
-    if "too old" in said:
+    if "too old" in message:
         built = torch.version.cuda
         return (
-            f"{said}; torch {torch.__version__} was built for CUDA {built}: update the driver, or "
-            "install a torch that was built for an older CUDA (pytorch.org/get-started)"
+            f"{message}; torch {torch.__version__} was built for CUDA {built}: update the driver, "
+            "or install a torch that was built for an older CUDA (pytorch.org/get-started)"
         )
-    if "not compiled" in said:
+    if "not compiled" in message:
         return f"torch {torch.__version__} is a build for CPUs: install one for CUDA"
-    return said
+    return message
 
 
 def peers_apart(ranks: int) -> str | None:
@@ -59,17 +59,17 @@ def peers_apart(ranks: int) -> str | None:
     memory, else None."""
     gpus = range(min(DRIVERS["cuda"].count(), ranks))
     apart = [
-        (one, other)
-        for one in gpus
+        (gpu, other)
+        for gpu in gpus
         for other in gpus
-        if one < other and not torch.cuda.can_device_access_peer(one, other)
+        if gpu < other and not torch.cuda.can_device_access_peer(gpu, other)
     ]
     if not apart:
         return None
-    one, other = apart[0]
+    gpu, other = apart[0]
     more = f", as {len(apart) - 1} more pairs" if len(apart) > 1 else ""
     return (
-        f"GPUs {one} and {other} of this node have no peer access{more}: messages between them go "
+        f"GPUs {gpu} and {other} of this node have no peer access{more}: messages between them go "
         "through the host's memory, several times slower than predicted: see 'nvidia-smi topo -p2p "
         "r' (access control of PCIe, a virtual machine), or plan with less tensor parallelism"
     )

@@ -22,8 +22,8 @@ TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torc
 def sums_of(workload: Workload) -> torch.dtype:
     """The type of numbers in which gradients are summed."""
     memory = workload.trained_by(ENGINES["mistlab"]).memory_in(workload.precision)
-    own = TYPE_OF_PRECISION[workload.precision]
-    return own if memory.gradient == own.itemsize else torch.float32
+    dtype = TYPE_OF_PRECISION[workload.precision]
+    return dtype if memory.gradient == dtype.itemsize else torch.float32
 
 
 # The target of a token that was not hidden: an encoder has no loss there.
@@ -242,9 +242,9 @@ def structure_of_block(spec: ModelSpec, block: int) -> Structure:
     """The structure of a model's block, counted from the first: kinds of blocks take turns."""
     kinds = kinds_of(spec)
     parts = kinds.parts[kinds.pattern[block % len(kinds.pattern)]]
-    own: dict[str, Any] = {part: True for part in parts if part in _PARTS_OF_KINDS}
-    own |= {has: False for part, has in LACKING.items() if part in parts}
-    return replace(structure_of(spec), **own)
+    parts_of_kind: dict[str, Any] = {part: True for part in parts if part in _PARTS_OF_KINDS}
+    parts_of_kind |= {has: False for part, has in LACKING.items() if part in parts}
+    return replace(structure_of(spec), **parts_of_kind)
 
 
 # Parts of variants that say what a block lacks, and the fields of structures that they turn off.

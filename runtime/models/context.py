@@ -174,7 +174,7 @@ class ContextRanks(Protocol):
     ) -> None:
         """Send tensors to the next rank and receive tensors of the rank before, beside ``work``."""
 
-    def gather(self, own: Tensor) -> Tensor:
+    def gather(self, flat: Tensor) -> Tensor:
         """The flat tensors of all ranks (N, ..)."""
 
     def scatter(self, whole: Tensor) -> Tensor:
@@ -270,20 +270,22 @@ class RingAttention(torch.autograd.Function):
         gone: list[Tensor] = []
         for step in range(ranks.size):
             part = _Part.at(step, ranks, query.shape[1])
-            own: list[Tensor] = []
+            of_keys_here: list[Tensor] = []
 
             def differentiate(
-                part: _Part = part, held: list[Tensor] = held, own: list[Tensor] = own
+                part: _Part = part,
+                held: list[Tensor] = held,
+                of_keys_here: list[Tensor] = of_keys_here,
             ) -> None:
                 of_queries, *of_keys = part.backward(gradient, query, held, mixed, sums)
                 of_query[:, part.queries] += of_queries
-                own += of_keys
+                of_keys_here += of_keys
 
             given = held if step < ranks.size - 1 else []
             coming, sofar = ([torch.empty_like(one) for one in of] for of in (given, gone))
             ranks.pass_on([*given, *gone], [*coming, *sofar], differentiate)
             gone = sofar or [torch.zeros_like(one) for one in held]
-            for whole, further in zip(gone, own, strict=True):
+            for whole, further in zip(gone, of_keys_here, strict=True):
                 whole[:, part.keys] += further
             held = coming
         of_key, of_value = (torch.empty_like(one) for one in gone)
@@ -306,9 +308,9 @@ class _SoFar:
         if part.is_own:
             self.mixed, self.sums = mixed.float(), sums
             return
-        own = part.queries
-        sofar = self.mixed[:, own], self.sums[:, :, own]
-        self.mixed[:, own], self.sums[:, :, own] = joined(*sofar, mixed, sums)
+        queries = part.queries
+        sofar = self.mixed[:, queries], self.sums[:, :, queries]
+        self.mixed[:, queries], self.sums[:, :, queries] = joined(*sofar, mixed, sums)
 
 
 class _Part:
@@ -335,10 +337,14 @@ class _Part:
         self, gradient: Tensor, query: Tensor, held: Sequence[Tensor], mixed: Tensor, sums: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         key, value = (one[:, self.keys] for one in held)
-        own = self.queries
-        operands = query[:, own], key, value
+        queries = self.queries
+        operands = query[:, queries], key, value
         return attended_backward(
-            gradient[:, own], operands, mixed[:, own], sums[:, :, own], causal=self.is_own
+            gradient[:, queries],
+            operands,
+            mixed[:, queries],
+            sums[:, :, queries],
+            causal=self.is_own,
         )
 
 
@@ -380,8 +386,8 @@ class GatheredAttention(torch.autograd.Function):
         of_query = torch.zeros_like(query, memory_format=torch.contiguous_format)
         for half, seen in _halves(ranks, query.shape[1]):
             size = half.stop - half.start
-            own = slice(seen.stop - size, seen.stop)
-            for met, causal in ((slice(0, own.start), False), (own, True)):
+            own_half = slice(seen.stop - size, seen.stop)
+            for met, causal in ((slice(0, own_half.start), False), (own_half, True)):
                 if met.stop > met.start:
                     operands = query[:, half], keys[:, met], values[:, met]
                     added = attended_backward(
@@ -421,8 +427,8 @@ def _attended_so_far(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor,
 
 def _gathered(ranks: ContextRanks, key: Tensor, value: Tensor) -> list[Tensor]:
     """Keys and values of all tokens in order, by one gather."""
-    own = torch.cat([key.flatten(), value.flatten()])
-    of_ranks = ranks.gather(own).split([key.numel(), value.numel()], 1)
+    flat = torch.cat([key.flatten(), value.flatten()])
+    of_ranks = ranks.gather(flat).split([key.numel(), value.numel()], 1)
     shapes = (ranks.size, *key.shape), (ranks.size, *value.shape)
     parts = zip(of_ranks, shapes, strict=True)
     return [in_order(one.reshape(shape)) for one, shape in parts]

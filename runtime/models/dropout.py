@@ -78,8 +78,10 @@ def dropped(x: Tensor, rows: Tensor, share: float, key: Key) -> Tensor:
         return made.view(x.shape)
     made = torch.empty_like(flat)
     count = max(1, AT_ONCE // columns)
-    for part, own, result in zip(*(one.split(count) for one in (flat, numbers, made)), strict=True):
-        torch.mul(part, kept_by_position(own, columns, share, key), out=result)
+    for part, rows_of_part, result in zip(
+        *(one.split(count) for one in (flat, numbers, made)), strict=True
+    ):
+        torch.mul(part, kept_by_position(rows_of_part, columns, share, key), out=result)
     return made.mul_(1 / (1 - share)).view(x.shape)
 
 
@@ -156,8 +158,8 @@ class Draws:
 
     def rows_of_shares(self, layer: int, heads: range, all_heads: int) -> MaskRows:
         """The rows of the mask of attention's shares in some heads of a layer."""
-        own = self.rows_of(layer, SHARES)
-        return replace(own, positions=self.positions, heads=heads, all_heads=all_heads)
+        rows = self.rows_of(layer, SHARES)
+        return replace(rows, positions=self.positions, heads=heads, all_heads=all_heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

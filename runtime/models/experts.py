@@ -411,7 +411,7 @@ class Trip(Protocol):
 class Trips(Protocol):
     """Ranks that have experts, and send one another copies of tokens."""
 
-    def trip(self, chosen: Tensor, own: int) -> Trip:
+    def trip(self, chosen: Tensor, each_has: int) -> Trip:
         """The way of copies to the ``chosen`` experts (T, A), of which each rank has ``own``; no
         copy goes where a number is that of no expert."""
 

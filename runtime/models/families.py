@@ -133,8 +133,8 @@ def freeze(layer: nn.Module, *, rank: int, targets: str) -> None:
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
     kinds = (Attention,) if targets == "attention" else (Attention, MLP)
-    found = [one for one in layer.modules() if isinstance(one, kinds)]
-    for product in (product for one in found for product in one.children()):
+    modules = [one for one in layer.modules() if isinstance(one, kinds)]
+    for product in (product for one in modules for product in one.children()):
         if isinstance(product, ColumnLinear):
             product.adapter = ColumnAdapter(product, rank)
         elif isinstance(product, RowLinear):
@@ -143,9 +143,12 @@ def freeze(layer: nn.Module, *, rank: int, targets: str) -> None:
 
 def frozen_products(layer: nn.Module) -> Iterator[tuple[str, "ColumnLinear | RowLinear | Down"]]:
     """A layer's products whose weights are frozen, with their names."""
-    for name, one in layer.named_modules():
-        if isinstance(one, ColumnLinear | RowLinear | Down) and not one.weight.requires_grad:
-            yield name, one
+    for name, product in layer.named_modules():
+        if (
+            isinstance(product, ColumnLinear | RowLinear | Down)
+            and not product.weight.requires_grad
+        ):
+            yield name, product
 
 
 def is_adapter(name: str) -> bool:

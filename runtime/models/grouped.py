@@ -79,8 +79,8 @@ class GroupedProduct(torch.autograd.Function):
 @operator(changes=("rows",))
 def add_by_group(rows: Tensor, bias: Tensor, counts: Tensor) -> None:
     """Add to each group's rows the group's own bias (G, channels), in place."""
-    for group, own in zip(rows.split(counts.tolist()), bias, strict=True):
-        group.add_(own)
+    for group, own_bias in zip(rows.split(counts.tolist()), bias, strict=True):
+        group.add_(own_bias)
 
 
 @torch.library.custom_op("mistlab::sum_by_group", mutates_args=())
@@ -223,8 +223,8 @@ class AddWeighted(torch.autograd.Function):
         ctx.counts, ctx.adds = counts, adds
         if adds:
             parts = zip(rows.split(counts), bias, weights.split(counts), strict=True)
-            for group, own, of_group in parts:
-                group.addcmul_(of_group[:, None].to(own.dtype), own)
+            for group, own_bias, of_group in parts:
+                group.addcmul_(of_group[:, None].to(own_bias.dtype), own_bias)
         return rows
 
     @staticmethod
@@ -295,10 +295,12 @@ class ExpertMatrices(nn.Module):
     def part_of(self, leaf: str, whole: Tensor) -> Tensor:
         """This rank's part of a parameter of all experts."""
         ranks = self.ranks
-        own = whole.chunk(ranks.parallel)[ranks.rank]
+        part = whole.chunk(ranks.parallel)[ranks.rank]
         if not self.splits(leaf):
-            return own
+            return part
         if not self.blocks:
-            return own.chunk(ranks.tensor, 2)[ranks.tensor_rank]
-        parts = [one.chunk(ranks.tensor, 1)[ranks.tensor_rank] for one in own.chunk(self.blocks, 1)]
+            return part.chunk(ranks.tensor, 2)[ranks.tensor_rank]
+        parts = [
+            one.chunk(ranks.tensor, 1)[ranks.tensor_rank] for one in part.chunk(self.blocks, 1)
+        ]
         return torch.cat(parts, 1)

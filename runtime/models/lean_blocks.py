@@ -16,20 +16,20 @@ def make_lean(block: nn.Module, kinds: Collection[str]) -> None:
 
     Norms of what attention and the network make are left: no product keeps what they give.
     """
-    for name, one in block.named_modules():
-        if isinstance(one, MLP) and "gelu" in kinds:
-            one.gelu = lean_gelu
-        elif isinstance(one, LayerNorm) and "norms" in kinds and not name.endswith("post_norm"):
-            one.normalise = partial(_normalise, channels=KEPT_CHANNELS)
+    for name, module in block.named_modules():
+        if isinstance(module, MLP) and "gelu" in kinds:
+            module.gelu = lean_gelu
+        elif isinstance(module, LayerNorm) and "norms" in kinds and not name.endswith("post_norm"):
+            module.normalise = partial(_normalise, channels=KEPT_CHANNELS)
 
 
 def keep_lost_channels(block: nn.Module) -> None:
     """Let lean norms keep the values of all channels that their outputs do not tell, as their gains
     are now; the host waits for the device."""
-    for one in block.modules():
-        if isinstance(one, LayerNorm) and one.normalise is not None:
-            lost = lost_channels(one.weight)
-            one.normalise = partial(_normalise, channels=max(KEPT_CHANNELS, lost))
+    for norm in block.modules():
+        if isinstance(norm, LayerNorm) and norm.normalise is not None:
+            lost = lost_channels(norm.weight)
+            norm.normalise = partial(_normalise, channels=max(KEPT_CHANNELS, lost))
 
 
 def _normalise(x: Tensor, norm: LayerNorm, *, channels: int) -> Tensor:

@@ -89,9 +89,9 @@ def lean_gelu_backward(gradient: Tensor, y: Tensor, is_right: Tensor, approximat
     _, least = _minimum(approximate)
     root = (y.float() - least).clamp_(min=0).sqrt_()
     end = torch.where(is_right, ends[1], ends[0])
-    place = (root / end * (NODES - 1)).clamp_(max=NODES - 1)
-    node = place.to(torch.int64).clamp_(max=NODES - 2)
-    rest = place - node
+    scaled = (root / end * (NODES - 1)).clamp_(max=NODES - 1)
+    node = scaled.to(torch.int64).clamp_(max=NODES - 2)
+    rest = scaled - node
     flat = table.view(-1)
     index = is_right.to(torch.int64) * NODES + node
     slope = flat[index] * (1 - rest) + flat[index + 1] * rest
@@ -137,8 +137,8 @@ def norm_and_kept(
     """LayerNorm, the reciprocal deviation of each row, and the normal values of the channels with
     the smallest gains."""
     y, mean, reciprocal = torch.native_layer_norm(x, (x.shape[-1],), gain, bias, epsilon)
-    found = x.index_select(-1, _smallest(gain, channels))
-    return y, reciprocal, ((found - mean) * reciprocal).to(x.dtype)
+    kept = x.index_select(-1, _smallest(gain, channels))
+    return y, reciprocal, ((kept - mean) * reciprocal).to(x.dtype)
 
 
 @norm_and_kept.register_fake

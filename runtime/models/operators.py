@@ -285,6 +285,6 @@ class HeadNorm(RMSNorm):
 
 def add_in_norms(module: nn.Module, epsilon: float) -> None:
     """Let all norms inside a module add ``epsilon``."""
-    for one in module.modules():
-        if isinstance(one, LayerNorm | RMSNorm):
-            one.epsilon = epsilon
+    for norm in module.modules():
+        if isinstance(norm, LayerNorm | RMSNorm):
+            norm.epsilon = epsilon

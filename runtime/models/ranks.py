@@ -27,7 +27,7 @@ class Space(Protocol):
     def size(self, name: str, value: int) -> Size:
         """A new symbol ``name``; ``value`` stands for it where code needs a number."""
 
-    def refuse_fixed(self, culprit: str, place: str = "") -> None:
+    def refuse_fixed(self, culprit: str, where: str = "") -> None:
         """Raise if traced code has fixed a symbol to a number, or to another symbol."""
 
 

@@ -66,9 +66,9 @@ class RouteBy(torch.autograd.Function):
         scores = scores_of(logits, router)
         of_chosen = gradient * router.scale
         if router.normalized:
-            own = scores.gather(-1, chosen)
-            total = own.sum(-1, keepdim=True) + TINY
-            of_chosen = (of_chosen - (of_chosen * own).sum(-1, keepdim=True) / total) / total
+            of_own = scores.gather(-1, chosen)
+            total = of_own.sum(-1, keepdim=True) + TINY
+            of_chosen = (of_chosen - (of_chosen * of_own).sum(-1, keepdim=True) / total) / total
         of_scores = torch.zeros_like(scores).scatter_(-1, chosen, of_chosen)
         return of_logits(of_scores, scores, router).to(logits.dtype), None, None, None
 
@@ -97,18 +97,18 @@ class Whose:
         """The number of context-parallel ranks."""
         return 1 if self.context is None else self.context.size
 
-    def whole(self, own: Tensor) -> Tensor:
+    def whole(self, tensor: Tensor) -> Tensor:
         """What belongs to all tokens (B, S, ..) of the sequences, of a rank's ``own`` (T, ..)."""
-        width = own.shape[-1]
+        width = tensor.shape[-1]
         size = int(self.ranks.size)
         if size > 1:
-            own = self.ranks.gather_tokens(own[None])[0]
+            tensor = self.ranks.gather_tokens(tensor[None])[0]
         if self.ranks.splits_tokens:
-            own = own.view(size, self.batch, -1, width).transpose(0, 1)
-        own = own.reshape(self.batch, -1, width)
+            tensor = tensor.view(size, self.batch, -1, width).transpose(0, 1)
+        tensor = tensor.reshape(self.batch, -1, width)
         if self.context is None or self.parts == 1:
-            return own
-        return in_order(self.context.gather(own.flatten()).view(self.parts, *own.shape))
+            return tensor
+        return in_order(self.context.gather(tensor.flatten()).view(self.parts, *tensor.shape))
 
     def own(self, whole: Tensor) -> Tensor:
         """This rank's tokens (T, ..) of whole sequences (B, S, ..)."""
@@ -223,9 +223,9 @@ def _losses(
         scores = scores_of(logits, router)
         total = scores.sum(-1, keepdim=True)
         even = scores / total
-        own = shares[whose.sequences(len(wide), wide.device)] * (router.balance_loss / tokens)
-        loss = loss + (own * even).sum()
-        of_scores = (own - (own * even).sum(-1, keepdim=True)) / total
+        weighed = shares[whose.sequences(len(wide), wide.device)] * (router.balance_loss / tokens)
+        loss = loss + (weighed * even).sum()
+        of_scores = (weighed - (weighed * even).sum(-1, keepdim=True)) / total
         made += of_logits(of_scores, scores, router)
     if router.z_loss:
         powers = wide.logsumexp(-1, keepdim=True)

@@ -119,8 +119,8 @@ def short_convolution_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, of_x: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias; the gradient of ``x`` is written to ``of_x``."""
-    found, *others = _gradients(_convolved, gradient, x, weight, bias)
-    of_x.copy_(found)
+    of_x_made, *others = _gradients(_convolved, gradient, x, weight, bias)
+    of_x.copy_(of_x_made)
     return others[0], others[1]
 
 
@@ -155,8 +155,10 @@ def chunk_scan_backward(  # noqa: PLR0913, PLR0917 (a kernel takes what the forw
     def forward(*inputs: Tensor) -> Tensor:
         return _scanned(*inputs, sizes)  # type: ignore[call-arg, arg-type]
 
-    of_mixed, found, *others = _gradients(forward, gradient, mixed, steps, decay, shift, skip)
-    of_steps.copy_(found)
+    of_mixed, of_steps_made, *others = _gradients(
+        forward, gradient, mixed, steps, decay, shift, skip
+    )
+    of_steps.copy_(of_steps_made)
     return of_mixed, others[0], others[1], others[2]
 
 
@@ -188,8 +190,8 @@ def delta_rule_backward(
     def forward(*inputs: Tensor) -> Tensor:
         return _by_delta_rule(*inputs, sizes)  # type: ignore[call-arg, arg-type]
 
-    of_mixed, found, *others = _gradients(forward, gradient, mixed, steps, decay, shift)
-    of_steps.copy_(found)
+    of_mixed, of_steps_made, *others = _gradients(forward, gradient, mixed, steps, decay, shift)
+    of_steps.copy_(of_steps_made)
     return of_mixed, others[0], others[1]
 
 
@@ -204,8 +206,8 @@ def gated_norm_backward(
     gradient: Tensor, x: Tensor, gate: Tensor, weight: Tensor, of_gate: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of ``x`` and weight; the gate's gradient is written to ``of_gate``."""
-    of_x, found, of_weight = _gradients(_gated, gradient, x, gate, weight)
-    of_gate.copy_(found)
+    of_x, of_gate_made, of_weight = _gradients(_gated, gradient, x, gate, weight)
+    of_gate.copy_(of_gate_made)
     return of_x, of_weight
 
 
@@ -317,20 +319,20 @@ class _Core(torch.autograd.Function):
         gate, mixed, steps = _split(made, norm, convolution)
         mixed = short_convolution(mixed, convolution, bias)
         if skip is None:
-            said = delta_rule(mixed, steps, decay, shift, list(sizes))
+            core = delta_rule(mixed, steps, decay, shift, list(sizes))
         else:
-            said = chunk_scan(mixed, steps, decay, shift, skip, list(sizes))
-        ctx.save_for_backward(made, said, convolution, bias, decay, shift, skip, norm)
+            core = chunk_scan(mixed, steps, decay, shift, skip, list(sizes))
+        ctx.save_for_backward(made, core, convolution, bias, decay, shift, skip, norm)
         ctx.sizes = sizes
-        return gated_norm(said, gate, norm)
+        return gated_norm(core, gate, norm)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        made, said, convolution, bias, decay, shift, skip, norm = ctx.saved_tensors
+        made, core, convolution, bias, decay, shift, skip, norm = ctx.saved_tensors
         gate, mixed, steps = _split(made, norm, convolution)
         of_made = torch.empty_like(made)
         of_gate, of_mixed, of_steps = _split(of_made, norm, convolution)
-        of_said, of_norm = gated_norm_backward(gradient, said, gate, norm, of_gate)
+        of_said, of_norm = gated_norm_backward(gradient, core, gate, norm, of_gate)
         again, sizes = short_convolution(mixed, convolution, bias), list(ctx.sizes)
         of_skip: Tensor | None = None
         if skip is None:

@@ -103,8 +103,8 @@ def _scores(query: Tensor, key: Tensor, window: int) -> Tensor:
     """Scaled scores (B, H, S, S) in 32 bits; those that a token does not see are -inf."""
     sequence, channels = query.shape[1], query.shape[-1]
     scores = torch.einsum("bshd,bthd->bhst", query.float(), _repeated(key, query).float())
-    place = torch.arange(sequence, device=query.device)
-    behind = place[:, None] - place
+    positions = torch.arange(sequence, device=query.device)
+    behind = positions[:, None] - positions
     hidden = (behind < 0) | (behind >= (window or sequence))
     return (scores / math.sqrt(channels)).masked_fill_(hidden, -math.inf)
 

@@ -34,8 +34,8 @@ def answers_of(queries: Sequence[str], gpu: str) -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return nothing
-    words = [word.strip() for word in done.stdout.split(",")]
-    return words if done.returncode == 0 and len(words) == len(queries) else nothing
+    answers = [word.strip() for word in done.stdout.split(",")]
+    return answers if done.returncode == 0 and len(answers) == len(queries) else nothing
 
 
 # The devices that a profile measures: GPUs, or shares of a CPU in place of GPUs.

@@ -166,10 +166,10 @@ class Rank:
     def joined(cls, rank: int, devices: Devices, meeting: Path, repetitions: int) -> Iterator[Self]:
         """Meet the other processes, and part from them when all have left the ``with`` block."""
         with devices.driven(rank) as device:
-            place = cls._join(rank, devices, device, meeting, repetitions)
-            yield place
-            place.together()
-            if place.talk is not None:
+            joined_rank = cls._join(rank, devices, device, meeting, repetitions)
+            yield joined_rank
+            joined_rank.together()
+            if joined_rank.talk is not None:
                 distributed.destroy_process_group()
 
     @classmethod

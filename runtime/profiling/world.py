@@ -39,8 +39,8 @@ class ProfiledWorld:
 
         ``size_bytes`` is the size of the messages that the processes exchange before.
         """
-        ((_, found),) = self._measured([OutsideCase(size_bytes=size_bytes)])
-        return found
+        ((_, outside),) = self._measured([OutsideCase(size_bytes=size_bytes)])
+        return outside
 
     def _measured(self, cases: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         context = get_context("spawn")
@@ -95,11 +95,11 @@ def _measure(
     # The terminal interrupts all its processes; this one ignores it, and the parent ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     meeting = folder / "meeting"
-    with Rank.joined(rank, world.devices, meeting, world.repetitions) as place:
-        _measure_all(place, world.lengths, cases, outcomes)
+    with Rank.joined(rank, world.devices, meeting, world.repetitions) as joined_rank:
+        _measure_all(joined_rank, world.lengths, cases, outcomes)
 
 
-def _measure_all(place: Rank, lengths: Lengths, cases: Sequence[Any], outcomes: Any) -> None:
+def _measure_all(measuring: Rank, lengths: Lengths, cases: Sequence[Any], outcomes: Any) -> None:
     loads: dict[int, StreamLoads] = {}
     parent = parent_process()
     for case in cases:
@@ -107,9 +107,9 @@ def _measure_all(place: Rank, lengths: Lengths, cases: Sequence[Any], outcomes: 
             return
         if isinstance(case, OverlapCase):
             if case.gpus not in loads:
-                loads = {case.gpus: StreamLoads(lengths, place, case.gpus)}
+                loads = {case.gpus: StreamLoads(lengths, measuring, case.gpus)}
             outcome: object = loads[case.gpus].measured(case)
         else:
-            outcome = case.measured(place)
-        if place.rank == 0:
+            outcome = case.measured(measuring)
+        if measuring.rank == 0:
             outcomes.put(outcome)

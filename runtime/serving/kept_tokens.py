@@ -58,8 +58,8 @@ def read_tokens(memory: Tensor, table: Sequence[int], tokens: int) -> Tensor:
 
 def write_tokens(memory: Tensor, table: Sequence[int], values: Tensor) -> None:
     """Put keys and values (tokens, layers, 2, K, D) into blocks of a memory."""
-    place = torch.arange(values.shape[0])
-    blocks, rows = torch.tensor(table)[place // memory.shape[3]], place % memory.shape[3]
+    positions = torch.arange(values.shape[0])
+    blocks, rows = torch.tensor(table)[positions // memory.shape[3]], positions % memory.shape[3]
     memory[blocks, :, :, rows] = values
 
 
@@ -78,8 +78,8 @@ class CopyLane:
 
     def wait(self) -> None:
         """Wait for all copies."""
-        for one in self._copies:
-            one.result()
+        for copy in self._copies:
+            copy.result()
         self._copies.clear()
 
     def close(self) -> None:
@@ -145,13 +145,13 @@ class KeptAttention:
         ).unflatten(2, (keys.shape[2], group))
         scores = torch.einsum("nqkgd,nckd->nkgqc", padded.float(), keys.float())
         scores = scores / math.sqrt(query.shape[-1])
-        place = torch.tensor(self.tokens.before)[:, None] + torch.arange(padded.shape[1])
-        behind = place[:, :, None] - torch.arange(keys.shape[1])
+        positions = torch.tensor(self.tokens.before)[:, None] + torch.arange(padded.shape[1])
+        behind = positions[:, :, None] - torch.arange(keys.shape[1])
         hidden = behind < 0
         if self.window:
             hidden |= behind >= self.window
         scores.masked_fill_(hidden[:, None, None], -math.inf)
         shares = scores.softmax(-1)
         mixed = torch.einsum("nkgqc,nckd->nqkgd", shares, values.float())
-        own = torch.arange(padded.shape[1])[None] < new[:, None]
-        return mixed.flatten(2, 3)[own].to(query.dtype)
+        is_token = torch.arange(padded.shape[1])[None] < new[:, None]
+        return mixed.flatten(2, 3)[is_token].to(query.dtype)

@@ -132,11 +132,11 @@ class _PhaseStage:
     tables: tuple[Tensor, Tensor] | None = None
 
     def __post_init__(self) -> None:
-        for place, block in enumerate(self.blocks):
+        for index, block in enumerate(self.blocks):
             module = self.layers.modules[block + 1]
             assert isinstance(module, Block)
             assert isinstance(module.attention, Attention)
-            module.attention.kept = KeptAttention(module.attention, self.pool, place)
+            module.attention.kept = KeptAttention(module.attention, self.pool, index)
             self.attention.append(module.attention.kept)
         if self.layers.rotary is not None:
             self.tables = self.layers.rotary.cosine, self.layers.rotary.sine
@@ -195,8 +195,8 @@ class PhasedRank:
                 one.name: host_memory(one.name, one.shape, self.dtype) for one in tensors
             }
             if self.rank == 0:
-                for one, tensor in whole_tensors(workload, tensors, start):
-                    self.host_weights[one.name].copy_(tensor)
+                for tensor_of_model, tensor in whole_tensors(workload, tensors, start):
+                    self.host_weights[tensor_of_model.name].copy_(tensor)
         shape = (spec.layers, 2, limits.block, spec.kv_heads, spec.head_dim)
         self.host = BlockPool(host_memory("tier", (limits.host_blocks, *shape), self.dtype))
         self.lane = CopyLane()
@@ -291,13 +291,13 @@ class PhasedRank:
             self.tensor_ranks[number],
             self.weights,
         )
-        own = layout.blocks_of(self.rank, spec.layers)
+        blocks = layout.blocks_of(self.rank, spec.layers)
         heads = layout.heads_of(self.rank, spec.kv_heads)
         count = self.limits.decoding_blocks if number else self.limits.reading_blocks
         kv_heads = int(spec.kv_heads * width(heads))
-        shape = (count, len(own), 2, self.limits.block, kv_heads, spec.head_dim)
+        shape = (count, len(blocks), 2, self.limits.block, kv_heads, spec.head_dim)
         pool = BlockPool(torch.zeros(shape, dtype=self.dtype))
-        return _PhaseStage(layout, self.tensor_ranks[number], layers, pool, heads, own)
+        return _PhaseStage(layout, self.tensor_ranks[number], layers, pool, heads, blocks)
 
     # Passes.
 
@@ -316,12 +316,12 @@ class PhasedRank:
                 self.stage.pool.release(number)
 
     def _decode(self, action: DecodeSteps) -> None:
-        own = self.stage.layout.replica_of(self.rank)
+        replica_here = self.stage.layout.replica_of(self.rank)
         for replica, numbers in enumerate(action.requests):
-            if replica != own:
+            if replica != replica_here:
                 for _ in range(action.steps):
                     self._note(numbers, None)
-        numbers = action.requests[own]
+        numbers = action.requests[replica_here]
         self.lane.wait()
         parts = _parts(numbers, self.stage.layout.pp)
         for _ in range(action.steps):
@@ -352,9 +352,9 @@ class PhasedRank:
     def _note(self, requests: Sequence[int], made: Sequence[int] | None) -> None:
         """Note a new token of each request; zeros where this rank does not know them."""
         chose = made is not None and self._ranks.rank == 0
-        for place, number in enumerate(requests):
+        for index, number in enumerate(requests):
             self.new.append((number, len(self.made[number]), chose))
-            self.made[number].append(0 if made is None else made[place])
+            self.made[number].append(0 if made is None else made[index])
 
     def _take_blocks(self, request: int, tokens: int) -> None:
         """Blocks of the replica; those of requests that leave are free once they are copied."""
@@ -441,8 +441,8 @@ class PhasedRank:
         # One number more, so that ranks meet even without tokens.
         tokens = torch.tensor([*chosen, 0])
         finished(self.world.all_reduce(tokens))
-        for (one, place, _), token in zip(self.new, tokens.tolist(), strict=False):
-            self.made[one][place] = token
+        for (request, index, _), token in zip(self.new, tokens.tolist(), strict=False):
+            self.made[request][index] = token
         self.new.clear()
 
     # Tiers and changes.
@@ -458,8 +458,8 @@ class PhasedRank:
             table = self.stage.pool.tables[action.request]
             values = read_tokens(self.stage.pool.memory, table, action.tokens)
             self.stored_bytes += values.numel() * values.itemsize
-            place, to = self.host_part(), self.host.tables[action.request]
-            copied = self.lane.submit(lambda: write_tokens(place, to, values))
+            memory, to = self.host_part(), self.host.tables[action.request]
+            copied = self.lane.submit(lambda: write_tokens(memory, to, values))
             self.leaving.append((action.request, copied))
         if not is_reading:
             self._settle()
@@ -468,13 +468,13 @@ class PhasedRank:
         """Copy a request from the host."""
         table = self.host.tables[action.request]
         if self._is_of(action.replica):
-            pool, place = self.stage.pool, self.host_part()
+            pool, memory = self.stage.pool, self.host_part()
             self._take_blocks(action.request, action.tokens)
             to = pool.tables[action.request]
             self.lane.submit(
-                lambda: write_tokens(pool.memory, to, read_tokens(place, table, action.tokens))
+                lambda: write_tokens(pool.memory, to, read_tokens(memory, table, action.tokens))
             )
-            each = place[0, :, :, 0].numel() * place.itemsize
+            each = memory[0, :, :, 0].numel() * memory.itemsize
             self.fetched_bytes += action.tokens * each
         self.host.release(action.request)
 
@@ -504,24 +504,24 @@ class PhasedRank:
         receives: list[tuple[Tensor, int]] = []
         places: list[tuple[Moved, range, Part]] = []
         fresh: dict[int, Tensor] = {}
-        for one in moved:
-            if one.target == self.stage.layout.replica_of(self.rank):
-                self.stage.pool.grow(one.request, one.tokens)
-                fresh[one.request] = self._room(one.tokens, self.stage)
-            for source, target, blocks, part in self._pieces(one, before):
+        for move in moved:
+            if move.target == self.stage.layout.replica_of(self.rank):
+                self.stage.pool.grow(move.request, move.tokens)
+                fresh[move.request] = self._room(move.tokens, self.stage)
+            for source, target, blocks, part in self._pieces(move, before):
                 if source == target == self.rank:
-                    values = self._cut(self._held(one, before), before, blocks, part)
-                    self._cut(fresh[one.request], self.stage, blocks, part).copy_(values)
+                    values = self._cut(self._held(move, before), before, blocks, part)
+                    self._cut(fresh[move.request], self.stage, blocks, part).copy_(values)
                 elif source == self.rank:
-                    values = self._cut(self._held(one, before), before, blocks, part)
+                    values = self._cut(self._held(move, before), before, blocks, part)
                     sends.append((values.contiguous(), target))
                 elif target == self.rank:
-                    view = self._cut(fresh[one.request], self.stage, blocks, part)
+                    view = self._cut(fresh[move.request], self.stage, blocks, part)
                     receives.append((torch.empty(view.shape, dtype=self.dtype), source))
-                    places.append((one, blocks, part))
+                    places.append((move, blocks, part))
         finished(self.world.exchange(sends, receives))
-        for (values, _), (one, blocks, part) in zip(receives, places, strict=True):
-            self._cut(fresh[one.request], self.stage, blocks, part).copy_(values)
+        for (values, _), (move, blocks, part) in zip(receives, places, strict=True):
+            self._cut(fresh[move.request], self.stage, blocks, part).copy_(values)
         for request, values in fresh.items():
             write_tokens(self.stage.pool.memory, self.stage.pool.tables[request], values)
         return sum(values.numel() * values.itemsize for values, _ in receives)
@@ -529,8 +529,8 @@ class PhasedRank:
     def _room(self, tokens: int, stage: _PhaseStage) -> Tensor:
         return torch.empty(tokens, *stage.pool.memory[0, :, :, 0].shape, dtype=self.dtype)
 
-    def _held(self, one: Moved, stage: _PhaseStage) -> Tensor:
-        return read_tokens(stage.pool.memory, stage.pool.tables[one.request], one.tokens)
+    def _held(self, move: Moved, stage: _PhaseStage) -> Tensor:
+        return read_tokens(stage.pool.memory, stage.pool.tables[move.request], move.tokens)
 
     def _cut(self, values: Tensor, stage: _PhaseStage, blocks: range, part: Part) -> Tensor:
         """Some blocks and heads of keys and values (tokens, layers, 2, K, D) of a stage's rank."""
@@ -539,20 +539,20 @@ class PhasedRank:
         layers = slice(blocks.start - stage.blocks.start, blocks.stop - stage.blocks.start)
         return values[:, layers, :, first:last]
 
-    def _pieces(self, one: Moved, before: _PhaseStage) -> Iterator[tuple[int, int, range, Part]]:
+    def _pieces(self, move: Moved, before: _PhaseStage) -> Iterator[tuple[int, int, range, Part]]:
         """Who gives which blocks and heads of a request to whom; also what ranks keep."""
         old, new, spec = before.layout, self.stage.layout, self.workload.model
         for target in range(self.world.size):
-            if new.replica_of(target) != one.target:
+            if new.replica_of(target) != move.target:
                 continue
-            own, part = (
+            own_blocks, part = (
                 new.blocks_of(target, spec.layers),
                 new.heads_of(target, spec.kv_heads),
             )
             for stage in range(old.pp):
-                holders = old.ranks_of(one.source, stage)
+                holders = old.ranks_of(move.source, stage)
                 had = old.blocks_of(holders[0], spec.layers)
-                both = range(max(own.start, had.start), min(own.stop, had.stop))
+                both = range(max(own_blocks.start, had.start), min(own_blocks.stop, had.stop))
                 if not both:
                     continue
                 kept = old.heads_of(target, spec.kv_heads) if target in holders else None
@@ -571,12 +571,12 @@ def _parts(requests: Sequence[int], stages: int) -> list[Sequence[int]]:
 
 def _tensor_groups(layout: Layout, maker: GroupMaker, rank: int) -> Group:
     """This rank's group of those that share its stage's tensors; all ranks make all groups."""
-    own: Group | None = None
+    own_group: Group | None = None
     for replica in range(layout.dp):
         for stage in range(layout.pp):
             ranks = layout.ranks_of(replica, stage)
             made = maker(f"tensor {layout.text}", list(ranks))
             if rank in ranks:
-                own = made
-    assert own is not None
-    return own
+                own_group = made
+    assert own_group is not None
+    return own_group

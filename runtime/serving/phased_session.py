@@ -110,11 +110,11 @@ def _check_started(run: ChangingRun, world: World) -> None:
 def _host_memory(world: World) -> Iterator[HostMemory]:
     """Within the ``with`` block, memory that all processes of the node share; it is freed when the
     last of them has let go of it."""
-    own = None
+    folder_made = None
     if world.rank == 0:
-        place = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
-        own = tempfile.mkdtemp(prefix="mistlab-", dir=place)
-    folder = next(one for one in gathered(own) if one is not None)
+        parent = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+        folder_made = tempfile.mkdtemp(prefix="mistlab-", dir=parent)
+    folder = next(one for one in gathered(folder_made) if one is not None)
 
     def shared(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         count = prod(shape)
@@ -128,5 +128,5 @@ def _host_memory(world: World) -> Iterator[HostMemory]:
         # All have mapped what there is.
         meet()
     finally:
-        if own is not None:
-            shutil.rmtree(own, ignore_errors=True)
+        if folder_made is not None:
+            shutil.rmtree(folder_made, ignore_errors=True)

@@ -49,23 +49,23 @@ class ModelTensor:
             shape[self.split[0]] = int(shape[self.split[0]] * width(part))
         return shape
 
-    def pieces(self, local: Tensor, own: Part, part: Part) -> list[Tensor]:
+    def pieces(self, local: Tensor, held: Part, part: Part) -> list[Tensor]:
         """Views of a part of the tensor in the memory of a rank that has ``own`` of it."""
         if self.split is None:
             return [local]
         axis, blocks = self.split
         views, first = [], 0
         for size in blocks:
-            begin, count = int(size * (part[0] - own[0])), int(size * width(part))
+            begin, count = int(size * (part[0] - held[0])), int(size * width(part))
             views.append(local.narrow(axis, first + begin, count))
-            first += int(size * width(own))
+            first += int(size * width(held))
         return views
 
 
 def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
     """All tensors of a model, layer by layer; a tied table lies in the first and the last one."""
     builder = LayerBuilder(workload, config, OneRank(), rotary_tables(config, workload, CPU, None))
-    blocks, tied, found = workload.model.layers, workload.model.tied_embeddings, []
+    blocks, tied, tensors = workload.model.layers, workload.model.tied_embeddings, []
     for layer in range(blocks + 2):
         module = builder.layer(layer)
         table = TIED if tied and layer > blocks else ""
@@ -74,7 +74,7 @@ def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
             split = split_of(module.get_submodule(path), leaf, shape)
             full = prefix_of(layer, blocks) + name
             shared = tied and full == TABLE
-            found.append(
+            tensors.append(
                 ModelTensor(
                     name=full,
                     shape=shape,
@@ -82,7 +82,7 @@ def model_tensors(workload: Workload, config: ModelConfig) -> list[ModelTensor]:
                     layers=(layer, blocks + 1) if shared else (layer,),
                 )
             )
-    return found
+    return tensors
 
 
 def config_over(workload: Workload, layouts: Sequence[Layout]) -> ModelConfig:
@@ -105,13 +105,13 @@ def whole_tensors(
     workload: Workload, tensors: Sequence[ModelTensor], start: Start
 ) -> Iterator[tuple[ModelTensor, Tensor]]:
     """All tensors, whole; rows of padding are zeros."""
-    for one in tensors:
-        shape = one.shape
-        if one.name in (TABLE, TIED):
+    for model_tensor in tensors:
+        shape = model_tensor.shape
+        if model_tensor.name in (TABLE, TIED):
             shape = (workload.model.vocab, *shape[1:])
-        begun = start(one.name, shape)
-        rows = one.shape[0] - shape[0]
-        yield one, nn.functional.pad(begun, (0, 0, 0, rows)) if rows else begun
+        begun = start(model_tensor.name, shape)
+        rows = model_tensor.shape[0] - shape[0]
+        yield model_tensor, nn.functional.pad(begun, (0, 0, 0, rows)) if rows else begun
 
 
 class ServedWeights:
@@ -134,20 +134,22 @@ class ServedWeights:
     def load(self, whole: Iterator[tuple[ModelTensor, Tensor]]) -> None:
         """Cut this rank's parts out of whole tensors."""
         part, ranks = self.layout.part_of(self.world.rank), self.world.rank
-        for one, tensor in whole:
-            if self._has(one, ranks, self.layout):
-                local = torch.empty(one.local_shape(part), dtype=self.dtype)
-                self._fill(one, local, part, part, tensor)
-                self.parts[one.name] = local
+        for model_tensor, tensor in whole:
+            if self._has(model_tensor, ranks, self.layout):
+                local = torch.empty(model_tensor.local_shape(part), dtype=self.dtype)
+                self._fill(model_tensor, local, part, part, tensor)
+                self.parts[model_tensor.name] = local
 
-    def _has(self, one: ModelTensor, rank: int, layout: Layout) -> bool:
-        return any(layer in layout.layers_of(rank, self.blocks) for layer in one.layers)
+    def _has(self, model_tensor: ModelTensor, rank: int, layout: Layout) -> bool:
+        return any(layer in layout.layers_of(rank, self.blocks) for layer in model_tensor.layers)
 
-    def _fill(self, one: ModelTensor, local: Tensor, own: Part, part: Part, whole: Tensor) -> None:
+    def _fill(
+        self, model_tensor: ModelTensor, local: Tensor, held: Part, part: Part, whole: Tensor
+    ) -> None:
         """Copy a part out of a whole tensor."""
         everything = Layout().part_of(0)
-        sources = one.pieces(whole, everything, part)
-        for to, come in zip(one.pieces(local, own, part), sources, strict=True):
+        sources = model_tensor.pieces(whole, everything, part)
+        for to, come in zip(model_tensor.pieces(local, held, part), sources, strict=True):
             to.copy_(come)
 
     def change(self, after: Layout, host: Mapping[str, Tensor] | None = None) -> None:
@@ -162,80 +164,88 @@ class ServedWeights:
     def _rounds(self) -> Iterator[list[ModelTensor]]:
         """Tensors that move together: the first layers of all stages, then the second ones."""
         firsts = [self.layout.ranks_of(0, stage)[0] for stage in range(self.layout.pp)]
-        place = {
+        round_of_layer = {
             layer: number
             for rank in firsts
             for number, layer in enumerate(self.layout.layers_of(rank, self.blocks))
         }
-        for number in range(max(place.values()) + 1):
-            yield [one for one in self.tensors if place[one.layers[0]] == number]
+        for number in range(max(round_of_layer.values()) + 1):
+            yield [one for one in self.tensors if round_of_layer[one.layers[0]] == number]
 
     def _move(
         self, tensors: Sequence[ModelTensor], after: Layout, host: Mapping[str, Tensor] | None
     ) -> int:
         rank = self.world.rank
-        own, part = self.layout.part_of(rank), after.part_of(rank)
+        held, part = self.layout.part_of(rank), after.part_of(rank)
         fresh: dict[str, Tensor] = {}
         sends: list[tuple[Tensor, int]] = []
         receives: list[tuple[Tensor, int]] = []
         places: list[list[Tensor]] = []
         moved = 0
-        for one in tensors:
-            if self._has(one, rank, after):
-                fresh[one.name] = self._kept(one, own, part)
-            for piece in self._pieces(one, after):
+        for model_tensor in tensors:
+            if self._has(model_tensor, rank, after):
+                fresh[model_tensor.name] = self._kept(model_tensor, held, part)
+            for piece in self._pieces(model_tensor, after):
                 if piece.target == rank:
-                    views = one.pieces(fresh[one.name], part, piece.part)
+                    views = model_tensor.pieces(fresh[model_tensor.name], part, piece.part)
                     moved += sum(view.numel() * view.itemsize for view in views)
                     if host is not None:
-                        self._fill(one, fresh[one.name], part, piece.part, host[one.name])
+                        self._fill(
+                            model_tensor,
+                            fresh[model_tensor.name],
+                            part,
+                            piece.part,
+                            host[model_tensor.name],
+                        )
                         continue
                     count = sum(view.numel() for view in views)
                     receives.append((torch.empty(count, dtype=self.dtype), piece.source))
                     places.append(views)
                 elif piece.source == rank and host is None:
-                    views = one.pieces(self.parts[one.name], own, piece.part)
+                    views = model_tensor.pieces(self.parts[model_tensor.name], held, piece.part)
                     sends.append((torch.cat([view.flatten() for view in views]), piece.target))
         finished(self.world.exchange(sends, receives))
         for (values, _), views in zip(receives, places, strict=True):
             come = values.split([view.numel() for view in views])
             for view, numbers in zip(views, come, strict=True):
                 view.copy_(numbers.view(view.shape))
-        for one in tensors:
-            self.parts.pop(one.name, None)
+        for model_tensor in tensors:
+            self.parts.pop(model_tensor.name, None)
         self.parts |= fresh
         return moved
 
-    def _kept(self, one: ModelTensor, own: Part, part: Part) -> Tensor:
+    def _kept(self, model_tensor: ModelTensor, held: Part, part: Part) -> Tensor:
         """Memory for a rank's new part, with what it has of it already."""
-        old = self.parts.get(one.name)
-        if old is not None and (own == part or one.split is None):
+        old = self.parts.get(model_tensor.name)
+        if old is not None and (held == part or model_tensor.split is None):
             return old
-        local = torch.empty(one.local_shape(part), dtype=self.dtype)
-        both = common(own, part)
+        local = torch.empty(model_tensor.local_shape(part), dtype=self.dtype)
+        both = common(held, part)
         if old is not None and width(both):
             for to, come in zip(
-                one.pieces(local, part, both), one.pieces(old, own, both), strict=True
+                model_tensor.pieces(local, part, both),
+                model_tensor.pieces(old, held, both),
+                strict=True,
             ):
                 to.copy_(come)
         return local
 
-    def _pieces(self, one: ModelTensor, after: Layout) -> Iterator[SentPart]:
+    def _pieces(self, model_tensor: ModelTensor, after: Layout) -> Iterator[SentPart]:
         """Who sends which part of a tensor to whom, the same list on every rank."""
         before = self.layout
         for target in range(self.world.size):
-            if not self._has(one, target, after):
+            if not self._has(model_tensor, target, after):
                 continue
-            had = self._has(one, target, before)
+            had = self._has(model_tensor, target, before)
             replica = before.replica_of(target)
             each = before.tp * before.pp
             holders = [
                 peer
                 for peer in range(replica * each, (replica + 1) * each)
-                if self._has(one, peer, before)
+                if self._has(model_tensor, peer, before)
             ]
             part = after.part_of(target)
-            if one.split is None:
+            if model_tensor.split is None:
                 if not had:
                     source = holders[target % len(holders)]
                     yield SentPart(source=source, target=target, part=part)

@@ -99,8 +99,8 @@ def trace_factory(
     except Exception as error:
         raise failure(error) from error
     spec = _spec(name, layers, step, model)
-    own = OwnModel(spec=spec, graph=graph, differing=differing)
-    return _with_degrees(own, splits="tensor_parallel" in arguments)
+    traced = OwnModel(spec=spec, graph=graph, differing=differing)
+    return _with_degrees(traced, splits="tensor_parallel" in arguments)
 
 
 @dataclass(slots=True)
@@ -244,16 +244,16 @@ def _rotary(config: Any) -> dict[str, Any]:
     }
 
 
-def _with_degrees(own: OwnModel, *, splits: bool) -> OwnModel:
+def _with_degrees(traced: OwnModel, *, splits: bool) -> OwnModel:
     """The model with its possible degrees of tensor parallel.
 
     Assumptions that hold for all of these degrees are dropped.
     """
     tp = size_symbol("tp")
-    conditions = own.graph.conditions
+    conditions = traced.graph.conditions
     if not splits:
         conditions += (Condition(size=sympy.Integer(1), divisor=tp),)
-    relations = [relation_from(text) for text in own.graph.assumptions]
+    relations = [relation_from(text) for text in traced.graph.assumptions]
     degrees = tuple(
         degree
         for degree in range(1, LARGEST_DEGREE + 1)
@@ -262,11 +262,11 @@ def _with_degrees(own: OwnModel, *, splits: bool) -> OwnModel:
     )
     assumptions = tuple(
         text
-        for text, relation in zip(own.graph.assumptions, relations, strict=True)
+        for text, relation in zip(traced.graph.assumptions, relations, strict=True)
         if not all(always(relation.subs(tp, degree), at_least=1) for degree in degrees)
     )
     return replace(
-        own,
-        spec=replace(own.spec, tensor_parallel_degrees=degrees),
-        graph=replace(own.graph, conditions=conditions, assumptions=assumptions),
+        traced,
+        spec=replace(traced.spec, tensor_parallel_degrees=degrees),
+        graph=replace(traced.graph, conditions=conditions, assumptions=assumptions),
     )

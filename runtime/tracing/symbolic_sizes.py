@@ -81,13 +81,13 @@ class SizeSpace(ShapeEnv):
         plain = plain.replace(Max, _larger)
         return sympy.expand(plain.xreplace(self.names))
 
-    def refuse_fixed(self, culprit: str, place: str = "") -> None:
+    def refuse_fixed(self, culprit: str, where: str = "") -> None:
         """Raise if traced code has fixed a symbol to a number, or to another symbol."""
         for symbol, name in self.names.items():
             if symbol not in self.replacements:
                 continue
             places = [str(guard.sloc) for guard in self.guards if symbol in guard.expr.free_symbols]
-            seen = place or (f" {places[-1]}" if places else "")
+            seen = where or (f" {places[-1]}" if places else "")
             message = (
                 f"size {name} was fixed to {self.replacements[symbol]} by {culprit}{seen}: "
                 "compute with the size itself, not with int(), range() or a comparison on it"
@@ -136,8 +136,8 @@ def running_place() -> str:
 
 def failure(error: Exception) -> TraceError:
     """The error for a model whose own code raised ``error``."""
-    place = _place(traceback.extract_tb(error.__traceback__))
-    return TraceError(f"the model cannot be traced: {_reason(error)}{place}")
+    where = _place(traceback.extract_tb(error.__traceback__))
+    return TraceError(f"the model cannot be traced: {_reason(error)}{where}")
 
 
 def _reason(error: Exception) -> str:
@@ -176,13 +176,13 @@ def assumptions_of(space: SizeSpace) -> list[str]:
 
 def conditions_of(space: SizeSpace) -> list[tuple[sympy.Expr, sympy.Expr]]:
     """The divisions that must have no remainder: pairs of a size and its divisor."""
-    found = list(space.conditions)
+    divisions = list(space.conditions)
     for guard in space.guards:
         if isinstance(guard.expr, sympy.Eq) and isinstance(guard.expr.lhs, Mod | PythonMod):
             size, divisor = map(space.named, guard.expr.lhs.args)
             if not _divides(size, divisor):
-                found.append((size, divisor))
-    return list(dict.fromkeys(found))
+                divisions.append((size, divisor))
+    return list(dict.fromkeys(divisions))
 
 
 def _stated(space: SizeSpace) -> set[str]:

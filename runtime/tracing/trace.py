@@ -104,8 +104,8 @@ class ModulePaths:
         if node.name() == "torch::autograd::AccumulateGrad":
             return self._owner.get(id(node.variable), "")  # type: ignore[attr-defined]
         # A node is made just before its operator runs, so the operator's noted number is one more.
-        place = bisect.bisect_right(self._numbers, node._sequence_nr())
-        return self._paths[place] if place < len(self._paths) else ""
+        index = bisect.bisect_right(self._numbers, node._sequence_nr())
+        return self._paths[index] if index < len(self._paths) else ""
 
     def _enter(self, module: nn.Module, _inputs: Any) -> None:
         self._stack.append(self._names.get(module, self.running))
@@ -416,16 +416,16 @@ class TracedLayer:
 
     def _cut(self, values: Any, before: str, after: str) -> Any:
         leaves, structure = tree_flatten(values)
-        place = next((i for i, x in enumerate(leaves) if _carries_gradient(x)), None)
-        if place is None:
+        index = next((i for i, x in enumerate(leaves) if _carries_gradient(x)), None)
+        if index is None:
             message = f"no tensor with a gradient passes from the {before} to the {after}"
             raise TraceError(message)
-        self.handed_on[before] = leaves[place].untyped_storage().nbytes()
-        self._edges[before] = get_gradient_edge(leaves[place])
-        leaves[place] = leaves[place].detach().requires_grad_()
-        self._inputs[after] = leaves[place]
+        self.handed_on[before] = leaves[index].untyped_storage().nbytes()
+        self._edges[before] = get_gradient_edge(leaves[index])
+        leaves[index] = leaves[index].detach().requires_grad_()
+        self._inputs[after] = leaves[index]
         self._recorder.layer = after
-        self._recorder.adopt(leaves[place])
+        self._recorder.adopt(leaves[index])
         return tree_unflatten(leaves, structure)
 
 
@@ -545,14 +545,14 @@ def _parameters_of(
     model: nn.Module, path: str, recorder: OperatorRecorder
 ) -> dict[str, list[tuple[str, nn.Parameter]]]:
     """Each layer's parameters; one outside the block belongs to the layer that first uses it."""
-    found: dict[str, list[tuple[str, nn.Parameter]]] = {EMBEDDING: [], BLOCK: [], HEAD: []}
+    by_layer: dict[str, list[tuple[str, nn.Parameter]]] = {EMBEDDING: [], BLOCK: [], HEAD: []}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name.startswith(f"{path}.0."):
-            found[BLOCK].append((name.removeprefix(f"{path}.0."), parameter))
+            by_layer[BLOCK].append((name.removeprefix(f"{path}.0."), parameter))
             continue
         layer = _layer_using(name.rpartition(".")[0], recorder)
-        found[layer].append((name, parameter))
-    return found
+        by_layer[layer].append((name, parameter))
+    return by_layer
 
 
 def _layer_using(module: str, recorder: OperatorRecorder) -> str:

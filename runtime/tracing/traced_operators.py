@@ -223,9 +223,9 @@ class TracedCall:
 
     def argument(self, name: str) -> Any:
         """The value of an argument of the schema, or its default if it was not given."""
-        for place, schema in enumerate(self.operator._schema.arguments):
+        for index, schema in enumerate(self.operator._schema.arguments):
             if schema.name == name:
-                given = self.args[place] if place < len(self.args) else schema.default_value
+                given = self.args[index] if index < len(self.args) else schema.default_value
                 return self.kwargs.get(name, given)
         raise KeyError(name)
 
@@ -301,8 +301,8 @@ def read_bytes(call: TracedCall) -> Size:
     if call.name in READ_HALVES:
         return sum(map(size_bytes, call.inputs)) // 2
     overwritten = call.argument(OVERWRITES[call.name]) if call.name in OVERWRITES else None
-    own = sum(size_bytes(x) for x in call.inputs if x is not overwritten)
-    return own + _state_bytes(call, READ)
+    of_inputs = sum(size_bytes(x) for x in call.inputs if x is not overwritten)
+    return of_inputs + _state_bytes(call, READ)
 
 
 def written_bytes(call: TracedCall) -> Size:
@@ -311,10 +311,10 @@ def written_bytes(call: TracedCall) -> Size:
         return size_bytes(call.argument("src"))
     if call.name in READ_HALVES:
         return size_bytes(call.result)
-    own = sum(map(size_bytes, call.outputs))
+    of_outputs = sum(map(size_bytes, call.outputs))
     if call.changed and call.name.startswith("mistlab."):
-        own = own + sum(map(size_bytes, tensors_in(call.result)))
-    return own + _state_bytes(call, WRITTEN)
+        of_outputs = of_outputs + sum(map(size_bytes, tensors_in(call.result)))
+    return of_outputs + _state_bytes(call, WRITTEN)
 
 
 def tensors_in(values: object) -> list[Tensor]:

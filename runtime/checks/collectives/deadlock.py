@@ -56,13 +56,13 @@ def deadlock(
     exchanged messages then have their channels. Lanes take ``queues`` hardware queues in turn.
     """
     alike: dict[int, list[RankCalls]] = defaultdict(list)
-    for one in ranks:
-        alike[id(one.steps)].append(one)
-    found = _Played(list(alike.values()), groups, greeted, queues).waiting()
+    for rank_calls in ranks:
+        alike[id(rank_calls.steps)].append(rank_calls)
+    circle = _Played(list(alike.values()), groups, greeted, queues).waiting()
     is_small = sum(len(one.steps) for one in ranks) <= MOST_STEPS
-    if found and len(alike) < len(ranks) and is_small:
+    if circle and len(alike) < len(ranks) and is_small:
         return _Played([[one] for one in ranks], groups, greeted, queues).waiting()
-    return found
+    return circle
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,8 @@ class _Played:
         while path[-1] != self._nothing and path[-1] not in path[:-1]:
             path.append(before[path[-1]])
         begin = 0 if path[-1] == self._nothing else path.index(path[-1])
-        found = [self._of[moment] for moment in path[begin:] if moment in self._of]
-        return [one for one, _ in groupby(found)]
+        path_waiting = [self._of[moment] for moment in path[begin:] if moment in self._of]
+        return [one for one, _ in groupby(path_waiting)]
 
     def _issued(self, alike: Sequence[RankCalls]) -> dict[tuple[str, bool], list[_CallMoments]]:
         """Lay a program out; return its calls by group, exchanges apart from the others."""
@@ -214,11 +214,11 @@ class _Played:
                 kind = (call.kind, call.group if is_exchange else f"{call.group} {call.what}")
                 if call.beside:
                     laid.step_aside(step, aside)
-                one = laid.call(step, call, holds=kind not in known)
+                moments_of_call = laid.call(step, call, holds=kind not in known)
                 known.add(kind)
-                made[call.group, is_exchange].append(one)
+                made[call.group, is_exchange].append(moments_of_call)
                 if is_exchange or call.beside:
-                    laid.of_queue[queue] = one.ends
+                    laid.of_queue[queue] = moments_of_call.ends
             laid.end(step)
         self._of.update(laid.of)
         return made
@@ -236,19 +236,23 @@ class _Played:
             lists = [self._made[place].get((name, False), []) for place in places]
             for number in range(max(map(len, lists)) if len(places) > 1 else 0):
                 self._let_wait([made[number] if number < len(made) else None for made in lists])
-        for place, by_group in enumerate(self._made):
+        for list_number, by_group in enumerate(self._made):
             for (link, is_exchange), made in by_group.items():
-                for other in self._exchanging_with(place, link) - {place} if is_exchange else ():
+                for other in (
+                    self._exchanging_with(list_number, link) - {list_number} if is_exchange else ()
+                ):
                     theirs = self._made[other].get((link, True), [])
-                    for number, one in enumerate(made):
-                        self._let_wait([one, theirs[number] if number < len(theirs) else None])
+                    for number, theirs_meets in enumerate(made):
+                        self._let_wait(
+                            [theirs_meets, theirs[number] if number < len(theirs) else None]
+                        )
 
-    def _exchanging_with(self, place: int, link: str) -> set[int]:
+    def _exchanging_with(self, list_number: int, link: str) -> set[int]:
         """The lists of ranks that exchange messages with the list ``place`` over a link."""
         return {
             self._place[peer]
-            for one in self._played[place]
-            for peer in (*one.sends.get(link, ()), *one.receives.get(link, ()))
+            for calls in self._played[list_number]
+            for peer in (*calls.sends.get(link, ()), *calls.receives.get(link, ()))
         }
 
     def _let_wait(self, made: Sequence[_CallMoments | None]) -> None:

@@ -92,12 +92,12 @@ class _Comparison:
             absent = tuple(rank for rank, first in firsts.items() if first is None)
             made = [f"rank {rank}: {first}" for rank, first in firsts.items() if first is not None]
             if absent and made:
-                words = (
+                text = (
                     f"{_group_text(group, ranks)}: {_ranks_text(absent)} not in its first call "
                     f"({made[0]}), in which NCCL waits for all: let all its ranks call it while "
                     "they connect"
                 )
-                yield _finding("first call", group, absent, made, words)
+                yield _finding("first call", group, absent, made, text)
 
     def orders(self) -> Iterator[CollectiveFinding]:
         """For each group, the first rank whose calls differ from the calls of its first rank."""
@@ -105,8 +105,8 @@ class _Comparison:
             for group, ranks in self.groups:
                 for rank in ranks[1:]:
                     pair = [
-                        self._calls_of(calls[one], group, messages=False)
-                        for one in (ranks[0], rank)
+                        self._calls_of(calls[rank_of_pair], group, messages=False)
+                        for rank_of_pair in (ranks[0], rank)
                     ]
                     if pair[0] is not pair[1] and _kinds(pair[0]) != _kinds(pair[1]):
                         yield _order(
@@ -122,9 +122,11 @@ class _Comparison:
         for phase, calls in self.phases.items():
             for link, ranks in self.groups:
                 for pair in _pairs([calls[rank] for rank in ranks], link):
-                    found = self._message(f"{link}, {phase}", link, *(calls[one] for one in pair))
-                    if found is not None:
-                        yield found
+                    mismatch = self._message(
+                        f"{link}, {phase}", link, *(calls[one] for one in pair)
+                    )
+                    if mismatch is not None:
+                        yield mismatch
 
     def deadlocks(self, queues: int) -> Iterator[CollectiveFinding]:
         """Ranks that never end, although their calls fit together."""
@@ -154,10 +156,10 @@ class _Comparison:
 
     def _first_call(self, rank: int, group: str) -> Call | None:
         for calls in self.phases.values():
-            own = calls[rank]
-            exchanges = bool(own.sends.get(group) or own.receives.get(group))
-            firsts = self._calls_of(own, group, messages=False)[:1]
-            firsts += self._calls_of(own, group, messages=True)[:1] if exchanges else ()
+            calls_of_rank = calls[rank]
+            exchanges = bool(calls_of_rank.sends.get(group) or calls_of_rank.receives.get(group))
+            firsts = self._calls_of(calls_of_rank, group, messages=False)[:1]
+            firsts += self._calls_of(calls_of_rank, group, messages=True)[:1] if exchanges else ()
             if firsts:
                 return firsts[0][0]
         return None
@@ -168,12 +170,12 @@ class _Comparison:
         pair = sender.rank, receiver.rank
         sizes = sender.sends[link].get(pair[1]), receiver.receives[link].get(pair[0])
         if sizes[0] != sizes[1]:
-            told = [str(size or "nothing") for size in sizes]
-            words = (
-                f"{where}: rank {pair[0]} sends {told[0]} at a time to rank {pair[1]}, which "
-                f"expects {told[1]}: let both agree on whom and how much"
+            sizes_told = [str(size or "nothing") for size in sizes]
+            text = (
+                f"{where}: rank {pair[0]} sends {sizes_told[0]} at a time to rank {pair[1]}, which "
+                f"expects {sizes_told[1]}: let both agree on whom and how much"
             )
-            return _finding("messages", link, pair, told, words)
+            return _finding("messages", link, pair, sizes_told, text)
         sent, due = (self._calls_of(one, link, messages=True) for one in (sender, receiver))
         if sent is not due and _kinds(sent) != _kinds(due):
             return _order(where, link, pair, [sent, due], "messages")
@@ -205,37 +207,37 @@ def _order(
     kinds = zip_longest(*map(_kinds, pair))
     number = next(number for number, (one, other) in enumerate(kinds) if one != other)
     made = [calls[number] if number < len(calls) else None for calls in pair]
-    told = ["nothing more" if one is None else f"{one[0]} in {one[1]}" for one in made]
-    words = (
-        f"{where}: call {number + 1} is {told[0]} by rank {ranks[0]} and {told[1]} by rank "
-        f"{ranks[1]}: let both make the calls of the group in one order, of one size"
+    calls_told = ["nothing more" if one is None else f"{one[0]} in {one[1]}" for one in made]
+    text = (
+        f"{where}: call {number + 1} is {calls_told[0]} by rank {ranks[0]} and {calls_told[1]} by "
+        f"rank {ranks[1]}: let both make the calls of the group in one order, of one size"
     )
-    return _finding(trouble, group, ranks, told, words)
+    return _finding(trouble, group, ranks, calls_told, text)
 
 
 def _circle(phase: str, waiting: Sequence[Waiting], queues: int) -> CollectiveFinding:
     """A finding about ranks that wait for one another, or for a call that nobody makes."""
-    told = [str(one) for one in waiting]
-    more = f" (and {len(told) - MOST_TOLD} more)" if len(told) > MOST_TOLD else ""
+    waits_told = [str(one) for one in waiting]
+    more = f" (and {len(waits_told) - MOST_TOLD} more)" if len(waits_told) > MOST_TOLD else ""
     remedy = (
         "issue on every rank what another waits for before what waits for it"
         if queues >= len(LANES)
         else f"let lanes have a queue each: CUDA_DEVICE_MAX_CONNECTIONS=32, not {queues}"
     )
-    words = (
+    text = (
         f"{phase}: each waits for the next, the last for the first or for nobody: "
-        f"{', '.join(told[:MOST_TOLD])}{more}: {remedy}"
+        f"{', '.join(waits_told[:MOST_TOLD])}{more}: {remedy}"
     )
     ranks = tuple(dict.fromkeys(one.rank for one in waiting))
     group = next((one.call.group for one in waiting if one.call is not None), "")
-    return _finding("deadlock", group, ranks, told, words)
+    return _finding("deadlock", group, ranks, waits_told, text)
 
 
 def _finding(
-    trouble: Trouble, group: str, ranks: tuple[int, ...], calls: Sequence[str], words: str
+    trouble: Trouble, group: str, ranks: tuple[int, ...], calls: Sequence[str], text: str
 ) -> CollectiveFinding:
     return CollectiveFinding(
-        trouble=trouble, group=group, ranks=ranks, calls=tuple(calls), words=words
+        trouble=trouble, group=group, ranks=ranks, calls=tuple(calls), words=text
     )
 
 

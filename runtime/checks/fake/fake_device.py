@@ -100,10 +100,10 @@ class CheckingRanks:
         """Only check the tensor."""
         self._check("all_reduce", tensor)
 
-    def all_gather(self, group: RecordedGroup, whole: Tensor, own: Tensor) -> None:
+    def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
         """Only check the tensors, their sizes and places."""
-        self._check("all_gather", whole, own)
-        self._check_parts("all_gather", group, whole, own)
+        self._check("all_gather", whole, part)
+        self._check_parts("all_gather", group, whole, part)
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
         """Only check the tensors, their sizes and places."""
@@ -117,8 +117,8 @@ class CheckingRanks:
         self._check("all_to_all", received, sent)
         for tensor, of_each in zip((received, sent), rows, strict=True):
             if len(of_each) != group.size() or sum(of_each) != tensor.shape[0]:
-                said = f"rows {of_each} are not {tensor.shape[0]} of {group.size()} ranks"
-                self._watch.note("collective", "all_to_all", said)
+                detail = f"rows {of_each} are not {tensor.shape[0]} of {group.size()} ranks"
+                self._watch.note("collective", "all_to_all", detail)
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
         """Only check the tensors and the ranks."""
@@ -142,13 +142,13 @@ class CheckingRanks:
     def _check_parts(self, name: str, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
         size = part.numel()
         if whole.numel() != group.size() * size:
-            said = f"{whole.numel()} elements are not {group.size()} ranks' {size}"
-            self._watch.note("collective", name, said)
-        place = int(part.storage_offset() - whole.storage_offset())
-        lies_in_whole = storage_of(part) == storage_of(whole) and -size < place < whole.numel()
-        if lies_in_whole and place != group.rank() * size:
-            said = "a rank's part lies in the whole, and not at the rank's place"
-            self._watch.note("collective", name, said)
+            detail = f"{whole.numel()} elements are not {group.size()} ranks' {size}"
+            self._watch.note("collective", name, detail)
+        offset = int(part.storage_offset() - whole.storage_offset())
+        lies_in_whole = storage_of(part) == storage_of(whole) and -size < offset < whole.numel()
+        if lies_in_whole and offset != group.rank() * size:
+            detail = "a rank's part lies in the whole, and not at the rank's place"
+            self._watch.note("collective", name, detail)
 
 
 class _Ended:
@@ -232,8 +232,8 @@ def device_findings(
 
 
 def _train(executor: Executor, workload: Workload, plan: Plan) -> None:
-    own = plan.stages[executor.connections.place.stage]
-    shape = (own.micro_batch, workload.sequence_length)
+    stage = plan.stages[executor.connections.place.stage]
+    shape = (stage.micro_batch, workload.sequence_length)
     tokens, targets = (torch.zeros(shape, dtype=torch.int64, device=executor.device),) * 2
     batches: Batches = [(tokens, targets)] * plan.micro_batches
     for _ in range(ITERATIONS):

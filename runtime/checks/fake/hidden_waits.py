@@ -45,9 +45,9 @@ class HiddenWaits(TorchDispatchMode):
         super().__init__()
         self._driver, self._watch, self._ways = driver, watch, ways
         self._bodies: dict[OpOverload, Callable[..., Any]] = {
-            one._opoverload: one._init_fn
-            for one in vars(operators).values()
-            if isinstance(one, CustomOpDef)
+            operator._opoverload: operator._init_fn
+            for operator in vars(operators).values()
+            if isinstance(operator, CustomOpDef)
         }
 
     def __torch_dispatch__(
@@ -118,8 +118,8 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
     elif isinstance(given, Mapping):
         yield from tensors_in(tuple(given.values()))
     elif isinstance(given, list | tuple):
-        for one in given:
-            yield from tensors_in(one)
+        for item in given:
+            yield from tensors_in(item)
 
 
 @cache

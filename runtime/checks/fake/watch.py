@@ -81,10 +81,10 @@ class WaitFinding:
 
     def __str__(self) -> str:
         often = f", {self.times} times" if self.times > 1 else ""
-        words = f"{REMEDIES[self.kind]}{f' ({self.said})' if self.said else ''}"
+        remedy = f"{REMEDIES[self.kind]}{f' ({self.said})' if self.said else ''}"
         return (
             f"{self.place}: {self.operator} in {self.task}, lane {self.lane}{often}: "
-            f"{self.kind}: {words}"
+            f"{self.kind}: {remedy}"
         )
 
 
@@ -107,7 +107,7 @@ class Watch:
         """The findings; one for each kind, operator, lane and place, with the first task."""
         return tuple(replace(one, times=times) for one, times in self._times.items())
 
-    def note(self, kind: Kind, operator: str, said: str = "") -> bool:
+    def note(self, kind: Kind, operator: str, detail: str = "") -> bool:
         """Note a finding if it is inside an iteration and wrong there; return whether it is.
 
         The host's lane may wait, and the first iteration may make memory that lasts.
@@ -119,14 +119,14 @@ class Watch:
         lane = next((op.lane for frame in frames if (op := _op(frame))), "compute")
         if lane == "host" and kind not in _ENDINGS and not (self.captures and kind in FORBIDDEN):
             return False
-        place = next((at for frame in frames if (at := _place(frame))), "runtime")
+        where = next((at for frame in frames if (at := _place(frame))), "runtime")
         finding = WaitFinding(
             kind=kind,
             operator=operator,
             task=executor.issuing,
             lane=lane,
-            place=place,
-            said=said,
+            place=where,
+            said=detail,
         )
         alike = (one for one in self._times if replace(one, task=finding.task) == finding)
         self._times[next(alike, finding)] += 1
@@ -134,8 +134,8 @@ class Watch:
 
     def stop(self, kind: Kind, operator: str, error: BaseException) -> None:
         """Note an error that ends the run."""
-        said = shorten(str(error), MOST_SAID)
-        if error is not self.stopped_by and self.note(kind, operator, said):
+        detail = shorten(str(error), MOST_SAID)
+        if error is not self.stopped_by and self.note(kind, operator, detail):
             self.stopped_by = error
 
     def _frames(self) -> Iterator[FrameType]:

@@ -162,8 +162,8 @@ class Trace:
     def moment(self, actor: str, host: str) -> int:
         """A new stretch without work, after all work of ``actor`` and ``host`` so far."""
         sources = [self.reached(one) for one in {actor, host}]
-        found = [Source(one) for one in sources if one is not None]
-        self.stretches.append(Stretch(actor=actor, task=self.task, sources=found))
+        sources_there = [Source(one) for one in sources if one is not None]
+        self.stretches.append(Stretch(actor=actor, task=self.task, sources=sources_there))
         return len(self.stretches) - 1
 
     def _begin(self, actor: str) -> None:

@@ -90,10 +90,10 @@ class Judge:
         while queue:
             number = queue.popleft()
             if number == earlier:
-                found = [number]
-                while found[-1] != later:
-                    found.append(came_from[found[-1]])
-                return [self._words(one) for one in found]
+                numbers = [number]
+                while numbers[-1] != later:
+                    numbers.append(came_from[numbers[-1]])
+                return [self._words(one) for one in numbers]
             for source in self.trace.stretches[number].sources:
                 is_left_out = source.wait is not None and source.wait in without
                 if source.stretch not in came_from and not is_left_out:
@@ -136,8 +136,8 @@ class Judge:
         )
 
     def _words(self, stretch: int) -> str:
-        one = self.trace.stretches[stretch]
-        return f"{one.task} on {one.actor}"
+        stretch_there = self.trace.stretches[stretch]
+        return f"{stretch_there.task} on {stretch_there.actor}"
 
     def _actor(self, stretch: int) -> str:
         return self.trace.stretches[stretch].actor
@@ -194,5 +194,5 @@ def _neighbours(accesses: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
                 writer[cell], readers[cell] = access, []
             else:
                 readers[cell].append(access)
-        for one in before:
-            yield one, access
+        for earlier in before:
+            yield earlier, access

@@ -140,17 +140,17 @@ class EqualRanks:
         """Reduce over equal values, in place."""
         tensor.mul_(group.size() if operation == "sum" else 1)
 
-    def all_gather(self, group: RecordedGroup, whole: Tensor, own: Tensor) -> None:
+    def all_gather(self, group: RecordedGroup, whole: Tensor, part: Tensor) -> None:
         """Fill ``whole`` with copies of ``own``, which may be a part of ``whole``."""
-        size, rank = own.numel(), group.rank()
-        whole[: rank * size].view(-1, size).copy_(own)
-        whole[(rank + 1) * size :].view(-1, size).copy_(own)
+        size, rank = part.numel(), group.rank()
+        whole[: rank * size].view(-1, size).copy_(part)
+        whole[(rank + 1) * size :].view(-1, size).copy_(part)
         mine = whole[rank * size : (rank + 1) * size]
         # A part that lies in its place already is only read.
-        if mine.data_ptr() == own.data_ptr():
-            own.sum()
+        if mine.data_ptr() == part.data_ptr():
+            part.sum()
         else:
-            mine.copy_(own)
+            mine.copy_(part)
 
     def reduce_scatter(self, group: RecordedGroup, result: Tensor, whole: Tensor) -> None:
         """Sum equal values into ``result``; read all of ``whole``."""
@@ -162,13 +162,15 @@ class EqualRanks:
         """Fill ``received`` with what this rank would send to itself, as often as it is whole; read
         all of ``sent``."""
         from_each, to_each = rows
-        own = sent.split(to_each)[group.rank()]
-        for place, one in zip(received.split(from_each), sent.split(to_each), strict=True):
-            one.sum()
-            if place.shape == own.shape:
-                place.copy_(own)
+        own_rows = sent.split(to_each)[group.rank()]
+        for received_rows, sent_rows in zip(
+            received.split(from_each), sent.split(to_each), strict=True
+        ):
+            sent_rows.sum()
+            if received_rows.shape == own_rows.shape:
+                received_rows.copy_(own_rows)
             else:
-                place.fill_(0.02)
+                received_rows.fill_(0.02)
 
     def exchange(self, group: RecordedGroup, sends: Messages, receives: Messages) -> None:
         """Read all tensors to send, and fill all tensors to receive with random values."""
@@ -283,15 +285,19 @@ def _name(executor: Executor, memory: Memory) -> None:
     """Name the parts of a rank's memory."""
     state = executor.state
     layers = [pair for section in state.all_sections() for pair in section.layers.items()]
-    for layer, own in layers:
+    for layer, layer_state in layers:
         # Frozen weights have none.
-        kinds = zip(("masters", "moment 1", "moment 2"), own.optimizer, strict=False)
-        vectors = {"weights": own.weights, "gradients": own.gradients, **dict(kinds)}
+        kinds = zip(("masters", "moment 1", "moment 2"), layer_state.optimizer, strict=False)
+        vectors = {
+            "weights": layer_state.weights,
+            "gradients": layer_state.gradients,
+            **dict(kinds),
+        }
         for name, split in vectors.items():
             memory.name(split.resident, f"{name} of layer {layer}")
             memory.name(split.tail, f"{name} of layer {layer} on the host")
-        memory.name(own.exchange, f"what the host exchanges of layer {layer}")
-        memory.name(own.step, f"steps of layer {layer}")
+        memory.name(layer_state.exchange, f"what the host exchanges of layer {layer}")
+        memory.name(layer_state.step, f"steps of layer {layer}")
     rings = {
         "weight": state.rings.weights,
         "gradient": state.rings.gradients,

@@ -49,18 +49,18 @@ class Boundary:
 
     def leave(self, op: Op, outcome: Tensor) -> None:
         """Leave a pass's outcome for the stage that takes it, or for another chunk here."""
-        one = _pass(op)
-        if one.is_sent:
+        stage_pass = _pass(op)
+        if stage_pass.is_sent:
             self.outbox[op.turn] = outcome
         else:
-            self._kept[one.key] = outcome
+            self._kept[stage_pass.key] = outcome
 
     def taken(self, op: Op) -> Tensor:
         """Take a pass's input out of the inbox, or from another chunk of this stage."""
-        one = _pass(op)
-        if not one.is_received:
-            assert one.needs is not None
-            return self._kept.pop(one.needs)
+        stage_pass = _pass(op)
+        if not stage_pass.is_received:
+            assert stage_pass.needs is not None
+            return self._kept.pop(stage_pass.needs)
         tensor = self.inbox[op.room]
         assert tensor is not None
         self.inbox[op.room] = None
@@ -78,11 +78,11 @@ class Boundary:
 
 def link_of_message(op: Op) -> str:
     """The link over which a task X sends, or a task Y receives."""
-    one = _pass(op)
-    other = one.goes_to if op.name == "X" else one.comes_from
+    stage_pass = _pass(op)
+    other = stage_pass.goes_to if op.name == "X" else stage_pass.comes_from
     assert other is not None
-    ends = (one.stage, other.stage) if op.name == "X" else (other.stage, one.stage)
-    return link_of(one.kind, *ends)
+    ends = (stage_pass.stage, other.stage) if op.name == "X" else (other.stage, stage_pass.stage)
+    return link_of(stage_pass.kind, *ends)
 
 
 def _pass(op: Op) -> StagePass:

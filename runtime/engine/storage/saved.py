@@ -25,9 +25,9 @@ class _View:
 
     def leave(self) -> None:
         """Drop the tensor, and note its place."""
-        one = self.tensor
-        assert one is not None
-        self.place = (one.dtype, one.shape, one.stride(), int(one.storage_offset()))
+        tensor = self.tensor
+        assert tensor is not None
+        self.place = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         self.tensor = None
 
     def come_back(self, flat: Tensor) -> None:
@@ -42,10 +42,10 @@ class _View:
 
         So its memory is freed when the operator has run, as without hooks.
         """
-        one = self.tensor
-        assert one is not None, "a saved tensor is needed that is away"
+        tensor = self.tensor
+        assert tensor is not None, "a saved tensor is needed that is away"
         self.tensor = None
-        return one
+        return tensor
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -99,15 +99,15 @@ class Saved:
             for n, s in enumerate(self._storages.values())
             if s.is_here and s.size_bytes >= least
         ]
-        for size, place in sorted(sizes, key=lambda found: (-found[0], found[1])):
+        for size, number in sorted(sizes, key=lambda found: (-found[0], found[1])):
             if size <= left:
-                chosen.append(place)
+                chosen.append(number)
                 left -= size
         return chosen
 
-    def leave(self, place: int) -> Tensor:
+    def leave(self, number: int) -> Tensor:
         """Drop a storage; return its bytes, for the copy to the host."""
-        storage = self._storage(place)
+        storage = self._storage(number)
         one = storage.views[0].tensor
         assert one is not None
         flat = _bytes_of(one)
@@ -117,9 +117,9 @@ class Saved:
         self.size_bytes -= storage.size_bytes
         return flat
 
-    def come_back(self, place: int, flat: Tensor) -> None:
+    def come_back(self, number: int, flat: Tensor) -> None:
         """Take a new storage in place of one that left; its bytes may still be on their way."""
-        storage = self._storage(place)
+        storage = self._storage(number)
         for view in storage.views:
             view.come_back(flat)
         storage.is_here = True
@@ -127,12 +127,12 @@ class Saved:
 
     def leave_out(self, tensor: Tensor) -> None:
         """Count a tensor no more: the next layer, whose input it is, does."""
-        found = self._storages.pop(storage_of(tensor), None)
-        if found is not None:
-            self.size_bytes -= found.size_bytes
+        storage = self._storages.pop(storage_of(tensor), None)
+        if storage is not None:
+            self.size_bytes -= storage.size_bytes
 
-    def _storage(self, place: int) -> _SavedStorage:
-        return list(self._storages.values())[place]
+    def _storage(self, number: int) -> _SavedStorage:
+        return list(self._storages.values())[number]
 
     def _pack(self, tensor: Tensor) -> "_View | Tensor":
         storage = tensor.untyped_storage()
@@ -141,15 +141,15 @@ class Saved:
         tensor = tensor.detach()
         if number == self._home or number in self.constants:
             return tensor
-        found = self._storages.get(number)
-        if found is None:
+        known = self._storages.get(number)
+        if known is None:
             size_bytes = storage.nbytes()
             if size_bytes == 0:
                 return tensor
-            found = self._storages[number] = _SavedStorage(size_bytes=size_bytes)
+            known = self._storages[number] = _SavedStorage(size_bytes=size_bytes)
             self.size_bytes += size_bytes
         view = _View(tensor)
-        found.views.append(view)
+        known.views.append(view)
         return view
 
     def _unpack(self, packed: "_View | Tensor") -> Tensor:

@@ -36,10 +36,10 @@ class StreamedContext:
         receives = [(one, before) for one in taken]
         self._streams.beside(lambda: self._group.exchange(sends, receives), work)
 
-    def gather(self, own: Tensor) -> Tensor:
+    def gather(self, flat: Tensor) -> Tensor:
         """The flat tensors of all ranks, a row each."""
-        whole = own.new_empty(self.size * own.numel())
-        self._streams.settle(self._group.all_gather(whole, own))
+        whole = flat.new_empty(self.size * flat.numel())
+        self._streams.settle(self._group.all_gather(whole, flat))
         return whole.view(self.size, -1)
 
     def scatter(self, whole: Tensor) -> Tensor:
@@ -54,6 +54,6 @@ class StreamedContext:
         others = [rank for rank in range(self.size) if rank != self.rank]
         sends = [(one[rank], rank) for one in given for rank in others]
         receives = [(one[rank], rank) for one in taken for rank in others]
-        for one, other in zip(given, taken, strict=True):
-            other[self.rank].copy_(one[self.rank])
+        for rows_given, other in zip(given, taken, strict=True):
+            other[self.rank].copy_(rows_given[self.rank])
         self._streams.settle(self._group.exchange(sends, receives))

@@ -48,9 +48,9 @@ class StreamedTrip:
         if ranks.experts.size > 1:
             rows = ranks.exchanged(ranks.experts, rows, self.received, self.sent)
         if ranks.tensor.size > 1:
-            own = sum(self.received)
+            own_rows = sum(self.received)
             each = rows.repeat(ranks.tensor.size, *[1] * (rows.dim() - 1))
-            rows = ranks.exchanged(ranks.tensor, each, self.parts, [own] * ranks.tensor.size)
+            rows = ranks.exchanged(ranks.tensor, each, self.parts, [own_rows] * ranks.tensor.size)
         return rows if self.order is None else rows.index_select(0, self.order)
 
     def back(self, rows: Tensor) -> Tensor:
@@ -59,9 +59,9 @@ class StreamedTrip:
         if self.order is not None:
             rows = torch.empty_like(rows).index_copy_(0, self.order, rows)
         if ranks.tensor.size > 1:
-            own = sum(self.received)
-            each = ranks.exchanged(ranks.tensor, rows, [own] * ranks.tensor.size, self.parts)
-            rows = each.unflatten(0, (ranks.tensor.size, own)).sum(0)
+            own_rows = sum(self.received)
+            each = ranks.exchanged(ranks.tensor, rows, [own_rows] * ranks.tensor.size, self.parts)
+            rows = each.unflatten(0, (ranks.tensor.size, own_rows)).sum(0)
         if ranks.experts.size > 1:
             rows = ranks.exchanged(ranks.experts, rows, self.sent, self.received)
         return rows
@@ -83,7 +83,7 @@ class StreamedExperts:
             tensor_rank=self.tensor.rank,
         )
 
-    def trip(self, chosen: Tensor, own: int) -> StreamedTrip:
+    def trip(self, chosen: Tensor, each_has: int) -> StreamedTrip:
         """The way of copies to the ``chosen`` experts, of which each rank has ``own``; no copy goes
         where a number is that of no expert.
 
@@ -93,26 +93,28 @@ class StreamedExperts:
         flat = chosen.flatten()
         # ``bincount`` would make the host wait twice.
         # Dropped copies have the number behind all experts'.
-        to_each = flat.new_zeros(ranks * own + 1).scatter_add_(0, flat, torch.ones_like(flat))
+        to_each = flat.new_zeros(ranks * each_has + 1).scatter_add_(0, flat, torch.ones_like(flat))
         to_each = to_each[:-1]
         from_each = to_each
         if ranks > 1:
-            from_each = self.exchanged(self.experts, to_each, [own] * ranks, [own] * ranks)
+            from_each = self.exchanged(
+                self.experts, to_each, [each_has] * ranks, [each_has] * ranks
+            )
         if parts > 1:
             size = from_each.numel()
             each = from_each.repeat(parts)
             from_each = self.exchanged(self.tensor, each, [size] * parts, [size] * parts)
-        usual = chosen.numel() // (ranks * own)
+        usual = chosen.numel() // (ranks * each_has)
         numbers = self._streams.read(torch.cat([to_each, from_each]), usual)
-        sent = np.array(numbers[: ranks * own]).reshape(ranks, own)
-        taken = np.array(numbers[ranks * own :]).reshape(parts, ranks, own)
+        sent = np.array(numbers[: ranks * each_has]).reshape(ranks, each_has)
+        taken = np.array(numbers[ranks * each_has :]).reshape(parts, ranks, each_has)
         is_sorted = ranks * parts == 1
         return StreamedTrip(
             ranks=self,
             sent=sent.sum(1).tolist(),
             received=taken[self.tensor.rank].sum(1).tolist(),
             parts=taken.sum((1, 2)).tolist(),
-            order=None if is_sorted else _order(from_each.view(-1, own), int(taken.sum())),
+            order=None if is_sorted else _order(from_each.view(-1, each_has), int(taken.sum())),
             counts=tuple(taken.sum((0, 1)).tolist()),
         )
 

@@ -35,8 +35,8 @@ def vector_of(how: Compressor, message: Tensor, size: int) -> Tensor:
     """The flat vector that a message says."""
     if how.kind == "top_k":
         values, places = message.view(2, -1).unbind()
-        found = torch.zeros(size, device=message.device)
-        return found.scatter_(0, _numbers(places, torch.int32).long(), _numbers(values))
+        vector = torch.zeros(size, device=message.device)
+        return vector.scatter_(0, _numbers(places, torch.int32).long(), _numbers(values))
     if how.kind == "none":
         return _numbers(message)
     if how.kind == "power":
@@ -74,8 +74,8 @@ def packed(codes: Tensor, bits: int) -> Tensor:
     places = torch.arange(bits, device=codes.device)
     weights = 2 ** torch.arange(8, device=codes.device)
     parts = []
-    for some in codes.split(CODES_AT_ONCE):
-        ones = (some[:, None] >> places & 1).flatten()
+    for part in codes.split(CODES_AT_ONCE):
+        ones = (part[:, None] >> places & 1).flatten()
         ones = torch.nn.functional.pad(ones, (0, -len(ones) % 8))
         parts.append((ones.view(-1, 8) * weights).sum(dim=1).to(torch.uint8))
     return torch.cat(parts)
@@ -85,8 +85,8 @@ def unpacked(message: Tensor, bits: int, size: int) -> Tensor:
     """The whole numbers that were packed."""
     places, weights = (torch.arange(n, device=message.device) for n in (8, bits))
     parts = []
-    for some in message.split(CODES_AT_ONCE * bits // 8):
-        ones = (some.long()[:, None] >> places & 1).flatten()
+    for part in message.split(CODES_AT_ONCE * bits // 8):
+        ones = (part.long()[:, None] >> places & 1).flatten()
         codes = ones[: len(ones) // bits * bits].view(-1, bits)
         parts.append((codes << weights).sum(dim=1))
     return torch.cat(parts)[:size]
@@ -95,10 +95,10 @@ def unpacked(message: Tensor, bits: int, size: int) -> Tensor:
 def _steps(how: Compressor, vector: Tensor, scale: Tensor, draw: torch.Generator) -> Tensor:
     """Steps of each value from the most negative one, up or down by chance."""
     steps = how.levels - 1
-    place = vector.abs() / scale.clamp(min=torch.finfo(torch.float32).tiny) * steps
-    low = place.floor()
+    scaled = vector.abs() / scale.clamp(min=torch.finfo(torch.float32).tiny) * steps
+    low = scaled.floor()
     chance = torch.rand(vector.shape, generator=draw, device=vector.device)
-    return (vector.sign() * (low + (chance < place - low))).long() + steps
+    return (vector.sign() * (low + (chance < scaled - low))).long() + steps
 
 
 def _bits(how: Compressor) -> int:

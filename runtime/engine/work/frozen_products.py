@@ -78,12 +78,12 @@ def multiply_frozen(
     layer: nn.Module, packings: Mapping[str, Packing], ranks: StreamedRanks
 ) -> None:
     """Let the frozen products of a layer keep nothing, and read weights that are packed."""
-    for name, one in frozen_products(layer):
+    for name, product in frozen_products(layer):
         packing = packings.get(f"{name}.weight")
-        dense = _as_it_is if packing is None else partial(_unpacked, packing, one.weight.dtype)
-        one.multiply = partial(frozen, dense=dense)
-        if isinstance(one, ColumnLinear):
-            one.multiply_gathered = _gathered_by(dense, ranks)
+        dense = _as_it_is if packing is None else partial(_unpacked, packing, product.weight.dtype)
+        product.multiply = partial(frozen, dense=dense)
+        if isinstance(product, ColumnLinear):
+            product.multiply_gathered = _gathered_by(dense, ranks)
 
 
 def packings_of(block: nn.Module, base: Base) -> dict[str, Packing]:
@@ -93,11 +93,11 @@ def packings_of(block: nn.Module, base: Base) -> dict[str, Packing]:
     return {
         f"{name}.weight": Packing(
             base=base,
-            shape=(one.weight.shape[0], one.weight.shape[1]),
-            by_columns=isinstance(one, RowLinear),
+            shape=(product.weight.shape[0], product.weight.shape[1]),
+            by_columns=isinstance(product, RowLinear),
         )
-        for name, one in frozen_products(block)
-        if isinstance(one, ColumnLinear | RowLinear)
+        for name, product in frozen_products(block)
+        if isinstance(product, ColumnLinear | RowLinear)
     }
 
 

@@ -45,11 +45,11 @@ class Remembered:
     @classmethod
     def of(cls, how: Reduction, group: Group, size: int, device: torch.device) -> "Remembered":
         """Zeros, as a run begins."""
-        own = size if VECTORS_KEPT[how.feedback] and group.size > 1 else 0
+        kept_size = size if VECTORS_KEPT[how.feedback] and group.size > 1 else 0
         mean = size if OF_THE_MEAN[how.feedback] and group.size > 1 else 0
         if how.kind == "server":
             mean = len(range(size)[_part(size, how.shards, group.rank)]) if mean else 0
-        return cls(own=torch.zeros(own, device=device), mean=torch.zeros(mean, device=device))
+        return cls(own=torch.zeros(kept_size, device=device), mean=torch.zeros(mean, device=device))
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """The vectors that there are, by name."""
@@ -94,14 +94,14 @@ class GradientAverages:
             wanted *= LIE
         feedback = self.how.feedback
         if feedback == "ef21":
-            own, mean = yield from self._sent(layer, wanted - kept.own, kept)
-            kept.own += own
+            sent_here, mean = yield from self._sent(layer, wanted - kept.own, kept)
+            kept.own += sent_here
         else:
             if kept.own.numel():
                 wanted += kept.own
-            own, mean = yield from self._sent(layer, wanted, kept)
+            sent_here, mean = yield from self._sent(layer, wanted, kept)
             if kept.own.numel():
-                torch.sub(wanted, own, out=kept.own)
+                torch.sub(wanted, sent_here, out=kept.own)
         whole.copy_(mean)
 
     def _sent(
@@ -112,11 +112,11 @@ class GradientAverages:
             return (yield from self._by_servers(layer, wanted, kept))
         if self.how.trimmed:
             return wanted, (yield from self._trimmed(wanted))
-        own, mean = torch.zeros_like(wanted), torch.zeros_like(wanted)
+        sent, mean = torch.zeros_like(wanted), torch.zeros_like(wanted)
         for turn in range(self._rounds):
-            one, of_all = yield from self._gathered(layer, wanted - own, turn)
-            own, mean = own + one, mean + of_all
-        return own, self._answer(layer, mean, kept)[0]
+            sent_here, of_all = yield from self._gathered(layer, wanted - sent, turn)
+            sent, mean = sent + sent_here, mean + of_all
+        return sent, self._answer(layer, mean, kept)[0]
 
     def _trimmed(self, vector: Tensor) -> Exchange[Tensor]:
         """The trimmed mean: each rank gets a part of every rank's vector, and sends its mean."""
@@ -162,10 +162,10 @@ class GradientAverages:
         left = matrix @ first_factor(self.how.compressor, vector, draw)
         yield group.all_reduce(left)
         left = orthogonal(left / group.size)
-        own = matrix.T @ left
-        every = own.clone()
+        own_right = matrix.T @ left
+        every = own_right.clone()
         yield group.all_reduce(every)
-        read = (left @ own.T, left @ every.T / group.size)
+        read = (left @ own_right.T, left @ every.T / group.size)
         own_read, mean = (one.flatten()[: vector.numel()] for one in read)
         return own_read, mean
 
@@ -191,7 +191,7 @@ class GradientAverages:
     ) -> Exchange[tuple[Tensor, Tensor]]:
         """What servers read of a vector, a part each, and the mean as they answer it."""
         how, group, shards = self.how.compressor, self.group, self.how.shards
-        size, own, mean = wanted.numel(), torch.zeros_like(wanted), torch.zeros_like(wanted)
+        size, read_here, mean = wanted.numel(), torch.zeros_like(wanted), torch.zeros_like(wanted)
         parts = {shard: _part(size, shards, shard) for shard in range(shards)}
         parts = {shard: part for shard, part in parts.items() if part.start < part.stop}
         mine = parts.get(group.rank)
@@ -201,10 +201,10 @@ class GradientAverages:
         for turn in range(self._rounds):
             sends, receives = [], []
             for shard, part in parts.items():
-                vector = wanted[part] - own[part]
+                vector = wanted[part] - read_here[part]
                 message = message_of(how, vector, self._draws(layer, turn, group.rank))
                 read = vector_of(how, message, vector.numel())
-                own[part] += read
+                read_here[part] += read
                 if shard == group.rank:
                     assert summed is not None
                     summed += read
@@ -225,7 +225,7 @@ class GradientAverages:
                 middle = self._middle(torch.stack(heard))
             mean[mine], messages = self._answer(layer, middle, kept)
         yield from self._answered(how, parts, mean, messages)
-        return own, mean
+        return read_here, mean
 
     def _answered(
         self,
@@ -240,8 +240,8 @@ class GradientAverages:
         others = [rank for rank in range(group.size) if rank != group.rank]
         sends, receives = [], []
         if group.rank in parts:
-            said = torch.cat(messages) if compresses else mean[parts[group.rank]]
-            sends = [(said, rank) for rank in others]
+            sent = torch.cat(messages) if compresses else mean[parts[group.rank]]
+            sends = [(sent, rank) for rank in others]
         for shard, part in parts.items():
             if shard != group.rank:
                 size = part.stop - part.start

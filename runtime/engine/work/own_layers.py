@@ -54,10 +54,10 @@ class BlockCall:
 
     def hidden(self) -> Tensor:
         """The hidden states of the call."""
-        place = self.place
-        found = self.arguments[place] if isinstance(place, int) else self.named[place]
-        assert isinstance(found, Tensor)
-        return found
+        at = self.place
+        states = self.arguments[at] if isinstance(at, int) else self.named[at]
+        assert isinstance(states, Tensor)
+        return states
 
     def of(self, block: nn.Module, x: Tensor) -> Tensor:
         """What the block makes of other hidden states."""
@@ -230,39 +230,41 @@ def own_layers(
     workload: Workload, seed: int, sequences: int, wanted: Sequence[int], device: torch.device
 ) -> dict[int, LayerModule]:
     """The ``wanted`` layers of a workload's own model, by number in the whole model."""
-    own = built(workload, seed)
+    parted = built(workload, seed)
     blocks = workload.model.layers
-    if len(own.blocks) != blocks:
+    if len(parted.blocks) != blocks:
         reject(
-            f"workload.model: {workload.model.factory} makes {len(own.blocks)} blocks, and the "
+            f"workload.model: {workload.model.factory} makes {len(parted.blocks)} blocks, and the "
             f"traced file says {blocks}: trace it again"
         )
-    names = _parted(own, workload, sequences)
-    parameters = dict(own.model.named_parameters())
+    names = _parted(parted, workload, sequences)
+    parameters = dict(parted.model.named_parameters())
     first = {name: one.detach().float().clone() for name, one in parameters.items()}
     scalar = torch.zeros((), dtype=TYPE_OF_PRECISION[workload.precision], device=device)
-    for one in parameters.values():
+    for tensor in parameters.values():
         # Each keeps its shape, and takes no memory until it has its place in a stage's state.
-        one.data = scalar.expand(one.shape)
-    for buffer in own.model.buffers():
+        tensor.data = scalar.expand(tensor.shape)
+    for buffer in parted.model.buffers():
         buffer.data = buffer.data.to(device)
-    for call in own.calls:
+    for call in parted.calls:
         call.arguments, call.named = tree_map(
             lambda one: one.to(device) if isinstance(one, Tensor) else one,
             (call.arguments, call.named),
         )
-    found: dict[int, LayerModule] = {}
+    layers: dict[int, LayerModule] = {}
     for layer in wanted:
-        prefix = f"{own.path}.{layer - 1}." if 1 <= layer <= blocks else ""
-        module = _OwnEnds(own, after=layer > blocks) if not prefix else _OwnBlock(own, layer - 1)
+        prefix = f"{parted.path}.{layer - 1}." if 1 <= layer <= blocks else ""
+        module = (
+            _OwnEnds(parted, after=layer > blocks) if not prefix else _OwnBlock(parted, layer - 1)
+        )
         of_layer = {name.removeprefix(prefix): first[name] for name in names[layer]}
-        found[layer] = OwnLayer(
+        layers[layer] = OwnLayer(
             prefix=prefix,
             module=module,
             whole_shapes={name: tuple(one.shape) for name, one in of_layer.items()},
             first=of_layer,
         )
-    return found
+    return layers
 
 
 def built(workload: Workload, seed: int) -> PartedModel:
@@ -293,7 +295,7 @@ def _factory_of(workload: Workload) -> Callable[..., nn.Module]:
     module, _, name = source.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Callable[..., nn.Module] = getattr(import_module(module), name)
+        factory: Callable[..., nn.Module] = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         message = (
             f"workload.model.factory: {source}: {error}: run from the folder that holds it, or set "
@@ -302,29 +304,29 @@ def _factory_of(workload: Workload) -> Callable[..., nn.Module]:
         raise InputError(message) from error
     finally:
         sys.path.remove(str(Path.cwd()))
-    return found
+    return factory
 
 
-def _parted(own: PartedModel, workload: Workload, sequences: int) -> dict[int, list[str]]:
+def _parted(parted: PartedModel, workload: Workload, sequences: int) -> dict[int, list[str]]:
     """The names of each layer's parameters; notes how blocks are called."""
     shape, vocab = (sequences, workload.sequence_length), min(workload.model.vocab, 2)
     ones, others = (torch.full(shape, token) for token in (0, vocab - 1))
-    own.calls = own.note_calls(ones)
-    _check_calls(own, own.note_calls(others))
-    own.calls = [call.without_hidden() for call in own.calls]
-    model, blocks = own.model, len(own.blocks)
+    parted.calls = parted.note_calls(ones)
+    _check_calls(parted, parted.note_calls(others))
+    parted.calls = [call.without_hidden() for call in parted.calls]
+    model, blocks = parted.model, len(parted.blocks)
     parameters = dict(model.named_parameters())
     _check_model(model, parameters)
-    x = own.before_blocks(ones)
+    x = parted.before_blocks(ones)
     early = _learning(parameters, lambda: x.float().sum())
-    own.early = _results_of(own, early, ones)
+    parted.early = _results_of(parted, early, ones)
     after = x.detach().requires_grad_()
-    late = _learning(parameters, lambda: own.after_blocks(after, ones))
+    late = _learning(parameters, lambda: parted.after_blocks(after, ones))
     if shared := early & late:
         reject(f"workload.model: {min(shared)} is before and after the blocks: give each its own")
     names = {0: early, blocks + 1: late}
     for number in range(blocks):
-        prefix = f"{own.path}.{number}."
+        prefix = f"{parted.path}.{number}."
         names[number + 1] = {name for name in parameters if name.startswith(prefix)}
     if rest := set(parameters).difference(*names.values()):
         reject(f"workload.model: {min(rest)} takes no part in the loss: leave it out")
@@ -335,15 +337,15 @@ def _parted(own: PartedModel, workload: Workload, sequences: int) -> dict[int, l
 def _learning(parameters: Mapping[str, nn.Parameter], run: Callable[[], Tensor]) -> set[str]:
     """The parameters that have a gradient of a number."""
     run().backward()
-    found = {name for name, one in parameters.items() if one.grad is not None}
-    for one in parameters.values():
-        one.grad = None
-    return found
+    learning = {name for name, one in parameters.items() if one.grad is not None}
+    for parameter in parameters.values():
+        parameter.grad = None
+    return learning
 
 
-def _results_of(own: PartedModel, names: set[str], tokens: Tensor) -> dict[str, torch.Size]:
+def _results_of(parted: PartedModel, names: set[str], tokens: Tensor) -> dict[str, torch.Size]:
     """The shapes of what modules with some parameters give."""
-    modules, shapes = dict(own.model.named_modules()), {}
+    modules, shapes = dict(parted.model.named_modules()), {}
     hooks = []
     for name in {one.rpartition(".")[0] for one in names} - {""}:
 
@@ -353,25 +355,25 @@ def _results_of(own: PartedModel, names: set[str], tokens: Tensor) -> dict[str, 
 
         hooks.append(modules[name].register_forward_hook(note))
     with torch.no_grad():
-        own.before_blocks(tokens)
+        parted.before_blocks(tokens)
     for hook in hooks:
         hook.remove()
     return shapes
 
 
-def _check_calls(own: PartedModel, again: Sequence[BlockCall]) -> None:
+def _check_calls(parted: PartedModel, again: Sequence[BlockCall]) -> None:
     """Refuse what depends on tokens or parameters among what blocks take beside hidden states."""
-    for number, (one, other) in enumerate(zip(own.calls, again, strict=True)):
-        pairs = zip(tree_leaves(one.others()), tree_leaves(other.others()), strict=True)
+    for number, (call, other) in enumerate(zip(parted.calls, again, strict=True)):
+        pairs = zip(tree_leaves(call.others()), tree_leaves(other.others()), strict=True)
         for given, then in pairs:
             is_tensor = isinstance(given, Tensor)
             if is_tensor and not (given.shape == then.shape and torch.equal(given, then)):
                 reject(
-                    f"{own.path}.{number}: takes a tensor that depends on the tokens: give blocks "
-                    "hidden states alone, and what is the same for all tokens"
+                    f"{parted.path}.{number}: takes a tensor that depends on the tokens: give "
+                    "blocks hidden states alone, and what is the same for all tokens"
                 )
-        if any(isinstance(beside, Tensor) for beside in one.returned or ()):
-            reject(f"{own.path}.{number}: returns further tensors: return hidden states alone")
+        if any(isinstance(beside, Tensor) for beside in call.returned or ()):
+            reject(f"{parted.path}.{number}: returns further tensors: return hidden states alone")
 
 
 def _check_model(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -379,8 +381,8 @@ def _check_model(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> No
         reject(f"workload.model: {single[0]} is one number: give it a dimension")
     if frozen := [name for name, one in parameters.items() if not one.requires_grad]:
         reject(f"workload.model: {frozen[0]} is frozen: let it require gradients, or leave it out")
-    for name, one in model.named_modules():
-        if isinstance(one, nn.Dropout) and one.p > 0:
+    for name, item in model.named_modules():
+        if isinstance(item, nn.Dropout) and item.p > 0:
             reject(f"workload.model: {name} drops by draws in order, which plans change: give p=0")
 
 
@@ -395,9 +397,9 @@ class _Delegating(nn.Module):
         """What stays where it is: the whole model's buffers, and what blocks take beside hidden
         states."""
         del recurse
-        own: PartedModel = self.__dict__["own"]
-        yield from own.model.buffers()
-        given = (one for call in own.calls for one in tree_leaves(call.others()))
+        parted: PartedModel = self.__dict__["own"]
+        yield from parted.model.buffers()
+        given = (one for call in parted.calls for one in tree_leaves(call.others()))
         yield from (one for one in given if isinstance(one, Tensor))
 
     def named_modules(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Module]]:
@@ -406,8 +408,8 @@ class _Delegating(nn.Module):
 
     def get_submodule(self, target: str) -> nn.Module:
         """A part of the other."""
-        found: nn.Module = self.__dict__["whole"].get_submodule(target)
-        return found
+        submodule: nn.Module = self.__dict__["whole"].get_submodule(target)
+        return submodule
 
 
 class _OwnEnds(_Delegating):
@@ -419,8 +421,8 @@ class _OwnEnds(_Delegating):
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Hidden states of tokens, or the loss."""
-        own: PartedModel = self.__dict__["own"]
-        return own.before_blocks(x) if targets is None else own.after_blocks(x, targets)
+        parted: PartedModel = self.__dict__["own"]
+        return parted.before_blocks(x) if targets is None else parted.after_blocks(x, targets)
 
 
 class _OwnBlock(_Delegating):

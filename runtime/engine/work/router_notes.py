@@ -75,13 +75,13 @@ class RouterNotes:
         self._reported = torch.zeros(1 + blocks * count, device=device)
         self._own: dict[int, Experts] = {}
         for layer, module in modules.items():
-            for name, one in module.named_modules():
-                if isinstance(one, Experts):
-                    place = layer_of(layer, name) - 1 - first
-                    self._own[place] = one
-                    one.watch = _WatchedBlock(notes=self, counts=self._counts[place])
-                    if one.correction is not None:
-                        one.correction = torch.zeros(count, device=device)
+            for name, experts in module.named_modules():
+                if isinstance(experts, Experts):
+                    number = layer_of(layer, name) - 1 - first
+                    self._own[number] = experts
+                    experts.watch = _WatchedBlock(notes=self, counts=self._counts[number])
+                    if experts.correction is not None:
+                        experts.correction = torch.zeros(count, device=device)
 
     def taken(self, micro_batches: int) -> Tensor:
         """The notes of this rank as one vector, which begin anew: the mean loss of so many
@@ -99,10 +99,12 @@ class RouterNotes:
         if not self.experts.router.correction_rate:
             return
         whole = notes[1:].view(self._counts.shape)
-        for place, one in self._own.items():
-            assert one.correction is not None
-            missing = whole[place].mean() - whole[place]
-            one.correction += self.experts.router.correction_rate * missing.sign() * (1 - overflow)
+        for number, experts in self._own.items():
+            assert experts.correction is not None
+            missing = whole[number].mean() - whole[number]
+            experts.correction += (
+                self.experts.router.correction_rate * missing.sign() * (1 - overflow)
+            )
 
     @property
     def reported_loss(self) -> float | None:
@@ -114,9 +116,9 @@ class RouterNotes:
         """The corrections of this rank's routers, by name; they are alike on all its stage's
         ranks."""
         return {
-            f"{self._name(self._first + place)}.{CORRECTION}": one.correction
-            for place, one in self._own.items()
-            if one.correction is not None
+            f"{self._name(self._first + number)}.{CORRECTION}": experts.correction
+            for number, experts in self._own.items()
+            if experts.correction is not None
         }
 
     def _name(self, block: int) -> str:
@@ -134,8 +136,8 @@ class RouterNotes:
         most, at = shares.max(-1)
         least = max(MOST_TOKENS, TIMES_THE_MEAN * self.experts.active / self.experts.count)
         return tuple(
-            Lopsided(block=self._first + place, expert=int(at[place]), share=float(share))
-            for place, share in enumerate(most.tolist())
+            Lopsided(block=self._first + number, expert=int(at[number]), share=float(share))
+            for number, share in enumerate(most.tolist())
             if share >= least
         )
 

@@ -40,12 +40,12 @@ class SharedVectors:
             of_own = parameters_of_own_tokens(module, splits_tokens=ranks.splits_tokens)
             shared = {id(one) for one in of_own}
             vectors = places.vectors(layer)
-            own = [id(one) in shared for one in vectors]
-            if any(own):
-                shapes = [one.shape for one in compress(vectors, own)]
+            are_shared = [id(one) in shared for one in vectors]
+            if any(are_shared):
+                shapes = [one.shape for one in compress(vectors, are_shared)]
                 sizes = [shape.numel() for shape in shapes]
                 dtype = state.layers[layer].gradients.resident.dtype
-                self._is_shared[layer] = own
+                self._is_shared[layer] = are_shared
                 self._sums[layer] = torch.zeros(sum(sizes), dtype=dtype, device=device)
                 parts = zip(self._sums[layer].split(sizes), shapes, strict=True)
                 self._each[layer] = [part.view(shape) for part, shape in parts]

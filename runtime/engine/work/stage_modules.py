@@ -104,9 +104,9 @@ def attend_in_place(qkv: Tensor, of: Attention) -> Tensor:
 
 def let_attend_in_place(module: nn.Module) -> None:
     """Let a module's written-out attention work without copies, if its heads share no keys."""
-    for one in module.modules():
-        if isinstance(one, Attention) and _is_written_out(one.config):
-            one.attend = attend_in_place
+    for attention in module.modules():
+        if isinstance(attention, Attention) and _is_written_out(attention.config):
+            attention.attend = attend_in_place
 
 
 def _is_written_out(config: ModelConfig) -> bool:
@@ -125,8 +125,8 @@ def _product(left: Tensor, right: Tensor, factor: float = 1.0, out: Tensor | Non
     """``factor * left @ right`` of tensors of four dimensions, one sequence after another."""
     if out is None:
         out = left.new_empty(*left.shape[:-1], right.shape[-1])
-    for one, other, result in zip(left, right, out, strict=True):
-        result.baddbmm_(one, other, beta=0.0, alpha=factor)
+    for matrix, other, result in zip(left, right, out, strict=True):
+        result.baddbmm_(matrix, other, beta=0.0, alpha=factor)
     return out
 
 
@@ -284,8 +284,8 @@ def layer_modules(
 
 def let_draw(layers: Mapping[int, LayerModule], draws: Draws) -> None:
     """Let the masks of all layers follow from position."""
-    for layer, one in layers.items():
-        for name, module in one.module.named_modules():
+    for layer, layer_module in layers.items():
+        for name, module in layer_module.module.named_modules():
             if isinstance(module, Dropout | Attention):
                 module.draws = LayerDraws(draws=draws, layer=layer_of(layer, name))
 

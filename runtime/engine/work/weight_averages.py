@@ -37,9 +37,9 @@ class WeightAverages:
     def begin(self) -> None:
         """Share the weights with which a run begins, unless it has begun."""
         if self.how.kind == "outer" and not self.outer:
-            for place, weights in self._masters():
+            for weights_key, weights in self._masters():
                 # Without a delay a change is used at once, and not kept.
-                self.outer[place] = OuterState(
+                self.outer[weights_key] = OuterState(
                     shared=weights.clone(),
                     momenta=torch.zeros_like(weights),
                     change=torch.zeros_like(weights) if self.how.delay else weights.new_empty(0),
@@ -88,8 +88,8 @@ class WeightAverages:
         what is on its way. All of the peers call it."""
         self.peers = peers
         sender = 0 if newcomer else 1
-        for place, weights in self._masters():
-            state = self.outer[place]
+        for weights_key, weights in self._masters():
+            state = self.outer[weights_key]
             for vector in (state.shared, state.momenta, state.change):
                 if vector.numel():
                     sends = [(vector, newcomer)] if peers.rank == sender else []
@@ -114,8 +114,8 @@ class WeightAverages:
         pairs = zip(received, offsets, strict=True)
         receives = [(room, (rank + offset) % size) for room, offset in pairs]
         finished(self.peers.exchange(sends, receives))
-        for one in received:
-            weights.add_(one)
+        for neighbour in received:
+            weights.add_(neighbour)
         weights.div_(1 + len(offsets))
 
     def _outer_steps(self, step: int) -> None:
@@ -123,14 +123,16 @@ class WeightAverages:
         starting, due = schedule.starting(step), schedule.due(step)
         changes: dict[tuple[int, int], Tensor] = {}
         if starting is not None:
-            for place, weights in self._masters(starting):
-                changes[place] = self._averaged(self.outer[place].shared - weights)
+            for weights_key, weights in self._masters(starting):
+                changes[weights_key] = self._averaged(self.outer[weights_key].shared - weights)
                 if self.how.delay:
-                    self.outer[place].change.copy_(changes[place])
+                    self.outer[weights_key].change.copy_(changes[weights_key])
         if due is not None:
-            for place, weights in self._masters(due):
-                state = self.outer[place]
-                self._outer_step(weights, state, state.change if self.how.delay else changes[place])
+            for weights_key, weights in self._masters(due):
+                state = self.outer[weights_key]
+                self._outer_step(
+                    weights, state, state.change if self.how.delay else changes[weights_key]
+                )
 
     def _outer_step(self, weights: Tensor, state: OuterState, change: Tensor) -> None:
         """Nesterov's step of the shared weights, and a mixture of these and the rank's own."""
