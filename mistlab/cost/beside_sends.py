@@ -174,6 +174,28 @@ def further_later_s(beside: Mapping[Pass, BesideSend], send_s: Floats) -> Floats
     return np.asarray(there_s + backward.later_s(forward.left_s(send_s)))
 
 
+def queued_late_s(
+    beside: Mapping[Pass, BesideSend], send_s: Floats, passed_s: tuple[Floats, Floats]
+) -> Floats:
+    """Seconds (C) by which a micro-batch's passes take longer whose send of ``send_s`` waited for
+    that of the micro-batch before it, for stages alike.
+
+    It comes a send later, when the next stage has passed the other one on (``passed_s``, forward
+    and back) and sends its gradient. So both of its passes run beside what is left of that send,
+    and so do its passes after them, until it is late enough.
+    """
+    forward, backward = (beside[phase] for phase in STEADY)
+    left_s = np.minimum(passed_s[0] + passed_s[1], send_s)
+    late_s = np.zeros_like(send_s)
+    if forward.is_of_box:
+        # What a pass loses may be hidden in another that usually takes longer.
+        return late_s
+    for first, second in ((forward, backward), (backward, forward)):
+        both_s = first.lost_s(left_s) + second.lost_s(first.left_s(left_s))
+        late_s, left_s = late_s + both_s, np.maximum(left_s - both_s, 0.0)
+    return late_s + forward.lost_s(left_s)
+
+
 def _share(send_s: Floats, sent_s: Floats) -> Floats:
     """How much of a pass (C) a send goes on for, at most all of it."""
     return np.asarray(np.minimum(send_s / np.where(sent_s > 0, sent_s, np.inf), 1.0))
@@ -312,6 +334,10 @@ def times_beside_sends(
     ahead = np.maximum(in_flight - 1, 1)
     first_late_s = forward.first_late_s(sent, outside.send_slowed, ahead, received)
     first_late_s = np.maximum(first_late_s - later_s / 2, 0.0)
+    passed_s = times["through_forward_s"], times["through_backward_s"]
+    late_in_queue_s = np.zeros_like(sent)
+    if (sent > np.minimum(*passed_s)).any():
+        late_in_queue_s = queued_late_s(beside_sends, sent, passed_s)
     in_round_s = within_round_s(sent, outside.together_slowed, in_flight)
     shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
     return {
@@ -327,5 +353,6 @@ def times_beside_sends(
         "first_send_late_s": np.where(in_flight > 1, first_late_s, 0.0),
         # No stage is in front of the first one, so no round goes past it and on.
         "within_round_s": np.where(received > 0, in_round_s, 0.0),
+        "queued_late_s": late_in_queue_s,
         "round_late_s": np.where(in_flight > 1, further_later_s(beside_sends, sent), 0.0),
     }

@@ -486,8 +486,11 @@ class _Lane(Generic[Length]):
             return
         # The micro-batches that no round takes are sent one after another before the first round.
         longer_s = self.there_s - stage.forward_s - stage.backward_s
+        # Their passes are beside the sends of those before them.
         self.around = [
-            self.first + after.around_first + own.pairs + rounds + longer_s * left
+            self.first
+            + (after.around_first + own.pairs + rounds)
+            + (longer_s * left + stage.queued_late_s * (1 * (left > 0)))
             for rounds, left in zip(own.rounds, (counts.left_near, counts.left_far), strict=True)
         ]
 

@@ -310,7 +310,8 @@ class StageTimes(ColumnSet):
     of it, because the next forward pass runs beside them. Gradients that go back to the stage in
     front take ``received_s``, as do the activations that come from it. By ``within_round_s`` a
     round of a pipeline that waits for its sends is longer, because the stage's passes run beside
-    sends; by ``round_late_s`` the sends of a round are, which go on beside passes of both ways.
+    sends; by ``round_late_s`` the sends of a round are, which go on beside passes of both ways. By
+    ``queued_late_s`` passes of a micro-batch take longer whose send waited for the one before it.
     Where both ends of a send do nothing else meanwhile, ``held_forward_s`` and ``held_backward_s``
     are the sends after a forward and after a backward pass, for which the stage's own next pass
     waits: parts of steady passes, and the second one of what is left when a gradient goes back.
@@ -336,6 +337,7 @@ class StageTimes(ColumnSet):
     received_s: Floats = field(metadata=_WAIT)
     within_round_s: Floats = field(metadata=_WAIT)
     round_late_s: Floats = field(metadata=_SENT_IN_ROUNDS)
+    queued_late_s: Floats = field(metadata=_SENT_IN_ROUNDS)
     held_forward_s: Floats = field(metadata=_SENT_IN_ROUNDS)
     held_backward_s: Floats = field(metadata=_WAIT)
     left_backward_s: Floats = field(metadata=_WAIT)

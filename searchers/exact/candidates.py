@@ -145,7 +145,7 @@ def _of_left(times: StageTimes) -> list[Column]:
 def _of_sends(times: StageTimes) -> list[Column]:
     """The times of sends that never make a pipeline faster by being longer, if candidates differ
     in them: copies that are still under way when a pass has ended keep its send waiting."""
-    late = times.first_send_late_s, times.round_late_s
+    late = times.first_send_late_s, times.round_late_s, times.queued_late_s
     held = times.held_forward_s, times.held_backward_s
     sends = times.point_to_point_s, *late, times.received_s, *held
     found = [column for column in sends if (column != column[:1]).any()]

@@ -59,6 +59,7 @@ def drawn_times(draw: np.random.Generator, parts: int) -> StageTimes:
         received_s=np.zeros(shape),
         within_round_s=np.zeros(shape),
         round_late_s=np.zeros(shape),
+        queued_late_s=np.zeros(shape),
         held_forward_s=np.zeros(shape),
         held_backward_s=np.zeros(shape),
         left_backward_s=(backward - through_backward) * left,

@@ -31,7 +31,7 @@ def times_of(
 ) -> StageTimes:
     nothing = np.zeros_like(forward)
     names = ("delta_forward_s", "delta_backward_s", "within_forward_s", "within_backward_s")
-    sends = "first_send_late_s", "received_s", "within_round_s", "round_late_s"
+    sends = "first_send_late_s", "received_s", "within_round_s", "round_late_s", "queued_late_s"
     waits = "held_forward_s", "held_backward_s", "left_backward_s"
     nothings = dict.fromkeys((*names, "after_first_s", *sends, *waits, *ISSUED), nothing)
     return StageTimes(

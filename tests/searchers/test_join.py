@@ -199,6 +199,7 @@ def test_chains_of_a_menu_are_those_of_its_times() -> None:
         "first_send_late_s",
         "within_round_s",
         "round_late_s",
+        "queued_late_s",
         "after_first_s",
         *("held_forward_s", "held_backward_s", "left_backward_s", *ISSUED),
     ):

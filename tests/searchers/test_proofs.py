@@ -57,6 +57,7 @@ def parts_that_matter(costs: StageCosts) -> dict[str, NDArray[np.float64]]:
         "first send": s.point_to_point_s / 2 + s.first_send_late_s,
         "rounds": s.within_round_s,
         "sends of rounds": s.round_late_s,
+        "in a queue": s.queued_late_s,
         "with what is left": s.through_backward_s + s.left_backward_s,
         "ended with it": last + s.left_backward_s + ended_s,
         "without what is left": s.backward_s - s.left_backward_s,

@@ -296,6 +296,7 @@ def test_the_objective_is_not_shorter_than_the_longest_chain() -> None:
             received_s=zero,
             within_round_s=zero,
             round_late_s=zero,
+            queued_late_s=zero,
             held_forward_s=zero,
             held_backward_s=zero,
             left_backward_s=zero,

@@ -44,6 +44,7 @@ EXTRAS = (
         "received_s",
         "within_round_s",
         "round_late_s",
+        "queued_late_s",
         "held_forward_s",
         "held_backward_s",
         "left_backward_s",
