@@ -156,7 +156,7 @@ class IssuedChains(Generic[Length]):
 # In between a chain may wait for other micro-batches too, one after another: the forward after a
 # gradient is that of the k-th micro-batch after it. Each such round takes around + l - k t longer
 # than the stage's own work meanwhile, so a steady pipeline waits for its sends. In a round passes
-# run beside what is left of sends, and lose time (``mistlab.cost.slot_work``). If one boundary
+# run beside what is left of sends, and lose time (``mistlab.cost.beside_sends``). If one boundary
 # between stages is slower than the others, rounds of its two stages alone can be longer.
 #
 # The first gradient comes back later than after ``around`` if micro-batches that go before it hold

@@ -32,6 +32,7 @@ from mistlab.cost.slot_work import (
     least_ends_if_gathered,
     shared_turns,
     slot_ends,
+    slots_of_leaving,
     split_slots,
     with_nothing,
 )
@@ -228,6 +229,8 @@ class PassSlots:
         lasting = np.maximum(until(STREAMS, self._ends, self._alone), self._fetched_s.sum(axis=0))
         if kept == "own" and len(self.work.evicts):
             self._wait_for_gradients(lasting, rows // len(kinds))
+        if kept == "own":
+            self._leave_early(lasting)
         self._turns_s = lasting[self._turning].copy()
         if self._turns is not None:
             shared = self._turns.rows
@@ -342,6 +345,16 @@ class PassSlots:
         evicts = self.work.evicts
         evicting_s = self.work.evicting_s(self._alone[:, rows, evicts])
         lasting[rows, evicts] = np.maximum(lasting[rows, evicts], evicting_s)
+
+    def _leave_early(self, lasting: Floats) -> None:
+        """Make the slots (N, S) inside steady and last passes longer in which what leaves begins
+        before the next slot."""
+        work = SlotWork(self._seconds, self._kinds[self.is_inside])
+        for number in (_FORWARD, _BACKWARD, _LAST):
+            rows = self._rows_inside(number, number)
+            lasting[rows] = slots_of_leaving(
+                work, PHASES[number], self._alone[:, rows], lasting[rows]
+            )
 
     def _rows_inside(self, first: int, last: int) -> slice:
         """The slots inside the passes from one phase to another."""

@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.core.arrays import Bools, Floats, Ints, Rows
-from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
+from mistlab.machine.slowdowns import (
+    COMPUTE,
+    SHARED_SETS,
+    STREAMS,
+    GroupSlowdowns,
+    Interference,
+    Slowdown,
+)
 from mistlab.schedule.stage_passes import PassKey, StagePass
 
 # Derives the slowdowns of a shape of communicating group from those of measured shapes.
@@ -142,6 +149,7 @@ BLOCK = 8192
 
 LINK = STREAMS.index("gpu_to_gpu")
 LINK_BIT = np.uint8(1 << LINK)
+_FROM_HOST = STREAMS.index("host_to_device")
 _BIT_OF_STREAM = BITS.astype(np.uint8)[:, None]
 
 # Seconds of each of the four streams, which come first (4, ...).
@@ -334,6 +342,69 @@ def link_behind(
 def sets_of(busy: Bools) -> NDArray[np.uint8]:
     """The set of busy streams of each case, a bit for each stream, from a mask (4, C)."""
     return np.asarray(np.bitwise_or.reduce(busy * _BIT_OF_STREAM, axis=0))
+
+
+# What leaves a GPU when its layer has computed, slot after slot.
+#
+# A slot is over when the work that it began with is done. What its own layer leaves, reduced before
+# it goes to the host, begins as soon as the layer has computed. If the slot lasts longer, because
+# it waits for copies, part of it is done before the next slot, which may then be over sooner.
+
+_AWAY = STREAMS.index("device_to_host")
+
+
+def slots_in_turn(
+    alone: Sequence[Floats], reduced: Sequence[Floats], slowed_by: SlowedBy, *, slots: int
+) -> Sequence[Floats]:
+    """Seconds (C) of each of some ``slots``, of two kinds in turn whose streams work for ``alone``
+    (4, C); of the link's work ``reduced`` (C) are the reduction of what leaves then."""
+    # What is left of the slot before: its reduction, then what leaves.
+    left, lasts = (reduced[0], alone[0][_AWAY]), []
+    for number in range(slots):
+        here, after = number % 2, (number + 1) % 2
+        gathered = np.maximum(alone[here][LINK] - reduced[here], 0.0)
+        on_link = left[0], gathered, reduced[after]
+        lasts_s, left = _passed(alone[here], slowed_by, on_link, (left[1], alone[after][_AWAY]))
+        lasts.append(lasts_s)
+    return lasts
+
+
+def _passed(
+    alone: Floats,
+    slowed_by: SlowedBy,
+    on_link: tuple[Floats, Floats, Floats],
+    leaving: tuple[Floats, Floats],
+) -> tuple[Floats, tuple[Floats, Floats]]:
+    """Seconds (C) of a slot, and what is left of its own reduction and of what it leaves. The link
+    does what is left of the reduction before, gathers, and reduces what the slot's own layer has
+    computed; what leaves follows its reduction."""
+    elapsed = np.zeros(alone.shape[1])
+    rest = alone.copy()
+    links, away = [one.copy() for one in on_link], [one.copy() for one in leaving]
+    for _ in range(len(STREAMS) + 3):
+        computed = rest[COMPUTE] <= 0
+        turn = np.select([links[0] > 0, links[1] > 0, computed & (links[2] > 0)], [0, 1, 2], 3)
+        goes = np.select(
+            [
+                (links[0] <= 0) & (away[0] > 0),
+                (away[0] <= 0) & computed & (links[2] <= 0) & (away[1] > 0),
+            ],
+            [0, 1],
+            2,
+        )
+        rest[LINK] = np.choose(turn, [*links, np.zeros_like(elapsed)])
+        rest[_AWAY] = np.choose(goes, [*away, np.zeros_like(elapsed)])
+        busy = rest > 0
+        waits = [one > 0 for one in (rest[COMPUTE], rest[_FROM_HOST], links[0], links[1], away[0])]
+        goes_on = np.logical_or.reduce(waits)
+        slowed = slowed_by.table.take(slowed_by.first + sets_of(busy), axis=1)
+        ahead = np.where(busy, rest * slowed, np.inf)
+        step = np.where(goes_on, ahead.min(axis=0), 0.0)
+        rest = np.where(busy & (ahead <= step), 0.0, np.maximum(rest - step / slowed, 0.0))
+        links = [np.where(turn == place, rest[LINK], one) for place, one in enumerate(links)]
+        away = [np.where(goes == place, rest[_AWAY], one) for place, one in enumerate(away)]
+        elapsed += step
+    return elapsed, (links[2], away[1])
 
 
 # Sends of several stages beside one another.

@@ -20,6 +20,7 @@ from mistlab.cost.side_by_side import (
     link_after,
     link_behind,
     sets_of,
+    slots_in_turn,
     until,
 )
 from mistlab.cost.tasks import Kept, TaskSeconds
@@ -428,46 +429,49 @@ def least_ends_if_gathered(
     return ends
 
 
-# How much longer rounds of a steady pipeline take, because passes run beside sends.
+# How long slots of alike layers take on average, where what leaves begins when it is computed.
 #
-# In a pipeline that waits for its sends, a stage is idle between its passes. After a gradient was
-# sent back, the foremost stage of a round begins its next forward pass at once, the last stage its
-# backward pass. In stages between them the gaps differ: with equal stages, each stage's gap before
-# its forward pass is longer than the gap of the stage in front. A pass whose gap is shorter than
-# the send before it runs beside the rest of the send, and both slow down.
+# A slot that waits for copies lasts longer than its arithmetic, and what its own layer leaves
+# begins in it. Then it is slowed by two layers' work, and the next slot by none; both together take
+# longer than two slots with one layer's work each.
 #
-# For K equal stages, with all times in sends, gap u of stage i before its forward pass, and what a
-# pass and a send lose beside one another (``slowed``, a share of the time that they are together):
-#
-#     u(0) = 0,  u(K) = 2,  u(i+1) = u(i) + short + slowed (max(1 - u(i), 0) + max(u(i+1) - 1, 0))
-#
-# where a micro-batch takes ``short`` less than both passes and both sends of a stage one after
-# another. The foremost stage sends nothing back, and so loses nothing. So a round takes 2 - K
-# short longer than without losses.
-#
-# Axes: C candidates.
+# Axes: S distinct strategies, K kinds of slots; the four streams first.
 
 
-def within_round_s(send_s: Floats, slowed: Floats, stages: Ints) -> Floats:
-    """Seconds (C) by which a round takes longer because of a stage, which is the foremost of so
-    many ``stages`` (C) and sends for ``send_s`` (C) to the next one.
-
-    A round from the stage in front on goes past one stage more than a round from this stage on.
-    """
-    return send_s * (_lost(slowed, stages + 1) - _lost(slowed, stages))
+_SLOTS = 4
 
 
-def _lost(slowed: Floats, stages: Ints) -> Floats:
-    """What a round past so many equal stages (C) loses, in sends: none past one or two."""
-    kept = 1 - slowed
-    # Half of the stages lose before their forward passes, half before their backward passes. A
-    # stage in the middle loses before both.
-    rest = kept ** np.maximum(stages // 2 - 1, 0)
-    both = np.where(stages % 2 == 1, 2 * kept, 1.0)
-    below = both + np.where(stages % 2 == 1, slowed, 0.0) - both * kept * rest
-    loses = (stages > 2) & (slowed > 0)
-    short = slowed * rest * both / np.where(loses, below, 1.0)
-    return np.where(loses, np.maximum(2 - stages * short, 0.0), 0.0)
+def slots_of_leaving(work: SlotWork, phase: Phase, alone: Floats, usual_s: Floats) -> Floats:
+    """Seconds (K, S) of slots of a phase with tasks ``alone`` (4, K, S), which take ``usual_s`` if
+    all begin with the slot: of those between alike layers, or between layers of two types in turn,
+    of which something leaves, the mean of slots in turn, as far as it is longer."""
+    seconds, kinds = work.seconds, work.kinds
+    chosen = np.flatnonzero(seconds.alone("A" if phase == "forward" else "G", ">").any(axis=0))
+    rows = np.flatnonzero((kinds[:, LOWER] == kinds[:, UPPER]) & (kinds[:, LOWER] != NOTHING))
+    if not len(rows) or not len(chosen) or seconds.model.template.depth != 1:
+        return usual_s
+    # Each slot, and the slot that follows it.
+    turns = kinds[rows], kinds[rows][:, [HERE, UPPER, HERE]]
+    following = SlotWork(seconds, turns[1]).alone((phase,))[:, 0][..., chosen]
+    slots = alone[:, rows[:, None], chosen], following
+    reduces = (seconds.zero >= SHARDED_GRADIENTS) | (phase == "last_backward")
+    reduced_s = seconds.alone("R", "") * (reduces & (phase != "forward"))
+    reduced = [of_layers(reduced_s, turn[:, LOWER])[:, chosen] for turn in turns]
+    lasts = slots_in_turn(
+        [one.reshape(len(one), -1) for one in slots],
+        [one.ravel() for one in reduced],
+        in_slots(seconds.slowed_by(), slots[0], chosen),
+        slots=_SLOTS,
+    )
+    both_s = (lasts[-1] + lasts[-2]).reshape(reduced[0].shape)
+    own = usual_s[rows[:, None], chosen]
+    # Where the layers are alike, both slots are this one.
+    barriers = [until(STREAMS, slot_ends(seconds, one, False, chosen), one) for one in slots]
+    are_alike = (kinds[rows, HERE] == kinds[rows, LOWER])[:, None]
+    longer = usual_s.copy()
+    more_s = both_s - np.where(are_alike, 2 * own, barriers[0] + barriers[1])
+    longer[rows[:, None], chosen] += np.maximum(more_s, 0.0) / 2
+    return longer
 
 
 # Where a stage turns from a backward pass to the next forward pass.

@@ -1,6 +1,8 @@
 """How long slots take, worked out one by one."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -93,3 +95,68 @@ def beside_endless_send(slots: Sequence[Slot], factors: np.ndarray) -> tuple[flo
         longer_s += max(elapsed_s + max(2 * collective_s - done_s, 0), usual_s) - usual_s
         sent_s += max(done_s - collective_s, collective_s)
     return longer_s, sent_s
+
+
+def in_turn(slot: Slot, reduced_s: float, factors: np.ndarray, slots: int = 4) -> float:
+    """Seconds of a slot between alike layers, the mean of the last two of several in turn, task by
+    task: a layer's reduction, then what leaves, begin as soon as it has computed."""
+    queues, now, ends = queued_tasks(slot, reduced_s, slots), 0.0, [0.0]
+    done: set[tuple[str, int]] = set()
+    while len(ends) <= slots:
+        begun = len(ends) - 1
+        busy = [queue[0] for queue in queues.values() if is_next(queue, begun, reduced_s, done)]
+        # What takes no time is done at once, a stream after those that it waits for.
+        if any(task.left <= 1e-15 for task in busy):
+            for queue in queues.values():
+                if is_next(queue, begun, reduced_s, done) and queue[0].left <= 1e-15:
+                    done.add(queue.pop(0).key)
+            continue
+        over = {("C", begun), ("H", begun), ("U", begun), ("R", begun - 1), ("D", begun - 1)}
+        if over <= done:
+            ends.append(now)
+            continue
+        slowed = factors[sum(1 << task.stream for task in busy)]
+        step = min(task.left * slowed[task.stream] for task in busy)
+        for task in busy:
+            task.left -= step / slowed[task.stream]
+        now += step
+    return (ends[-1] - ends[-3]) / 2
+
+
+@dataclass
+class Queued:
+    """A task of a stream: its kind and its slot, and the seconds of it that are left."""
+
+    key: tuple[str, int]
+    stream: int
+    left: float
+
+
+def queued_tasks(slot: Slot, reduced_s: float, slots: int) -> dict[int, list[Queued]]:
+    """The tasks of each stream in turn; what the slot before left comes first."""
+    compute, link, host, away = range(len(STREAMS))
+    alone = slot.alone[0]
+    seconds = {
+        "C": (compute, alone[compute]),
+        "H": (host, alone[host]),
+        "U": (link, max(alone[link] - reduced_s, 0.0)),
+        "R": (link, reduced_s),
+        "D": (away, alone[away]),
+    }
+    keys = [("R", -1), ("D", -1), *product("CHURD", range(slots))]
+    queues: dict[int, list[Queued]] = {compute: [], host: [], link: [], away: []}
+    for name, number in sorted(keys, key=lambda key: (key[1], "CHURD".index(key[0]))):
+        stream, lasts_s = seconds[name]
+        queues[stream].append(Queued((name, number), stream, lasts_s))
+    return queues
+
+
+def is_next(queue: list[Queued], begun: int, reduced_s: float, done: set[tuple[str, int]]) -> bool:
+    """Whether a stream may go on with its first task, in a slot of this number."""
+    if not queue:
+        return False
+    name, number = queue[0].key
+    waits = {("C", number)} if name in ("R", "D") and number >= 0 else set()
+    if name == "D" and reduced_s:
+        waits.add(("R", number))
+    return number <= begun and waits <= done

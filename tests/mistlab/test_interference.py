@@ -15,7 +15,15 @@ from mistlab import catalog
 from mistlab.calibration.fitted_slowdowns import OverlapRows, combined, errors, fit
 from mistlab.calibration.tables import read_overlap_table
 from mistlab.core.values import FieldError, InputError
-from mistlab.cost.side_by_side import BITS, BLOCK, factors_of, overlapped, slowdowns_of_group
+from mistlab.cost.side_by_side import (
+    BITS,
+    BLOCK,
+    SlowedBy,
+    factors_of,
+    overlapped,
+    slots_in_turn,
+    slowdowns_of_group,
+)
 from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
 
 NO_SLOWDOWN = GroupSlowdowns(gpus_in_node=2, nodes=1, slowdowns=())
@@ -81,6 +89,47 @@ def test_four_streams_end_one_after_another() -> None:
     # Every factor is the number of busy streams: they share one resource fairly.
     shared = group([float(len(streams)) for streams in SHARED_SETS for _ in streams])
     assert seconds([1.0, 2.0, 3.0, 4.0], shared) == pytest.approx(10.0)
+
+
+def test_slots_whose_copies_last_longer_than_their_layers_alternate() -> None:
+    """Copies back take four times as long beside what leaves, which takes as long as alone."""
+    slowed = GroupSlowdowns(
+        gpus_in_node=2,
+        nodes=1,
+        slowdowns=(
+            Slowdown(streams=("host_to_device", "device_to_host"), factors=(4.0, 1.0)),
+            Slowdown(
+                streams=("compute", "host_to_device", "device_to_host"), factors=(1.0, 4.0, 1.0)
+            ),
+        ),
+    )
+    alone = np.array([[3.0], [0.0], [2.0], [2.0]])
+    factors = SlowedBy.of_all(factors_of(slowed), 1)
+    lasts = slots_in_turn([alone] * 2, [np.zeros(1)] * 2, factors, slots=4)
+    # The copy is beside what is left for 2, alone until the layer is done at 3, and beside what
+    # the layer leaves for another 2. Then nothing is left, and the next slot is its arithmetic.
+    assert [float(one[0]) for one in lasts] == pytest.approx([5.0, 3.0, 5.0, 3.0])
+
+
+def test_what_leaves_waits_for_its_reduction() -> None:
+    alone = np.array([[1.0], [3.0], [0.0], [2.0]])
+    free = SlowedBy.of_all(np.ones((16, 4)), 1)
+    lasts = slots_in_turn([alone] * 2, [np.array([2.0])] * 2, free, slots=2)
+    # The reduction of the layer before, then what it leaves; meanwhile the link gathers and
+    # reduces the slot's own layer for one of two seconds. The next slot is left with the rest.
+    assert [float(one[0]) for one in lasts] == pytest.approx([4.0, 3.0])
+
+
+def test_slots_of_two_kinds_take_turns() -> None:
+    # What the first kind's layer leaves takes 4, what the second's leaves 1; copies take 3 and 2.
+    first, second = (
+        np.array([[1.0], [0.0], [copied], [left]]) for copied, left in ((3, 1), (2, 4))
+    )
+    free = SlowedBy.of_all(np.ones((16, 4)), 1)
+    lasts = slots_in_turn([first, second], [np.zeros(1)] * 2, free, slots=4)
+    # The first slot's own layer begins to leave at 1, and 2 of 4 are over at 3; the second slot
+    # waits for the other 2, and nothing of what its layer leaves keeps the first kind waiting.
+    assert [float(one[0]) for one in lasts] == pytest.approx([3.0, 2.0, 3.0, 2.0])
 
 
 def test_many_cases_take_what_each_takes_by_itself() -> None:

@@ -19,6 +19,7 @@ from tests.mistlab.slots_by_hand import (
     Slot,
     beside_endless_send,
     evicted,
+    in_turn,
     lasting_s,
     lost_beside,
     together,
@@ -98,6 +99,33 @@ def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tu
     return slots, len(types)
 
 
+def with_slots_in_turn(
+    model: StageTimeModel,
+    batch: StageBatch,
+    row: int,
+    phase: str,
+    slots: SlotTimes,
+    factors: np.ndarray,
+) -> SlotTimes:
+    """The slots of a pass, of which those between alike layers last at least as long as several in
+    turn, in which what leaves begins when its layer has computed."""
+    leaving = "activations" if phase == "forward" else "gradients"
+    if model.tasks.template.depth != 1 or not getattr(batch, f"offload_{leaving}")[row]:
+        return slots
+    seconds = model.tasks.seconds(
+        {name: getattr(batch, name)[row : row + 1] for name in task_columns()}
+    )
+    reduces = phase == "last_backward" or (phase == "backward" and batch.zero[row] >= 2)
+    first, plain = batch.has_embedding[row], batch.layers[row] - batch.checkpointed_layers[row]
+    found = dict(slots)
+    for kind, start, end in ((1, 0, plain), (2, plain, batch.layers[row])):
+        reduced_s = float(seconds.alone("R", "")[kind, 0]) if reduces else 0.0
+        for place in range(first + start + 1, first + end - 1):
+            mean_s = in_turn(slots[place], reduced_s, factors)
+            found[place] = slots[place]._replace(least=max(slots[place].least, mean_s))
+    return found
+
+
 def shared_turn(
     batch: StageBatch, row: int, forward: SlotTimes, backward: SlotTimes
 ) -> np.ndarray | None:
@@ -146,9 +174,9 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
                 lasting_s(together(*(work[slot] for work in works)), factors) for slot in slots
             )
 
-        phases = ("forward", "backward", "first_forward", "last_backward")
         (forward, layers), (backward, _), (first, _), (last, _) = (
-            walked(model, batch, row, phase) for phase in phases
+            walked(model, batch, row, phase)
+            for phase in ("forward", "backward", "first_forward", "last_backward")
         )
         inside, below = range(layers), range(-depth, 0)
         above = range(layers, layers + depth)
@@ -167,6 +195,10 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
                 {at: slot._replace(least=evicted(slot.alone, factors)) for at, slot in of.items()}
                 for of in (backward, last)
             )
+        forward, backward, last = (
+            with_slots_in_turn(model, batch, row, phase, of, factors)
+            for phase, of in (("forward", forward), ("backward", backward), ("last_backward", last))
+        )
         once = [lasting(inside, work) for work in (forward, backward)]
         assert found.through_forward_s[row] == pytest.approx(once[0], rel=1e-9)
         left = 0.0 if depth > 1 or batch.offload_gradients[row] else left_of(backward[0], factors)

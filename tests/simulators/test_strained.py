@@ -6,7 +6,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
-from mistlab.plan.plan import Plan, StagePlan
+from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
@@ -42,6 +42,56 @@ def test_sends_longer_than_passes_wait_for_one_another(engine: str, gbytes: floa
     stage = StagePlan(layers=6, data_parallel=1, tensor_parallel=1, micro_batch=16)
     plan = Plan(engine=engine, micro_batches=4, stages=(replace(stage, checkpointed_layers=5),) * 4)
     assert abs(difference(SMALL, cluster, plan)) < 0.01
+
+
+def test_a_micro_batch_that_queues_is_slowed_by_the_send_before_it() -> None:
+    """Two stages on two nodes: the second micro-batch computes while a gradient goes back."""
+    cluster = replace(
+        H100,
+        nodes=2,
+        gpus_per_node=2,
+        intra_node_gbytes_per_s=32.0,
+        inter_node_gbytes_per_s=1.0,
+    )
+    stage = StagePlan(
+        layers=12, data_parallel=1, tensor_parallel=2, micro_batch=16, checkpointed_layers=12
+    )
+    plan = Plan(engine="megatron-core", micro_batches=4, stages=(stage,) * 2)
+    assert abs(difference(SMALL, cluster, plan)) < 0.01
+
+
+@pytest.mark.parametrize("micro_batches", [2, 8])
+def test_sends_that_meet_hold_stages_after_each_of_their_passes(micro_batches: int) -> None:
+    """Fewer micro-batches than stages, and more: forwards and backwards in turn."""
+    cluster = replace(H100, nodes=4, gpus_per_node=1, inter_node_gbytes_per_s=1.0)
+    workload = replace(SMALL, global_batch=4 * micro_batches)
+    stage = StagePlan(layers=6, data_parallel=1, tensor_parallel=1, micro_batch=4)
+    plan = Plan(engine="nanotron", micro_batches=micro_batches, stages=(stage,) * 4)
+    assert abs(difference(workload, cluster, plan)) < 0.005
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_what_leaves_begins_before_the_next_slot(zero: int) -> None:
+    """Gradients leave by the last backward pass, which waits for copies: two slots in turn."""
+    cluster = Cluster(hardware=catalog.hardware("v100-32gb"), nodes=2, gpus_per_node=4)
+    workload = replace(
+        SMALL,
+        model=catalog.model("gpt3-2.7b"),
+        sequence_length=1024,
+        global_batch=32,
+        precision="fp16",
+    )
+    stage = StagePlan(
+        layers=32,
+        data_parallel=8,
+        tensor_parallel=1,
+        micro_batch=4,
+        zero=zero,
+        checkpointed_layers=7,
+        offload=Offload(weights=0.375, gradients=0.875, optimizer=0.375),
+    )
+    plan = Plan(micro_batches=1, stages=(stage,))
+    assert abs(difference(workload, cluster, plan)) < 0.01
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
