@@ -14,6 +14,7 @@ from mistlab.cost.tasks import TaskModel, task_columns
 from mistlab.engines.engine import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
+from mistlab.network.link_times import GroupSpread
 from mistlab.stages.stage_batch import StageBatch, StageSeconds
 from tests.mistlab.slots_by_hand import (
     Slot,
@@ -356,7 +357,7 @@ def test_ranks_may_send_their_parts_of_activations_and_gather_them() -> None:
     for across, whole_s, parts_s in zip((False, True), whole, parts, strict=True):
         link = tasks.links.send(across_nodes=across, at_once=4)
         size_bytes = np.array([(whole_s - link.latency_s) / link.s_per_byte])
-        gathered_s = tasks.collective("all_gather", gpus_in_node=2, nodes=1)(size_bytes)
+        gathered_s = tasks.collective("all_gather", GroupSpread(2, 1))(size_bytes)
         assert parts_s == pytest.approx(float(link(size_bytes / 2)[0] + gathered_s[0]))
 
 
