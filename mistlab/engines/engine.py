@@ -278,7 +278,8 @@ class Engine:
     ``keeps_masks`` says whether blocks keep the masks of dropout, or draw them again,
     ``recomputes_loss`` whether a loss in chunks runs the head again in its backward pass; others
     make gradients of logits in the forward pass.
-    ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``runs_lean`` whether
+    ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``orders_axes``
+    whether tensor ranks may be the furthest apart, ``runs_lean`` whether
     blocks may have operators that keep less, ``runs_here`` whether this package's runtime executes
     its slot table.
     """
@@ -319,6 +320,7 @@ class Engine:
     optimizers: tuple[Optimizer, ...] = ("adamw",)
     drops_tokens: bool = False
     runs_lean: bool = False
+    orders_axes: bool = False
     runs_here: bool = False
 
     def __post_init__(self) -> None:

@@ -145,5 +145,6 @@ MISTLAB = Engine(
     keeps_masks=False,
     recomputes_loss=True,
     runs_lean=True,
+    orders_axes=True,
     runs_here=True,
 )

@@ -224,6 +224,18 @@ def averaging_problem(setting: Setting) -> str:
     return ""
 
 
+def axis_order_problem(setting: Setting) -> str:
+    """Why a stage's tensor ranks have to be side by side."""
+    order = setting.degree("axis_order")
+    if not order:
+        return ""
+    if setting.workload.model.experts is not None:
+        return f"{order}, but the axes of experts go with tensor ranks side by side: give 0"
+    if setting.degree("state_replicas") > 1 or setting.workload.averages_weights:
+        return f"{order}, but replicas of states have tensor ranks side by side: give 0"
+    return ""
+
+
 def level_problem(setting: Setting) -> str:
     """Why a stage cannot shard its states beside the workload's reduction."""
     if setting.workload.reduces_plainly:

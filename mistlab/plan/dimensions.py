@@ -152,6 +152,23 @@ DIMENSIONS: dict[str, Dimension] = {
             runs=lambda engine, _: engine.context_exchanges, why=lambda *_: "does not"
         ),
     ),
+    "axis_order": Dimension(
+        part="mesh",
+        symbol="ao",
+        maximum=1,
+        default=0,
+        shared_by="tensor",
+        label="order of axes",
+        words=("tensor ranks side by side", "tensor ranks furthest apart"),
+        is_trained=True,
+        checks={"states": checks.axis_order_problem},
+        limit=EngineLimit(
+            runs=lambda engine, _: None if engine.orders_axes else (0,),
+            why=lambda *_: "has tensor ranks side by side",
+            remedy="leave it out, or give mistlab",
+            is_level=True,
+        ),
+    ),
     lean_sets.CHOICE: Dimension(
         part="mesh",
         symbol="lo",
@@ -292,6 +309,7 @@ DIMENSIONS: dict[str, Dimension] = {
     ),
 }
 RECOMPUTED = "checkpointed_layers"
+AXIS_ORDER = "axis_order"
 OFFLOADS = tuple(name for name, row in DIMENSIONS.items() if row.path.startswith("offload."))
 
 
@@ -427,6 +445,7 @@ def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:
 
 
 Degree = TypeVar("Degree", int, "NDArray[Any]")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -517,8 +536,7 @@ def ranks_of(group: str, value: Callable[[str], Degree]) -> Degree:
 def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
     """The ranks of each group of this name, counted from the stage's first rank."""
     axes = axes_of(group)
-    of_axes = degrees(axes, value)
-    steps = dict(zip(axes, _steps(axes, value), strict=True))
+    of_axes, steps = degrees(axes, value), _steps(axes, value)
 
     def ranks(names: list[str]) -> list[int]:
         ways = ([place * steps[name] for place in range(of_axes[name])] for name in reversed(names))
@@ -526,26 +544,35 @@ def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
 
     inside = ranks([axis for axis in axes if axis in GROUPS[group]])
     for first in ranks([axis for axis in axes if axis not in GROUPS[group]]):
-        yield [first + rank for rank in inside]
+        yield sorted(first + rank for rank in inside)
 
 
 def position_of(rank: int, value: Callable[[str], int]) -> dict[str, int]:
     """The position of a stage's rank along each axis."""
-    position = {}
-    for name, axis in AXES.items():
-        rank, position[name] = divmod(rank, value(axis.dimension))
-    return position
+    found = {}
+    for name, axis in in_order(AXES, value(AXIS_ORDER)).items():
+        rank, found[name] = divmod(rank, value(axis.dimension))
+    return found
 
 
 def rank_of(position: dict[str, int], value: Callable[[str], int]) -> int:
     """The rank at a position, counted from the stage's first."""
-    steps = zip(AXES, _steps(AXES, value), strict=True)
-    return sum(position.get(name, 0) * step for name, step in steps)
+    steps = _steps(AXES, value)
+    return sum(position.get(name, 0) * step for name, step in steps.items())
 
 
-def _steps(axes: Mapping[str, Axis], value: Callable[[str], int]) -> list[int]:
+def in_order(axes: Mapping[str, Item], order: int) -> dict[str, Item]:
+    """What axes of a table have, from the innermost on, by a stage's ``axis_order``: the first axis
+    is the innermost one, or the outermost. Axes of experts have one order."""
+    first, *others = axes
+    names = [*others, first] if order and first not in EXPERT_AXES else axes
+    return {name: axes[name] for name in names}
+
+
+def _steps(axes: Mapping[str, Axis], value: Callable[[str], int]) -> dict[str, int]:
     """The distance in ranks between neighbours along each axis."""
-    steps = [1]
-    for degree in degrees(axes, value).values():
-        steps.append(steps[-1] * degree)
-    return steps[:-1]
+    steps, step = {}, 1
+    for name, degree in in_order(degrees(axes, value), value(AXIS_ORDER)).items():
+        steps[name] = step
+        step *= degree
+    return steps

@@ -18,10 +18,12 @@ from mistlab.machine.cluster import Cluster
 from mistlab.network.link_times import GroupSpread, TierTimes
 from mistlab.network.tiers import NETWORK, NODE
 from mistlab.plan.dimensions import (
+    AXIS_ORDER,
     GROUPS,
     axes_of,
     counts_of_blocks,
     degrees,
+    in_order,
     names_of,
     num_gpus,
     ranks_of,
@@ -444,9 +446,24 @@ def shape_on_nodes(
     on nodes in several ways, as five GPUs a node make it, it is the group on the most nodes, for
     which the others wait.
     """
+    order = np.broadcast_to(value(AXIS_ORDER), first_rank.shape)
+    nodes = _nodes(group, value, first_rank, gpus_per_node, 0)
+    if order.any():
+        nodes = np.where(order == 0, nodes, _nodes(group, value, first_rank, gpus_per_node, 1))
+    return -(-ranks_of(group, value).astype(np.int64) // nodes), nodes
+
+
+def _nodes(
+    group: str,
+    value: Callable[[str], NDArray[Any]],
+    first_rank: Ints,
+    gpus_per_node: int,
+    order: int,
+) -> Ints:
+    """The number of a group's nodes, with axes in this order."""
     reach, apart = np.zeros_like(first_rank), np.ones_like(first_rank)
     step, are_alike = np.ones_like(first_rank), np.ones(first_rank.shape, dtype=bool)
-    along = degrees(axes_of(group), value)
+    along = in_order(degrees(axes_of(group), value), order)
     for name, ranks in along.items():
         degree = ranks.astype(np.int64)
         if name in GROUPS[group]:
@@ -462,7 +479,7 @@ def shape_on_nodes(
     for row in np.flatnonzero(~are_alike).tolist():
         axes = {name: int(ranks[row]) for name, ranks in along.items()}
         nodes[row] = _most_apart(group, axes, first_rank[row], lambda rank: rank // gpus_per_node)
-    return -(-ranks_of(group, value).astype(np.int64) // nodes), nodes
+    return np.asarray(nodes)
 
 
 def _most_apart(
@@ -531,10 +548,11 @@ def _units(
     network, gpus = tiers.network, tiers.gpus_per_node
     if not any(tier.scattered for tier in network.tiers[place:]):
         return shape_on_nodes(group, value, first, network.nodes_below(place) * gpus)[1]
-    along = degrees(axes_of(group), value)
+    along, order = degrees(axes_of(group), value), value(AXIS_ORDER)
     found = np.ones_like(first)
     for row, begin in enumerate(first.tolist()):
         axes = {name: int(ranks[row]) for name, ranks in along.items()}
+        axes = in_order(axes, int(order[row]))
         found[row] = _most_apart(
             group, axes, begin, lambda rank: tiers.units_of(rank // gpus, place)
         )

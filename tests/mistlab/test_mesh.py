@@ -23,7 +23,8 @@ from mistlab.stages.stage_shape import shape_on_nodes
 
 @pytest.mark.parametrize("group", [*GROUPS])
 @pytest.mark.parametrize("gpus", [1, 4, 8])
-def test_shapes_are_those_of_ranks_one_by_one(group: str, gpus: int) -> None:
+@pytest.mark.parametrize("order", [0, 1])
+def test_shapes_are_those_of_ranks_one_by_one(group: str, gpus: int, order: int) -> None:
     degrees = [*product((1, 2, 4), (1, 2, 4), (1, 2, 8), (0, 1, 2))]
     rows = [(t, c, d, p * t * c * d) for t, c, d, p in degrees if t * c * d * (p + 1) <= 64]
     # Stages lie inside a node or fill whole ones.
@@ -36,6 +37,7 @@ def test_shapes_are_those_of_ranks_one_by_one(group: str, gpus: int) -> None:
         data_parallel=data,
         micro_batch=1,
         first_rank=first,
+        axis_order=order,
     )
     inside, nodes = shape_on_nodes(group, batch.value, batch.first_rank, gpus)
     for row, (t, c, d, begin) in enumerate(rows):
@@ -46,6 +48,7 @@ def test_shapes_are_those_of_ranks_one_by_one(group: str, gpus: int) -> None:
                 "tensor_parallel": t,
                 "context_parallel": c,
                 "data_parallel": d,
+                "axis_order": order,
             }
         )
         groups = [*groups_of(group, stage.degree)]

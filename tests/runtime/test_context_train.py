@@ -15,6 +15,7 @@ from mistlab.core.values import InputError  # noqa: E402
 from mistlab.graph.stage_model import StageModel  # noqa: E402
 from mistlab.job.job import Job  # noqa: E402
 from mistlab.machine.cluster import Cluster  # noqa: E402
+from mistlab.plan.dimensions import groups_of  # noqa: E402
 from mistlab.plan.plan import Plan  # noqa: E402
 from mistlab.schedule.context_ways import GATHER, HEADS, RING, WORDS  # noqa: E402
 from mistlab.stages.stage_batch import StageBatch  # noqa: E402
@@ -46,6 +47,7 @@ SPLITS: tuple[dict[str, Any], ...] = (
     {"tensor_parallel": 2, "sequence_parallel": 1},
     {"data_parallel": 2, "micro_batch": 1, "zero": 3},
     {"checkpointed_layers": 1, "offload": MIXED, "zero": 2},
+    {"data_parallel": 2, "micro_batch": 1, "tensor_parallel": 2, "zero": 2, "axis_order": 1},
 )
 
 
@@ -61,6 +63,18 @@ def split(way: int, *, layers: int = 2, ranks: int = 2, **fields: Any) -> Plan:
 def test_a_stage_trains_as_one_process(family: str, way: int, fields: dict[str, Any]) -> None:
     work = workload(family, layers=2, batch=4)
     assert_alike(by_plan(work, split(way, **fields)), plainly(work))
+
+
+def test_tensor_ranks_furthest_apart_train_as_one_process() -> None:
+    fields = {"data_parallel": 2, "tensor_parallel": 2, "micro_batch": 1, "zero": 3}
+    work = workload("llama", layers=2, batch=4)
+    plan = split(RING, axis_order=1, **fields)
+    groups = {name: [*groups_of(name, plan.stages[0].degree)] for name in ("tensor", "gather")}
+    assert groups == {
+        "tensor": [[0, 4], [1, 5], [2, 6], [3, 7]],
+        "gather": [[0, 1, 2, 3], [4, 5, 6, 7]],
+    }
+    assert_alike(by_plan(work, plan), plainly(work))
 
 
 @WAYS
