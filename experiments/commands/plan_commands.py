@@ -160,6 +160,8 @@ PLAN_COMMANDS: dict[str, Group] = {
                     "llm-foundry",
                     "llama-factory",
                     "axolotl",
+                    "torchtune",
+                    "nemo-automodel",
                 ),
                 metavar="FORMAT",
             ),

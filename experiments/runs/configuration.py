@@ -19,7 +19,7 @@ from mistlab.core.values import FieldError, refuse, shown
 from mistlab.cost.confidence import BITS, Blocks, RunKind
 from mistlab.engines.adapters import Base, Loss, States, Train
 from mistlab.engines.engine import ENGINES, Optimizer, Precision
-from mistlab.plan.workload import Attention, ModelSpec
+from mistlab.plan.workload import AdapterTargets, Attention, ModelSpec
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
 
 # Micro-batches of a step where a table does not say the batch.
@@ -76,6 +76,7 @@ class Configuration:
     kind: RunKind
     train: Train = "all"
     adapter_rank: int | None = None
+    adapter_targets: AdapterTargets = "all"
     base: Base = "16bit"
     loss: Loss = "whole"
     states: States = "mixed"
@@ -108,7 +109,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
     notes.append(note)
     shape, assumed = shape_of(row)
     notes += assumed
-    shape, note = replicated(shape, row.count("tp") or 1)
+    shape, note = replicated(shape, row.count("tp") or row.count("sp_ulysses") or 1)
     notes.append(note)
     if engine == "megatron-bridge" and experts_of(shape, row):
         engine, note = exchange_of(row, gpus, is_hybrid=shape.model.is_hybrid)
@@ -168,6 +169,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         kind=_kind(row, shape, gpus, precision, "" if is_assumed else engine),
         train="adapters" if row.adapters else "all",
         adapter_rank=_rank(row, shape),
+        adapter_targets=row.targets if row.adapters else "all",
         base=row.base if row.adapters else "16bit",
         loss=row.loss,
         states=row.states,

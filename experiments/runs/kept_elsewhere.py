@@ -20,7 +20,8 @@ class KeptElsewhere:
     With ``late_gradients`` gradients are freed after the step and come with the next backward pass,
     as torch's optimizers have it (``zero_grad``), so that they are not there while activations are
     most, if a step is one micro-batch. An optimizer that steps in the backward pass frees each as
-    it comes, as one on the host does.
+    it comes, as one on the host does. One that ``pages`` has as much of its state on the host as a
+    GPU lacks room for.
     """
 
     weights: bool = False
@@ -28,6 +29,7 @@ class KeptElsewhere:
     optimizer: bool = False
     activations: bool = False
     late_gradients: bool = False
+    pages: bool = False
 
     @classmethod
     def of_row(cls, row: RunRow, micro_batches: int) -> "KeptElsewhere":
@@ -39,6 +41,7 @@ class KeptElsewhere:
             optimizer=row.optimizer_on_host,
             activations=row.activations_on_host,
             late_gradients=is_late,
+            pages=row.pages_optimizer,
         )
 
     @property
@@ -59,11 +62,13 @@ class KeptElsewhere:
     def applied(self, prediction: Prediction, room: Callable[[int], float]) -> Prediction:
         """A prediction of a plan that keeps all, without what the run does not keep; ``room`` is
         what a GPU of a stage has."""
-        stages = tuple(self._stage(stage) for stage in prediction.stages)
+        stages = tuple(
+            self._stage(stage, room(number)) for number, stage in enumerate(prediction.stages)
+        )
         fits = all(stage.peak_reserved_bytes <= room(number) for number, stage in enumerate(stages))
         return replace(prediction, stages=stages, fits=fits)
 
-    def _stage(self, stage: StagePrediction) -> StagePrediction:
+    def _stage(self, stage: StagePrediction, room: float) -> StagePrediction:
         gone = sum(getattr(stage.memory, name) for name in self.on_host)
         peak = stage.peak_allocated_bytes
         if self.late_gradients and not self.gradients:
@@ -71,6 +76,9 @@ class KeptElsewhere:
             held = stage.memory.gradients
             without = max(peak - held, peak - stage.memory.activations - stage.memory.logits)
             gone += peak - max(without, stage.memory_by_phase.step)
+        if self.pages and not self.optimizer:
+            lacking = max(0, stage.peak_reserved_bytes - gone - int(room))
+            gone += min(lacking, stage.memory.optimizer)
         gone = min(gone, peak)
         return replace(
             stage,

@@ -337,6 +337,7 @@ def _workload(run: Configuration) -> Workload:
             expert_padding=drops_tokens,
             train=run.train,
             adapter_rank=run.adapter_rank,
+            adapter_targets=run.adapter_targets,
             base=run.base,
             loss=run.loss,
             states=run.states,

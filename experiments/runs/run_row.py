@@ -7,6 +7,7 @@ from typing import Any, Literal
 from experiments.runs.runs_table import count_of, flag_of, text_of
 from mistlab.engines.adapters import Base, Loss, States
 from mistlab.engines.engine import Optimizer
+from mistlab.plan.workload import AdapterTargets
 
 # Ways to recompute: of blocks whole, half of them, some or those with experts; of each block every
 # second product or attention's core; what takes hardly any time; as torchtitan or Megatron mean
@@ -64,6 +65,7 @@ class RunRow:
     rowwise: bool = False
     fused_loss: bool = False
     adapters: bool = False
+    targets: AdapterTargets = "all"
     base: Base = "16bit"
     moments: Optimizer = "adamw"
     loss: Loss = "whole"
@@ -106,6 +108,7 @@ class RunRow:
     activations_on_host: bool = False
     late_gradients: bool = False
     steps_in_backward: bool = False
+    pages_optimizer: bool = False
     # How lengths are known, in tables that tell it: exactly, or otherwise.
     lengths: Lengths = ""
     # The longest sample of usual data sets, where a row tells only what lengths are cut off at.

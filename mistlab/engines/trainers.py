@@ -16,7 +16,9 @@ from mistlab.engines.megatron_core import MEGATRON_CORE
 # A single GPU gathers nothing, and whoever shards does so by FSDP or as FSDP does. Logits are
 # converted to 32 bits, their logarithms of shares and gradients follow: as many bytes as
 # torchtitan's.
-_MEMORY = FSDP_EAGER.memory["bf16"]
+# Of sharded weights those of the root, embedding and head, stay gathered beside a block and the
+# next one: about as many as DeepSpeed's ``stage3_max_live_parameters``.
+_MEMORY = replace(FSDP_EAGER.memory["bf16"], gathered_elements=1_000_000_000)
 _PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4")
 _STEP_MOVED = dict.fromkeys(_PRECISIONS, FSDP.step_moved["bf16"])
 _OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "adamw-8bit")
@@ -58,8 +60,8 @@ TRAINER_TILED = replace(
     memory=dict.fromkeys(_PRECISIONS, replace(_MEMORY, kept_by="tiled", wide_logits=1)),
 )
 
-# Weights, gradients and both moments have 16 bits.
-_LLMQ = EngineMemory(weight=2, gradient=2, optimizer=4, wide_logits=0, fixed_mib=64)
+# Weights, gradients and both moments have 16 bits; the gradient of logits is written over them.
+_LLMQ = EngineMemory(weight=2, gradient=2, optimizer=4, wide_logits=-1, fixed_mib=64)
 LLMQ = Engine(
     name="llmq",
     system="trainer",

@@ -7,6 +7,7 @@ take the defaults of ``accelerate launch`` (accelerate/commands/launch.py of 1.1
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mistlab.core.files import about, format_yaml, parse_yaml
@@ -27,6 +28,7 @@ from mistlab.export.rules import (
 )
 from mistlab.export.target import Row, Target
 from mistlab.job.job import Job
+from mistlab.plan.workload import ModelSpec
 from mistlab.schedule.context_ways import GATHER, HEADS, RING
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.shell.session import LaunchFile
@@ -139,6 +141,46 @@ def _read_degrees(top: Section, draft: Found, *, shards: bool) -> None:
     if sizes["dp_replicate"] > 1 and shards:
         draft.values["state_replicas"] = sizes["dp_replicate"]
     _check_degrees(section, draft, sizes)
+
+
+# The switch of recipes by which tensor-parallel ranks split tokens too.
+SPLITS_TOKENS = "sequence_parallel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """How ranks of a recipe share a model.
+
+    ``degrees`` are those of tp, cp, ep and dp_replicate, ``level`` is ZeRO's, ``sequences`` are a
+    rank's at a time. Blocks may be recomputed, and their inputs, or all states, be offloaded.
+    """
+
+    level: int
+    sequences: int | None
+    degrees: Mapping[str, int] = field(default_factory=dict)
+    recomputes: bool = False
+    splits_tokens: bool = False
+    offloads_inputs: bool = False
+    offloads_states: bool = False
+
+    def take(self, draft: Found, model: ModelSpec) -> None:
+        """Take it for a model's plan."""
+        names = {
+            "tp": "tensor_parallel",
+            "cp": "context_parallel",
+            "ep": "expert_parallel",
+            "dp_replicate": "state_replicas",
+        }
+        draft.micro_batch = self.sequences
+        draft.values |= {names[word]: n for word, n in self.degrees.items() if n > 1}
+        draft.values["zero"] = self.level
+        if self.splits_tokens and self.degrees.get("tp", 1) > 1:
+            draft.values["sequence_parallel"] = 1
+        if self.recomputes:
+            draft.values["checkpointed_layers"] = model.layers
+            draft.values |= {"offload_activations": 1.0} if self.offloads_inputs else {}
+        if self.offloads_states:
+            draft.values |= dict.fromkeys(STATES, 1.0)
 
 
 def _check_degrees(section: Section, draft: Found, sizes: Mapping[str, int]) -> None:

@@ -34,6 +34,7 @@ class Found:
     blocks of a stage. With ``recomputed_every`` n, every n-th block of a stage is recomputed.
     ``engine`` is the one under which a file says that its plan was predicted. With
     ``shares_experts`` ranks of one replica, which divide layers, share the states of its experts.
+    ``trained`` are fields of the workload that say what is trained, and how its loss is computed.
     ``steps`` are micro-batches that an engine runs whatever the batch is. ``remarks`` grow while
     the file is read.
     """
@@ -47,6 +48,7 @@ class Found:
     precision: Precision | None = None
     optimizer: Optimizer = "adamw"
     gradients: Sums = "usual"
+    trained: dict[str, Any] = field(default_factory=dict)
     expert_capacity: float | None = None
     expert_padding: bool = False
     engine: str | None = None
@@ -102,6 +104,7 @@ class Found:
             precision="bf16",
             optimizer=self.optimizer,
             gradients=self.gradients,
+            **self.trained,
             expert_capacity=self.expert_capacity,
             expert_padding=self.expert_padding,
         )

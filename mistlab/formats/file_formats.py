@@ -13,6 +13,7 @@ from mistlab.export.megatron.launched_ranks import is_decoder, refusal_of
 from mistlab.export.megatron.megatron_flags import Options
 from mistlab.export.megatron.option_tables import TELLING
 from mistlab.formats import (
+    component_recipes,
     gpt_neox,
     hf_trainer,
     hf_tuners,
@@ -92,22 +93,10 @@ _REFUSED_ROWS: tuple[tuple[str, str, str, str], ...] = (
         "its recipes are Python: give the model by --model and the rest as one of the formats read",
     ),
     (
-        "nemo-automodel",
-        "NeMo AutoModel",
-        "model._target_ step_scheduler | step_scheduler distributed",
-        "give the model by --model and the rest as a configuration of Accelerate",
-    ),
-    (
         "nemo-rl",
         "a run of reinforcement learning",
         "actor_rollout_ref | policy grpo | actor rollout | algorithm.adv_estimator",
         "it generates text and trains several models in turn",
-    ),
-    (
-        "torchtune",
-        "torchtune",
-        "model._component_ optimizer._component_",
-        "give the model by --model and the rest as a configuration of Accelerate",
     ),
     (
         "maxtext",
@@ -272,6 +261,20 @@ _ROWS = (
         hf_tuners.recognises_llama_factory,
     ),
     _row("axolotl", "axolotl", "accelerate", hf_tuners.read_axolotl, hf_tuners.recognises_axolotl),
+    _row(
+        "torchtune",
+        "torchtune",
+        "accelerate",
+        component_recipes.read_torchtune,
+        component_recipes.recognises_torchtune,
+    ),
+    _row(
+        "nemo-automodel",
+        "NeMo AutoModel",
+        "accelerate",
+        component_recipes.read_automodel,
+        component_recipes.recognises_automodel,
+    ),
     _row("nemo", "NeMo", "megatron", nemo.read_nemo, nemo.recognises_nemo),
     _row(
         "megatron-bridge", "Megatron-Bridge", "megatron", nemo.read_bridge, nemo.recognises_bridge

@@ -40,18 +40,7 @@ UNSAID: Mapping[str, str] = {
 }
 # Arguments of runs that train something else than all weights by the next token, and what it is.
 OTHERS: Mapping[str, str] = {
-    "use_peft": "adapters (PEFT) alone",
-    "use_lora": "adapters (LoRA) alone",
-    "lora_enable": "adapters (LoRA) alone",
-    "lora_r": "adapters (LoRA) alone",
-    "lora_rank": "adapters (LoRA) alone",
-    "lora_alpha": "adapters (LoRA) alone",
     "rank": "adapters (a rank is given) alone",
-    "adapter": "adapters alone",
-    "qlora": "adapters (QLoRA) alone",
-    "load_in_4bit": "adapters of a model in 4 bits",
-    "load_in_8bit": "adapters of a model in 8 bits",
-    "quantization_bit": "adapters of a quantized model",
     "vision_tower": "a vision-language model",
     "vision_tower_lr": "a vision-language model",
     "tune_vision_tower": "a vision-language model",
@@ -76,9 +65,7 @@ OTHERS: Mapping[str, str] = {
 }
 # Words of a training program's name, and what it trains.
 PROGRAMS: Mapping[str, str] = {
-    "lora": "adapters (LoRA) alone",
-    "qlora": "adapters (QLoRA) alone",
-    "peft": "adapters (PEFT) alone",
+    "qlora": "adapters on a base of few bits, of which no argument tells",
     "dpo": OTHERS["beta"],
     "orpo": "by preferences (ORPO)",
     "simpo": "by preferences (SimPO)",

@@ -20,6 +20,8 @@ from mistlab.export.given import Given, Imported
 from mistlab.export.megatron.launched_ranks import refusal_of
 from mistlab.formats.checkpoints import needed_model
 from mistlab.formats.content import settings_of
+from mistlab.formats.hf_adapters import KEYS as ADAPTERS
+from mistlab.formats.hf_adapters import read_adapters
 from mistlab.formats.hf_names import CALM, HARMLESS, OTHERS, PROGRAMS, UNSAID
 from mistlab.formats.hf_sharing import read_sharing
 from mistlab.formats.launched import (
@@ -62,7 +64,7 @@ _COSTING = {
     *_LENGTHS,
     *_MODELS,
     *("deepspeed", "deepspeed_config", "fsdp", "fsdp_config", "bf16", "fp16", "packing"),
-    *("gradient_checkpointing", "optim", "torch_dtype", "dtype", "use_peft", "use_lora"),
+    *("gradient_checkpointing", "optim", "torch_dtype", "dtype", *ADAPTERS),
 }
 
 
@@ -72,7 +74,8 @@ class Trainer:
 
     ``names`` are its own words for arguments. ``recomputes`` and ``length`` are its defaults, and
     ``length`` is None where it has none. ``pads`` tells whether its sequences are padded, not
-    packed, unless they are told.
+    packed, unless they are told. With ``adapts`` adapters are trained unless they are told not to
+    be; ``rank`` is their usual rank.
     """
 
     title: str
@@ -80,9 +83,11 @@ class Trainer:
     recomputes: bool = False
     length: int | None = None
     pads: bool = True
+    adapts: bool = False
+    rank: int = 8
 
 
-TRAINER = Trainer(title="Hugging Face's Trainer")
+TRAINER = Trainer(title="Hugging Face's Trainer", rank=16)
 
 
 def recognises(source: LaunchFile) -> bool:
@@ -160,6 +165,8 @@ def read_arguments(
     draft = Found()
     top = Section(_known(settings, trainer), "", draft)
     _refuse_others(top, trainer, command)
+    adapts = trainer.adapts or (command is not None and bool(_words(command) & _ADAPTING))
+    read_adapters(top, draft, rank=trainer.rank, usual=adapts)
     key = next((name for name in _MODELS if top.has(name)), _MODELS[0])
     where = trainer.names.get(key, key)
     path, files = top.text(key), with_files(source, command)
@@ -207,7 +214,7 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
         if value not in (None, False, "", 0, "none", "None", "false", "False"):
             name = trainer.names.get(key, key)
             reject(f"{name}: this run of {trainer.title} trains {what}: not read here")
-    for key in ("finetuning_type", "tuner_type", "train_type"):
+    for key in ("tuner_type", "train_type"):
         if top.text(key, "full") not in ("full", "none"):
             reject(f"{key}: {top.get(key)} is not read here, only full is")
     if command is not None:
@@ -216,15 +223,32 @@ def _refuse_others(top: Section, trainer: Trainer, command: Command | None) -> N
 
 def refuse_program(command: Command) -> None:
     """Refuse a script whose program trains something else than a decoder by the next token."""
-    words = (*command.launch.started, *command.launch.arguments)
-    programs = [word.text for word in words if word.text.endswith(".py")]
-    for program in (command.launch.program, *programs):
-        parts = re.split(r"[_\-.]", PurePosixPath(program.replace(".py", "")).name.lower())
+    for program in _programs(command):
+        parts = _parts(program)
         reason = next((PROGRAMS[word] for word in parts if word in PROGRAMS), None)
         if reason is not None:
             reject(f"{program}: trains {reason}: not read here")
         if (reason := refusal_of(program)) is not None:
             reject(f"{program}: {reason}: not read here")
+
+
+# Words of the names of programs that train adapters.
+_ADAPTING = frozenset(("lora", "peft"))
+
+
+def _words(command: Command) -> set[str]:
+    return {word for program in _programs(command) for word in _parts(program)}
+
+
+def _programs(command: Command) -> list[str]:
+    words = (*command.launch.started, *command.launch.arguments)
+    programs = [word.text for word in words if word.text.endswith(".py")]
+    return [command.launch.program, *programs]
+
+
+def _parts(program: str) -> list[str]:
+    """The words of a program's name."""
+    return re.split(r"[_\-.]", PurePosixPath(program.replace(".py", "")).name.lower())
 
 
 def _lengths(top: Section, trainer: Trainer, draft: Found) -> None:

@@ -1,14 +1,15 @@
-"""Reads the YAML of axolotl and of LLaMA-Factory; other than full training is refused by name.
+"""Reads the YAML of axolotl and of LLaMA-Factory; preferences and rewards are refused by name.
 
 Keys are turned into the Trainer's. Left-out keys take the defaults of src/axolotl/utils/schemas
 (2026): one step of accumulation, no recomputation, no packing.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mistlab.core.files import parse_yaml
-from mistlab.core.values import InputError, reject
+from mistlab.core.values import reject
 from mistlab.export.given import Given, Imported
 from mistlab.formats.content import settings_of
 from mistlab.formats.hf_trainer import Trainer, arguments_of, read_arguments
@@ -56,13 +57,8 @@ def read_axolotl(source: LaunchFile, given: Given) -> Imported:
             reject("starts axolotl without a configuration: give its YAML")
         text = named_text(path, command, source, "configures axolotl's run")
         settings = {**parse_yaml(text, path), **_options(arguments_of(command, source))}
-    for key in ("adapter", "rl", "load_in_4bit", "load_in_8bit", "peft"):
-        value = settings.get(key)
-        if value:
-            what = f"{value} ({key})" if isinstance(value, str) else key
-            message = f"{key}: this is an axolotl file with {what}: not read here, only the full "
-            message += "training of a model by the next token is"
-            raise InputError(message)
+    if value := settings.get("rl"):
+        reject(f"rl: this is an axolotl file with {value}: not read, only the next token's loss is")
     for key, choice in _DEGREES.items():
         if settings.get(key) not in (None, 1, "1"):
             reject(f"{key}: {choice} of axolotl is not read here: give 1")
@@ -75,13 +71,13 @@ def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if value is not True}
 
 
-# Reads LLaMA-Factory's YAML of full training; other ways to tune are refused by name.
+# Reads LLaMA-Factory's YAML; ways to tune but LoRA and full training are refused by name.
 #
 # Left-out keys take the defaults of src/llamafactory/hparams (2026): LoRA, 2,048 tokens, and
 # recomputation unless it is turned off.
 
 
-_LLAMA_FACTORY = Trainer(title="LLaMA-Factory", recomputes=True, length=2048)
+_LLAMA_FACTORY = Trainer(title="LLaMA-Factory", recomputes=True, length=2048, adapts=True)
 _STAGES = {
     "rm": "a reward model",
     "ppo": "by reinforcement learning (PPO), which generates text",
@@ -113,13 +109,8 @@ def read_llama_factory(source: LaunchFile, given: Given) -> Imported:
     stage = str(settings.get("stage", "sft"))
     if stage in _STAGES:
         reject(f"stage: this is a LLaMA-Factory file that trains {_STAGES[stage]}: not read here")
-    kind = str(settings.get("finetuning_type", "lora"))
-    if kind != "full":
-        reject(
-            f"finetuning_type: this is a LLaMA-Factory file with {kind}: not read here, only full "
-            "training is"
-        )
+    settings = {"finetuning_type": "lora", **settings}
     trainer = _LLAMA_FACTORY
     if stage == "pt" and settings.get("packing") is None:
-        trainer = Trainer(title=_LLAMA_FACTORY.title, recomputes=True, length=2048, pads=False)
+        trainer = replace(trainer, pads=False)
     return read_arguments(settings, trainer, source, given, command)

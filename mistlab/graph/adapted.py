@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from mistlab.graph.stored_graph import Plain, StoredGraph, numel
+from mistlab.graph.stored_graph import DTYPE, DTYPE_OF_4, Plain, StoredGraph, numel
 
 # The symbol of an adapter's rank, and the parts of a block whose products may have adapters.
 RANK = "x"
@@ -21,6 +21,8 @@ ATTENTION, NETWORKS = "attention.", ("mlp.", "shared.", "experts.")
 # Products of rows that ranks split, side by side: queries, keys and values; gates and values.
 _QUERIES, _FIRST = ("attention.qkv", 3), ".up"
 _WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
+# Products of 8 or 4 bits have adapters of 16.
+_OF_FEW_BITS, _OF_ADAPTERS = (DTYPE, DTYPE_OF_4), "bfloat16"
 
 
 @cache
@@ -72,7 +74,7 @@ def _kept(layer: Plain, parts: tuple[str, ...]) -> Iterator[Plain]:
     }
     for tensor in layer["saved"]:
         module = tensor["module"]
-        is_of_product = module in matrices and tensor["dtype"] in _WIDTHS
+        is_of_product = module in matrices and tensor["dtype"] in (*_WIDTHS, *_OF_FEW_BITS)
         if module.startswith(parts) or not is_of_product or module.endswith(".router"):
             yield tensor
 
@@ -94,10 +96,11 @@ def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
         side_by_side = _QUERIES[1] if module == _QUERIES[0] else gates if splits_rows else 1
         own = [*own_tokens] if splits_rows and not module.startswith("experts.") else [rows]
         shape = [*own, f"{side_by_side}*{RANK}" if side_by_side > 1 else RANK]
+        dtype = _OF_ADAPTERS if one["dtype"] in _OF_FEW_BITS else one["dtype"]
         yield {
             "module": module,
             "shape": shape,
-            "dtype": one["dtype"],
-            "size_bytes": f"{_WIDTHS[one['dtype']]}*{numel(shape)}",
+            "dtype": dtype,
+            "size_bytes": f"{_WIDTHS[dtype]}*{numel(shape)}",
             "is_input": False,
         }

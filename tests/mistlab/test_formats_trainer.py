@@ -79,9 +79,9 @@ def test_defaults_of_the_trainer_are_told() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("use_peft: true", "use_peft: this run .* trains adapters"),
-        ("lora_r: 16", "lora_r: this run .* trains adapters"),
-        ("load_in_4bit: true", "load_in_4bit: this run"),
+        ("rank: 16", "rank: this run .* trains adapters"),
+        ("load_in_4bit: true", "load_in_4bit: 4bit weights are frozen, and no adapters are told"),
+        ("adapter: ia3", "adapter: ia3 is not read here: give lora, qlora or full"),
         ("beta: 0.1", "beta: this run .* trains by preferences"),
         ("num_generations: 8", "num_generations: this run .* by reinforcement learning"),
         ("vision_tower: clip", "vision_tower: this run .* a vision-language model"),
@@ -211,7 +211,7 @@ def test_a_command_inside_a_submitting_program_is_the_one_that_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["run_dpo.py", "train_lora.py", "grpo.py", "run_mlm.py", "train_llava.py"]
+    "program", ["run_dpo.py", "train_qlora.py", "grpo.py", "run_mlm.py", "train_llava.py"]
 )
 def test_programs_that_train_something_else_are_refused(program: str) -> None:
     with pytest.raises(InputError, match=f"{program}: .*not read here"):
@@ -253,12 +253,7 @@ def test_full_training_of_llama_factory_is_read_with_its_defaults() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (
-            "finetuning_type: full",
-            "finetuning_type: lora",
-            "LLaMA-Factory file with lora: not read",
-        ),
-        ("finetuning_type: full\n", "", "LLaMA-Factory file with lora: not read here"),
+        ("finetuning_type: full", "finetuning_type: freeze", "finetuning_type: freeze is not read"),
         ("stage: sft", "stage: dpo", "LLaMA-Factory file that trains by preferences"),
     ],
 )
@@ -291,8 +286,8 @@ def test_full_training_of_axolotl_is_read_and_errors_have_its_own_names() -> Non
         imported(AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "me/x"), gpus_per_node=8)
     newer = AXOLOTL.replace("fsdp: [full_shard, auto_wrap]", "fsdp_config: {fsdp_version: 2}")
     assert imported(newer, gpus_per_node=8).job.plan.stages[0].zero == 3
-    with pytest.raises(InputError, match=r"adapter: this is an axolotl file with qlora"):
-        imported(AXOLOTL + "adapter: qlora\n")
+    with pytest.raises(InputError, match=r"rl: this is an axolotl file with dpo"):
+        imported(AXOLOTL + "rl: dpo\n")
     with pytest.raises(InputError, match=r"tensor_parallel_size: .* not read here"):
         imported(AXOLOTL + "tensor_parallel_size: 2\n")
 
@@ -344,3 +339,129 @@ def test_a_recipe_s_key_that_stands_twice_counts_as_in_its_program() -> None:
     script = "accelerate launch --num_processes 8 sft.py --config recipe.yaml\n"
     found = imported(script, "run.sh", files={"recipe.yaml": twice}, nodes=1, gpus_per_node=8)
     assert found.job.plan.stages[0].micro_batch == 2
+
+
+def trained(found: Imported) -> tuple[object, ...]:
+    """What an import says of adapters: what is trained, rank, products, bits of the base."""
+    work = found.job.workload
+    return work.train, work.adapter_rank, work.adapter_targets, work.base
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "said"),
+    [
+        (AXOLOTL, "adapter: lora\nlora_r: 32\nlora_target_linear: true", (32, "all", "16bit")),
+        (AXOLOTL, "adapter: qlora\nload_in_4bit: true\nlora_r: 8", (8, "attention", "4bit")),
+        (
+            AXOLOTL,
+            "adapter: lora\nload_in_8bit: true\nlora_target_modules: [q_proj, gate_proj]",
+            (8, "all", "8bit"),
+        ),
+        (RECIPE, "use_peft: true\nlora_r: 64", (64, "attention", "16bit")),
+        (RECIPE, "use_peft: true\nlora_target_modules: all-linear", (16, "all", "16bit")),
+        (RECIPE, "use_peft: true\nload_in_4bit: true", (16, "attention", "4bit")),
+    ],
+)
+def test_adapters_of_recipes_are_read(text: str, more: str, said: tuple[int, str, str]) -> None:
+    assert trained(imported(f"{text.strip()}\n{more}\n", gpus_per_node=8)) == ("adapters", *said)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("", (8, "all", "16bit")),
+        ("lora_rank: 32\nlora_target: q_proj,v_proj", (32, "attention", "16bit")),
+        ("quantization_bit: 4\nlora_target: all", (8, "all", "4bit")),
+    ],
+)
+def test_llama_factory_trains_adapters_unless_it_is_told(
+    more: str, said: tuple[int, str, str]
+) -> None:
+    lines = [line for line in FACTORY.splitlines() if line.split(":")[0] not in _LEFT_OUT]
+    found = imported("\n".join([*lines, more]), gpus_per_node=8)
+    assert trained(found) == ("adapters", *said)
+
+
+_LEFT_OUT = ("finetuning_type", "deepspeed")
+
+
+def test_programs_that_are_named_after_adapters_train_them() -> None:
+    script = SCRIPT.replace("train_sft.py", "train_lora.py")
+    found = started(script, {"configs/ds_z3.json": DEEPSPEED})
+    assert trained(found)[:2] == ("adapters", 16)
+
+
+TUNE = """
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, max_seq_len: 4096}
+model:
+  _component_: torchtune.models.llama3_1.qlora_llama3_1_8b
+  lora_attn_modules: [q_proj, v_proj, output_proj]
+  apply_lora_to_mlp: true
+  lora_rank: 16
+dataset: {_component_: torchtune.datasets.alpaca_cleaned_dataset, packed: true}
+optimizer: {_component_: bitsandbytes.optim.PagedAdamW8bit, lr: 2e-5}
+loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}
+batch_size: 2
+gradient_accumulation_steps: 8
+enable_activation_checkpointing: true
+enable_activation_offloading: true
+dtype: bf16
+compile: false
+"""
+
+
+def test_torchtune_s_recipes_are_read_by_their_components() -> None:
+    found = imported(TUNE, gpus_per_node=2)
+    work, plan = found.job.workload, found.job.plan
+    assert work.model == catalog.model("llama3-8b")
+    assert trained(found) == ("adapters", 16, "all", "4bit")
+    assert (work.sequence_length, work.loss, work.states) == (4096, "chunked", "16bit")
+    assert (work.optimizer, plan.micro_batches) == ("adamw-8bit", 8)
+    (stage,) = plan.stages
+    assert (stage.micro_batch, stage.checkpointed_layers, stage.zero) == (2, 32, 3)
+    assert stage.offload.activations == 1
+    whole = TUNE.replace("qlora_llama3_1_8b", "llama3_1_8b").replace(
+        "compile: false", "compile: true"
+    )
+    assert imported(whole, gpus_per_node=2).job.workload.train == "all"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("LinearCrossEntropyLoss", "dpo.DPOLoss", "trains by preferences"),
+        ("\nmodel:", "\npolicy_model:", "policy_model: trains by reinforcement"),
+        ("dtype: bf16", "dtype: int4", "dtype: 'int4' is not read here"),
+        (", max_seq_len: 4096", "", "sequence_length: the file does not say it"),
+        ("qlora_llama3_1_8b", "lora_mine_3b", "'mine-3b' is no model that is known"),
+    ],
+)
+def test_what_a_torchtune_recipe_lacks_is_told(old: str, new: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        imported(TUNE.replace(old, new), gpus_per_node=2)
+
+
+AUTOMODEL = """
+step_scheduler: {global_batch_size: 64, local_batch_size: 2}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: meta-llama/Llama-3.2-1B
+peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, match_all_linear: true, dim: 8}
+distributed: {strategy: fsdp2, dp_size: none, tp_size: 2, cp_size: 1, sequence_parallel: true}
+loss_fn: {_target_: nemo_automodel.components.loss.linear_ce.FusedLinearCrossEntropy}
+packed_sequence: {packed_sequence_size: 4096}
+optimizer: {_target_: torch.optim.Adam}
+"""
+
+
+def test_automodel_s_recipes_are_read_by_their_targets() -> None:
+    found = imported(AUTOMODEL, gpus_per_node=8)
+    work, plan = found.job.workload, found.job.plan
+    assert work.model == catalog.model("llama3.2-1b")
+    assert trained(found) == ("adapters", 8, "all", "16bit")
+    assert (work.sequence_length, work.global_batch, work.loss) == (4096, 64, "chunked")
+    (stage,) = plan.stages
+    assert (stage.tensor_parallel, stage.data_parallel, stage.zero) == (2, 4, 3)
+    assert (stage.micro_batch, plan.micro_batches, stage.sequence_parallel) == (2, 8, 1)
+    with pytest.raises(InputError, match=r"distributed.strategy: 'megatron_fsdp' is not read"):
+        imported(AUTOMODEL.replace("strategy: fsdp2", "strategy: megatron_fsdp"), gpus_per_node=8)

@@ -1,0 +1,218 @@
+"""Reads recipes that name Python components: torchtune's YAML, and NeMo AutoModel's.
+
+A component's last word is a builder whose name has the model's (``lora_llama3_1_8b``), or a class.
+Left-out keys take the defaults of torchtune's recipes (0.6) and of AutoModel's (2026).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mistlab.core.values import reject
+from mistlab.export.accelerate import SPLITS_TOKENS, Sharing
+from mistlab.export.found import Found, Section
+from mistlab.export.given import Given, Imported
+from mistlab.export.nearest import ENGINES
+from mistlab.formats.checkpoints import needed_model
+from mistlab.formats.content import settings_of
+from mistlab.formats.launched import command_of
+from mistlab.plan.workload import ModelSpec
+from mistlab.shell.session import LaunchFile
+
+_TORCHTUNE, _AUTOMODEL = "_component_", "_target_"
+_NETWORKS = ("gate", "up_proj", "down_proj", "mlp", "fc", "w1", "w2", "w3")
+_CHUNKED = ("chunk", "linearcrossentropy", "fusedlinear", "te_parallel", "fused")
+
+
+def recognises_torchtune(source: LaunchFile) -> bool:
+    """Whether a file's model, or policy, and optimizer are components of torchtune."""
+    models = ("model", "policy_model")
+    return any(_names(source, (name, "optimizer"), _TORCHTUNE) for name in models)
+
+
+def recognises_automodel(source: LaunchFile) -> bool:
+    """Whether a file's model is a target beside AutoModel's schedule of steps."""
+    return _names(source, ("model",), _AUTOMODEL) and "step_scheduler" in settings_of(source)
+
+
+def _names(source: LaunchFile, sections: tuple[str, ...], key: str) -> bool:
+    if command_of(source) is not None:
+        return False
+    settings = settings_of(source)
+    inner = [settings.get(name) for name in sections]
+    return all(isinstance(one, Mapping) and key in one for one in inner)
+
+
+def read_torchtune(source: LaunchFile, given: Given) -> Imported:
+    """The job of a recipe of torchtune."""
+    draft = Found()
+    top = Section(settings_of(source), "", draft)
+    if top.has("policy_model"):
+        reject("policy_model: trains by reinforcement, which generates text: not read here")
+    model = top.section("model")
+    builder = _last(model, _TORCHTUNE)
+    if any(word in _other(top) for word in ("dpo", "ppo", "grpo", "kd", "rlhf")):
+        reject("loss._component_: trains by preferences, reinforcement or distillation: not read")
+    own = draft.settled_model(
+        given, lambda: needed_model(_checkpoint(builder), "model._component_", source)
+    )
+    given = replace(given, model=own)
+    if "lora" in builder:
+        _adapters(
+            draft,
+            rank=model.whole("lora_rank"),
+            names=model.words("lora_attn_modules"),
+            of_networks=model.switch("apply_lora_to_mlp"),
+            base="4bit"
+            if builder.startswith("qlora") or model.switch("quantize_base")
+            else "16bit",
+        )
+    tokenizer, data = top.section("tokenizer"), top.section("dataset")
+    draft.sequence_length = tokenizer.whole("max_seq_len")
+    _tell_of_padding(draft, packs=data.switch("packed"))
+    draft.micro_batches = top.whole("gradient_accumulation_steps") or 1
+    Sharing(
+        level=3,
+        sequences=top.whole("batch_size"),
+        recomputes=top.switch("enable_activation_checkpointing"),
+        offloads_inputs=top.switch("enable_activation_offloading"),
+        offloads_states=top.switch("fsdp_cpu_offload"),
+    ).take(draft, own)
+    _precision(draft, top.text("dtype", "bf16"))
+    _optimizer(draft, _last(top.section("optimizer"), _TORCHTUNE))
+    _loss(draft, _last(top.section("loss"), _TORCHTUNE))
+    top.unsaid({"optimizer_in_bwd": "gradients are taken to stay until the step"})
+    compiles = top.switch("compile")
+    return draft.job(given, ("fsdp-compiled", *ENGINES) if compiles else ENGINES)
+
+
+def read_automodel(source: LaunchFile, given: Given) -> Imported:
+    """The job of a recipe of NeMo AutoModel."""
+    draft = Found()
+    top = Section(settings_of(source), "", draft)
+    model, steps = top.section("model"), top.section("step_scheduler")
+    key = "pretrained_model_name_or_path"
+    path = model.text(key) or model.section("config").text(key)
+    own = draft.settled_model(given, lambda: needed_model(path, f"model.{key}", source))
+    given = replace(given, model=own)
+    peft = top.section("peft")
+    if peft.content:
+        _adapters(
+            draft,
+            rank=peft.whole("dim"),
+            names=_listed(peft, "target_modules"),
+            of_networks=peft.switch("match_all_linear"),
+            base="4bit" if top.section("quantization").switch("load_in_4bit") else "16bit",
+        )
+    data = top.section("dataset")
+    packed = top.section("packed_sequence").whole("packed_sequence_size", minimum=0) or 0
+    lengths = (data.whole(name) for name in ("seq_length", "seq_len", "max_seq_length"))
+    draft.sequence_length = packed or next((one for one in lengths if one), None)
+    _tell_of_padding(draft, packs=packed > 0)
+    draft.global_batch = steps.whole("global_batch_size")
+    _degrees(top.section("distributed"), draft, own, steps.whole("local_batch_size") or 1)
+    _precision(draft, model.text("torch_dtype", "bf16"))
+    _optimizer(draft, _last(top.section("optimizer"), _AUTOMODEL))
+    _loss(draft, _last(top.section("loss_fn"), _AUTOMODEL))
+    compiles = top.section("compile").switch("enabled")
+    return draft.job(given, ("fsdp-compiled", *ENGINES) if compiles else ENGINES)
+
+
+def _listed(section: Section, key: str) -> list[str]:
+    """Names of products, in a list or as a pattern for all that end so."""
+    value = section.get(key)
+    words = value if isinstance(value, list) else [value or ""]
+    return ["mlp" if str(word).startswith("*") else str(word) for word in words]
+
+
+def _degrees(section: Section, draft: Found, model: ModelSpec, sequences: int) -> None:
+    """The ways in which AutoModel's ranks share a model; FSDP2 unless it says otherwise."""
+    strategy = section.text("strategy", "fsdp2").lower()
+    if strategy not in ("fsdp2", "ddp"):
+        reject(f"distributed.strategy: {strategy!r} is not read here: give fsdp2 or ddp")
+    words = ("tp", "cp", "ep", "dp_replicate")
+    draft.num_stages = _degree(section, "pp_size")
+    Sharing(
+        level=0 if strategy == "ddp" else 3,
+        sequences=sequences,
+        degrees={word: _degree(section, f"{word}_size") for word in words},
+        recomputes=section.switch("activation_checkpointing"),
+        splits_tokens=section.switch(SPLITS_TOKENS),
+    ).take(draft, model)
+
+
+def _degree(section: Section, key: str) -> int:
+    return 1 if section.text(key).lower() in ("", "none", "null") else section.whole(key) or 1
+
+
+def _adapters(
+    draft: Found, *, rank: int | None, names: list[str], of_networks: bool, base: str
+) -> None:
+    """Adapters of a rank on attention's products, or on those of networks too."""
+    is_wide = of_networks or any(part in name for name in names for part in _NETWORKS)
+    draft.trained |= {"train": "adapters", "adapter_rank": rank or 8, "base": base}
+    draft.trained["adapter_targets"] = "all" if is_wide else "attention"
+    if rank is None:
+        draft.remark("assumed", "adapter_rank", "8, which is not told")
+
+
+def _precision(draft: Found, word: str) -> None:
+    """The precision of a run whose model, gradients and moments are all of this type."""
+    known = word.lower().removeprefix("torch.")
+    if known in ("bf16", "bfloat16"):
+        draft.precision, draft.trained["states"] = "bf16", "16bit"
+    elif known in ("fp32", "float32"):
+        draft.precision = "fp32"
+    else:
+        reject(f"dtype: {word!r} is not read here: give bf16 or fp32")
+
+
+def _optimizer(draft: Found, name: str) -> None:
+    lower = name.lower()
+    if "8bit" in lower:
+        draft.optimizer = "adamw-8bit"
+    elif lower and "adam" not in lower:
+        draft.remark("ignored", "optimizer", f"{name}: taken as AdamW")
+
+
+def _loss(draft: Found, name: str) -> None:
+    if any(word in name.lower().replace("_", "") for word in _CHUNKED):
+        draft.trained["loss"] = "chunked"
+
+
+def _tell_of_padding(draft: Found, *, packs: bool) -> None:
+    if not packs:
+        text = "all are taken as full: a run without packing has shorter ones, padded"
+        draft.remark("assumed", "sequences", text)
+
+
+def _other(top: Section) -> str:
+    """What may tell that a recipe trains by something else than the next token."""
+    words = (_last(top.section("loss"), _TORCHTUNE), _last(top.section("dataset"), _TORCHTUNE))
+    more = ("rlhf" if top.has("ppo_epochs") or top.has("reward_and_value_model") else "",)
+    keys = ("ppo" if top.has("ppo_batch_size") else "", "kd" if top.has("teacher_model") else "")
+    return " ".join((*words, *more, *keys)).lower()
+
+
+def _last(section: Section, key: str) -> str:
+    """The last word of a component's path."""
+    return section.text(key).rpartition(".")[2]
+
+
+# A family with its version, and the rest of a builder's name.
+_BUILDER = re.compile(r"([a-z]+?)([0-9]+)?(?:_([0-9]+))?_([0-9.]+b.*|mini.*)")
+
+
+def _checkpoint(builder: str) -> str:
+    """The checkpoint whose model a builder makes.
+
+    >>> _checkpoint("qlora_llama3_1_8b"), _checkpoint("mistral_7b"), _checkpoint("qwen2_5_7b_base")
+    ('llama-3.1-8b', 'mistral-7b', 'qwen-2.5-7b-base')
+    """
+    name = re.sub(r"^q?lora_", "", builder)
+    found = _BUILDER.fullmatch(name)
+    if found is None:
+        return name.replace("_", "-")
+    family, major, minor, rest = found.groups()
+    version = ".".join(part for part in (major, minor) if part)
+    return "-".join(part for part in (family, version, rest.replace("_", "-")) if part)

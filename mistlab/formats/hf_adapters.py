@@ -1,0 +1,95 @@
+"""Reads what recipes say of adapters: PEFT's arguments, and axolotl's and LLaMA-Factory's words.
+
+Left-out ranks are PEFT's and LLaMA-Factory's own, 8. TRL's is 16 (``ModelConfig``).
+"""
+
+from collections.abc import Sequence
+
+from mistlab.core.values import reject
+from mistlab.engines.adapters import Base
+from mistlab.export.found import Found, Section
+
+# What frameworks call adapters of low rank, and those beside a base of few bits.
+_LORA = ("lora", "qlora")
+_RANKS = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r")
+_TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules")
+_SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", "q_lora", "qlora")
+_FOUR = ("load_in_4bit", "use_4bit_quantization", "q_lora", "qlora")
+_EIGHT = ("load_in_8bit", "use_8bit_quantization")
+# Parts of the names of products outside of attention, and words for all products.
+_NETWORKS = ("gate", "up_proj", "down_proj", "mlp", "fc", "w1", "w2", "w3", "dense_", "experts")
+_ALL = ("all", "all-linear", "all_linear")
+# Keys that this module asks for.
+KEYS = frozenset(
+    (
+        *(*_RANKS, *_TARGETS, *_SWITCHES, *_FOUR, *_EIGHT),
+        *("adapter", "finetuning_type", "lora_target_linear", "quantization_bit"),
+    )
+)
+
+
+def read_adapters(top: Section, draft: Found, *, rank: int = 8, usual: bool = False) -> None:
+    """Take adapters, their rank and products, and the bits of the frozen base.
+
+    Without a word for them all is trained, or adapters if this is ``usual``; a left-out rank is
+    ``rank``.
+    """
+    kind = _kind(top)
+    is_on = any(top.switch(name) for name in _SWITCHES if not _is_number(top, name))
+    given = [top.whole(name) for name in _RANKS if top.has(name)]
+    base = _base(top)
+    if not (kind in _LORA or is_on or (given and kind != "full") or (usual and kind != "full")):
+        _check_base(kind, base)
+        return
+    draft.trained |= {"train": "adapters", "adapter_rank": next(iter(given), None) or rank}
+    draft.trained["base"] = "4bit" if kind == "qlora" and base == "16bit" else base
+    draft.trained["adapter_targets"] = "all" if _are_all(top) else "attention"
+    if not given:
+        draft.remark("assumed", "adapter_rank", f"{rank}, which is not told")
+
+
+def _kind(top: Section) -> str:
+    """The way to tune; refuses those that are not predicted."""
+    for key in ("adapter", "finetuning_type"):
+        word = top.text(key).lower()
+        if word not in ("", "none", "full", *_LORA):
+            reject(f"{key}: {word} is not read here: give lora, qlora or full")
+        if word not in ("", "none"):
+            return word
+    return ""
+
+
+def _is_number(top: Section, name: str) -> bool:
+    return isinstance(top.content.get(name), int) and not isinstance(top.content.get(name), bool)
+
+
+def _base(top: Section) -> Base:
+    bits = top.whole("quantization_bit")
+    if bits is not None and bits not in (4, 8):
+        reject(f"quantization_bit: {bits} is not read here: give 4 or 8")
+    if bits == 4 or any(top.switch(name) for name in _FOUR):
+        return "4bit"
+    return "8bit" if bits == 8 or any(top.switch(name) for name in _EIGHT) else "16bit"
+
+
+def _check_base(kind: str, base: Base) -> None:
+    if base != "16bit":
+        said = f"{kind} training" if kind else "no adapters are told"
+        reject(f"load_in_{base[0]}bit: {base} weights are frozen, and {said}: give adapters too")
+
+
+def _are_all(top: Section) -> bool:
+    """Whether products of networks have adapters too. PEFT's own choice is attention alone,
+    LLaMA-Factory's is all products."""
+    if top.switch("lora_target_linear"):
+        return True
+    names = [name for key in _TARGETS for name in _listed(top, key)]
+    if not names:
+        return top.has("finetuning_type")
+    return any(name in _ALL or any(part in name for part in _NETWORKS) for name in names)
+
+
+def _listed(top: Section, key: str) -> Sequence[str]:
+    value = top.get(key)
+    words = value if isinstance(value, list) else str(value or "").replace(",", " ").split()
+    return [str(word).lower() for word in words]
