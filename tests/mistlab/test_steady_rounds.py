@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mistlab.cost.slot_work import within_round_s
+from mistlab.cost.beside_sends import within_round_s
 
 
 def lost(slowed: float, stages: int) -> float:
