@@ -12,10 +12,13 @@ from tests.runtime.test_real_ranks import check_cases, run_world
 from tests.runtime.worlds import assert_alike, by_plan, plainly
 from tests.sweep import sweep
 
+# With the random plans of other sweeps 60 are trained wherever tests run: those here on few ranks.
+QUICK = 43
 
-@pytest.mark.parametrize("seed", sweep(range(300), first=12))
+
+@pytest.mark.parametrize("seed", sweep(range(300), first=QUICK))
 def test_a_random_plan_trains_as_the_plain_model(seed: int) -> None:
-    work, plan, training = case(seed, most_ranks=4 if seed < 12 else 8)
+    work, plan, training = case(seed, most_ranks=4 if seed < QUICK else 8)
     assert_alike(by_plan(work, plan, training, seed=seed), plainly(work, training))
 
 
