@@ -366,6 +366,12 @@ class EventSimulator:
             graph = _with_work(graph, plan, work)
         return _played(variability.disturbed(graph) if variability else graph, factors)
 
+    def of_work(self, plan: Plan) -> Callable[[Sequence[float]], float]:
+        """Seconds of an iteration, played again and again with other ``work`` of its
+        micro-batches."""
+        graph, factors = self._graph(plan)
+        return lambda work: _played(_with_work(graph, plan, work), factors).iteration_s
+
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
         """Play one stage of a plan without the others, like ``SymbolicPredictor.predict_stage``."""
         models, passes = self._of_groups(plan), passes_of_plan(plan)

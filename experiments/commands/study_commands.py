@@ -1,6 +1,6 @@
 """Commands that ask what would be if a problem were another one."""
 
-from experiments.cli.command import Group, command, experiment, flag, option
+from experiments.cli.command import Group, command, experiment, flag, option, path
 from experiments.cli.commandline import PROBLEM
 
 STUDY_COMMANDS: dict[str, Group] = {
@@ -25,6 +25,24 @@ STUDY_COMMANDS: dict[str, Group] = {
             "experiments.studies.tempo:tempo",
             {**experiment("tempo")},
             examples={"a first look": "--quick"},
+        ),
+        "document_lengths": command(
+            "experiments.studies.document_lengths:document_lengths",
+            {**experiment("document_lengths")},
+            option("plan", **path("PLAN.yaml"), nargs="?"),
+            option(
+                "--lengths",
+                "lengths of documents: a file with one a line, or with tokens,documents; or "
+                "lognormal:MEDIAN:SIGMA, pareto:LEAST:EXPONENT, uniform:LEAST:MOST",
+                "lognormal:600:1.2",
+            ),
+            flag("--cut", "cut documents that are longer than sequences"),
+            option("--samples", "steps that are played of each arrangement", 50),
+            flag("--replay", "measure packed documents on this CPU, and play them"),
+            examples={
+                "documents of a file, in sequences of a plan": "plan.yaml --lengths lengths.csv",
+                "steps of measured passes beside played ones": "--replay",
+            },
         ),
         "communication": command(
             "experiments.reductions.communication:communication",

@@ -5,7 +5,7 @@ Axes: B batch, S sequence, H the rank's query heads, D channels of a head.
 
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -132,6 +132,9 @@ class Attention(nn.Module):
         self.context: ContextRanks | None = None
         # What masks of shares follow from, where they follow from position.
         self.draws: LayerDraws | None = None
+        # Lengths of the documents that lie one behind the other in every sequence, if there are
+        # any: tokens see those of their own alone.
+        self.documents: Sequence[int] = ()
         # Keys and values of earlier tokens, where a model serves.
         self.kept: KeptKeys | None = None
         self.rotary = rotary
@@ -159,6 +162,9 @@ class Attention(nn.Module):
         """Attention (B, S, H, D) on the keys of all tokens, those of other ranks too."""
         if self.kept is not None:
             return self.kept.attend(query, key, value)
+        if self.documents:
+            parts = (one.split([*self.documents], dim=1) for one in (query, key, value))
+            return torch.cat([self.mixed_here(*own) for own in zip(*parts, strict=True)], dim=1)
         ranks = self.context
         if ranks is None:
             return self.mixed_here(query, key, value)

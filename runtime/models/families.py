@@ -1,6 +1,7 @@
 """The torch models of all families, and blocks that are recomputed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import final
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mistlab.plan.workload import Workload
-from runtime.models.attention import Attention
+from runtime.models.attention import Attention, RotaryTables
 from runtime.models.config import (
     ModelConfig,
     Structure,
@@ -20,7 +21,7 @@ from runtime.models.latent_attention import Down
 from runtime.models.operators import add_in_norms
 from runtime.models.parallel import ColumnAdapter, ColumnLinear, RowAdapter, RowLinear
 from runtime.models.ranks import TensorParallel
-from runtime.models.transformer import MLP, Transformer
+from runtime.models.transformer import MLP, Embedding, Transformer
 
 # The torch models GPT, Llama and Falcon, the three families of the published evaluations.
 
@@ -159,6 +160,23 @@ def is_adapter(name: str) -> bool:
 def begins_as_zeros(name: str) -> bool:
     """Whether an adapter's parameter by this name begins as zeros."""
     return name.partition(ADAPTER)[2].startswith(UP)
+
+
+# Documents packed into a sequence.
+
+
+def confine(layer: nn.Module, lengths: Sequence[int], rotary: RotaryTables | None) -> None:
+    """Let documents of these lengths, one behind the other in each sequence, be unlike sequences:
+    attention stays within each, and positions begin anew. ``rotary`` has the model's tables."""
+    places = torch.cat([torch.arange(length) for length in lengths])
+    own = None if rotary is None else copy(rotary)
+    if own is not None and rotary is not None:
+        own._buffers = {name: one[places] for name, one in rotary.named_buffers()}
+    for one in layer.modules():
+        if isinstance(one, Attention):
+            one.documents, one.rotary = lengths, own
+        elif isinstance(one, Embedding):
+            one.places = places
 
 
 # A block whose activations are computed again for the backward pass, by torch's checkpointing.

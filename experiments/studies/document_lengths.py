@@ -1,0 +1,234 @@
+"""The command ``document_lengths``: steps of documents that are not equally long, by how they are
+arranged."""
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.cli.commandline import as_options
+from experiments.pages.charts import Bars
+from experiments.pages.study import Report, Study
+from experiments.pages.tables import Row, table
+from mistlab.core.arrays import Floats
+from mistlab.core.values import reject
+from mistlab.job.job import Job, load_job
+from mistlab.plan.lengths import DocumentLengths, lengths_from
+from mistlab.plan.workload import ModelSpec, Workload
+from simulators.events import EventSimulator
+from simulators.lengths import (
+    ARRANGEMENTS,
+    Arrangement,
+    Arranger,
+    LengthCosts,
+    played_steps,
+    sequences_of,
+)
+
+QUICK_SAMPLES = 8
+# What CPU runs are measured of: a block, its documents, and so many steps of so many micro-batches.
+# Documents are heavy-tailed: half of the tokens are of a ninth of them.
+MEASURED = "lognormal:80:1.2"
+CONTEXT, RANKS, MICRO_BATCHES, STEPS, CALIBRATING, REPETITIONS = 1024, 4, 4, 16, 4, 2
+QUICK_STEPS = 4
+# Seeds of the documents to which costs are fitted, and of those that are played.
+FITTED, PLAYED = 1001, 1002
+WAYS: tuple[Arrangement, ...] = ("packed", "balanced")
+
+
+def document_lengths(options: argparse.Namespace) -> int:
+    """How long steps of a plan take where documents are not equally long: mean, and tail.
+
+    Documents come from a file or a distribution, and are padded, sorted, packed into sequences with
+    attention within each, or dealt out to micro-batches by cost. Each step is played with
+    documents of its own: every data-parallel rank has other ones, and a step takes as long as its
+    last rank. With --replay micro-batches of packed documents run on this CPU, and steps of
+    measured passes stand beside steps that are played with costs fitted to other documents.
+    """
+    study = Study.begin("document_lengths", options)
+    if options.replay:
+        for row in _replayed(options):
+            study.add(row)
+        return study.end(_report_of_replays(study.rows))
+    if options.plan is None:
+        reject("PLAN.yaml: is missing: give a plan, or --replay")
+    job = load_job(options.plan)
+    with as_options():
+        lengths = lengths_from(options.lengths).within(
+            job.workload.sequence_length, cuts=options.cut
+        )
+    samples = QUICK_SAMPLES if options.quick else options.samples
+    if samples < 1:
+        reject(f"--samples {samples}: give a whole number of at least 1")
+    for row in _played(job, lengths, samples, options.seed):
+        study.add(row)
+    words = (
+        f"Documents {options.lengths}: {lengths.mean:,.0f} tokens in the mean, the longest "
+        f"{lengths.tokens[-1]:,}; sequences of {job.workload.sequence_length:,}."
+    )
+    return study.end(_report(study.rows, words))
+
+
+def _report(rows: Sequence[Row], words: str) -> Report:
+    shown = [
+        (
+            *(row["arrangement"], round(row["mean_s"], 4), round(row["q95_s"], 4)),
+            *(round(row["tokens_per_s"]), f"{row['padding']:.1%}", f"{row['waits']:.1%}"),
+        )
+        for row in rows
+    ]
+    head = ["arrangement", "mean step s", "95 % s", "documents' tokens/s", "padding", "ranks wait"]
+    full = f"A step without padding or waits takes {rows[0]['full_step_s']:.4g} s."
+    return Report(
+        title="Steps of documents that are not equally long",
+        words=[f"{words} {full}", table(head, shown)],
+        summary={row["arrangement"]: row["tokens_per_s"] for row in rows},
+        pictures=[
+            Bars(
+                name="document_lengths",
+                caption="Tokens of documents a second, by their arrangement.",
+                groups=[row["arrangement"] for row in rows],
+                series={"": [row["tokens_per_s"] for row in rows]},
+                y="tokens a second",
+            )
+        ],
+    )
+
+
+def _report_of_replays(rows: Sequence[Row]) -> Report:
+    shown = [
+        (
+            *(row["arrangement"], row["steps"], f"{row['timing']['replayed_ms']:.1f}"),
+            *(f"{row['timing']['played_ms']:.1f}", f"{row['timing']['apart']:+.1%}"),
+        )
+        for row in rows
+    ]
+    most = max(abs(row["timing"]["apart"]) for row in rows)
+    words = (
+        f"A step has {RANKS} ranks of {MICRO_BATCHES} micro-batches of at most {CONTEXT:,} tokens, "
+        f"and documents {MEASURED}, cut at that. Means differ by at most {most:.1%}."
+    )
+    head = ["arrangement", "steps", "replayed ms", "played ms", "apart"]
+    return Report(
+        title="Steps of documents, replayed and played",
+        words=[table(head, shown), words],
+        summary={"timing": {"most_apart": most}},
+    )
+
+
+def _played(job: Job, lengths: DocumentLengths, samples: int, seed: int) -> list[Row]:
+    """A row for each arrangement of a plan's documents."""
+    plan, work = job.plan, job.workload
+    sequences = sequences_of(plan)
+    simulator = EventSimulator(workload=work, cluster=job.cluster)
+    costs, play = LengthCosts.of(simulator, plan), simulator.of_work(plan)
+    full_s = play([1.0] * plan.micro_batches)
+    rows: list[Row] = []
+    for way in ARRANGEMENTS:
+        arranger = Arranger(
+            lengths=lengths,
+            costs=costs,
+            ranks=work.global_batch // (plan.micro_batches * sequences),
+            micro_batches=plan.micro_batches,
+            sequences=sequences,
+            context=work.sequence_length,
+            draw=np.random.default_rng(seed),
+        )
+        found = played_steps(arranger, way, play, samples, seed)
+        rows.append(
+            {
+                "arrangement": way,
+                "mean_s": found.steps.mean_s,
+                "q05_s": found.steps.q05_s,
+                "q95_s": found.steps.q95_s,
+                "tokens_per_s": found.tokens_per_s,
+                "padding": found.padding,
+                "waits": found.waits,
+                "samples": samples,
+                "full_step_s": full_s,
+            }
+        )
+    return rows
+
+
+# Steps of measured passes, beside steps that are played with costs of other documents.
+
+
+def _replayed(options: argparse.Namespace) -> list[Row]:
+    """A row for each arrangement: the mean step of measured micro-batches, and that of played ones
+    of other documents."""
+    lengths = lengths_from(MEASURED).within(CONTEXT, cuts=True)
+    steps = QUICK_STEPS if options.quick else STEPS
+    sets = {
+        way: _documents(lengths, way, options.seed + place, steps) for place, way in enumerate(WAYS)
+    }
+    calibrating = [
+        one for step in _documents(lengths, "packed", FITTED, CALIBRATING) for one in step
+    ]
+    every = [*calibrating, *(one for sample in sets.values() for step in sample for one in step)]
+    # A machine's pace drifts: all that is compared is measured in one random order.
+    order = np.random.default_rng(options.seed).permutation(len(every))
+    seconds = np.zeros(len(every))
+    seconds[order] = _measured([every[place] for place in order])
+    costs = _fitted(calibrating, seconds[: len(calibrating)])
+    measured = seconds[len(calibrating) :].reshape(len(WAYS), steps, RANKS, MICRO_BATCHES)
+    rows: list[Row] = []
+    for way, of_way in zip(WAYS, measured, strict=True):
+        replayed = of_way.sum(axis=2).max(axis=1)
+        other = _documents(lengths, way, PLAYED, 8 * steps)
+        said = np.array([_work(step) @ costs for step in other])
+        played = said.reshape(-1, RANKS, MICRO_BATCHES).sum(axis=2).max(axis=1)
+        rows.append(
+            {
+                "arrangement": way,
+                "steps": steps,
+                "timing": {
+                    "replayed_ms": 1e3 * float(replayed.mean()),
+                    "played_ms": 1e3 * float(played.mean()),
+                    "apart": float(played.mean() / replayed.mean() - 1),
+                },
+            }
+        )
+    return rows
+
+
+def _documents(
+    lengths: DocumentLengths, way: Arrangement, seed: int, steps: int
+) -> list[list[list[int]]]:
+    """The documents of each micro-batch of some steps."""
+    arranger = Arranger(
+        lengths=lengths,
+        costs=LengthCosts(token=1 / CONTEXT, square=0.5 / CONTEXT**2),
+        ranks=RANKS,
+        micro_batches=MICRO_BATCHES,
+        sequences=1,
+        context=CONTEXT,
+        draw=np.random.default_rng(seed),
+    )
+    return [arranger.documents(way) for _ in range(steps)]
+
+
+def _measured(sequences: Sequence[Sequence[int]]) -> list[float]:
+    from runtime.profiling.packed_passes import seconds_of_packed  # noqa: PLC0415 (needs torch)
+
+    model = ModelSpec.of(family="llama", hidden=128, layers=1, heads=4, vocab=64)
+    work = Workload(
+        model=model,
+        sequence_length=CONTEXT,
+        global_batch=1,
+        attention="flash",
+        precision="fp32",
+    )
+    return seconds_of_packed(work, sequences, REPETITIONS)
+
+
+def _work(sequences: Sequence[Sequence[int]]) -> Floats:
+    """Of each micro-batch (N, 3): tokens, the sum of squares of lengths, documents."""
+    return np.array(
+        [(sum(one), sum(length**2 for length in one), len(one)) for one in sequences], dtype=float
+    )
+
+
+def _fitted(sequences: Sequence[Sequence[int]], seconds: Floats) -> Floats:
+    """Seconds of a token, a square and a document, by least squares."""
+    return np.asarray(np.linalg.lstsq(_work(sequences), seconds, rcond=None)[0], dtype=float)

@@ -1,0 +1,129 @@
+"""DocumentLengths of documents, in tokens: from a file, or of a distribution.
+
+A distribution is known by its quantiles: so many of them stand for it, and none is drawn here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import NormalDist
+from typing import Self
+
+import numpy as np
+
+from mistlab.core.arrays import Floats, Ints
+from mistlab.core.values import MOST_TOKENS, Checked, bounded, refuse, reject
+
+# A distribution is that of so many quantiles, in the middles of equal shares.
+QUANTILES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentLengths(Checked):
+    """DocumentLengths in ascending order, and how many documents have each."""
+
+    tokens: tuple[int, ...] = field(metadata=bounded(minimum=1, most=MOST_TOKENS))
+    counts: tuple[float, ...] = field(metadata=bounded(above=0))
+
+    @classmethod
+    def of(cls, tokens: Floats | Ints, counts: Floats | None = None) -> Self:
+        """DocumentLengths, each of which some documents have, or one."""
+        whole = np.maximum(np.rint(tokens), 1).astype(np.int64)
+        values, places = np.unique(whole, return_inverse=True)
+        own = np.ones(len(whole)) if counts is None else np.asarray(counts, dtype=float)
+        summed = np.bincount(places, weights=own)
+        return cls(tokens=tuple(values.tolist()), counts=tuple(summed.tolist()))
+
+    @property
+    def mean(self) -> float:
+        """The mean length."""
+        return float(np.average(self.tokens, weights=self.counts))
+
+    def at(self, shares: Floats) -> Ints:
+        """The lengths of documents below which these shares of all documents are."""
+        ends = np.cumsum(self.counts)
+        places = np.searchsorted(ends, np.asarray(shares) * ends[-1], side="right")
+        found: Ints = np.asarray(self.tokens)[np.minimum(places, len(ends) - 1)]
+        return found
+
+    def within(self, context: int, *, cuts: bool = False) -> Self:
+        """DocumentLengths of at most a context: longer ones are refused, or cut."""
+        longest = self.tokens[-1]
+        if longest <= context:
+            return self
+        if not cuts:
+            reject(
+                f"--lengths: a document has {longest} tokens, more than workload.sequence_length "
+                f"{context}: give --cut to cut it, or a longer sequence"
+            )
+        return type(self).of(np.minimum(self.tokens, context), np.asarray(self.counts))
+
+
+def lengths_from(text: str) -> DocumentLengths:
+    """DocumentLengths from the path of a file, or the words of a distribution."""
+    kind, *words = text.split(":")
+    if kind not in DISTRIBUTIONS or not words:
+        return _from_file(Path(text))
+    names = DISTRIBUTIONS[kind][0]
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        numbers = []
+    if len(numbers) != len(names) or not all(0 < number < MOST_TOKENS for number in numbers):
+        form = ":".join((kind, *names))
+        reject(f"--lengths {text}: is not {form}, with numbers above 0: give such, or a file")
+    shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    return DocumentLengths.of(np.minimum(DISTRIBUTIONS[kind][1](shares, *numbers), MOST_TOKENS))
+
+
+def _lognormal(shares: Floats, median: float, sigma: float) -> Floats:
+    normal = NormalDist()
+    return median * np.exp(sigma * np.array([normal.inv_cdf(one) for one in shares.tolist()]))
+
+
+def _pareto(shares: Floats, least: float, exponent: float) -> Floats:
+    made: Floats = least * (1 - shares) ** (-1 / exponent)
+    return made
+
+
+def _uniform(shares: Floats, least: float, most: float) -> Floats:
+    return least + shares * (most - least)
+
+
+# The names of a distribution's numbers, and its quantiles.
+DISTRIBUTIONS: Mapping[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
+    "lognormal": (("MEDIAN", "SIGMA"), _lognormal),
+    "pareto": (("LEAST", "EXPONENT"), _pareto),
+    "uniform": (("LEAST", "MOST"), _uniform),
+}
+
+
+def _from_file(path: Path) -> DocumentLengths:
+    """A length a line, or a histogram: a length and how many documents have it."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        known = ", ".join(":".join((kind, *names)) for kind, (names, _) in DISTRIBUTIONS.items())
+        reason = getattr(error, "strerror", None) or "not text"
+        reject(f"--lengths {path}: cannot be read ({reason}): give a file, or one of {known}")
+    rows = [(number, line.split(",")) for number, line in enumerate(lines, start=1) if line.strip()]
+    if rows and not rows[0][1][0].strip().isdigit():
+        # The names of columns.
+        del rows[0]
+    tokens, counts = [], []
+    for number, row in rows:
+        try:
+            length, count = int(row[0]), float(row[1]) if len(row) > 1 else 1.0
+        except ValueError:
+            length, count = 0, 0.0
+        if not (0 < length <= MOST_TOKENS and 0 < count < float("inf")):
+            text = ",".join(row)
+            reject(
+                f"--lengths {path}: line {number} is {text!r}: give a whole number of tokens, or "
+                "tokens,documents"
+            )
+        tokens.append(length)
+        counts.append(count)
+    if not tokens:
+        refuse("--lengths", f"{path} has no lengths: give one a line, or tokens,documents")
+    return DocumentLengths.of(np.array(tokens), np.array(counts))

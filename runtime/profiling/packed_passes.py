@@ -1,0 +1,38 @@
+"""Measures passes of a block over documents packed into a sequence."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from mistlab.plan.workload import Workload
+from runtime.models.attention import RotaryTables
+from runtime.models.families import confine, model_of
+
+WARM_UP = 4
+
+
+def seconds_of_packed(
+    workload: Workload, sequences: Sequence[Sequence[int]], repetitions: int
+) -> list[float]:
+    """Seconds of this thread's CPU for a forward and a backward pass of a model's first block, for
+    each sequence of documents: the least of some repetitions."""
+    model = model_of(workload)
+    block = model.blocks[0]
+    rotary = next((one for one in block.modules() if isinstance(one, RotaryTables)), None)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_(std=0.02)
+    found = []
+    # The first passes are slower.
+    for lengths in (*sequences[:WARM_UP], *sequences):
+        confine(block, lengths, rotary)
+        x = torch.randn(1, sum(lengths), workload.model.hidden, requires_grad=True)
+        found.append(min(_pass_s(block, x) for _ in range(repetitions)))
+    return found[min(WARM_UP, len(sequences)) :]
+
+
+def _pass_s(block: torch.nn.Module, x: torch.Tensor) -> float:
+    start = time.thread_time()
+    block(x).sum().backward()
+    return time.thread_time() - start

@@ -1,0 +1,238 @@
+"""Steps whose micro-batches are unequal, because documents are: how they are arranged, and played.
+
+Every arrangement fills a step's micro-batches, which have so many sequences of at most a context.
+``padded``: a document is a sequence, as long as the longest of its micro-batch. ``sorted``: the
+same, of documents in the order of their length, so that micro-batches and ranks have alike ones.
+``packed``: documents fill sequences of a whole context, and attention stays within each.
+``balanced``: the documents that packing takes, dealt out to micro-batches by their cost, without
+padding.
+
+Axes: D documents, R data-parallel ranks, M micro-batches of each.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+
+from mistlab.core.arrays import Floats, Ints
+from mistlab.core.values import reject
+from mistlab.graph.symbols import sizes_of_candidates
+from mistlab.plan.lengths import DocumentLengths
+from mistlab.plan.plan import Plan
+from simulators.events import EventSimulator
+from simulators.symbolic import SymbolicPredictor
+from simulators.variability import Quantiles
+
+Arrangement = Literal["padded", "sorted", "packed", "balanced"]
+ARRANGEMENTS: tuple[Arrangement, ...] = get_args(Arrangement)
+
+
+# The dimension of a micro-batch's sequences.
+SEQUENCES = sizes_of_candidates()["b"]
+
+
+def sequences_of(plan: Plan) -> int:
+    """The sequences of a micro-batch, in every stage."""
+    found = {one.degree(SEQUENCES) for one in plan.stages}
+    if len(found) > 1:
+        reject(f"plan.stages: unlike {SEQUENCES}, whose ranks have other sequences: give one")
+    return found.pop()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """What the micro-batches of a step compute: tokens (R, M), padding among them, and the sum of
+    squares of lengths (R, M), in which attention goes; and how many tokens are documents'."""
+
+    tokens: Floats
+    squares: Floats
+    real_tokens: float
+
+    @property
+    def padding(self) -> float:
+        """The share of tokens that are padding."""
+        return 1 - self.real_tokens / float(self.tokens.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthCosts:
+    """Shares of the time of a full micro-batch, for a token and for a square of a length."""
+
+    token: float
+    square: float
+
+    @classmethod
+    def of(cls, simulator: EventSimulator, plan: Plan) -> Self:
+        """The costs of a plan: attention to half as long sequences, twice as many, takes half as
+        long, and all else takes as long as it did."""
+        work = simulator.workload
+        half = replace(
+            work, sequence_length=work.sequence_length // 2, global_batch=2 * work.global_batch
+        )
+        sequences = sequences_of(plan)
+        doubled: dict[str, Any] = {SEQUENCES: 2 * sequences}
+        stages = [replace(one, **doubled) for one in plan.stages]
+        halves = replace(plan, stages=tuple(stages))
+        whole_s, half_s = (
+            sum(one.stable_s for one in predictor.predict(asked).stages)
+            for predictor, asked in (
+                (SymbolicPredictor(workload=work, cluster=simulator.cluster), plan),
+                (SymbolicPredictor(workload=half, cluster=simulator.cluster), halves),
+            )
+        )
+        attention = min(max(2 * (whole_s - half_s) / whole_s, 0.0), 1.0)
+        context = work.sequence_length
+        return cls(
+            token=(1 - attention) / (sequences * context),
+            square=attention / (sequences * context**2),
+        )
+
+    def work(self, batches: Batches) -> Floats:
+        """How much there is to do in each micro-batch (R, M); 1 in a full one."""
+        return self.token * batches.tokens + self.square * batches.squares
+
+
+@dataclass(slots=True, kw_only=True)
+class Arranger:
+    """Draws documents, and arranges those of one step after another."""
+
+    lengths: DocumentLengths
+    costs: LengthCosts
+    ranks: int
+    micro_batches: int
+    sequences: int
+    context: int
+    draw: np.random.Generator
+    _waiting: Ints | None = None
+
+    def step(self, way: Arrangement) -> Batches:
+        """What the micro-batches of the next step compute."""
+        if way in ("packed", "balanced"):
+            bins = self._packed()
+            return self._balanced(bins) if way == "balanced" else self._of_bins(bins)
+        own = self.lengths.at(self.draw.random(self.ranks * self.micro_batches * self.sequences))
+        if way == "sorted":
+            # Ranks take neighbours in turn: their micro-batches of a number are alike.
+            own = np.sort(own).reshape(self.micro_batches, self.sequences, self.ranks)
+            rows = own.transpose(2, 0, 1)
+        else:
+            rows = own.reshape(self.ranks, self.micro_batches, self.sequences)
+        longest = rows.max(axis=2).astype(float)
+        return Batches(
+            tokens=self.sequences * longest,
+            squares=self.sequences * longest**2,
+            real_tokens=float(own.sum()),
+        )
+
+    def documents(self, way: Arrangement) -> list[list[int]]:
+        """The documents of each micro-batch of the next step, those of a rank one behind the other,
+        if they are packed or balanced."""
+        bins = self._packed()
+        own = self._dealt(bins) if way == "balanced" else None
+        if own is not None:
+            return own
+        size = self.sequences
+        return [
+            [length for one in bins[at : at + size] for length in one]
+            for at in range(0, len(bins), size)
+        ]
+
+    def _packed(self) -> list[list[int]]:
+        """Documents of a step's sequences: the longest first, each where the least room is left
+        for it. What finds none waits for the next step."""
+        count = self.ranks * self.micro_batches * self.sequences
+        queue = [] if self._waiting is None else [self._waiting]
+        missing = count * self.context - sum(int(one.sum()) for one in queue)
+        while missing > 0:
+            more = self.lengths.at(self.draw.random(max(1, int(missing / self.lengths.mean))))
+            queue.append(more)
+            missing -= int(more.sum())
+        bins: list[list[int]] = [[] for _ in range(count)]
+        rooms, left = np.full(count, self.context), []
+        for length in np.sort(np.concatenate(queue))[::-1].tolist():
+            fits = np.where(rooms >= length, rooms, self.context + 1)
+            place = int(fits.argmin())
+            if rooms[place] < length:
+                left.append(length)
+                continue
+            rooms[place] -= length
+            bins[place].append(length)
+        self._waiting = np.array(left, dtype=np.int64)
+        # Sequences of long documents were filled first; ranks take them at random.
+        return [bins[place] for place in self.draw.permutation(count)]
+
+    def _of_bins(self, bins: Sequence[Sequence[int]]) -> Batches:
+        shape = (self.ranks, self.micro_batches, self.sequences)
+        squares = np.array([float(np.square(np.array(one, dtype=float)).sum()) for one in bins])
+        return Batches(
+            tokens=np.full(shape[:2], float(self.sequences * self.context)),
+            squares=squares.reshape(shape).sum(axis=2),
+            real_tokens=float(sum(map(sum, bins))),
+        )
+
+    def _balanced(self, bins: Sequence[Sequence[int]]) -> Batches:
+        dealt = self._dealt(bins)
+        if dealt is None:
+            return self._of_bins(bins)
+        shape = (self.ranks, self.micro_batches)
+        tokens = np.array([float(sum(one)) for one in dealt])
+        squares = np.array([float(sum(length**2 for length in one)) for one in dealt])
+        return Batches(
+            tokens=tokens.reshape(shape),
+            squares=squares.reshape(shape),
+            real_tokens=float(tokens.sum()),
+        )
+
+    def _dealt(self, bins: Sequence[Sequence[int]]) -> list[list[int]] | None:
+        """The documents of each micro-batch: each document, the longest first, goes where the least
+        is to do and it has room. None if they do not all find room so."""
+        documents = sorted((length for one in bins for length in one), reverse=True)
+        dealt: list[list[int]] = [[] for _ in range(self.ranks * self.micro_batches)]
+        tokens, costs = np.zeros(len(dealt)), np.zeros(len(dealt))
+        room = self.sequences * self.context
+        for length in documents:
+            place = int(np.where(tokens + length <= room, costs, np.inf).argmin())
+            if tokens[place] + length > room:
+                return None
+            tokens[place] += length
+            costs[place] += self.costs.token * length + self.costs.square * length**2
+            dealt[place].append(length)
+        return dealt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedSteps:
+    """Seconds of steps that were played; tokens of documents a second, the share of padding, and
+    the mean share of a step for which a rank waits for the last one."""
+
+    steps: Quantiles
+    tokens_per_s: float
+    padding: float
+    waits: float
+
+
+def played_steps(
+    arranger: Arranger,
+    way: Arrangement,
+    play: Callable[[Sequence[float]], float],
+    samples: int,
+    seed: int,
+) -> PlayedSteps:
+    """Steps of an arrangement, each as long as its last rank; ``play`` gives the seconds of an
+    iteration of a rank, by the work of its micro-batches."""
+    steps, real, every, waits = [], 0.0, 0.0, []
+    for _ in range(samples):
+        batches = arranger.step(way)
+        of_ranks = [play(row) for row in arranger.costs.work(batches).tolist()]
+        steps.append(max(of_ranks))
+        waits.append(1 - float(np.mean(of_ranks)) / steps[-1])
+        real += batches.real_tokens
+        every += float(batches.tokens.sum())
+    return PlayedSteps(
+        steps=Quantiles.of(steps, seed),
+        tokens_per_s=real / sum(steps),
+        padding=1 - real / every,
+        waits=float(np.mean(waits)),
+    )
