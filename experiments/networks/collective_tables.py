@@ -141,7 +141,7 @@ def _row(where: str, number: int, cells: Mapping[str, str], table: str) -> Colle
         size_bytes=size_bytes,
         node_rate=node_rate,
         card_rate=card_rate,
-        network=_kind_of_network(cells),
+        network=_kind_of_network(cells, hardware),
         measured_us=None,
         notes=(*notes, *of_size, *of_network),
     )
@@ -225,7 +225,12 @@ def _network(
     """GB/s of a node and of one of its cards, as the row says or as such nodes are sold."""
     if nodes == 1:
         return 0.0, 0.0, ()
-    if _kind_of_network(cells) == "sockets":
+    links = gpu_links()[hardware]
+    if links.cards and text_of(cells, "network") in SOCKET_TIERS:
+        pairs = min(in_node, count_of(cells, "to_gpus") or in_node)
+        rate = links.node_gbytes_per_s * min(1.0, pairs / links.cards)
+        return rate, rate, (f"{hardware} has a network card for each GPU, which is taken",)
+    if _kind_of_network(cells, hardware) == "sockets":
         rate = socket_rates(text_of(cells, "network"), in_node)
         return rate, rate, ()
     text = text_of(cells, "network") or text_of(cells, "hardware")
@@ -237,14 +242,15 @@ def _network(
             assert named
             cards, gbits = int(named[1] or 1), _BY_NAME[named[2].casefold()]
         return cards * gbits / 8, gbits / 8, ()
-    rate = gpu_links()[hardware].node_gbytes_per_s
+    rate = links.node_gbytes_per_s
     note = f"no network: {rate:g} GB/s a node are assumed, as nodes of {hardware} often have"
     return rate, rate / 8 if rate > 50 else rate, (note,)
 
 
-def _kind_of_network(cells: Mapping[str, str]) -> str:
+def _kind_of_network(cells: Mapping[str, str], hardware: str) -> str:
     """Sockets between nodes of a cloud, a cloud's own network (EFA), or direct access to memory."""
-    if "sockets" in text_of(cells, "library") and text_of(cells, "network") in SOCKET_TIERS:
+    has_sockets = "sockets" in text_of(cells, "library") and not gpu_links()[hardware].cards
+    if has_sockets and text_of(cells, "network") in SOCKET_TIERS:
         return "sockets"
     text = " ".join(text_of(cells, name) for name in ("network", "hardware", "software"))
     return "efa" if "EFA" in text else "rdma"

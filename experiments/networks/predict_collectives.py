@@ -249,10 +249,12 @@ def _report(
 
 
 def _errors(apart: ClustersLeftOut, bounds: Mapping[str, tuple[float, float]]) -> str:
-    """Errors of each cluster, of each kind of links, and of all rows."""
+    """Errors of each cluster, of each kind of links, of each table, and of all rows."""
+    tables = np.array([row.cluster.partition(",")[0] for row in apart.rows])
     groups = [
         *((cluster, apart.of(cluster)) for cluster in dict.fromkeys(r.cluster for r in apart.rows)),
         *((kind, np.array(apart.kinds) == kind) for kind in sorted(set(apart.kinds))),
+        *((f"table {name}", tables == name) for name in dict.fromkeys(tables.tolist())),
         ("all", np.full(len(apart.rows), True)),
     ]
     low = np.array([bounds[kind][0] for kind in apart.kinds])

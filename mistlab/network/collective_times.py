@@ -35,13 +35,15 @@ class GpuLinks:
 
     ``gbytes_per_s`` counts one direction. ``kind`` is ``switched`` where GPUs reach one another at
     this rate, and ``pcie`` where they go through the host. GPUs of one ``generation`` have like
-    latencies; ``adds_in_switch`` says that switches add up what all-reduces sum.
+    latencies; ``adds_in_switch`` says that switches add up what all-reduces sum. GPUs that are sold
+    with network ``cards`` of their own reach one another by these, in clouds too.
     """
 
     gbytes_per_s: float
     kind: str
     generation: str
     node_gbytes_per_s: float = 0.0
+    cards: int = 0
     adds_in_switch: bool = False
 
 
@@ -69,6 +71,7 @@ class CollectiveNumbers:
     pcie_crowding: float
     switch_gain: float
     network_share: float
+    network_send_share: float
     chunks: float
     direct_chunks: float
     pcie_chunks: float
@@ -207,7 +210,8 @@ class Collectives:
             twice * (self.nodes - 1) / self.nodes,
         )
         inside_us = inside * self.size_bytes / (self._gpu_rate(numbers) * GBYTES * MICROSECONDS)
-        network = np.where(self.is_socket, 1.0, numbers.network_share)
+        network = np.where(is_send, numbers.network_send_share, numbers.network_share)
+        network = np.where(self.is_socket, 1.0, network)
         network = network * np.where(self.nodes > 1, rate, np.inf)
         across_us = across * self.size_bytes / (network * GBYTES * MICROSECONDS)
         return np.where(is_send & (self.nodes > 1), across_us, np.maximum(inside_us, across_us))

@@ -208,3 +208,19 @@ def test_elements_and_rates_are_read(tmp_path: Path) -> None:
     )
     took = [row.measured_us for row in rows_of(rates)]
     assert took == pytest.approx([4000.0, 2000.0])
+
+
+def test_gpus_with_cards_of_their_own_go_by_these(tmp_path: Path) -> None:
+    """One card for each pair of processes that send; a cloud's sockets for other GPUs."""
+    path = tmp_path / "cards.csv"
+    lines = [f"send/recv,NCCL (sockets),{gpu},{of},2,{of},same zone,{to}" for gpu, of, to in PAIRS]
+    head = "collective,library,hardware,gpus,nodes,gpus_per_node,network,to_gpus"
+    path.write_text("\n".join([head, *lines]))
+    rows = [row for row in collective_rows(path) if isinstance(row, CollectiveRow)]
+    assert [row.node_rate for row in rows[:4]] == [25.0, 25.0, 50.0, 100.0]
+    assert {row.network for row in rows[:4]} == {"rdma"}
+    assert rows[4].network == "sockets"
+    assert columns_of(rows).kinds.tolist() == ["network"] * 4 + ["sockets"]
+
+
+PAIRS = [("GH-96", 1, 4), ("GH-96", 4, 1), ("GH-96", 2, 2), ("GH-96", 4, 4), ("A100-80", 2, 2)]
