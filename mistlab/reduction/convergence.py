@@ -36,7 +36,8 @@ class Noise(Checked):
     def transient_term(self, how: Reduction, ranks: int, values: int, steps: float) -> float:
         """The term of a kind beyond that: of disagreement, of drift between exchanges, of what is
         cut off."""
-        whole = 1 / steps
+        # Gradients of a server that waits for none are as old as the other ranks are many.
+        whole = (ranks if how.asynchronous else 1) / steps
         spread = 0.0
         if how.kind == "gossip":
             offsets = how.offsets and how.neighbours(ranks)
@@ -69,4 +70,6 @@ class Noise(Checked):
         return high
 
     def _sum(self, steps: float, how: Reduction, ranks: int, values: int) -> float:
-        return self.linear_term(ranks, steps) + self.transient_term(how, ranks, values, steps)
+        return self.linear_term(ranks - 2 * how.trimmed, steps) + self.transient_term(
+            how, ranks, values, steps
+        )

@@ -47,7 +47,7 @@ class Forecast:
     def mapping(self) -> Mapping[str, Any]:
         """The forecast as plain data."""
         steps, plain = self.steps_to_goal(self.how), self.steps_to_goal(PLAIN_REDUCTION)
-        linear = self.noise.linear_term(self.ranks, steps)
+        linear = self.noise.linear_term(self.ranks - 2 * self.how.trimmed, steps)
         found = {
             "goal": self.goal,
             "ranks": self.ranks,

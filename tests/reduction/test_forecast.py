@@ -32,6 +32,10 @@ def test_terms_of_a_bound_are_the_goal_together() -> None:
         assert found["hours"] == pytest.approx(found["steps"] * 2.0 / 3600)
     plain = forecast(PLAIN_REDUCTION).mapping()
     assert plain["steps"] == plain["plain_steps"]
+    late = forecast(Reduction(kind="server", asynchronous=True)).mapping()
+    assert plain["steps"] < late["steps"] < 4 * plain["steps"]
+    trimmed = forecast(Reduction(trimmed=1)).mapping()
+    assert trimmed["linear_term"] == pytest.approx(1 / math.sqrt(2 * trimmed["steps"]))
     # Without noise a single step of 1 / goal remains.
     assert Noise(noise=0.0).steps_to(0.01, PLAIN_REDUCTION, 4, 1000) == pytest.approx(100)
 
