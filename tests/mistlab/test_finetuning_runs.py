@@ -64,6 +64,35 @@ def test_software_is_told_by_its_name(engine: str, more: dict[str, str], name: s
     assert run(engine=engine, **more).engine == name
 
 
+@pytest.mark.parametrize(
+    ("gpus", "said", "way"), [("1", "", "none"), ("4", "", "full"), ("1", "full", "full")]
+)
+def test_litgpt_recomputes_where_it_shards(gpus: str, said: str, way: str) -> None:
+    found = run(engine="litgpt (Fabric)", gpus=gpus, recompute=said)
+    assert (found.recompute.way, found.saves_unsaid) == (way, False)
+
+
+@pytest.mark.parametrize(
+    ("targets", "kept"),
+    [("q_proj,v_proj", "attention"), ("all linear", "all"), ("gate_proj,up_proj", "all")],
+)
+def test_products_with_adapters_are_told(targets: str, kept: str) -> None:
+    lora = {"method": "lora", "adapter_rank": "16", "adapter_targets": targets}
+    found = run(**lora)
+    assert (found.train, found.adapter_rank, found.adapter_targets) == ("adapters", 16, kept)
+    # Of 8-bit products too, which have adapters of 16 bits.
+    assert predicted(**lora, precision="fp8", hardware="H100")[0].iteration_s > 0
+
+
+def test_paged_states_leave_as_far_as_memory_is_short() -> None:
+    whole, _ = predicted()
+    stage = whole.stages[0]
+    kept = KeptElsewhere(pages=True)
+    room = stage.peak_reserved_bytes - stage.memory.optimizer // 2
+    assert kept.applied(whole, lambda _: room).stages[0].peak_reserved_bytes == room
+    assert kept.applied(whole, lambda _: stage.peak_reserved_bytes).stages[0] == stage
+
+
 def test_gradients_come_with_the_backward_pass_of_a_step_of_one_micro_batch() -> None:
     whole, own = (one.stages[0] for one in predicted())
     assert whole.peak_allocated_bytes - own.peak_allocated_bytes == whole.memory.gradients
