@@ -511,7 +511,8 @@ class _Sums:
 
 def _work_of(workload: Workload, rules: KernelRules, memory: EngineMemory) -> LayerWork:
     """The work of a workload's layers, the head of which may run forward twice."""
-    graph, split = graph_of(workload), sequence_graph_of(workload)
+    graph = graph_of(workload, fuses_loss=memory.fuses_loss)
+    split = sequence_graph_of(workload, fuses_loss=memory.fuses_loss)
     if memory.loss_again:
         graph, split = with_loss_again(graph), None if split is None else with_loss_again(split)
     return work_of(graph, rules, split)

@@ -60,7 +60,8 @@ class EngineMemory:
     ``compiled``). Workspaces and buckets take ``fixed_mib`` whatever the plan. Frozen weights of
     blocks take ``frozen_weight`` bytes, if not as many as others. Logits are those of
     ``loss_tokens`` tokens at once, if this is not 0; with ``loss_again`` none are kept for the
-    backward pass, which works them out again.
+    backward pass, which works them out again. An engine that ``fuses_loss`` goes through
+    the logits once forward and once backward, and writes their gradient over them.
 
     Where data-parallel ranks communicate less, ``remembered`` bytes are kept of what was cut off of
     whole gradients, ``outer`` ones of outer steps, divided as optimizer state is, and there is room
@@ -84,6 +85,7 @@ class EngineMemory:
     frozen_weight: float = 0.0
     loss_tokens: int = 0
     loss_again: bool = False
+    fuses_loss: bool = False
     remembered: int = 0
     outer: int = 0
     arriving: int = 0

@@ -1,19 +1,22 @@
-"""Layer graphs of models whose adapters are trained beside frozen weights: what layers then keep.
+"""Layer graphs of models that are trained otherwise than a trace: with adapters beside frozen
+weights, losses that run again, heads for further tokens, or what torch keeps of blocks.
 
 A product with a frozen weight keeps nothing of its input, but where an adapter does, which keeps
 the thin product in between too. The embedding has no backward pass. Work stays that of the whole
 graph: rules of engines leave out products that make gradients of frozen weights.
 
-The change is made in the text of a graph's file, so that no expression is read.
+Changes are made in the text of a graph's file, so that no expression is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from mistlab.graph.stored_graph import DTYPE, DTYPE_OF_4, Plain, StoredGraph, numel
+from mistlab.graph.sums import Sum, sum_from
 
 # The symbol of an adapter's rank, and the parts of a block whose products may have adapters.
 RANK = "x"
@@ -104,3 +107,231 @@ def _thin(block: Plain, parts: tuple[str, ...], gates: int) -> Iterator[Plain]:
             "size_bytes": f"{_WIDTHS[dtype]}*{numel(shape)}",
             "is_input": False,
         }
+
+
+# Layer graphs with what torch keeps for the backward pass of blocks without kernels of their own.
+#
+# ``eager`` torch runs a block's operators one by one. RMSNorm works on a 32-bit copy of its input,
+# which it keeps in place of the input, and keeps its 16-bit result from before the weights too.
+# The gate's activation keeps its result beside its input. ``compiled`` blocks keep none of these,
+# as what is cheap is computed again. Both copy keys and values to as many heads as there are
+# queries, and keep the copies. Inputs of 8-bit products are kept in 16 bits (torchao's
+# ``float8_linear.py``).
+#
+# ``tiled`` blocks run their network on some tokens at a time, as many as the model is wide
+# (Snowflake's TiledMLP), so that of what is as wide as the network there is one tile at any moment.
+#
+# The change is made in the text of a graph's file, so that no expression is read. Bytes that
+# kernels move are rules of engines (``mistlab.engines.engine``).
+
+
+EAGER = "eager"
+TILED = "tiled"
+# What is as wide as the network, or as the experts that a token takes, and what of it a tile has.
+_TILES = (("b*f*s", "f*h"), ("A*b*j*s", "A*j*h"))
+
+# Bytes for each number of the result: a 32-bit input and a 16-bit result, less the 16-bit input.
+_OF_NORM = 4
+# The activation's 16-bit result, which is as wide as the gate's.
+_OF_GATE = 2
+
+
+@cache
+def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
+    """The graph of a model whose blocks keep what torch keeps of them."""
+    graph = stored.mapping
+    mapping = {**graph, "block": _changed(graph["block"], kept_by)}
+    if further := graph.get("further_blocks"):
+        mapping["further_blocks"] = [_changed(block, kept_by) for block in further]
+    return replace(StoredGraph.of(mapping, stored.where), turns=stored.turns)
+
+
+def _changed(block: Plain, kept_by: str) -> Plain:
+    return _tiled(block) if kept_by == TILED else _keeping(block, kept_by)
+
+
+def _keeping(layer: Plain, kept_by: str) -> Plain:
+    """A layer that keeps some tensors more."""
+    forward = [one for one in layer["operators"] if one["phase"] == "forward"]
+    kept = [tensor for one in forward for tensor in _kept_more(one, kept_by)]
+    if not kept:
+        return layer
+    more = " + ".join(tensor["size_bytes"] for tensor in kept)
+    peaks = [{**one, "size_bytes": f"{one['size_bytes']} + {more}"} for one in layer["peaks"]]
+    return {**layer, "saved": [*layer["saved"], *kept], "peaks": peaks}
+
+
+def _tiled(layer: Plain) -> Plain:
+    """A layer whose network runs tile by tile."""
+
+    def tile(one: Plain) -> Plain:
+        size = one["size_bytes"]
+        for whole, part in _TILES:
+            size = size.replace(whole, part)
+        return {**one, "size_bytes": size}
+
+    return {**layer, **{name: [tile(one) for one in layer[name]] for name in ("saved", "peaks")}}
+
+
+def _kept_more(operator: Plain, kept_by: str) -> Iterator[Plain]:
+    """The tensors that an operator of a forward pass keeps beyond those of its graph."""
+    if kept_by == EAGER and operator["name"] == "mistlab.rms_norm":
+        yield _tensor(operator, operator["outputs"][0], _OF_NORM)
+    if kept_by == EAGER and operator["name"] == "mistlab.swiglu":
+        yield _tensor(operator, operator["outputs"][0], _OF_GATE)
+    if operator["kind"] == "attention":
+        queries, *others = operator["inputs"][:3]
+        for own in others:
+            if own != queries:
+                yield _tensor(operator, queries, 2, less=own)
+
+
+def _tensor(operator: Plain, shape: Sequence[str], width: int, less: Sequence[str] = ()) -> Plain:
+    size = f"{width}*{numel(shape)}" + (f" - {width}*{numel(less)}" if less else "")
+    return {
+        "module": operator["module"],
+        "shape": [*shape],
+        "dtype": "bfloat16",
+        "size_bytes": size,
+        "is_input": False,
+    }
+
+
+# Heads that predict further tokens (multi-token prediction, as in DeepSeek V3, arXiv 2412.19437).
+#
+# A model predicts each token after the next in five steps. A norm of the output of its last block,
+# and a norm of the embedding of the token before. A product that joins both. A block of the same
+# kind as the last block. A further norm. Logits, and a loss. The tables of embedding and head are
+# the model's own; the last stage of a pipeline has a copy of the embedding's table.
+#
+# All of it becomes part of the head's graph, so it lies on the last stage, is kept for one micro-
+# batch, and never runs again.
+#
+# The change is made in the text of a graph's file.
+
+
+MODULE = "head.further"
+_TYPES = {"half": (2, "bfloat16"), "single": (4, "float32")}
+
+
+def with_further_tokens(stored: StoredGraph, tokens: int, *, tied: bool) -> StoredGraph:
+    """The graph of a model whose head predicts so many tokens after the next.
+
+    With ``tied`` embeddings the head has the embedding's table already.
+    """
+    made = _made(stored, tokens, tied) if tokens else stored
+    return replace(made, turns=stored.turns)
+
+
+@cache
+def _made(stored: StoredGraph, tokens: int, tied: bool) -> StoredGraph:
+    graph = stored.mapping
+    head, block, embedding = graph["head"], graph["block"], graph["embedding"]
+    joint = _joint(graph)
+    norms = [one for one in head["parameters"] if not _is_table(one)]
+    copied = [] if tied else [one for one in embedding["parameters"] if _is_table(one)]
+    of_head: dict[str, list[Plain]] = {
+        "operators": [
+            *(*joint["operators"], *embedding["operators"]),
+            *(*block["operators"], *head["operators"]),
+        ],
+        "saved": [_no_input(one) for part in (joint, block, head) for one in part["saved"]],
+        "parameters": [*joint["parameters"], *block["parameters"], *norms],
+    }
+    further = {name: [*head[name], *some * tokens] for name, some in of_head.items()}
+    further["parameters"] += copied
+    further["peaks"] = [*head["peaks"], *_peaks(head, block, joint, tokens)]
+    name = f"{graph['name']}-further{tokens}"
+    return StoredGraph.of({**graph, "name": name, "head": {**head, **further}}, stored.where)
+
+
+def _peaks(head: Plain, block: Plain, joint: Plain, tokens: int) -> Iterator[Plain]:
+    """The fullest moments: of the last further token, when all others are kept."""
+    of_further = _kept_bytes(joint) + _kept_bytes(block) + _kept_bytes(head)
+    before = _kept_bytes(head) + of_further * (tokens - 1) + _kept_bytes(joint)
+    yield from (_larger(peak, before) for peak in block["peaks"])
+    yield from (_larger(peak, before + _kept_bytes(block)) for peak in head["peaks"])
+
+
+def _kept_bytes(layer: Plain) -> Sum:
+    return Sum.total(sum_from(one["size_bytes"]) for one in layer["saved"])
+
+
+def _larger(peak: Plain, more: Sum) -> Plain:
+    return {**peak, "size_bytes": str(sum_from(peak["size_bytes"]) + more)}
+
+
+def _no_input(tensor: Plain) -> Plain:
+    return {**tensor, "is_input": False}
+
+
+def _is_table(parameter: Plain) -> bool:
+    return "V" in parameter["shape"][0]
+
+
+def _joint(graph: Plain) -> Plain:
+    """The norms of the last block's result and of the embedding, and the product of both."""
+    norms = [one for one in graph["head"]["operators"] if one["module"] == "head.norm"]
+    of_norm = [one for one in graph["head"]["parameters"] if one["name"].startswith("head.norm")]
+    weight = {"name": f"{MODULE}.weight", "shape": ["h/tp", "2*h"]}
+    tokens = graph["head"]["operators"][0]["outputs"][0][1]
+    width, dtype = _TYPES[graph["precision"]]
+    # The embedding, which its norm keeps, and both norms' results, which the product keeps.
+    saved = [
+        {
+            "module": MODULE,
+            "shape": ["b", tokens, channels],
+            "dtype": dtype,
+            "size_bytes": f"{width}*b*({tokens})*{channels}",
+            "is_input": False,
+        }
+        for channels in ("h", "2*h")
+    ]
+    return {
+        "operators": [*norms, *norms, *_product(tokens != "s", width, dtype)],
+        "saved": saved,
+        "parameters": [*of_norm, *of_norm, weight],
+    }
+
+
+def _product(splits: bool, width: int, dtype: str) -> Iterator[Plain]:
+    """The product that halves the channels, split by its results, which all ranks gather."""
+    rows, wide, part, weight = "b*s", "2*h", "h/tp", ["h/tp", "2*h"]
+    flop, whole = "4*b*s*h**2/tp", f"2*{width}*b*s*h"
+    held, made = f"2*{width}*h**2/tp", f"{width}*b*s*h/tp"
+    half = f"{width}*b*s*h"
+
+    def one(name: str, kind: str, phase: str, **others: Any) -> Plain:
+        plain = {"name": name, "kind": kind, "phase": phase, "module": MODULE, "dtype": dtype}
+        return {**plain, **others}
+
+    def product(phase: str, inputs: list[list[str]], output: list[str], *sizes: str) -> Plain:
+        read, written = " + ".join(sizes[:-1]), sizes[-1]
+        moved = {"read_bytes": read, "written_bytes": written}
+        shapes = {"inputs": inputs, "outputs": [output]}
+        return one("aten.mm", "matmul", phase, **shapes, flop=flop, **moved)
+
+    def message(name: str, phase: str, size: str, channels: str) -> Plain:
+        shape = [["b", "s", channels]]
+        moved = {"flop": "0", "read_bytes": size, "written_bytes": size}
+        return one(f"mistlab.{name}", "collective", phase, inputs=shape, outputs=shape, **moved)
+
+    if splits:
+        yield message("gather_tokens", "forward", whole, wide)
+    yield product("forward", [[rows, wide], [wide, part]], [rows, part], whole, held, made)
+    yield message("gather_tokens", "forward", half, "h")
+    if splits:
+        yield message("gather_tokens", "backward", half, "h")
+        yield message("gather_again", "backward", whole, wide)
+    yield product("backward", [[rows, part], weight], [rows, wide], made, held, whole)
+    name = "scatter_gradient" if splits else "all_reduce_"
+    yield message(name, "backward", whole, wide)
+    yield product("backward", [[part, rows], [rows, wide]], weight, made, whole, held)
+    yield one(
+        *("aten.add_", "accumulate", "backward"),
+        inputs=[weight, weight],
+        outputs=[weight],
+        flop="2*h**2/tp",
+        read_bytes=f"2*({held})",
+        written_bytes=held,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -17,16 +17,14 @@ from numpy.typing import NDArray
 from mistlab.core.arrays import Bools
 from mistlab.core.files import read_json
 from mistlab.core.values import InputError, reject
-from mistlab.graph.adapted import with_adapters
+from mistlab.graph.adapted import kept_by_torch, with_adapters, with_further_tokens
 from mistlab.graph.compiled import Compiled, compile_expressions, compile_sums, kept
 from mistlab.graph.graph import ModelGraph
 from mistlab.graph.stored_graph import (
-    Plain,
     StoredGraph,
     in_precision,
-    numel,
     with_dropout,
-    with_further_tokens,
+    with_fused_loss,
     with_scores,
     with_window,
 )
@@ -165,94 +163,6 @@ def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
     differs = {*parts} ^ {*last}
     words = ["dense"] * ("experts" in differs) + ["windowed"] * ("window" in differs)
     return " ".join(words)
-
-
-# Layer graphs with what torch keeps for the backward pass of blocks without kernels of their own.
-#
-# ``eager`` torch runs a block's operators one by one. RMSNorm works on a 32-bit copy of its input,
-# which it keeps in place of the input, and keeps its 16-bit result from before the weights too.
-# The gate's activation keeps its result beside its input. ``compiled`` blocks keep none of these,
-# as what is cheap is computed again. Both copy keys and values to as many heads as there are
-# queries, and keep the copies. Inputs of 8-bit products are kept in 16 bits (torchao's
-# ``float8_linear.py``).
-#
-# ``tiled`` blocks run their network on some tokens at a time, as many as the model is wide
-# (Snowflake's TiledMLP), so that of what is as wide as the network there is one tile at any moment.
-#
-# The change is made in the text of a graph's file, so that no expression is read. Bytes that
-# kernels move are rules of engines (``mistlab.engines.engine``).
-
-
-EAGER = "eager"
-TILED = "tiled"
-# What is as wide as the network, or as the experts that a token takes, and what of it a tile has.
-_TILES = (("b*f*s", "f*h"), ("A*b*j*s", "A*j*h"))
-
-# Bytes for each number of the result: a 32-bit input and a 16-bit result, less the 16-bit input.
-_OF_NORM = 4
-# The activation's 16-bit result, which is as wide as the gate's.
-_OF_GATE = 2
-
-
-@cache
-def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
-    """The graph of a model whose blocks keep what torch keeps of them."""
-    graph = stored.mapping
-    mapping = {**graph, "block": _changed(graph["block"], kept_by)}
-    if further := graph.get("further_blocks"):
-        mapping["further_blocks"] = [_changed(block, kept_by) for block in further]
-    return replace(StoredGraph.of(mapping, stored.where), turns=stored.turns)
-
-
-def _changed(block: Plain, kept_by: str) -> Plain:
-    return _tiled(block) if kept_by == TILED else _keeping(block, kept_by)
-
-
-def _keeping(layer: Plain, kept_by: str) -> Plain:
-    """A layer that keeps some tensors more."""
-    forward = [one for one in layer["operators"] if one["phase"] == "forward"]
-    kept = [tensor for one in forward for tensor in _kept(one, kept_by)]
-    if not kept:
-        return layer
-    more = " + ".join(tensor["size_bytes"] for tensor in kept)
-    peaks = [{**one, "size_bytes": f"{one['size_bytes']} + {more}"} for one in layer["peaks"]]
-    return {**layer, "saved": [*layer["saved"], *kept], "peaks": peaks}
-
-
-def _tiled(layer: Plain) -> Plain:
-    """A layer whose network runs tile by tile."""
-
-    def tile(one: Plain) -> Plain:
-        size = one["size_bytes"]
-        for whole, part in _TILES:
-            size = size.replace(whole, part)
-        return {**one, "size_bytes": size}
-
-    return {**layer, **{name: [tile(one) for one in layer[name]] for name in ("saved", "peaks")}}
-
-
-def _kept(operator: Plain, kept_by: str) -> Iterator[Plain]:
-    """The tensors that an operator of a forward pass keeps beyond those of its graph."""
-    if kept_by == EAGER and operator["name"] == "mistlab.rms_norm":
-        yield _tensor(operator, operator["outputs"][0], _OF_NORM)
-    if kept_by == EAGER and operator["name"] == "mistlab.swiglu":
-        yield _tensor(operator, operator["outputs"][0], _OF_GATE)
-    if operator["kind"] == "attention":
-        queries, *others = operator["inputs"][:3]
-        for own in others:
-            if own != queries:
-                yield _tensor(operator, queries, 2, less=own)
-
-
-def _tensor(operator: Plain, shape: Sequence[str], width: int, less: Sequence[str] = ()) -> Plain:
-    size = f"{width}*{numel(shape)}" + (f" - {width}*{numel(less)}" if less else "")
-    return {
-        "module": operator["module"],
-        "shape": [*shape],
-        "dtype": "bfloat16",
-        "size_bytes": size,
-        "is_input": False,
-    }
 
 
 # Masks of the candidates whose sizes a layer graph supports.
@@ -461,29 +371,46 @@ def _stored(variant: Variant) -> StoredGraph:
     return StoredGraph.of(json.loads(text), variant.name)
 
 
-def graph_of(workload: Workload, kept_by: str = "") -> StoredGraph:
+def graph_of(workload: Workload, kept_by: str = "", *, fuses_loss: bool = False) -> StoredGraph:
     """The graph of a workload: a shipped graph, or the graph of its traced model. ``kept_by`` says
-    whose kernels keep tensors, if not the graph's own (``mistlab.graph.library``)."""
+    whose kernels keep tensors, if not the graph's own (``mistlab.graph.library``). A model's own
+    code has a loss of its own, all others have one that may be fused."""
     model = workload.model
     precision = "single" if workload.precision == "fp32" else "half"
     if model.family == "custom":
         traced = _traced(workload, precision)
         return _kept_by(traced, workload, kept_by)
-    return _of_family(workload, precision, sequence_parallel=False, kept_by=kept_by)
+    found = _of_family(workload, precision, sequence_parallel=False, kept_by=kept_by)
+    return as_trained(found, workload, fuses_loss=fuses_loss)
 
 
-def sequence_graph_of(workload: Workload, kept_by: str = "") -> StoredGraph | None:
+def sequence_graph_of(
+    workload: Workload, kept_by: str = "", *, fuses_loss: bool = False
+) -> StoredGraph | None:
     """The graph of a workload with sequence parallelism; None if its model was traced without."""
     if workload.model.family == "custom":
         return None
     precision = "single" if workload.precision == "fp32" else "half"
-    return _of_family(workload, precision, sequence_parallel=True, kept_by=kept_by)
+    found = _of_family(workload, precision, sequence_parallel=True, kept_by=kept_by)
+    return as_trained(found, workload, fuses_loss=fuses_loss)
 
 
 def _kept_by(found: StoredGraph, workload: Workload, kept_by: str) -> StoredGraph:
     """A graph in a workload's precision, keeping what these kernels keep."""
     made = in_precision(found, workload.precision, keeps_wide=bool(kept_by))
     return kept_by_torch(made, kept_by) if kept_by else made
+
+
+def as_trained(found: StoredGraph, workload: Workload, *, fuses_loss: bool) -> StoredGraph:
+    """A family's graph with the engine's loss, heads for further tokens, and adapters."""
+    model = workload.model
+    made = with_fused_loss(found) if fuses_loss else found
+    if model.further_tokens:
+        made = with_further_tokens(made, model.further_tokens, tied=model.tied_embeddings)
+    if workload.train == "all":
+        return made
+    is_gated = model.mlp_type == "gated_mlp"
+    return with_adapters(made, workload.adapter_targets, is_gated=is_gated)
 
 
 @cache
@@ -515,12 +442,7 @@ def _of_family(
         found = _known(of_kinds[BLOCK])
     else:
         found = replace(_with_kinds(tuple(of_kinds.items())), turns=kinds.pattern)
-    made = _kept_by(found, workload, kept_by)
-    made = with_further_tokens(made, model.further_tokens, tied=model.tied_embeddings)
-    if workload.train == "all":
-        return made
-    is_gated = model.mlp_type == "gated_mlp"
-    return with_adapters(made, workload.adapter_targets, is_gated=is_gated)
+    return _kept_by(found, workload, kept_by)
 
 
 @cache

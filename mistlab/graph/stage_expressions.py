@@ -244,16 +244,18 @@ def _share_of_tokens(tokens: int) -> sympy.Expr:
 
 
 def _recomputed_in_chunks(head: LayerSums, memory: EngineMemory) -> LayerSums:
-    """A head that keeps its input alone, and has the logits of a chunk twice at the fullest moment
-    of its forward pass, which runs again in its backward pass."""
+    """A head that keeps its input alone, and has the logits of a chunk once, or twice if its loss
+    is not fused, at the fullest moment of its forward pass, which runs again in its backward
+    pass."""
     b, s, vocab, tp = (size_symbol(name) for name in ("b", "s", "V", "tp"))
     logits = memory.weight * b * s * vocab / tp
-    gone = (1 - _share_of_tokens(memory.loss_tokens)) * logits
+    tensors = 1 if memory.fuses_loss else 2
+    gone = tensors * (1 - _share_of_tokens(memory.loss_tokens)) * logits
     return replace(
         head,
         saved_bytes=head.input_bytes,
-        forward_peak_bytes=head.forward_peak_bytes - 2 * gone,
-        backward_peak_bytes=head.backward_peak_bytes + logits - 2 * gone,
+        forward_peak_bytes=head.forward_peak_bytes - gone,
+        backward_peak_bytes=head.backward_peak_bytes + (tensors - 1) * logits - gone,
     )
 
 

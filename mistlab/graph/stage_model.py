@@ -83,11 +83,11 @@ class StageModel:
     @classmethod
     def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
         """The model for a workload's graph; compiles the graph's layers."""
-        kept_by, seen = _memory_of(workload, engine).kept_by, workload
+        memory, seen = _memory_of(workload, engine), workload
         if not ENGINES[engine].keeps_masks:
             seen = replace(workload, model=without_dropout(workload.model))
-        graph = graph_of(seen, kept_by)
-        split = sequence_graph_of(seen, kept_by)
+        graph = graph_of(seen, memory.kept_by, fuses_loss=memory.fuses_loss)
+        split = sequence_graph_of(seen, memory.kept_by, fuses_loss=memory.fuses_loss)
         treatments, names = tuple(TREATMENTS.items()), size_names()
         return cls(
             workload=workload,

@@ -12,7 +12,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from mistlab.engines.engine import BATCHED_PRODUCTS
-from mistlab.graph.sums import Sum, sum_from
+from mistlab.graph.sums import sum_from
 
 if TYPE_CHECKING:
     from mistlab.graph.graph import Condition, LayerGraph, ModelGraph
@@ -319,146 +319,6 @@ def _symbols(size: str) -> set[str]:
     return set("".join(c if c.isalpha() else " " for c in size).split())
 
 
-# Heads that predict further tokens (multi-token prediction, as in DeepSeek V3, arXiv 2412.19437).
-#
-# A model predicts each token after the next in five steps. A norm of the output of its last block,
-# and a norm of the embedding of the token before. A product that joins both. A block of the same
-# kind as the last block. A further norm. Logits, and a loss. The tables of embedding and head are
-# the model's own; the last stage of a pipeline has a copy of the embedding's table.
-#
-# All of it becomes part of the head's graph, so it lies on the last stage, is kept for one micro-
-# batch, and never runs again.
-#
-# The change is made in the text of a graph's file.
-
-
-MODULE = "head.further"
-_WIDTHS = {"half": (2, "bfloat16"), "single": (4, "float32")}
-
-
-def with_further_tokens(stored: StoredGraph, tokens: int, *, tied: bool) -> StoredGraph:
-    """The graph of a model whose head predicts so many tokens after the next.
-
-    With ``tied`` embeddings the head has the embedding's table already.
-    """
-    made = _made(stored, tokens, tied) if tokens else stored
-    return replace(made, turns=stored.turns)
-
-
-@cache
-def _made(stored: StoredGraph, tokens: int, tied: bool) -> StoredGraph:
-    graph = stored.mapping
-    head, block, embedding = graph["head"], graph["block"], graph["embedding"]
-    joint = _joint(graph)
-    norms = [one for one in head["parameters"] if not _is_table(one)]
-    copied = [] if tied else [one for one in embedding["parameters"] if _is_table(one)]
-    of_head: dict[str, list[Plain]] = {
-        "operators": [
-            *(*joint["operators"], *embedding["operators"]),
-            *(*block["operators"], *head["operators"]),
-        ],
-        "saved": [_no_input(one) for part in (joint, block, head) for one in part["saved"]],
-        "parameters": [*joint["parameters"], *block["parameters"], *norms],
-    }
-    further = {name: [*head[name], *some * tokens] for name, some in of_head.items()}
-    further["parameters"] += copied
-    further["peaks"] = [*head["peaks"], *_peaks(head, block, joint, tokens)]
-    name = f"{graph['name']}-further{tokens}"
-    return StoredGraph.of({**graph, "name": name, "head": {**head, **further}}, stored.where)
-
-
-def _peaks(head: Plain, block: Plain, joint: Plain, tokens: int) -> Iterator[Plain]:
-    """The fullest moments: of the last further token, when all others are kept."""
-    of_further = _kept(joint) + _kept(block) + _kept(head)
-    before = _kept(head) + of_further * (tokens - 1) + _kept(joint)
-    yield from (_larger(peak, before) for peak in block["peaks"])
-    yield from (_larger(peak, before + _kept(block)) for peak in head["peaks"])
-
-
-def _kept(layer: Plain) -> Sum:
-    return Sum.total(sum_from(one["size_bytes"]) for one in layer["saved"])
-
-
-def _larger(peak: Plain, more: Sum) -> Plain:
-    return {**peak, "size_bytes": str(sum_from(peak["size_bytes"]) + more)}
-
-
-def _no_input(tensor: Plain) -> Plain:
-    return {**tensor, "is_input": False}
-
-
-def _is_table(parameter: Plain) -> bool:
-    return "V" in parameter["shape"][0]
-
-
-def _joint(graph: Plain) -> Plain:
-    """The norms of the last block's result and of the embedding, and the product of both."""
-    norms = [one for one in graph["head"]["operators"] if one["module"] == "head.norm"]
-    of_norm = [one for one in graph["head"]["parameters"] if one["name"].startswith("head.norm")]
-    weight = {"name": f"{MODULE}.weight", "shape": ["h/tp", "2*h"]}
-    tokens = graph["head"]["operators"][0]["outputs"][0][1]
-    width, dtype = _WIDTHS[graph["precision"]]
-    # The embedding, which its norm keeps, and both norms' results, which the product keeps.
-    saved = [
-        {
-            "module": MODULE,
-            "shape": ["b", tokens, channels],
-            "dtype": dtype,
-            "size_bytes": f"{width}*b*({tokens})*{channels}",
-            "is_input": False,
-        }
-        for channels in ("h", "2*h")
-    ]
-    return {
-        "operators": [*norms, *norms, *_product(tokens != "s", width, dtype)],
-        "saved": saved,
-        "parameters": [*of_norm, *of_norm, weight],
-    }
-
-
-def _product(splits: bool, width: int, dtype: str) -> Iterator[Plain]:
-    """The product that halves the channels, split by its results, which all ranks gather."""
-    rows, wide, part, weight = "b*s", "2*h", "h/tp", ["h/tp", "2*h"]
-    flop, whole = "4*b*s*h**2/tp", f"2*{width}*b*s*h"
-    held, made = f"2*{width}*h**2/tp", f"{width}*b*s*h/tp"
-    half = f"{width}*b*s*h"
-
-    def one(name: str, kind: str, phase: str, **others: Any) -> Plain:
-        plain = {"name": name, "kind": kind, "phase": phase, "module": MODULE, "dtype": dtype}
-        return {**plain, **others}
-
-    def product(phase: str, inputs: list[list[str]], output: list[str], *sizes: str) -> Plain:
-        read, written = " + ".join(sizes[:-1]), sizes[-1]
-        moved = {"read_bytes": read, "written_bytes": written}
-        shapes = {"inputs": inputs, "outputs": [output]}
-        return one("aten.mm", "matmul", phase, **shapes, flop=flop, **moved)
-
-    def message(name: str, phase: str, size: str, channels: str) -> Plain:
-        shape = [["b", "s", channels]]
-        moved = {"flop": "0", "read_bytes": size, "written_bytes": size}
-        return one(f"mistlab.{name}", "collective", phase, inputs=shape, outputs=shape, **moved)
-
-    if splits:
-        yield message("gather_tokens", "forward", whole, wide)
-    yield product("forward", [[rows, wide], [wide, part]], [rows, part], whole, held, made)
-    yield message("gather_tokens", "forward", half, "h")
-    if splits:
-        yield message("gather_tokens", "backward", half, "h")
-        yield message("gather_again", "backward", whole, wide)
-    yield product("backward", [[rows, part], weight], [rows, wide], made, held, whole)
-    name = "scatter_gradient" if splits else "all_reduce_"
-    yield message(name, "backward", whole, wide)
-    yield product("backward", [[part, rows], [rows, wide]], weight, made, whole, held)
-    yield one(
-        *("aten.add_", "accumulate", "backward"),
-        inputs=[weight, weight],
-        outputs=[weight],
-        flop="2*h**2/tp",
-        read_bytes=f"2*({held})",
-        written_bytes=held,
-    )
-
-
 # Layer graphs of variants that nobody traced, made of graphs that were traced.
 #
 # Dropout keeps a mask of what each of a block's two halves adds, and one of the embedding.
@@ -471,6 +331,7 @@ def _product(splits: bool, width: int, dtype: str) -> Iterator[Plain]:
 
 
 _SCORES = ("b", "n/tp", "s", "s")
+_WIDTHS = {"half": (2, "bfloat16"), "single": (4, "float32")}
 
 
 @cache
@@ -594,3 +455,133 @@ def _kept_tensor(module: str, shape: Sequence[str], dtype: str, width: int) -> P
         "size_bytes": size,
         "is_input": False,
     }
+
+
+# Heads whose loss goes through the logits once forward and once backward, in their place.
+#
+# Traced models have the loss in torch's operators, of which the rules of engines speak: logits less
+# the largest, to powers, to shares, and shares to the gradient; two tensors of the logits' size are
+# there at once. ``runtime.models.operators`` reads the logits once for all that is found of them
+# and writes their gradient over them. Sums over tensor-parallel ranks go in one call.
+#
+# The change is made in the text of a graph's file, so that no expression is read. What is as large
+# as the tokens stays as it was.
+
+_SUMS, _GRADIENT, _REDUCTION = "mistlab.sum_rows", "mistlab.to_gradient_", "mistlab.all_reduce_"
+
+
+@cache
+def with_fused_loss(stored: StoredGraph) -> StoredGraph:
+    """The graph of a model with this loss; that of a model with another loss stays."""
+    graph = stored.mapping
+    head, width = graph["head"], _WIDTHS[graph["precision"]][0]
+    made = _two_passes(head["operators"], width)
+    if made is None:
+        return stored
+    changed = {
+        "operators": made,
+        "saved": [*_saved_by_loss(head)],
+        "peaks": _without_second(head, width),
+    }
+    mapping = {**graph, "head": {**head, **changed}}
+    return replace(StoredGraph.of(mapping, stored.where), turns=stored.turns)
+
+
+def _two_passes(operators: Sequence[Plain], width: int) -> list[Plain] | None:
+    """The head's operators with two passes in place of the loss's own; None if there are none."""
+    names = [(one["phase"], one["name"]) if one["module"] == "head" else None for one in operators]
+    places = [
+        ("forward", "aten.amax"),
+        ("forward", "aten.sub_"),
+        ("backward", "aten.bitwise_not"),
+        ("backward", "aten.mul_"),
+    ]
+    if any(names.count(one) != 1 for one in places):
+        return None
+    begin, end, back, done = map(names.index, places)
+    logits, reduced = operators[begin], operators[begin + 1]
+    return [
+        *operators[:begin],
+        *_forward(logits, reduced, width),
+        *operators[end + 1 : back],
+        _backward(operators[done], width),
+        *operators[done + 1 :],
+    ]
+
+
+def _forward(logits: Plain, reduced: Plain, width: int) -> list[Plain]:
+    """One pass, the largest of all ranks, the sums of all ranks, and the losses."""
+    ((rows, columns),) = logits["inputs"]
+    size = f"{width}*({rows})*({columns})"
+    found = {**logits, "name": _SUMS, "dtype": "float32"}
+    found |= {"inputs": [[rows, columns], [rows]], "outputs": [["3", rows]]}
+    found |= {"read_bytes": f"{size} + 8*{rows}", "written_bytes": f"12*{rows}"}
+    collectives = [
+        {
+            **reduced,
+            "dtype": "float32",
+            "inputs": [shape],
+            "outputs": [shape],
+            "read_bytes": f"{moved}*{rows}",
+            "written_bytes": f"{moved}*{rows}",
+        }
+        for shape, moved in (([rows], 4), (["2", rows], 8))
+    ]
+    # Of one rank: with more, four kernels as small bring each rank's sum to the largest of all.
+    vectors = [
+        {
+            **logits,
+            "name": name,
+            "kind": "elementwise",
+            "dtype": "float32",
+            "inputs": [[rows]] * operands,
+            "outputs": [[rows]],
+            "flop": rows,
+            "read_bytes": f"{4 * operands}*{rows}",
+            "written_bytes": f"4*{rows}",
+        }
+        for name, operands in (("aten.log", 1), ("aten.add_", 2), ("aten.sub", 2))
+    ]
+    return [found, *collectives, *vectors]
+
+
+def _backward(last: Plain, width: int) -> Plain:
+    rows, columns = last["inputs"][0]
+    size = f"{width}*({rows})*({columns})"
+    return {
+        **last,
+        "name": _GRADIENT,
+        "inputs": [[rows, columns], [rows], [rows], [rows]],
+        "read_bytes": f"{size} + 16*{rows}",
+        "written_bytes": size,
+    }
+
+
+def _saved_by_loss(head: Plain) -> Iterator[Plain]:
+    """What the head keeps: of each token a sum of powers, in place of a mask."""
+    masks = [one for one in head["saved"] if one["module"] == "head" and one["dtype"] == "bool"]
+    for tensor in head["saved"]:
+        if masks and tensor is masks[0]:
+            (rows,) = tensor["shape"]
+            yield {**tensor, "dtype": "float32", "size_bytes": f"4*{rows}"}
+        else:
+            yield tensor
+
+
+def _without_second(head: Plain, width: int) -> list[Plain]:
+    """The head's fullest moments, of which one had a second tensor of the logits' size."""
+    (forward, *_) = (one for one in head["peaks"] if _has(one, f"{2 * width}*V*b*s/tp"))
+    return [
+        {
+            **one,
+            "operator": _SUMS,
+            "size_bytes": f"{one['size_bytes']} - {width}*V*b*s/tp",
+        }
+        if one is forward
+        else one
+        for one in head["peaks"]
+    ]
+
+
+def _has(peak: Plain, product: str) -> bool:
+    return bool(peak["phase"] == "forward" and peak["size_bytes"].startswith(f"{product} "))

@@ -1,5 +1,5 @@
-"""Causal softmax, SwiGLU, rotary embedding and dropout by position as one Triton kernel each, where
-torch runs several.
+"""Causal softmax, SwiGLU, rotary embedding, dropout by position and a token's loss as one Triton
+kernel each, where torch runs several.
 
 Each program reads what it needs once and writes its result once; between the two it computes in 32
 bits. ``runtime.models.operators`` calls these kernels on GPUs and checks shapes.
@@ -15,6 +15,8 @@ from triton import language as tl
 
 # Columns of a program that goes through a row in parts.
 PART = 1024
+# Logits of a program that goes through a token's row.
+PART_OF_ROW = 4096
 # Heads of a program that turns them: all heads of a large model would not fit its registers.
 HEADS = 8
 
@@ -72,6 +74,22 @@ def dropped(x: Tensor, hashes: Tensor, key: int, threshold: int, factor: float) 
     words = (one - (one >> 31 << 32) for one in (key, threshold))
     _dropped[_parts(x)](result, x, hashes, *words, factor, x.shape[-1], PART)
     return result
+
+
+def sum_rows(found: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
+    """As ``runtime.models.operators.sum_rows``; a program goes through a token's row."""
+    rows, columns = logits.shape
+    part = min(PART_OF_ROW, triton.next_power_of_2(columns))
+    _sum_rows[rows,](found, logits, targets, rows, columns, first, used, part, num_warps=8)
+
+
+def to_gradient_(
+    logits: Tensor, gradient: Tensor, totals: Tensor, targets: Tensor, first: int, used: int
+) -> None:
+    """As ``runtime.models.operators.to_gradient_``."""
+    columns = logits.shape[-1]
+    gradient = gradient.contiguous()
+    _to_gradient[_parts(logits)](logits, gradient, totals, targets, columns, first, used, PART)
 
 
 def _parts(rows: Tensor) -> tuple[int, int]:
@@ -167,3 +185,42 @@ def _dropped(result, x, hashes, key, threshold, factor, columns, part: tl.conste
     value = tl.load(x + row * columns + column, mask=inside).to(tl.float32)
     value = tl.where(chance >= threshold.to(tl.uint32), value * factor, 0.0)
     tl.store(result + row * columns + column, value.to(result.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sum_rows(found, logits, targets, rows, columns, first, used, part: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    start = logits + row * columns
+    # What a lane of the program has seen so far; lanes are joined behind the last part.
+    largest = tl.full((part,), -float("inf"), tl.float32)
+    total = tl.zeros((part,), tl.float32)
+    for begin in range(0, used, part):
+        column = begin + tl.arange(0, part)
+        logit = tl.load(start + column, mask=column < used, other=-float("inf")).to(tl.float32)
+        top = tl.maximum(largest, logit)
+        # A lane that has seen nothing has no difference of infinities.
+        known = tl.where(top == -float("inf"), 0.0, top)
+        total = total * tl.exp(largest - known) + tl.exp(logit - known)
+        largest = top
+    top = tl.max(largest, axis=0)
+    known = tl.where(top == -float("inf"), 0.0, top)
+    target = tl.load(targets + row) - first
+    here = (target >= 0) & (target < used)
+    at_target = tl.load(start + target, mask=here, other=0.0).to(tl.float32)
+    tl.store(found + row, top)
+    tl.store(found + rows + row, tl.sum(total * tl.exp(largest - known), axis=0))
+    tl.store(found + 2 * rows + row, at_target)
+
+
+@triton.jit
+def _to_gradient(logits, gradient, totals, targets, columns, first, used, part: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * part + tl.arange(0, part)
+    inside = column < columns
+    place = logits + row * columns + column
+    logit = tl.load(place, mask=inside).to(tl.float32)
+    share = tl.where(column < used, tl.exp(logit - tl.load(totals + row)), 0.0)
+    target = tl.load(targets + row) - first
+    share = tl.where((column == target) & (column < used), share - 1.0, share)
+    slope = share * tl.load(gradient + row)
+    tl.store(place, slope.to(logits.dtype.element_ty), mask=inside)

@@ -244,6 +244,69 @@ class CausalSoftmax(torch.autograd.Function):
         return causal_softmax_backward(gradient, shares), None
 
 
+# The loss of each token in one pass over the logits, which become their own gradient in another.
+#
+# Torch's operators (``runtime.models.parallel.VocabularyCrossEntropy``) take nine to twelve passes,
+# and two tensors of the logits' size at once. Here logits are read once to find the largest, the
+# sum of powers and the target's logit of every token, and once more to write their gradient over
+# them. Numbers between are of 32 bits. With Triton each pass is a kernel.
+
+
+# Logits that torch takes at once where there is no kernel: as many as a processor's cache holds.
+LOGITS_TOGETHER = 2**18
+# Rows of what a pass finds for each token.
+LARGEST, TOTAL, AT_TARGET = range(3)
+
+
+@operator(changes=("found",))
+def sum_rows(found: Tensor, logits: Tensor, targets: Tensor, first: int, used: int) -> None:
+    """Each row's largest logit, the sum of powers of the others less it, and the target's logit.
+
+    ``found`` is (3, rows), of 32 bits; ``logits`` (rows, columns) are those of tokens from
+    ``first`` on, of which ``used`` are in the vocabulary. A target that is elsewhere gives 0.
+    """
+    if kernels := kernels_for(logits):
+        kernels.sum_rows(found, logits, targets, first, used)
+        return
+    if not used:
+        found.zero_()[LARGEST] = -torch.inf
+        return
+    local = targets - first
+    here = (local >= 0) & (local < used)
+    local = local.where(here, 0)
+    for rows in _parts(logits):
+        wide = logits[rows, :used].float()
+        largest = found[LARGEST, rows] = wide.amax(-1)
+        found[AT_TARGET, rows] = wide.gather(-1, local[rows, None])[:, 0] * here[rows]
+        found[TOTAL, rows] = (wide - largest[:, None]).exp_().sum(-1)
+
+
+@operator(changes=("logits",))
+def to_gradient_(
+    logits: Tensor, gradient: Tensor, totals: Tensor, targets: Tensor, first: int, used: int
+) -> None:
+    """Write over logits the gradient of losses: the shares of tokens, less one at the target.
+
+    ``totals`` are logarithms of the sums of powers over all ranks; the rest is as for ``sum_rows``.
+    """
+    if kernels := kernels_for(logits):
+        kernels.to_gradient_(logits, gradient, totals, targets, first, used)
+        return
+    columns = torch.arange(first, first + used, device=logits.device)
+    for rows in _parts(logits):
+        part = logits[rows, :used]
+        shares = (part - totals[rows, None]).exp_()
+        shares.sub_((targets[rows, None] == columns).float())
+        part.copy_(shares.mul_(gradient[rows, None]))
+    logits[:, used:] = 0
+
+
+def _parts(logits: Tensor) -> list[slice]:
+    rows, columns = logits.shape
+    step = max(1, LOGITS_TOGETHER // columns)
+    return [slice(begin, begin + step) for begin in range(0, rows, step)]
+
+
 # Normalisations of the last dimension of a tensor.
 
 

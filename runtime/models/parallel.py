@@ -4,6 +4,7 @@ Each takes a ``TensorParallel``. It knows the number of ranks and the own rank's
 reduces and gathers tensors. In a trace there are no other ranks: collectives are only recorded.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,14 @@ from torch import Tensor, nn
 
 from runtime.models.config import shard
 from runtime.models.grouped import ExpertMatrices
-from runtime.models.operators import HeadNorm
+from runtime.models.operators import (
+    AT_TARGET,
+    LARGEST,
+    TOTAL,
+    HeadNorm,
+    sum_rows,
+    to_gradient_,
+)
 from runtime.models.ranks import Size, TensorParallel, carried
 
 # Parameters with a number for each head, which ranks split as they split heads.
@@ -20,12 +28,15 @@ OF_HEADS = ("sinks",)
 # Computes ``x @ weight.T + bias`` of matrices. The default is torch's function; the executor of a
 # plan puts its own there.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-# Takes tokens' rows of a table.
-LookUp = Callable[[Tensor, Tensor], Tensor]
 # Adds to a product of ``x``: takes ``x`` and the product, which it changes.
 Adds = Callable[[Tensor, Tensor], Tensor]
 # The same of whole sequences, if ``x`` has this rank's part of each sequence.
 MultiplyGathered = Callable[[Tensor, Tensor, Tensor | None, TensorParallel], Tensor]
+# Takes tokens' rows of a table.
+LookUp = Callable[[Tensor, Tensor], Tensor]
+# Each token's loss, of logits (tokens, rank's vocabulary) against targets (tokens), where so many
+# tokens at the end of the whole vocabulary only fill it up.
+LossOfTokens = Callable[[Tensor, Tensor, TensorParallel, Size], Tensor]
 
 
 class _Leave(torch.autograd.Function):
@@ -366,6 +377,66 @@ class VocabularyCrossEntropy(torch.autograd.Function):
         of_target = of_logits.gather(-1, local[:, None]).sub_(here)
         of_logits.scatter_(-1, local[:, None], of_target)
         return of_logits.mul_(gradient[:, None]), None, None
+
+
+class TokenLosses(torch.autograd.Function):
+    """Cross-entropy loss of each token, from logits whose vocabulary is split over ranks.
+
+    Keeps the logits and a number for each token. The backward pass writes over the logits.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, ranks: TensorParallel, unused: int
+    ) -> Tensor:
+        """Losses of ``logits`` (tokens, rank's vocabulary) against ``targets`` (tokens); of the
+        whole vocabulary the last ``unused`` tokens only fill it up."""
+        columns = logits.shape[-1]
+        first = ranks.rank * columns
+        used = min(max(ranks.size * columns - unused - first, 0), columns)
+        found = logits.new_empty((3, len(logits)), dtype=torch.float32)
+        sum_rows(found, logits, targets, first, used)
+        if ranks.size > 1:
+            own = found[LARGEST].clone()
+            ranks.all_reduce_(found[LARGEST], "max")
+            found[TOTAL].mul_(own.sub_(found[LARGEST]).exp_())
+            ranks.all_reduce_(found[TOTAL:])
+        totals = found[TOTAL].log().add_(found[LARGEST])
+        ctx.save_for_backward(logits, targets, totals)
+        ctx.first, ctx.used = first, used
+        return totals - found[AT_TARGET]
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None, None, None]:
+        """The gradient of the logits, in their place."""
+        logits, targets, totals = ctx.saved_tensors
+        of_logits: Tensor = logits.detach()
+        to_gradient_(of_logits, gradient, totals, targets, ctx.first, ctx.used)
+        return of_logits, None, None, None
+
+
+def token_losses(logits: Tensor, targets: Tensor, ranks: TensorParallel, unused: int) -> Tensor:
+    """``eager_losses``, in two passes over the logits."""
+    made: Tensor = TokenLosses.apply(logits, targets, ranks, unused)
+    return made
+
+
+def eager_losses(logits: Tensor, targets: Tensor, ranks: TensorParallel, unused: Size) -> Tensor:
+    """Each token's loss in torch's own operators, as a trace records it."""
+    losses: Tensor = VocabularyCrossEntropy.apply(without(logits, ranks, unused), targets, ranks)
+    return losses
+
+
+def without(logits: Tensor, ranks: TensorParallel, unused: Size) -> Tensor:
+    """Logits (.., rank's vocabulary), minus infinity for the tokens that only fill it up."""
+    if not unused:
+        return logits
+    columns = logits.shape[-1]
+    used = ranks.size * columns - unused - ranks.rank * columns
+    tokens = torch.arange(columns, device=logits.device)
+    return logits.masked_fill(tokens >= used, -math.inf)
 
 
 # Cuts one tensor-parallel rank's part out of a whole model's tensors.

@@ -5,7 +5,6 @@ can tell them apart. Families of decoders and encoders differ only in their ``St
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,13 +20,15 @@ from runtime.models.operators import LayerNorm, RMSNorm, swiglu
 from runtime.models.parallel import (
     ColumnLinear,
     LookUp,
+    LossOfTokens,
     RowLinear,
-    VocabularyCrossEntropy,
     VocabularyEmbedding,
+    eager_losses,
     enter,
     leave,
     vectors_of,
     whole_columns,
+    without,
 )
 from runtime.models.ranks import CountedRanks, OneRank, TensorParallel, construction
 from runtime.models.state_space import SquaredRelu, StateSpace
@@ -314,6 +315,7 @@ class Head(nn.Module):
         self.look_up: LookUp = nn.functional.embedding
         # How many tokens' logits there are at once; None for those of all.
         self.chunk_tokens: int | None = None
+        self.loss: LossOfTokens = eager_losses
         self.further = nn.ModuleList(further)
         self.table: VocabularyEmbedding | None = None
         if further and not config.tied_embeddings:
@@ -326,14 +328,13 @@ class Head(nn.Module):
 
     def logits(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
         """This rank's share of the logits; logits of padding tokens are minus infinity."""
+        return without(self._product(x, norm or self.norm), self.ranks, self.unused)
+
+    def _product(self, x: Tensor, norm: nn.Module) -> Tensor:
         if self.transform is not None:
             x = nn.functional.gelu(self.transform(x))
-        logits = self.projection(enter((norm or self.norm)(x), self.ranks))
-        if not self.unused:
-            return logits
-        used = self.ranks.size * logits.shape[-1] - self.unused - self.ranks.rank * logits.shape[-1]
-        tokens = torch.arange(logits.shape[-1], device=logits.device)
-        return logits.masked_fill(tokens >= used, -math.inf)
+        made: Tensor = self.projection(enter(norm(x), self.ranks))
+        return made
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The mean loss against ``targets`` (batch, sequence), or all logits without targets; with
@@ -377,9 +378,8 @@ class Head(nn.Module):
         return torch.cat(made, 2).flatten()
 
     def _losses_at_once(self, x: Tensor, norm: nn.Module, targets: Tensor) -> Tensor:
-        logits = self.logits(x, norm).flatten(0, 1)
-        losses: Tensor = VocabularyCrossEntropy.apply(logits, targets.flatten(), self.ranks)
-        return losses
+        logits = self._product(x, norm).flatten(0, 1)
+        return self.loss(logits, targets.flatten(), self.ranks, self.unused)
 
     def _vectors(self, tokens: Tensor) -> Tensor:
         weight = self.projection.weight if self.table is None else self.table.weight

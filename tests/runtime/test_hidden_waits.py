@@ -17,7 +17,7 @@ from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work.layer_passes import Passes  # noqa: E402
 from runtime.engine.work.optimizer import Scaling, Stepper  # noqa: E402
 from runtime.engine.work.parameters import Squares  # noqa: E402
-from runtime.models.parallel import VocabularyCrossEntropy  # noqa: E402
+from runtime.models.parallel import TokenLosses  # noqa: E402
 from tests.runtime.planted import Fault, plant  # noqa: E402
 from tests.runtime.worlds import MIXED, stage, workload  # noqa: E402
 
@@ -70,9 +70,9 @@ FAULTS = {
         lane="reduce_scatter",
     ),
     "an item in a thread of autograd": Fault(
-        function=VocabularyCrossEntropy.backward,
-        right="return of_logits.mul_(gradient[:, None]), None, None",
-        wrong="return of_logits.mul_(gradient[0].item()), None, None",
+        function=TokenLosses.backward,
+        right="of_logits: Tensor = logits.detach()",
+        wrong="of_logits = logits.detach() * gradient[0].item()",
         kind="value read",
         operator="aten._local_scalar_dense.default",
         task="1B.4m0 (backward)",

@@ -25,6 +25,13 @@ def fenced(kernel, grid, like, *arguments):
     assert whole[:2048].eq(7).all() and whole[-2048:].eq(7).all(), kernel
     same(result, like)
 
+def fenced_in_place(logits, like, *rest):
+    whole = torch.full((logits.numel() + 4096,), 7.0, dtype=logits.dtype)
+    result = whole[2048:-2048].view(logits.shape)
+    kernels.to_gradient_(result.copy_(logits), *rest)
+    assert whole[:2048].eq(7).all() and whole[-2048:].eq(7).all()
+    same(result, like)
+
 torch.manual_seed(0)
 for kind, near in ((torch.float32, 1e-6), (torch.float16, 4e-3)):
     same = lambda one, other: torch.testing.assert_close(one, other, rtol=near, atol=near)
@@ -61,6 +68,18 @@ for kind, near in ((torch.float32, 1e-6), (torch.float16, 4e-3)):
         signed = [one - (one >> 31 << 32) for one in rest[1:]]
         values = (x, rest[0], *signed, 1 / (1 - share), 1100, kernels.PART)
         fenced(kernels._dropped, kernels._parts(x), own, *values)
+    # A row of several parts, the last tokens of which are none; targets before and behind it.
+    for used in (9000, 8999, 0):
+        logits = torch.randn(6, 9000).mul_(3).to(kind)
+        targets = torch.tensor([70, 9069, 69, 9070, -100, 4200])
+        found, other = torch.full((3, 6), 7.0), torch.full((3, 6), 7.0)
+        kernels.sum_rows(found, logits, targets, 70, used)
+        operators.sum_rows(other, logits, targets, 70, used)
+        torch.testing.assert_close(found, other, rtol=1e-6, atol=1e-6)
+        totals = other[1].log() + other[0] if used else torch.ones(6)
+        rest, own = (torch.rand(6), totals, targets, 70, used), logits.clone()
+        operators.to_gradient_(own, *rest)
+        fenced_in_place(logits, own, *rest)
 """
 
 COMPILED = """
@@ -78,6 +97,8 @@ def compiled(kernel, capability, numbers, **fixed):
     types = {name: "*fp16" for name in kernel.arg_names}
     types |= {name: "*fp32" for name in ("cosine", "sine") if name in types}
     types |= {"hashes": "*i64", "factor": "fp32"} if "hashes" in types else {}
+    types |= {name: "*i64" for name in ("targets",) if name in types}
+    types |= {name: "*fp32" for name in ("found", "totals") if name in types}
     types |= {name: "i32" for name in numbers} | {name: "constexpr" for name in fixed}
     source = ASTSource(kernel, types, constexprs=fixed)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm
@@ -104,7 +125,14 @@ for capability in (75, 80, 89, 90, 100):
     places = ["sequence", "of_sequence", "of_position", "of_head", "count", "half"]
     rotate = compiled(kernels._rotate, capability, places, group=kernels.HEADS, all_channels=64)
     # Groups of heads are alike, however many a model has: 72 take nine programs.
-    for name, made in (("rotate", rotate), ("softmax", softmax)):
+    numbers = ["rows", "columns", "first", "used"]
+    sums = compiled(kernels._sum_rows, capability, numbers, part=kernels.PART_OF_ROW)
+    # Logits are read once, and only where there are some; nothing of their size is written.
+    loads = re.findall(r"^.*ld\\.global.*b16.*$", sums["ptx"], re.MULTILINE)
+    assert loads and all(line.lstrip().startswith("@%p") for line in loads), loads
+    gradient = compiled(kernels._to_gradient, capability, numbers[1:], part=kernels.PART)
+    parts = {"rotate": rotate, "softmax": softmax, "sums": sums, "gradient": gradient}
+    for name, made in parts.items():
         assert spilled(made) == 0, (name, capability)
 """
 

@@ -11,6 +11,7 @@ from mistlab.plan.plan import Offload, Plan  # noqa: E402
 from mistlab.stages.stage_batch import StageBatch  # noqa: E402
 from runtime.comm.topology import isolated  # noqa: E402
 from runtime.engine.work import optimizer  # noqa: E402
+from runtime.models import operators  # noqa: E402
 from tests.runtime.taken_memory import SIZES, assert_predicted, taken_bytes  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     CPU,
@@ -53,6 +54,20 @@ def test_an_iteration_takes_what_is_predicted(
     plan = Plan(micro_batches=2, stages=(one,))
     (predicted,) = StageModel.of(work).figures(StageBatch.of_plan(plan)).peak_bytes
     assert_predicted(taken_bytes(work, plan, isolated(plan, 0, CPU, 0)), predicted, offload)
+
+
+def test_a_loss_over_a_large_vocabulary_takes_what_is_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The head has the fullest moment, with one tensor of the logits' size."""
+    monkeypatch.setattr(operators, "LOGITS_TOGETHER", 2**17)
+    work = workload("llama", batch=4, layers=1, **{**SIZES, "hidden": 64, "vocab": 16384})
+    plan = Plan(micro_batches=2, stages=(stage(1, micro_batch=2),))
+    figures = StageModel.of(work).figures(StageBatch.of_plan(plan))
+    taken = taken_bytes(work, plan, isolated(plan, 0, CPU, 0))
+    # The gradient of the table, which the product adds to its sum.
+    table = 16384 * 64 * 4
+    assert taken == pytest.approx(figures.peak_bytes[0] - table, rel=0.01)
 
 
 @pytest.mark.parametrize("case", sweep([7, 2, 0, 1, 3, 4, 5, 6], first=1))

@@ -21,6 +21,7 @@ from searchers.savings import contains
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.simulators.eager_loss import add_engine
 from tests.workloads import workload_of
 
 CLUSTER = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=1, gpus_per_node=8)
@@ -92,8 +93,11 @@ def test_parts_without_blocks_are_predicted_and_played() -> None:
         assert one.peak_allocated_bytes == pytest.approx(other.peak_allocated_bytes, rel=0.01)
 
 
-def test_gradients_of_experts_weights_have_passes_of_their_own() -> None:
-    ours = replace(plan("zb-h1", 8), stages=(replace(STAGE, layers=8),) * 4)
+def test_gradients_of_experts_weights_have_passes_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = add_engine(monkeypatch)
+    ours = replace(plan("zb-h1", 8), engine=engine, stages=(replace(STAGE, layers=8),) * 4)
     workload = replace(work(8), model=catalog.model("mixtral-8x7b"))
     given = {"workload": workload, "cluster": CLUSTER}
     closed = SymbolicPredictor(**given).predict(ours)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from mistlab.plan.plan import Offload, Plan, StagePlan
 from mistlab.plan.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.simulators.eager_loss import add_engine
 
 SMALL = Workload(
     model=catalog.model("gpt3-1.3b"),
@@ -225,7 +226,7 @@ V_PLANS = {
 
 
 @pytest.mark.parametrize("case", V_PLANS)
-def test_orders_in_a_v_across_nodes(case: str) -> None:
+def test_orders_in_a_v_across_nodes(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, hardware, nodes, gpus, order, stages, micro_batches, tensor, zero = V_PLANS[case]
     cluster = Cluster(hardware=catalog.hardware(hardware), nodes=nodes, gpus_per_node=gpus)
     data = nodes * gpus // stages // tensor
@@ -240,5 +241,10 @@ def test_orders_in_a_v_across_nodes(case: str) -> None:
         micro_batch=1,
         zero=zero,
     )
-    plan = Plan(micro_batches=micro_batches, order=order, stages=(stage,) * stages)
+    plan = Plan(
+        engine=add_engine(monkeypatch),
+        micro_batches=micro_batches,
+        order=order,
+        stages=(stage,) * stages,
+    )
     assert abs(difference(workload, cluster, plan)) < 0.045

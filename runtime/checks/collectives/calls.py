@@ -38,7 +38,7 @@ GATHERS_OF_BLOCK = 2
 ACTIVATIONS, THEIR_GRADIENTS = "activations", "gradients of activations"
 # What heads for further tokens join: two vectors a token, of whose product ranks have some columns.
 JOINED, OF_JOINED, COLUMNS = "joined vectors", "gradients of joined vectors", "columns of products"
-LOSS = ("largest logits", "logits at targets", "sums of powers")
+LOSS = ("largest logits", "sums of powers and logits at targets")
 # Gradients of what all tensor-parallel ranks hold, where each has those of its own tokens.
 CHOICES = "choices of tokens"
 OF_VECTORS, OF_POSITIONS = "gradients of shared vectors, layer", "gradients of positions"

@@ -26,6 +26,7 @@ from runtime.models.parallel import (
     RowLinear,
     parameters_of_own_tokens,
     shared_parameters,
+    token_losses,
 )
 from runtime.models.transformer import Head
 
@@ -251,6 +252,7 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
             one.multiply = partial(adding_up, schedule=ranks.do)
         elif isinstance(one, Head):
             one.look_up = partial(adding_up_rows, schedule=ranks.do)
+            one.loss = token_losses
         elif isinstance(one, ExpertMatrices):
             one.multiply = partial(adding_up_groups, schedule=ranks.do)
 
