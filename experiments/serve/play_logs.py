@@ -87,15 +87,19 @@ def _played(name: str, run: Mapping[str, str], rows: Sequence[Mapping[str, str]]
     )
     constants = {key: float(value[0]) for key, value in fitted_constants().of([served]).items()}
     by = {key: np.array([value]) for key, value in constants.items()}
-    capacity = count_of(run, "kv_tokens") or int(capacity_tokens(LayoutColumns.of([layout]), by)[0])
-    # Limits are those of each rank of attention data parallelism.
+    columns = LayoutColumns.of([layout])
+    capacity = count_of(run, "kv_tokens") or int(capacity_tokens(columns, by)[0])
+    # Limits are those of each rank of attention data parallelism; ranks in lockstep have batches of
+    # their own.
+    together = layout.dp * layout.pp // int(columns.batches[0])
     batching = Batching(
         capacity=capacity,
-        budget=(count_of(run, "max_num_batched_tokens") or BUDGET) * layout.dp,
+        budget=(count_of(run, "max_num_batched_tokens") or BUDGET) * together,
         sequences=(count_of(run, "max_num_seqs") or SEQUENCES) * layout.dp,
     )
     load = load_of_trace(rows, name)
-    done = play_continuous(load, StepClock.of(layout, constants), batching)
+    most = batching.sequences
+    done = play_continuous(load, StepClock.of(layout, constants, most), batching)
     latencies = np.array([(one.end_s or 0.0) - one.arrival_s for one in done.requests])
     return {
         "run": name,

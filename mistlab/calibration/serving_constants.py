@@ -26,7 +26,7 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
         "links": 0.2,
         "floors": 0.5,
         "prefill": 0.2,
-        "kernels": 0.4,
+        "kernels": 0.8,
         "host": 0.6,
         "sequence": 0.6,
         "first": 1.0,
@@ -49,8 +49,8 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
         "burst": 0.2,
         "stall": 0.08,
     },
-    "machine": {"decode": 0.05, "prefill": 0.15, "attention": 0.2},
-    "version": {"decode": 0.08, "prefill": 0.1, "first": 0.4, "burst": 0.3, "host": 0.2},
+    "machine": {"decode": 0.05, "prefill": 0.06, "attention": 0.2},
+    "version": {"decode": 0.04, "prefill": 0.03, "first": 0.4, "burst": 0.3, "host": 0.2},
     "kind": {"decode": 0.3, "prefill": 0.3, "host": 0.5, "attention": 0.3, "memory": 0.03},
     "precision": {"products": 0.12, "experts": 0.12, "floors": 0.2, "prefill": 0.15},
     "model": {"decode": 0.15, "prefill": 0.2, "experts": 0.2, "attention": 0.2, "wait": 0.2},
@@ -62,7 +62,7 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
         "burst": 0.5,
         "wait": 0.3,
     },
-    "all": {"decode": 0.1, "prefill": 0.15, "host": 0.2, "first": 0.3, "wait": 0.3},
+    "all": {"decode": 0.15, "prefill": 0.15, "host": 0.2, "first": 0.3, "wait": 0.3},
 }
 # How far single runs of each outcome may lie from a good fit, as standard deviations of logarithms.
 SPREADS: Mapping[str, float] = {"token_s": 0.1, "first_s": 0.3, "output_per_s": 0.12}

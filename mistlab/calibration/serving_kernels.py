@@ -5,9 +5,10 @@ read and when tokens are decoded, and all-reduces. Each group of rows (GPU, engi
 row of ``mistlab/catalog/serving_kernels.yaml``; errors count relatively, outliers a little.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ from scipy.optimize import least_squares
 
 from mistlab.core.arrays import Floats
 from mistlab.core.files import read_csv
-from mistlab.core.units import GBYTES, MICROSECONDS, MILLISECONDS
-from mistlab.serving.gpu_facts import FORMATS, ROOFS, ServingGpu, gpu_named
+from mistlab.core.units import GBYTES, MICROSECONDS, MILLISECONDS, NANOSECONDS
+from mistlab.serving.gpu_facts import FORMATS, ROOFS, KernelRate, ServingGpu, gpu_named
 
 Row = Mapping[str, str]
 # Names of precisions in the tables, and in ``FORMATS``.
@@ -30,15 +31,21 @@ PRECISIONS = {
 }
 # Products with fewer weights are routers, and toys of sweeps.
 SMALLEST_WEIGHTS = 1e6
-# Before the fit: a floor, and shares of both peaks.
-_START = (3e-6, 0.7, 0.5)
+# Requests that are served look at more tokens; thousands of shorter ones at once take what each of
+# them takes, not what their keys and values do.
+SHORTEST_CONTEXT = 512
+# What is fitted, and its value before the fit, at least and at most; depths of products alone.
+_NAMES = tuple(one.name for one in fields(KernelRate))
+_START = (3e-6, 0.7, 0.5, 1e-9)
+_LEAST = (1e-7, 0.02, 0.004, 1e-13)
+_MOST = (1e-3, 2.0, 1.5, 1e-7)
 _SOFT = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelGroup:
-    """Rows of one kind of kernels on one GPU: seconds at its memory's and arithmetic's peak, and
-    measured seconds (C each)."""
+    """Rows of one kind of kernels on one GPU: seconds at its memory's and arithmetic's peak, of
+    products the values summed for each outcome (else None), and measured seconds (C each)."""
 
     gpu: str
     engine: str
@@ -46,18 +53,22 @@ class KernelGroup:
     kind: str
     memory_s: Floats
     arithmetic_s: Floats
+    depth: Floats | None
     measured_s: Floats
 
-    def predicted(self, floor_s: float, memory_share: float, arithmetic_share: float) -> Floats:
-        """Seconds (C) by a floor and two shares."""
-        roofs = (self.memory_s / memory_share) ** ROOFS
-        roofs = roofs + (self.arithmetic_s / arithmetic_share) ** ROOFS
-        return np.asarray(floor_s + roofs ** (1 / ROOFS))
+    def predicted(self, rate: KernelRate) -> Floats:
+        """Seconds (C) by a rate."""
+        roofs = (self.memory_s / rate.memory_share) ** ROOFS
+        roofs = roofs + (self.arithmetic_s / rate.arithmetic_share) ** ROOFS
+        if self.depth is not None:
+            roofs = roofs + (self.depth * rate.depth_s) ** ROOFS
+        return np.asarray(rate.floor_s + roofs ** (1 / ROOFS))
 
 
 def fitted_kernels(folder: Path) -> Iterator[list[str | float]]:
     """The rows of the catalogue's file, in order: GPU, engine, work, kind, floor in microseconds,
-    shares of memory's and arithmetic's peak, median error, rows."""
+    shares of memory's and arithmetic's peak, nanoseconds for each value summed, median error,
+    rows."""
     for group in kernel_groups(folder):
         yield _fitted(group)
 
@@ -70,22 +81,25 @@ def kernel_groups(folder: Path) -> Iterator[KernelGroup]:
 
 
 def _fitted(group: KernelGroup) -> list[str | float]:
-    def residuals(logs: Floats) -> Floats:
-        return np.asarray(np.log(group.predicted(*np.exp(logs)) / group.measured_s))
+    used = len(_START) if group.depth is not None else len(_START) - 1
 
-    lowest = np.log((1e-7, 0.02, 0.004))
+    def rate_of(logs: Floats) -> KernelRate:
+        return KernelRate(**dict(zip(_NAMES, np.exp(logs).tolist(), strict=False)))
+
+    def residuals(logs: Floats) -> Floats:
+        return np.asarray(np.log(group.predicted(rate_of(logs)) / group.measured_s))
+
     fit = least_squares(
         residuals,
-        np.log(_START),
+        np.log(_START[:used]),
         loss="soft_l1",
         f_scale=_SOFT,
-        bounds=(lowest, np.log((1e-3, 2.0, 1.5))),
+        bounds=(np.log(_LEAST[:used]), np.log(_MOST[:used])),
     )
-    floor_s, memory, arithmetic = (float(value) for value in np.exp(fit.x))
-    error = float(
-        np.median(np.abs(group.predicted(floor_s, memory, arithmetic) / group.measured_s - 1))
-    )
-    numbers = [round(floor_s / MICROSECONDS, 2), round(memory, 3), round(arithmetic, 3)]
+    rate = rate_of(fit.x)
+    error = float(np.median(np.abs(group.predicted(rate) / group.measured_s - 1)))
+    shares = [round(rate.memory_share, 3), round(rate.arithmetic_share, 3)]
+    numbers = [round(rate.floor_s / MICROSECONDS, 2), *shares, round(rate.depth_s / NANOSECONDS, 2)]
     where = [group.gpu, group.engine, group.work, group.kind]
     return [*where, *numbers, round(error, 3), len(group.measured_s)]
 
@@ -107,7 +121,8 @@ def _products(rows: Sequence[Row]) -> Iterator[KernelGroup]:
         gpu, kind = gpu_named(hardware), PRECISIONS[dtype]
         m, n, k = (_column(group, name) for name in "mnk")
         moved = k * n * FORMATS[kind].bytes_each + 2 * m * (n + k)
-        yield _group((gpu, engine, "products", kind), group, moved, 2 * m * n * k)
+        of_kind = _group((gpu, engine, "products", kind), group, moved, 2 * m * n * k)
+        yield replace(of_kind, depth=k)
 
 
 def _experts(rows: Sequence[Row]) -> Iterator[KernelGroup]:
@@ -124,7 +139,8 @@ def _experts(rows: Sequence[Row]) -> Iterator[KernelGroup]:
 
 
 def _decode(rows: Sequence[Row]) -> Iterator[KernelGroup]:
-    for (hardware, engine, dtype), group in _grouped(rows, "hardware", "engine", "kv_dtype"):
+    long = [row for row in rows if float(row["kv_len"]) >= SHORTEST_CONTEXT]
+    for (hardware, engine, dtype), group in _grouped(long, "hardware", "engine", "kv_dtype"):
         kind = PRECISIONS[dtype]
         looked = _column(group, "batch") * _column(group, "kv_len") * _column(group, "head_dim")
         moved = 2 * looked * _column(group, "kv_heads") * (1 if kind == "fp8" else 2)
@@ -149,7 +165,11 @@ def _all_reduce(rows: Sequence[Row]) -> Iterator[KernelGroup]:
         for row in rows
         if row["op"] == "all_reduce" and row["dtype"] != "int8" and "eager" not in row["kernel"]
     ]
-    for (hardware, engine, ranks), group in _grouped(plain, "hardware", "lib", "gpus"):
+    for (hardware, engine, ranks), of_all in _grouped(plain, "hardware", "lib", "gpus"):
+        # Versions were measured on several machines, over PCIe with and without access to peers: a
+        # fit to both is none of them. Measured runs are of the oldest versions of the tables.
+        oldest = min((row["version"] for row in of_all), key=_version)
+        group = [row for row in of_all if row["version"] == oldest]
         gpu, count = gpu_named(hardware), int(ranks)
         moved = 4 * _column(group, "elements") * (count - 1) / count
         link_s = moved / (gpu.intra_node_gbytes_per_s * GBYTES)
@@ -160,8 +180,13 @@ def _all_reduce(rows: Sequence[Row]) -> Iterator[KernelGroup]:
             kind=ranks,
             memory_s=link_s,
             arithmetic_s=np.zeros(len(group)),
+            depth=None,
             measured_s=_column(group, "latency_ms") * MILLISECONDS,
         )
+
+
+def _version(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def _group(
@@ -180,6 +205,7 @@ def _group(
         kind=kind,
         memory_s=moved_bytes / gpu.bytes_per_s,
         arithmetic_s=flop / peak,
+        depth=None,
         measured_s=_column(rows, "latency_ms") * MILLISECONDS,
     )
 

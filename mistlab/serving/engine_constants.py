@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mistlab.core.arrays import Floats
-from mistlab.serving.gpu_facts import constants_data
+from mistlab.serving.gpu_facts import constants_data, is_native
 
 # The constants with their defaults before any fit, by name.
 DEFAULTS: Mapping[str, float] = {
@@ -21,13 +21,13 @@ DEFAULTS: Mapping[str, float] = {
     "experts": 1.0,
     "attention": 1.0,
     "links": 1.0,
-    "floors": 0.7,
+    "floors": 0.5,
     "decode": 1.0,
     "prefill": 1.2,
-    # A small kernel inside a replayed graph, the host's exposed time in a step, and its time for
-    # each sequence of a step.
-    "kernels": 2e-6,
-    "host": 1e-3,
+    # A small kernel inside a replayed graph with the gaps around it, the host's exposed time in a
+    # step, and its time for each sequence of a step.
+    "kernels": 6e-6,
+    "host": 3e-4,
     "sequence": 1e-5,
     # Of the first token: what HTTP and tokenising take, prompts' own passes, steps waited for, and
     # the share of all other prompts that arrive at once.
@@ -61,6 +61,7 @@ class ServedRun:
 # The levels of constants: a name, and the key of a run in it.
 def keys_of(run: ServedRun) -> dict[str, str]:
     """The key of a run in each level of constants."""
+    weights = run.weights if is_native(run.weights, run.gpu) else f"{run.weights} unpacked"
     return {
         "engine": run.engine,
         "mode": f"{run.engine} {run.mode}",
@@ -68,10 +69,10 @@ def keys_of(run: ServedRun) -> dict[str, str]:
         "version": f"{run.engine} {run.version}",
         "kind": f"{run.engine} {run.kind}",
         "machine": run.gpu,
-        "precision": f"{run.engine} in {run.weights}",
-        "model": f"{run.model} in {run.weights}",
-        "engine and model": f"{run.engine}: {run.model} in {run.weights}",
-        "all": f"{run.engine} on {run.gpu}: {run.model} in {run.weights}",
+        "precision": f"{run.engine} in {weights}",
+        "model": f"{run.model} in {weights}",
+        "engine and model": f"{run.engine}: {run.model} in {weights}",
+        "all": f"{run.engine} on {run.gpu}: {run.model} in {weights}",
     }
 
 

@@ -3,7 +3,11 @@
 ``mistlab/catalog/serving.yaml`` names for each GPU the catalogue's hardware, or has the datasheet's
 numbers. ``mistlab/catalog/serving_kernels.yaml`` has the fits to tables of single kernels:
 
-    seconds = floor + (bytes^4 / (share x bandwidth)^4 + operations^4 / (share x peak)^4)^(1/4)
+    seconds = floor + ((bytes / share / bandwidth)^4 + (operations / share / peak)^4
+              + (depth x k)^4)^(1/4)
+
+where ``k`` is how many values a product sums for each outcome: a block of threads walks along them,
+so that a narrow product takes as long as a wide one.
 """
 
 from collections.abc import Mapping
@@ -15,7 +19,7 @@ from typing import Any, Literal
 
 from mistlab import catalog
 from mistlab.core.files import parse_yaml
-from mistlab.core.units import GBYTES, GIB_BYTES, MICROSECONDS, TFLOP
+from mistlab.core.units import GBYTES, GIB_BYTES, MICROSECONDS, NANOSECONDS, TFLOP
 from mistlab.core.values import (
     Checked,
     InputError,
@@ -73,6 +77,9 @@ class ServingGpu(Checked):
     gpus_per_node: int = field(metadata=bounded(minimum=1))
     dollars_an_hour: float | None = field(default=None, metadata=quantity())
     like: str = ""
+    # The share of its peak in 16 bits that products reach, where that of the GPU it is like does
+    # not stand for its own.
+    fp16_share: float | None = field(default=None, metadata=bounded(above=0, maximum=1))
 
     @property
     def memory_bytes(self) -> float:
@@ -94,11 +101,13 @@ class ServingGpu(Checked):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRate:
     """The rate of one kind of kernels on one GPU: a floor, and the shares of the GPU's bandwidth
-    and of its peak that they reach; of an all-reduce the share of the links' bandwidth."""
+    and of its peak that they reach; of an all-reduce the share of the links' bandwidth. A product
+    takes ``depth_s`` for each value that an outcome sums, however few outcomes there are."""
 
     floor_s: float
     memory_share: float
     arithmetic_share: float
+    depth_s: float = 0.0
 
 
 def gpu_named(name: str) -> ServingGpu:
@@ -109,6 +118,14 @@ def gpu_named(name: str) -> ServingGpu:
     return known[name]
 
 
+def is_native(weights: str, gpu: str) -> bool:
+    """Whether a GPU multiplies weights of a format as they are; else other kernels unpack them
+    first."""
+    runs_in, of = FORMATS[weights].runs_in, gpu_named(gpu)
+    peaks = {"fp16": of.fp16_tflops, "fp8": of.fp8_tflops, "fp4": of.fp4_tflops}
+    return peaks[runs_in] is not None
+
+
 def gpu_names() -> tuple[str, ...]:
     """The names of all GPUs that serve."""
     return tuple(_gpus())
@@ -117,14 +134,14 @@ def gpu_names() -> tuple[str, ...]:
 def kernel_rate(gpu: str, engine: str, work: Work, kind: str) -> KernelRate:
     """The rate of kernels of a kind: a precision of weights or caches, or a number of GPUs.
 
-    Without a fit of its own a GPU takes that of the GPU it is like, an engine that of another, and
-    a precision that of the next wider one.
+    Without a fit an engine takes that of another, a precision that of the one nearest to it, and a
+    GPU with none of these that of the GPU it is like.
     """
     kinds = (kind, *_INSTEAD.get(kind, ()))
     gpus = dict.fromkeys((gpu, gpu_named(gpu).like or gpu, "H100"))
     rates = _rates()
-    for nearby in product(kinds, gpus, (engine, *_ENGINES)):
-        of_kind, name, maker = nearby
+    for nearby in product(gpus, kinds, (engine, *_ENGINES)):
+        name, of_kind, maker = nearby
         rate = rates.get((name, maker, work, of_kind))
         if rate is not None:
             return rate
@@ -167,9 +184,12 @@ def _rates() -> Mapping[tuple[str, str, str, str], KernelRate]:
     rows = _data("serving_kernels.yaml")["rates"]
     return {
         (gpu, engine, work, str(kind)): KernelRate(
-            floor_s=floor_us * MICROSECONDS, memory_share=memory, arithmetic_share=arithmetic
+            floor_s=floor_us * MICROSECONDS,
+            memory_share=memory,
+            arithmetic_share=arithmetic,
+            depth_s=depth_ns * NANOSECONDS,
         )
-        for gpu, engine, work, kind, floor_us, memory, arithmetic, error, _ in rows
+        for gpu, engine, work, kind, floor_us, memory, arithmetic, depth_ns, error, _ in rows
         if error <= WORST_FIT
     }
 

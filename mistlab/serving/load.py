@@ -18,6 +18,7 @@ from mistlab.core.values import (
     check_fields,
     quantity,
     refuse,
+    reject,
     shown,
 )
 
@@ -142,14 +143,17 @@ TRACE_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 def load_of_trace(rows: Sequence[Mapping[str, Any]], name: str) -> ServingLoad:
     """The load of a trace's rows, which have its columns; in the order of arrivals."""
     columns: dict[str, list[float]] = {column: [] for column in TRACE_COLUMNS}
+    missing = [column for column in TRACE_COLUMNS if rows and column not in rows[0]]
+    if missing:
+        reject(f"{name}: no column {missing[0]}: give {', '.join(TRACE_COLUMNS)}")
     for number, row in enumerate(rows, 1):
         for column, values in columns.items():
             text = row.get(column)
             try:
                 values.append(float(text if text is not None else ""))
             except ValueError:
-                problem = f"{shown(text)} in row {number}: give a number in each row"
-                refuse(f"{name}: {column}", problem)
+                where = f"{name}: {column}: {shown(text)} in row {number}"
+                reject(f"{where}: give a number in each row")
     order = np.argsort(np.array(columns["arrival_s"]), kind="stable").tolist()
     prompts, outputs = (
         tuple(int(columns[column][place]) for place in order) for column in TRACE_COLUMNS[1:]

@@ -87,21 +87,25 @@ def steady_state(of: LayoutColumns, by: Constants, load: SteadyLoad) -> SteadySt
     room = np.maximum(capacity / each, 1.0)
     admitted = np.minimum(np.minimum(load.in_flight, room), load.sequences * of.dp)
     outputs = np.maximum(load.output - 1, 1.0)
-    # Each stage of a pipeline has a batch in flight, with a budget of its own.
-    most_read = of.pp * load.budget * load.output / (load.prompt + load.output)
+    # Each batch in flight has a budget of its own.
+    most_read = of.batches * load.budget * load.output / (load.prompt + load.output)
     decoding = np.minimum(admitted, most_read)
     waves = _mask(load.waves, admitted)
     together = waves & _mask(load.reads_first, admitted)
-    # A prompt of a wave waits for half of the others in the mean, and its tokens for the rest.
-    stall = np.where(together, 0.5, by["stall"])
-    burst = np.where(together, 0.5, by["burst"])
+    # A prompt of a wave waits for half of the others in the mean, its tokens for the rest; those
+    # that one pass reads have their first token together.
+    at_once = np.minimum(admitted, np.maximum(load.budget / load.prompt, 1.0)) / admitted
+    stall = np.where(together, (1 - at_once) / 2, by["stall"])
+    burst = np.where(together, (1 + at_once) / 2 - 1 / admitted, by["burst"])
     first_s = token_s = np.zeros_like(admitted)
     for _ in range(_ROUNDS):
         step_s = decode_step_s(of, by, decoding, load.prompt + load.output / 2)
         arriving = decoding / load.output
-        read_s = _prompt_s(of, by, load, arriving)
+        read_s = _prompt_s(of, by, load, np.where(together, admitted * at_once, arriving))
         # No request waits for its own prompt between its tokens.
-        others = arriving * np.maximum(admitted - 1, 0.0) / np.maximum(admitted, 1.0)
+        others = arriving * np.where(
+            together, 1.0, np.maximum(admitted - 1, 0.0) / np.maximum(admitted, 1.0)
+        )
         waits = np.where(waves, 1.0, _waits(of, arriving))
         token_s = step_s + stall * others * read_s / of.dp * waits
         others_s = burst * admitted * read_s / of.dp
@@ -177,14 +181,15 @@ def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
     """How much longer than a prompt occupies a stage all batches in flight wait for it (C).
 
     A pipeline has a batch for each stage in flight, and none passes the longest one: if a step
-    reads ``N`` prompts, spread evenly over ``pp`` batches, it is longer by ``pp`` times the prompts
-    of the fullest batch, in place of ``N``. ``N`` has a Poisson distribution.
+    reads ``N`` prompts, spread evenly over ``B`` batches, it is longer by ``B`` times the prompts
+    of the fullest batch, in place of ``N``. So have ranks of attention data parallelism that are in
+    lockstep, a batch each. ``N`` has a Poisson distribution.
     """
-    # What N lacks to a multiple of pp, in the mean, by the roots of unity.
+    # What N lacks to a multiple of B, in the mean, by the roots of unity.
     mean = np.maximum(arriving, 1e-9)
     lacking = np.zeros_like(mean)
-    for stages in np.unique(of.pp[of.pp > 1]):
-        rows, roots = of.pp == stages, np.exp(2j * np.pi * np.arange(stages) / stages)
+    for stages in np.unique(of.batches[of.batches > 1]):
+        rows, roots = of.batches == stages, np.exp(2j * np.pi * np.arange(stages) / stages)
         chances = np.exp(mean[rows, None] * (roots - 1))
         turned = np.exp(-2j * np.pi * np.arange(stages)[:, None] * np.arange(stages) / stages)
         of_rest = (chances @ turned.T).real / stages
@@ -194,9 +199,10 @@ def _waits(of: LayoutColumns, arriving: Floats) -> Floats:
 
 def _prompt_s(of: LayoutColumns, by: Constants, load: SteadyLoad, arriving: Floats) -> Floats:
     """Seconds (C) for which one prompt occupies each stage. Prompts that arrive within one step are
-    read in one pass, and long ones in several, each within the budget."""
-    # Prompts come by chance: steps that read any read more than the mean.
-    lumps = arriving / -np.expm1(-np.maximum(arriving, 1e-9))
+    read in one pass of each batch in flight, and long ones in several, each within the budget."""
+    # Prompts come by chance: steps that read any read more than the mean, in the fullest batch.
+    lumps = arriving * _waits(of, arriving) / of.batches
+    lumps = lumps / -np.expm1(-np.maximum(arriving, 1e-9))
     several = np.clip(lumps, 1.0, np.maximum(load.budget / load.prompt, 1.0))
     passes = np.ceil(load.prompt / load.budget)
     pass_s = prompt_pass_s(of, by, load.prompt * several / passes, load.prompt / 2)

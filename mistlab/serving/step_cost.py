@@ -9,7 +9,7 @@ Axes: C rows, each a layout under a load.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Self
 
@@ -18,7 +18,7 @@ import numpy as np
 from mistlab.core.arrays import Floats, Rows
 from mistlab.core.units import GBYTES
 from mistlab.graph.compiled import Compiled, compile_sums
-from mistlab.graph.graph import LayerGraph, Operator
+from mistlab.graph.graph import LayerGraph, Operator, Parameter
 from mistlab.graph.library import graph_of
 from mistlab.graph.stored_graph import StoredGraph
 from mistlab.graph.sums import Sum
@@ -27,7 +27,6 @@ from mistlab.plan.workload import ModelSpec, Workload
 from mistlab.serving.gpu_facts import (
     CACHE_BYTES,
     FORMATS,
-    ROOFS,
     KernelRate,
     ServingGpu,
     gpu_named,
@@ -40,12 +39,21 @@ GRAPH_TOKENS = 32768
 SMALL = frozenset(("normalization", "softmax", "elementwise", "reduction", "gather", "copy"))
 
 
+# The share of peak at which many heads look at the same latent vectors; no table of kernels has it.
+LATENT_SHARE = 0.4
+# Engines whose ranks of attention data parallelism choose by themselves which prompts they read: as
+# all exchange tokens in each block of experts, one rank's prompt holds up all of them. SGLang and
+# TensorRT-LLM let their ranks read together.
+LOCKSTEP = frozenset(("vllm",))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
     """What all blocks and the head of a model ask of one rank of a layout.
 
     ``dense_parameters`` are in ``dense_products`` products whose weights may be of few bits,
-    ``wide_parameters`` (routers and the head) in products that stay in 16 bits. In each of
+    ``wide_parameters`` (routers and the head) in products that stay in 16 bits; ``dense_depth`` and
+    ``wide_depth`` add up over how many values these products sum for each outcome. In each of
     ``expert_layers`` blocks the rank holds ``experts_on_rank`` of ``experts``, each of
     ``expert_parameters``; a token takes ``active``. Attention is of ``full_layers`` and of
     ``window_layers``, which look at ``window`` tokens; a token keeps ``cache_elements`` in each.
@@ -57,8 +65,10 @@ class RankWork:
     layers: int
     dense_parameters: float
     dense_products: float
+    dense_depth: float
     wide_parameters: float
     wide_products: float
+    wide_depth: float
     table_parameters: float
     expert_layers: float
     expert_parameters: float
@@ -107,8 +117,10 @@ def rank_work(model: ModelSpec, *, tp: int, ep: int = 1, expert_tp: int = 1) -> 
         layers=model.layers,
         dense_parameters=totals["dense"] + lost,
         dense_products=totals["products"],
+        dense_depth=totals["dense_depth"],
         wide_parameters=totals["router"] + head["dense"],
         wide_products=totals["routers"] + 1,
+        wide_depth=totals["router_depth"] + head["dense_depth"],
         table_parameters=0.0 if model.tied_embeddings else sizes["V"] * model.hidden / tp,
         expert_layers=totals["expert_layers"],
         expert_parameters=0.0 if experts is None else _of_expert(model) / expert_tp,
@@ -192,10 +204,14 @@ def _compiled(graph: StoredGraph, kind: str) -> tuple[Compiled, Mapping[str, flo
         "all_reduces": sum(one.name == "mistlab.all_reduce_" for one in forward)
         + (min(1, len(experts)) if not _shares(layer) else 0),
     }
-    sums = {
-        "dense": Sum.total(_sizes_of(layer, is_router=False)),
-        "router": Sum.total(_sizes_of(layer, is_router=True)),
+    weights = {
+        name: list(_weights_of(layer, is_router=name == "router")) for name in ("dense", "router")
     }
+    counts_of = {name: Sum.total(one.count for one in of) for name, of in weights.items()}
+    depths = {
+        f"{name}_depth": Sum.total(one.shape[-1] for one in of) for name, of in weights.items()
+    }
+    sums = counts_of | depths
     return compile_sums(sums, columns=size_names()), found
 
 
@@ -208,12 +224,12 @@ def _shares(layer: LayerGraph) -> bool:
     return any(one.module.startswith("shared") for one in layer.operators)
 
 
-def _sizes_of(layer: LayerGraph, *, is_router: bool) -> Iterator[Sum]:
+def _weights_of(layer: LayerGraph, *, is_router: bool) -> Iterator[Parameter]:
     for parameter in layer.parameters:
         is_expert = parameter.name.startswith("experts.") and "router" not in parameter.name
         is_product = len(parameter.shape) > 1 and not is_expert
         if is_product and ("router" in parameter.name) == is_router:
-            yield parameter.count
+            yield parameter
 
 
 def _of_expert(model: ModelSpec) -> float:
@@ -285,12 +301,15 @@ class LayoutColumns:
     tp: Floats
     pp: Floats
     dp: Floats
+    batches: Floats
     ep: Floats
     layers: Floats
     dense_s: Floats
     dense_s_per_token: Floats
+    dense_depth_s: Floats
     wide_s: Floats
     wide_s_per_token: Floats
+    wide_depth_s: Floats
     product_floors_s: Floats
     expert_s: Floats
     expert_s_per_row: Floats
@@ -392,8 +411,9 @@ def prefill_parts(of: LayoutColumns, tokens: Floats, looked: Floats) -> ServingS
 
 
 def _products(of: LayoutColumns, tokens: Floats) -> Floats:
-    dense = _roofs(of.dense_s, tokens * of.dense_s_per_token)
-    wide = _roofs(of.wide_s, np.minimum(tokens, 256) * of.wide_s_per_token)
+    dense = _roofs(of.dense_s, tokens * of.dense_s_per_token, of.dense_depth_s)
+    wide_s_of_tokens = np.minimum(tokens, 256) * of.wide_s_per_token
+    wide = _roofs(of.wide_s, wide_s_of_tokens, of.wide_depth_s)
     return np.asarray(dense + wide)
 
 
@@ -412,16 +432,17 @@ def _links(of: LayoutColumns, on_rank: Floats, together: Floats) -> Floats:
     return np.asarray(reduced + exchanged + on_rank * of.send_s_per_token)
 
 
-def _roofs(memory_s: Floats, arithmetic_s: Floats) -> Floats:
-    return np.asarray((memory_s**ROOFS + arithmetic_s**ROOFS) ** (1 / ROOFS))
+def _roofs(*parts_s: Floats) -> Floats:
+    # The fourth root by two square roots: a fit asks for it a million times.
+    total = sum((one * one) ** 2 for one in parts_s)
+    return np.asarray(np.sqrt(np.sqrt(total)))
 
 
 def _numbers(layout: RankLayout) -> Mapping[str, float]:
     gpu, form = gpu_named(layout.gpu), FORMATS[layout.weights]
     work = rank_work(layout.model, tp=layout.tp, ep=layout.ep, expert_tp=layout.expert_tp)
     of_dense = "bf16" if form.experts_alone or _keeps_wide(layout) else layout.weights
-    dense = _rate(layout, "products", of_dense)
-    wide = _rate(layout, "products", "bf16")
+    dense, wide = _products_rate(layout, of_dense), _products_rate(layout, "bf16")
     experts = _rate(layout, "experts", layout.weights)
     decode, prefill = _rate(layout, "decode", layout.cache), _rate(layout, "prefill", layout.cache)
     cache_bytes = work.cache_elements * CACHE_BYTES[layout.cache]
@@ -436,12 +457,16 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
         "tp": layout.tp,
         "pp": layout.pp,
         "dp": layout.dp,
+        "batches": layout.pp
+        * (layout.dp if layout.engine in LOCKSTEP and work.expert_layers else 1),
         "ep": layout.ep,
         "layers": work.layers,
         "dense_s": stage * work.dense_parameters * dense_bytes / _bytes_per_s(gpu, dense),
         "dense_s_per_token": stage * 2 * work.dense_parameters / _flop_per_s(gpu, dense, of_dense),
+        "dense_depth_s": stage * work.dense_depth * dense.depth_s,
         "wide_s": stage * work.wide_parameters * 2.0 / _bytes_per_s(gpu, wide),
         "wide_s_per_token": stage * 2 * work.wide_parameters / _flop_per_s(gpu, wide, "bf16"),
+        "wide_depth_s": stage * work.wide_depth * wide.depth_s,
         "product_floors_s": stage
         * (work.dense_products * dense.floor_s + work.wide_products * wide.floor_s),
         "expert_s": stage
@@ -462,7 +487,8 @@ def _numbers(layout: RankLayout) -> Mapping[str, float]:
         "window": work.window,
         "look_s": cache_bytes / _bytes_per_s(gpu, decode),
         # Many heads look at the same latent vectors, which turns memory's work into arithmetic.
-        "look_flop_s": work.decode_flop / peak / (0.4 if layout.model.latent else 1.0),
+        "look_flop_s": work.decode_flop
+        / (peak * (LATENT_SHARE if layout.model.latent else decode.arithmetic_share)),
         "prompt_flop_s": work.prefill_flop / (peak * prefill.arithmetic_share),
         "state_s": stage * 2 * state_bytes / (gpu.bytes_per_s * decode.memory_share),
         "scan_s_per_token": stage
@@ -497,12 +523,14 @@ def _link_numbers(layout: RankLayout, gpu: ServingGpu, work: RankWork) -> Mappin
         numbers["reduce_s_per_token"] = per_token
     if layout.dp > 1 and work.expert_layers:
         # Tokens go to their experts' ranks and back: in the mean a rank takes what it sends.
-        sent = 2 * width * min(work.active, layout.ep) / (layout.dp * layout.tp) / link
-        numbers["exchange_s_per_token"] = stage * work.expert_layers * sent
-        numbers["reduces"] += stage * 2 * work.expert_layers * (layout.tp == 1)
+        wide = str(min(8, 2 ** round(np.log2(layout.dp * layout.tp))))
+        rate = _rate(layout, "all_reduce", wide)
+        sent = 2 * width * min(work.active, layout.ep) / (layout.dp * layout.tp)
+        of_layers = stage * work.expert_layers
+        numbers["exchange_s_per_token"] = of_layers * sent / (link * rate.memory_share)
+        numbers["reduces"] += of_layers * 2 * (layout.tp == 1)
         if layout.tp == 1:
-            wide = str(min(8, 2 ** round(np.log2(layout.dp))))
-            numbers["reduce_floor_s"] = _rate(layout, "all_reduce", wide).floor_s
+            numbers["reduce_floor_s"] = rate.floor_s
     return numbers
 
 
@@ -513,6 +541,13 @@ def _keeps_wide(layout: RankLayout) -> bool:
 
 def _rate(layout: RankLayout, work: str, kind: str) -> KernelRate:
     return kernel_rate(layout.gpu, layout.engine, work, kind)  # type: ignore[arg-type]
+
+
+def _products_rate(layout: RankLayout, kind: str) -> KernelRate:
+    rate, share = _rate(layout, "products", kind), gpu_named(layout.gpu).fp16_share
+    if share is None or FORMATS[kind].runs_in != "fp16":
+        return rate
+    return replace(rate, arithmetic_share=share)
 
 
 def _bytes_per_s(gpu: ServingGpu, rate: KernelRate) -> float:

@@ -123,7 +123,7 @@ class Replica:
         sequences = 0 if read and not self.batching.mixes else len(self.running)
         context = self.context / len(self.running) if self.running else 0.0
         if read:
-            seconds = self.clock.step_s(sequences, context, _passes(read, self.clock.stages))
+            seconds = self.clock.step_s(sequences, context, _passes(read, self.clock.batches))
             together = 1
         else:
             together = self._together(environment.now)
@@ -153,8 +153,8 @@ class Replica:
         return read
 
     def _read_next(self) -> list[tuple[PlayedRequest, int]]:
-        # Each stage has a batch in flight, with a budget of its own.
-        budget = self.batching.budget * self.clock.stages
+        # Each batch in flight has a budget of its own.
+        budget = self.batching.budget * self.clock.batches
         budget -= len(self.running) if self.batching.mixes else 0
         read: list[tuple[PlayedRequest, int]] = []
         # Blocks that prompts read in part still need.

@@ -49,6 +49,8 @@ class StepClock:
     host_s: float
     stages: int
     ranks: int
+    # Batches of prompts that none passes: one a stage, and one a rank where ranks are in lockstep.
+    batches: int
 
     @classmethod
     def of(
@@ -67,10 +69,11 @@ class StepClock:
         return cls(
             decode=decode.reshape(most, len(CONTEXTS)).tolist(),
             passes=passes.reshape(len(PASSES), len(CONTEXTS)).tolist(),
-            stall=values["stall"] / layout.dp,
+            stall=values["stall"],
             host_s=values["host"],
             stages=layout.pp,
             ranks=layout.dp,
+            batches=int(columns.batches[0]),
         )
 
     def decode_s(self, sequences: int, context: float) -> float:
@@ -91,10 +94,13 @@ class StepClock:
         """Seconds of a step that decodes so many sequences and reads prompts: for each batch in
         flight its tokens of prompts, and tokens that each of these looks at in the mean."""
         seconds = self.decode_s(sequences, context) if sequences else self.host_s
-        factor = self.stall if sequences else 1 / self.ranks
+        # Ranks of attention data parallelism that read together divide each batch's prompts.
+        divided = self.ranks * self.stages / self.batches
+        factor = (self.stall if sequences else 1.0) / divided
         each = [factor * self.pass_s(tokens, looked) for tokens, looked in passes if tokens]
         # A batch comes back when it has gone through all stages; none can pass the longest one.
-        return seconds + max(sum(each), self.stages * max(each, default=0.0))
+        of_all_s = sum(each) * divided / self.ranks
+        return seconds + max(of_all_s, self.stages * max(each, default=0.0))
 
 
 def _between(places: tuple[int, ...], values: list[float], at: float) -> float:

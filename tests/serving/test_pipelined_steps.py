@@ -64,6 +64,43 @@ def test_waits_of_the_closed_form_are_a_mean_over_prompts(stages: int) -> None:
         assert _waits(of, np.array([mean]))[0] == pytest.approx(expected, rel=0.02)
 
 
+def of_experts(engine: str, dp: int) -> RankLayout:
+    return RankLayout(
+        model=catalog.model("qwen3-30b-a3b"),
+        gpu="H100",
+        engine=engine,
+        weights="bf16",
+        cache="bf16",
+        ep=dp,
+        dp=dp,
+    )
+
+
+def test_ranks_in_lockstep_wait_for_the_fullest() -> None:
+    draw = np.random.default_rng(0)
+    for mean in (0.05, 0.7, 3.0):
+        counts = draw.poisson(mean, 400_000)
+        expected = np.mean(4 * -(-counts // 4)) / mean
+        of = LayoutColumns.of([of_experts("vllm", 4), of_experts("sglang", 4)])
+        lockstep, together = _waits(of, np.full(2, mean))
+        assert lockstep == pytest.approx(expected, rel=0.02)
+        assert together == 1.0
+
+
+def test_a_prompt_of_one_rank_holds_up_all_in_lockstep() -> None:
+    lockstep, together = (
+        StepClock.of(of_experts(engine, 4), {"stall": 1.0}, most=64)
+        for engine in ("vllm", "sglang")
+    )
+    for clock, ranks in ((lockstep, 1), (together, 4)):
+        longer_s = clock.step_s(64, 1000.0, [(800, 400.0)]) - clock.decode_s(64, 1000.0)
+        assert longer_s == pytest.approx(clock.pass_s(800, 400.0) / ranks)
+    # Four prompts at once, one for each rank, take no longer than one.
+    assert lockstep.batches == 4
+    one, four = (lockstep.step_s(64, 1000.0, [(800, 400.0)] * count) for count in (1, 4))
+    assert four == pytest.approx(one)
+
+
 # Output tokens a second of llama3-70b in nvfp4 on pipelines of RTX PRO 6000, by tokens of prompts
 # and outputs and by stages: NVIDIA's performance page of TensorRT-LLM 1.0 (Apache-2.0).
 MEASURED = {

@@ -153,8 +153,9 @@ def test_a_request_alone_takes_its_passes_and_steps() -> None:
 def test_steady_loads_take_what_the_closed_form_says() -> None:
     draw = np.random.default_rng(5)
     cases = [random_case(draw) for _ in range(25)]
-    near = [abs(case.rate_ratio - 1) < 0.05 for case in cases]
-    assert np.mean(near) >= 0.9
+    for case in cases:
+        assert case.rate_ratio == pytest.approx(1, abs=0.05), case
+        assert case.token_ratio == pytest.approx(1, abs=0.05), case
 
 
 def test_ten_thousand_requests_play_in_seconds() -> None:

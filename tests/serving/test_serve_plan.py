@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 from time import process_time
 
 import numpy as np
@@ -135,6 +136,25 @@ def test_bad_questions_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=told):
         run(capsys, *options)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("arrival_s,prompt_tokens\n0,9\n", "trace.csv: no column output_tokens: give arrival_s"),
+        (
+            "arrival_s,prompt_tokens,output_tokens\n0,9,\n",
+            "trace.csv: output_tokens: '' in row 1: give a number",
+        ),
+    ],
+)
+def test_a_trace_without_lengths_is_refused_by_file_and_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=told):
+        run(capsys, "--trace", str(trace))
 
 
 LAYOUT = RankLayout(
