@@ -82,8 +82,10 @@ class SourceErrors:
 
     @cached_property
     def peaks(self) -> Sequence[float]:
-        """Errors of peaks of memory."""
-        return [one.memory_error for one in self.rows if one.memory_error is not None]
+        """Errors of peaks of memory, of runs that say what they hold at once."""
+        return [
+            one.memory_error for one in self.rows if one.memory_error is not None and one.says_batch
+        ]
 
     @cached_property
     def mean_peak(self) -> float | None:
@@ -119,9 +121,14 @@ HEAD = (
 
 
 def is_published(one: Judged) -> bool:
-    """Whether a row's figures stand as they were published, and nobody doubts them."""
+    """Whether a row's figures stand as they were published, nobody doubts them, and it says of what
+    batch they are."""
     cells = one.row.cells
-    return cells.get("quality", "") in AS_PUBLISHED and DOUBTED not in cells.get("notes", "")
+    return (
+        one.says_batch
+        and cells.get("quality", "") in AS_PUBLISHED
+        and DOUBTED not in cells.get("notes", "")
+    )
 
 
 def _median_size(errors: Sequence[float]) -> float | None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from experiments.runs.attention_kernels import AttentionKernel
 from experiments.runs.dialects.dialect import row_of
 from experiments.runs.dialects.gpu_names import Gpus, gpus_of
 from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
@@ -72,6 +73,7 @@ class Configuration:
     ends: tuple[int, int] | None
     drops_tokens: bool
     node_gbytes_per_s: float | None
+    attention_kernel: AttentionKernel
     notes: tuple[str, ...]
     kind: RunKind
     train: Train = "all"
@@ -126,7 +128,11 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
     _check_offload(row, notes)
     experts, parts = _expert_degrees(row, experts_of(shape, row), degrees["tp"], engine)
     num_gpus, data = _ranks(row, degrees, experts * parts, notes)
-    experts = _divisor(experts, degrees["tp"] * degrees["cp"] * data, parts, notes)
+    ranks = degrees["tp"] * degrees["cp"] * data
+    if not row.count("etp") and ranks % (experts * parts):
+        # So many ranks with unlike experts leave none to divide an expert.
+        parts = 1
+    experts = _divisor(experts, ranks, parts, notes)
     micro_batch, sequence_length = _sequences(row, degrees["cp"], notes)
     of_step = _micro_batches(row, micro_batch, data, notes)
     at_once = batches_at_once(row, micro_batch, of_step, degrees["pp"])
@@ -163,6 +169,7 @@ def configuration_of(table_row: TableRow, hardware: str = "") -> Configuration:
         attention=_attention(row, shape),
         drops_tokens=row.drops_tokens and ENGINES[engine].drops_tokens,
         node_gbytes_per_s=network_of(row, gpus_per_node or GPUS_OF_A_NODE),
+        attention_kernel=row.attention_kernel,
         short_ends=row.short_ends,
         ends=_ends(row),
         notes=tuple(note for note in notes if note),
@@ -439,6 +446,9 @@ def variant_of(row: RunRow, engine: str) -> str:
         before, earlier = row.variant_before
         variant = earlier if row.date and row.date < before else row.variant
         engine = f"{variant}-rowwise" if row.rowwise else variant
+        if row.whole_logits and not row.rowwise and (row.count("tp") or 1) > 1:
+            own = "fsdp-eager" if variant == "fsdp" else variant
+            engine = f"{own}-whole-logits"
     if engine == "megatron-core" and row.fused_loss:
         return "megatron-core-fused-loss"
     # Of Megatron-Bridge's variants one was seen to train adapters.
@@ -494,7 +504,7 @@ def precision_of(row: RunRow, engine: str) -> tuple[Precision, str]:
 def network_of(row: RunRow, gpus_per_node: int) -> float | None:
     """The rate of a node's network in GB/s; None if a row does not name it."""
     if row.node_gbits is not None:
-        return row.node_gbits / 8
+        return row.node_links * row.node_gbits / 8
     return None if row.gpu_gbits is None else row.gpu_gbits / 8 * gpus_per_node
 
 

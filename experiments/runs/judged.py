@@ -43,7 +43,7 @@ class Judged:
         row = row_of(self.row.cells)
         stage = stage_of(self.answer.prediction, row.peak_of)
         peak = stage.peak_reserved_bytes if row.reserved else stage.peak_allocated_bytes
-        return peak / GIB_BYTES
+        return (peak + (self.answer.outside_bytes if row.of_driver else 0.0)) / GIB_BYTES
 
     @property
     def time_error(self) -> float | None:
@@ -62,6 +62,11 @@ class Judged:
         if prediction is None or self.measured_s is None:
             return None
         return prediction.iteration_s_low <= self.measured_s <= prediction.iteration_s_high
+
+    @property
+    def says_batch(self) -> bool:
+        """Whether the row says its micro-batch, or the batch from which one is found."""
+        return any(self.row.cells.get(name) for name in ("micro_batch", "global_batch"))
 
     @property
     def failed(self) -> bool:
@@ -95,16 +100,17 @@ def judged(row: TableRow, answer: RunAnswer) -> Judged:
 
 
 def _seconds(cells: Mapping[str, str], answer: RunAnswer) -> float | None:
-    """The seconds of a step. In tables that tell how lengths are known, those of exact lengths,
-    where a rate or the seconds of a micro-batch may stand for a step's."""
+    """The seconds of a step, for which a rate or the seconds of a micro-batch may stand. In tables
+    that tell how lengths are known, those of exact lengths."""
     step_s = _measured(cells, "step_s")
     lengths = row_of(cells).lengths
-    if lengths != "exact":
-        return None if lengths else step_s
+    if lengths not in ("", "exact"):
+        return None
     rate = _measured(cells, "tokens_per_s_per_gpu")
     if step_s is None and rate is not None:
         tokens = answer.sequences * (_measured(cells, "sequence_length") or 0.0)
-        return tokens / (rate * (_measured(cells, "gpus") or 1.0)) or None
+        gpus = answer.doubt.gpus if answer.doubt is not None else 1
+        return tokens / (rate * gpus) or None
     micro_s = _measured(cells, "micro_s")
     if step_s is None and micro_s is not None:
         return micro_s * (_measured(cells, "grad_accumulation") or 1.0)

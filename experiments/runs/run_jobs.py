@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 
+from experiments.runs.attention_kernels import AttentionKernel, with_kernel
 from experiments.runs.configuration import ASSUMED_MICRO_BATCH, GPUS_OF_A_NODE, Configuration
 from experiments.runs.dialects.gpu_names import Gpus
 from experiments.runs.kept_elsewhere import ALL_KEPT, KeptElsewhere
@@ -211,6 +212,8 @@ def _told(way: Configuration, unsaid: tuple[str, ...]) -> tuple[str, ...]:
 
 # Runs take so many GPUs of a rack.
 RACK = 64
+# Nodes with less of a network for each GPU have fewer adapters than GPUs.
+ADAPTER_GBYTES_PER_S = 12.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +261,10 @@ def job_of(
         for layers in blocks
     )
     network = run.node_gbytes_per_s
-    cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node, network, profile, hardware)
+    kernel = run.attention_kernel, ENGINES[run.engine].shares(run.gpus.hardware)[1]
+    cluster = _cluster(
+        run.gpus, run.num_gpus, run.gpus_per_node, network, profile, hardware, kernel
+    )
     waits = run.otherwise and not host_is_ahead(run, blocks, cluster)
     plan = Plan(
         engine=run.otherwise if waits else run.engine,
@@ -364,12 +370,14 @@ def _cluster(
     node_gbytes_per_s: float | None,
     profile: Profile | None,
     of_caller: Hardware | None,
+    kernel: tuple[AttentionKernel, float],
 ) -> Cluster:
     """The fewest whole nodes that hold the GPUs."""
     if of_caller is not None and of_caller.name == gpus.hardware:
         hardware = of_caller
     else:
         hardware = _with_products(catalog.hardware(gpus.hardware), gpus.products_share)
+    hardware = with_kernel(hardware, *kernel)
     in_node = RACK if hardware.node.is_rack else gpus_per_node or hardware.node.gpus
     used = min(num_gpus, in_node, hardware.node.gpus)
     return Cluster(
@@ -377,9 +385,19 @@ def _cluster(
         nodes=-(-num_gpus // used),
         gpus_per_node=used,
         memory_gib=gpus.memory_gib,
-        inter_node_gbytes_per_s=node_gbytes_per_s,
+        inter_node_gbytes_per_s=node_gbytes_per_s or _of_smaller_nodes(hardware, gpus_per_node),
         profile=profile,
     )
+
+
+def _of_smaller_nodes(hardware: Hardware, gpus_per_node: int) -> float | None:
+    """The GB/s between nodes with fewer GPUs than the hardware's own, and as many adapters fewer;
+    None where they have as many GPUs, lie in a rack, or where GPUs share adapters."""
+    node = hardware.node
+    of_gpu = node.inter_node_gbytes_per_s / node.gpus
+    if node.is_rack or not 0 < gpus_per_node < node.gpus or of_gpu < ADAPTER_GBYTES_PER_S:
+        return None
+    return node.inter_node_gbytes_per_s * gpus_per_node / node.gpus
 
 
 def _with_products(hardware: Hardware, share: float) -> Hardware:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from experiments.runs.attention_kernels import AttentionKernel
 from experiments.runs.runs_table import count_of, flag_of, text_of
 from mistlab.engines.adapters import Base, Loss, States
 from mistlab.engines.engine import Optimizer
@@ -63,6 +64,7 @@ class RunRow:
     variant: str = "fsdp"
     variant_before: tuple[str, str] = ("", "")
     rowwise: bool = False
+    whole_logits: bool = False
     fused_loss: bool = False
     adapters: bool = False
     targets: AdapterTargets = "all"
@@ -153,15 +155,20 @@ class RunRow:
     usual_tied: bool | None = None
     usual_vocab: int | None = None
 
-    # Gbit/s of the network of a node, or of one GPU.
+    # Gbit/s of the network of a node, or of one of its links, or of one GPU.
     node_gbits: float | None = None
     gpu_gbits: float | None = None
+    node_links: float = 1.0
+
+    # The kernel of attention, where it is named.
+    attention_kernel: AttentionKernel = ""
 
     # What was measured: whether it failed, as a benchmark, and whose peak of memory.
     failed: bool = False
     benchmark: bool = True
     peak_of: PeakOf = "fullest"
     reserved: bool = False
+    of_driver: bool = False
 
     def count(self, column: str) -> int | None:
         """The whole number in a column; None for nothing."""

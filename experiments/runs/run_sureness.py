@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.runs.run_jobs import RunJob
 from experiments.runs.run_row import PeakOf
-from mistlab.core.units import GIB_BYTES
+from mistlab.core.units import GIB_BYTES, MIB_BYTES
 from mistlab.cost.confidence import (
     TAIL,
     KnownKind,
@@ -22,7 +22,9 @@ from mistlab.cost.confidence import (
 )
 from mistlab.cost.memory import room_bytes, room_of_plan
 from mistlab.engines.engine import ENGINES
+from mistlab.job.job import Job
 from mistlab.job.prediction import Prediction, StagePrediction
+from mistlab.plan.plan import reader_of_degrees
 
 # Kinds of runs and their shares, from measured runs: how far each lies from its prediction.
 #
@@ -180,7 +182,8 @@ class Doubt:
 class RunAnswer:
     """The answer to a row; without a prediction, ``refused`` says why.
 
-    ``doubt`` has the grounds of its bounds, ``sequences`` are those of the step that was predicted.
+    ``doubt`` has the grounds of its bounds, ``sequences`` are those of the step that was predicted,
+    ``outside_bytes`` what a driver counts beside torch's memory.
     """
 
     prediction: Prediction | None = None
@@ -188,6 +191,7 @@ class RunAnswer:
     refused: str = ""
     doubt: Doubt | None = None
     sequences: int = 0
+    outside_bytes: float = 0.0
 
     def mapping(self, peak_of: PeakOf) -> Mapping[str, Any]:
         """The answer as plain data; memory is that of a stage's rank."""
@@ -247,7 +251,22 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
         notes=(*notes, *replace(bounds, kind=found.kind).notes(gpus), *more),
         doubt=Doubt(kind=found.kind, gpus=gpus, range=around),
         sequences=workload.global_batch * found.times,
+        outside_bytes=outside_bytes(found.job),
     )
+
+
+# A context of CUDA or ROCm with the kernels of torch and of extensions, and NCCL's buffers for each
+# communicator: as tools of the driver show them beside torch's memory. By hand.
+CONTEXT_MIB, COMMUNICATOR_MIB = 1000, 300
+
+
+def outside_bytes(job: Job) -> float:
+    """What a driver counts beside torch's memory: the context, and the communicators of a rank: of
+    each axis with several ranks, and of all."""
+    stages = job.plan.stages
+    axes = (*reader_of_degrees()(stages[0]), len(stages), job.plan.num_gpus)
+    communicators = sum(ranks > 1 for ranks in axes)
+    return (CONTEXT_MIB + communicators * COMMUNICATOR_MIB) * MIB_BYTES
 
 
 def nearly_fills(prediction: Prediction, found: RunJob) -> bool:

@@ -287,7 +287,9 @@ class OrderedStages:
             for name in types.names
         ]
         logits = sums[sum_name(HEAD, "saved_bytes")] - sums[sum_name(HEAD, "input_bytes")]
-        wide = self.model.memory.wide_logits * logits
+        memory = self.model.memory
+        ranks = self.batch.tensor_parallel if memory.whole_logits else 1
+        wide = ((1 + memory.wide_logits) * ranks - 1) * logits
         wide = np.stack([wide if name == HEAD else none for name in types.names])
         return WalkedLayers(
             keeps=(1 - away) * saved,

@@ -50,7 +50,8 @@ class EngineMemory:
     the rank's part is stepped. With ``rings`` layers come and go through rings of two buffers.
     Without rings, gradients are reduced through a bucket of ``bucket_elements``, and at most
     ``gathered_elements`` sharded weights stay gathered. The head needs ``wide_logits`` times the
-    bytes of its logits more: one where a 32-bit copy takes the place of their 16-bit gradient.
+    bytes of its logits more: one where a 32-bit copy takes the place of their 16-bit gradient. With
+    ``whole_logits`` each tensor-parallel rank has the logits of all tokens of the vocabulary.
 
     Data-parallel ranks reduce ``reduced`` bytes a parameter, if this is not as wide as the
     gradients that are kept. Blocks keep ``kept_gates`` tensors of the feed-forward network's width
@@ -82,6 +83,7 @@ class EngineMemory:
     kept_by: str = ""
     fixed_mib: int = 0
     wide_logits: int = 0
+    whole_logits: bool = False
     frozen_weight: float = 0.0
     loss_tokens: int = 0
     loss_again: bool = False
@@ -461,10 +463,12 @@ _ROWS = (
     ("megatron_core", ("megatron-bridge-graph",)),
     ("baselines", ("zero-bubble", "zero-bubble-waiting", "deepspeed", "aceso")),
     ("nanotron", ("nanotron", "nanotron-whole-inputs")),
-    ("fsdp", ("fsdp", "fsdp-rowwise", "fsdp-te")),
+    ("fsdp", ("fsdp", "fsdp-fused-loss", "fsdp-rowwise", "fsdp-te")),
     ("fsdp", ("fsdp-eager", "fsdp-compiled", "fsdp-compiled-blocks")),
+    ("fsdp", ("fsdp-eager-whole-logits", "fsdp-compiled-blocks-whole-logits")),
     ("fsdp", ("fsdp-eager-rowwise", "fsdp-compiled-rowwise", "fsdp-compiled-blocks-rowwise")),
-    ("trainers", ("trainer", "trainer-fused", "trainer-tiled", "llmq")),
+    ("trainers", ("trainer", "trainer-fused", "trainer-tiled", "deepspeed-trainer")),
+    ("trainers", ("trainer-c", "llmq")),
     ("mistlab", ("mist",)),
 )
 

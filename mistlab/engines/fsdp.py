@@ -174,6 +174,20 @@ FSDP_EAGER_ROWWISE, FSDP_COMPILED_ROWWISE, FSDP_COMPILED_BLOCKS_ROWWISE = (
     for row in (FSDP_EAGER, FSDP_COMPILED, FSDP_COMPILED_BLOCKS)
 )
 
+# llm-foundry's loss is flash-attention's: one kernel, which leaves the gradient of 16-bit logits in
+# their place.
+FSDP_FUSED_LOSS = replace(FSDP, name="fsdp-fused-loss", **_keeping("", 0))
+# Where DTensor's plans give each tensor-parallel rank the logits of the whole vocabulary.
+FSDP_EAGER_WHOLE_LOGITS, FSDP_COMPILED_BLOCKS_WHOLE_LOGITS = (
+    replace(
+        engine,
+        name=f"{engine.name}-whole-logits",
+        memory={name: replace(row, whole_logits=True) for name, row in engine.memory.items()},
+        other_sums={},
+    )
+    for engine in (FSDP_EAGER, FSDP_COMPILED_BLOCKS)
+)
+
 # ``fsdp-te`` is FSDP2 of models whose kernels are Transformer Engine's, as AutoModel's.
 #
 # Products are those of other engines of FSDP. Attention is cuDNN's, which hardware files have the

@@ -8,6 +8,7 @@ sequence (Snowflake's ALST). ``llmq`` is a trainer in C++ whose step is a CUDA g
 
 from dataclasses import replace
 
+from mistlab.engines.baselines import DEEPSPEED, OVERLAPPED
 from mistlab.engines.engine import Engine, EngineMemory, HostTime, Optimizer, Precision
 from mistlab.engines.fitted import fitted
 from mistlab.engines.fsdp import FSDP, FSDP_EAGER
@@ -44,6 +45,23 @@ TRAINER = replace(
     runs_lean=False,
 )
 
+# DeepSpeed's ZeRO over these models: its states, buckets and reductions, and their operators.
+DEEPSPEED_TRAINER = replace(
+    DEEPSPEED,
+    name="deepspeed-trainer",
+    kernels=TRAINER.kernels,
+    memory={
+        name: replace(row, kept_by=_MEMORY.kept_by, wide_logits=_MEMORY.wide_logits)
+        for name, row in DEEPSPEED.memory.items()
+    },
+    other_sums={},
+    host=TRAINER.host,
+    products_share=TRAINER.products_share,
+    attention_share=TRAINER.attention_share,
+    memory_share=TRAINER.memory_share,
+    shares_on=TRAINER.shares_on,
+)
+
 # Norms, rotary embedding, gates and the loss are one kernel each, as Unsloth and Liger have them;
 # Python issues them through the modules of adapters.
 TRAINER_FUSED = replace(
@@ -58,6 +76,19 @@ TRAINER_TILED = replace(
     TRAINER_FUSED,
     name="trainer-tiled",
     memory=dict.fromkeys(_PRECISIONS, replace(_MEMORY, kept_by="tiled", wide_logits=1)),
+)
+
+# llm.c: weights and gradients have 16 bits, masters and moments 32.
+TRAINER_C = Engine(
+    name="trainer-c",
+    system="trainer",
+    family="trainer",
+    overlapped=OVERLAPPED,
+    kernels=MEGATRON_CORE.kernels,
+    memory={"bf16": EngineMemory(weight=2, gradient=2, optimizer=12)},
+    step_moved={"bf16": 30},
+    cached_share=0.0,
+    highest_zero=1,
 )
 
 # Weights, gradients and both moments have 16 bits; the gradient of logits is written over them.

@@ -343,6 +343,15 @@ def _logits(head: LayerSums) -> sympy.Expr:
     return head.saved_bytes - head.input_bytes
 
 
+def _wide_logits(memory: EngineMemory) -> sympy.Expr:
+    """The bytes of the head's peaks beyond a rank's part of the logits, in such parts: of each
+    tensor-parallel rank's logits of the whole vocabulary, too, where nothing splits them."""
+    copies = int(memory.wide_logits)
+    if not memory.whole_logits:
+        return sympy.Integer(copies)
+    return (1 + copies) * size_symbol("tp") - 1
+
+
 def _bucket(memory: EngineMemory) -> sympy.Expr:
     """Bytes of the bucket from which a ZeRO optimizer reduces, for any number of ranks."""
     size = memory.gradient * memory.bucket_elements
@@ -387,7 +396,7 @@ def _moments(
     others = all_kept - (1 - wa) * last + sympy.Piecewise((wa * last, has_neighbour), (0, True))
     older = (q - 1) * ((1 - wa) * _kept(blocks) + embedding.saved_bytes) + sent
     leaving = sympy.Piecewise((wa * last, q > 1), (0, True))
-    wide = int(memory.wide_logits) * _logits(head)
+    wide = _wide_logits(memory) * _logits(head)
 
     def of_blocks(peak: str) -> tuple[sympy.Expr, ...]:
         return (others + _last(blocks, peak), *_between(blocks, all_kept, peak))

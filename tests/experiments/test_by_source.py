@@ -36,7 +36,7 @@ def known(source: str, *errors: float, **cells: str) -> list[Known]:
     """Runs of a source that took 10 s and are predicted so much too long."""
     found: list[Known] = []
     for place, error in enumerate(errors):
-        one = judged_row(10.0 * (1 + error), 10.0, **cells)
+        one = judged_row(10.0 * (1 + error), 10.0, micro_batch="1", **cells)
         assert one.predicted_s is not None
         around = Range(least_s=one.predicted_s, longest_s=one.predicted_s, way=1.0)
         answer = replace(one.answer, doubt=Doubt(kind=KIND, gpus=8, range=around))
@@ -70,11 +70,12 @@ def test_what_is_asked_of_no_source_is_counted_apart(cells: dict[str, str], apar
 
 def test_doubted_figures_are_not_published_ones() -> None:
     def published(**cells: str) -> bool:
-        return is_published(judged_row(1.0, 1.0, **cells))
+        return is_published(judged_row(1.0, 1.0, **{"micro_batch": "1", **cells}))
 
     assert published()
     assert published(quality="published")
     assert not published(quality="underdetermined: offload")
+    assert not published(micro_batch="")
     assert not published(notes="SUSPECT: another run's time")
 
 

@@ -24,7 +24,7 @@ AUTOMODEL = "NeMo AutoModel (PyTorch FSDP2, DTensor, DeepEP)"
 )
 def test_kernels_are_those_that_notes_name(notes: str, engine: str) -> None:
     assert run(engine=AUTOMODEL, notes=notes).engine == engine
-    assert run(engine="llm-foundry", notes=notes).engine == "fsdp"
+    assert run(engine="llm-foundry", notes=notes).engine == "fsdp-fused-loss"
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_a_model_without_a_shape_has_the_catalogue_s_experts(name: str) -> None:
     ("engine", "zero", "name", "level"),
     [
         ("torchtitan", "fsdp2 zero3", "fsdp-eager", 3),
-        ("llm-foundry (composer FSDP1)", "fsdp zero2 (SHARD_GRAD_OP)", "fsdp", 2),
+        ("llm-foundry (composer FSDP1)", "fsdp zero2 (SHARD_GRAD_OP)", "fsdp-fused-loss", 2),
         ("NeMo/Megatron-Core 24.07", "zero1 (distributed optimizer)", "megatron-core", 1),
         ("Megatron-Bridge 26.04", "zero1 (distributed optimizer)", "megatron-bridge", 1),
         ("Megatron-LM", "none", "megatron", 0),

@@ -49,7 +49,7 @@ def test_torchtitan_is_eager_or_compiled(
     found = run(engine="torchtitan", notes=notes, date=date, precision=precision)
     assert found.engine == engine
     other = run(engine="llm-foundry (Composer)", notes=notes, date=date)
-    assert other.engine == "fsdp"
+    assert other.engine == "fsdp-fused-loss"
 
 
 def test_four_gpus_with_184_gib_are_gb200() -> None:
