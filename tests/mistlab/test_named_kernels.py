@@ -156,3 +156,8 @@ def test_without_a_degree_within_experts_as_many_ranks_have_unlike_experts_as_sa
     assert (found.expert_parallel, found.expert_tensor_parallel) == (8, 1)
     roomy = run(engine="Megatron-LM", **{**cells, "gpus": "16"})
     assert (roomy.expert_parallel, roomy.expert_tensor_parallel) == (8, 2)
+
+
+def test_adapters_beside_products_of_8_bits_are_predicted() -> None:
+    cells = {"engine": "Megatron-Bridge", "zero": "1", "notes": "lora", "precision": "fp8"}
+    assert predicted(**cells).iteration_s > 0
