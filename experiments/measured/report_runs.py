@@ -282,11 +282,10 @@ WAYS: Mapping[str, Callable[[TableRow, str], str]] = {
     "GPUs": lambda row, software: f"{software} {row.cells.get('gpus', '')}",
     "table": lambda row, _: row.file,
 }
-SURENESS_HEAD = (
-    "",
-    "runs",
-    *(cell for way in WAYS for cell in (f"without its {way}", "width", "score")),
-)
+# Tables may have runs in groups of their own, of one page and card.
+OF_GROUPS: Mapping[str, Callable[[TableRow, str], str]] = {
+    "group": lambda row, _: row.cells.get("group") or row.file
+}
 
 
 def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[str]:
@@ -294,18 +293,20 @@ def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[s
     without their group."""
     known = [(name, row, miss) for name, rows in tables for row, miss in _misses(name, rows)]
     misses = [miss for *_, miss in known]
+    ways = {**WAYS, **(OF_GROUPS if any(row.row.cells.get("group") for _, row, _ in known) else {})}
     found = {
         way: [*left_out(misses, [group(row.row, miss.kind.software) for _, row, miss in known])]
-        for way, group in WAYS.items()
+        for way, group in ways.items()
     }
     yield "\n\n".join(beside("report_runs-bounds")) + "\n"
     lines: list[list[object]] = []
     for name in dict.fromkeys(name for name, *_ in known):
         places = [place for place, (own, *_) in enumerate(known) if own == name]
         rows = [known[place][1] for place in places]
-        cells = (_cells(rows, [found[way][place] for place in places]) for way in WAYS)
+        cells = (_cells(rows, [found[way][place] for place in places]) for way in ways)
         lines.append([name, len(places), *chain.from_iterable(cells)])
-    yield from (*narrow(SURENESS_HEAD, lines), "")
+    told = chain.from_iterable((f"without its {way}", "width", "score") for way in ways)
+    yield from (*narrow(("", "runs", *told), lines), "")
 
 
 def _cells(rows: Sequence[Judged], shares: Sequence[Shares | None]) -> list[str]:

@@ -48,7 +48,9 @@ KEYS = {
 
 def table(path: Path, *changes: dict[str, str]) -> Path:
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*ROW])
+        writer = csv.DictWriter(
+            file, [*dict.fromkeys(name for one in ({**ROW}, *changes) for name in one)]
+        )
         writer.writeheader()
         writer.writerows({**ROW, **change} for change in changes)
     return path
@@ -271,6 +273,25 @@ def test_the_page_of_one_table_has_parts_of_nanotron_s_runs(tmp_path: Path) -> N
     parts = page.partition("## Parts of the runs of nanotron, without a profile")[2]
     assert "| no pipeline, tp to 8, to 128 GPUs | 2 | 2 |" in parts
     assert "| tp to 8, to 256 GPUs | 3 | 3 |" in parts
+
+
+def test_groups_of_a_table_count_once_and_are_left_out(tmp_path: Path) -> None:
+    """Three runs of a group that take twice as long as predicted, and one that takes as long."""
+    plan: dict[str, str] = {"length_kind": "exact"}
+    (one,) = RowPredictor().answers(table(tmp_path / "one.csv", plan))
+    assert one.answer.prediction is not None
+    seconds = one.answer.prediction.iteration_s
+    slow = {**plan, "group": "slow", "step_s": str(2 * seconds)}
+    # A length that is only a cap is not judged by time.
+    cap = {**slow, "length_kind": "cap"}
+    quick = {**plan, "group": "quick", "step_s": str(seconds)}
+    path = table(tmp_path / "own.csv", slow, slow, slow, cap, quick)
+    assert report_runs.main([str(path), "--out", str(tmp_path), "--name", "own"]) == 0
+    page = (tmp_path / "own.md").read_text()
+    assert "Groups counted once: times 25.0% of 2 groups" in page
+    assert "| slow | 4 | 4 | 3 | 50.0% | -50.0% |" in page
+    assert "| quick | 1 | 1 | 1 | 0.0% | +0.0% |" in page
+    assert "without its group" in page
 
 
 def test_the_page_counts_bad_runs_among_those_predicted_best(tmp_path: Path) -> None:
