@@ -7,13 +7,15 @@ eight blocks and of four, as in ``runtime.profiling.launches``: embedding and he
 models and drop out, and a block finds a CPU's caches as cold as in any model. Seconds are CPU
 seconds of this process. ``extra_info`` has the ratio of the medians, and the quartiles of the
 rounds' ratios. Streams are simulated, or are the real ``CudaStreams`` on a driver that does
-nothing: the time in which CUDA itself records events and waits for them comes on top. Run on one
-core: ``taskset -c 0 make benchmark``.
+nothing: the time in which CUDA itself records events and waits for them comes on top. A Llama
+block's plain twin has ``F.rms_norm``, ``F.silu`` and rotary embedding by slices. Run on one core:
+``taskset -c 0 make benchmark``.
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from statistics import median, quantiles
 from time import process_time
@@ -24,6 +26,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from mistlab.plan.plan import NO_OFFLOAD, Offload
@@ -82,6 +85,9 @@ class PlainModel:
         self.model = model_of(tiny(family, "flash", "fp32", layers=layers))
         for parameter in self.model.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
+        if family == "llama":
+            for block in self.model.blocks:
+                take_torch_s_own(block)
         self.tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64)
         self.iteration_s()
 
@@ -106,6 +112,31 @@ class PlainModel:
         return checkpoint(block, x, use_reentrant=False) if self.again else block(x)
 
 
+def take_torch_s_own(block: Any) -> None:
+    """Let a Llama block have norms, gate and rotary embedding as one writes them with torch."""
+
+    def gated(inner: torch.Tensor) -> torch.Tensor:
+        gate, up = inner.chunk(2, -1)
+        return functional.silu(gate) * up
+
+    def rotated(x: torch.Tensor, shape: Any, heads: int) -> torch.Tensor:
+        tables = block.attention.rotary
+        cosine, sine = (one[: shape[1], None] for one in (tables.cosine, tables.sine))
+        whole = x.view(shape)
+        first, second = whole[:, :, :heads].chunk(2, -1)
+        turned = (first * cosine - second * sine, second * cosine + first * sine)
+        return torch.cat([torch.cat(turned, -1), whole[:, :, heads:]], 2).view(x.shape)
+
+    for norm in (block.attention_norm, block.mlp_norm):
+        norm.forward = partial(
+            functional.rms_norm,
+            normalized_shape=norm.weight.shape,
+            weight=norm.weight,
+            eps=norm.epsilon,
+        )
+    block.mlp._activated, block.attention._rotated = gated, rotated
+
+
 def leaf(x: torch.Tensor) -> torch.Tensor:
     return x.detach().requires_grad_()
 
@@ -122,7 +153,7 @@ SHOWN = {
     *(("gpt", "cuda", "kept", offloaded) for offloaded in OFFLOADS),
     *(("gpt", "cuda", "again", offloaded) for offloaded in ("nothing", "activations")),
     *(("gpt", "simulated", again, "nothing") for again in ("kept", "again")),
-    ("llama", "cuda", "kept", "nothing"),
+    *(("llama", "cuda", "kept", offloaded) for offloaded in OFFLOADS),
 }
 CASES = [
     pytest.param(

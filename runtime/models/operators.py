@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mistlab.plan.workload import NORM_EPSILON
-from runtime.models.ranks import Size, operator
+from runtime.models.ranks import Size, direct, is_watched, operator
 
 # Fused operators that eager PyTorch lacks; a trace sees each as one operator.
 #
@@ -49,8 +49,7 @@ def _triton() -> ModuleType | None:
     return kernels
 
 
-@torch.library.custom_op("mistlab::rms_norm", mutates_args=())
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Divide the last dimension by its root mean square; also return each root's reciprocal."""
     if x.is_cuda:
         return torch.ops.aten._fused_rms_norm(x, (x.shape[-1],), weight, epsilon)
@@ -58,7 +57,11 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]
     return (x * reciprocal).to(x.dtype).mul_(weight), reciprocal
 
 
-@rms_norm.register_fake
+_rms_norm_operator = torch.library.custom_op("mistlab::rms_norm", _rms_norm, mutates_args=())
+rms_norm = direct(_rms_norm_operator, _rms_norm)
+
+
+@_rms_norm_operator.register_fake
 def _(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
@@ -73,32 +76,38 @@ def rms_norm_backward(
         return torch.ops.aten._fused_rms_norm_backward(
             gradient, x, shape, reciprocal, weight, [True, True]
         )
-    normal = x.float() * reciprocal
-    scaled = gradient.float() * weight.float()
-    of_weight = (gradient.float() * normal).flatten(0, -2).sum(0)
-    of_x = (scaled - normal * (scaled * normal).mean(-1, keepdim=True)) * reciprocal
+    normal, wide = x.float() * reciprocal, gradient.float()
+    of_weight = (wide * normal).flatten(0, -2).sum(0)
+    scaled = wide * weight.float()
+    mean = (scaled * normal).mean(-1, keepdim=True)
+    of_x = scaled.addcmul_(normal, mean, value=-1).mul_(reciprocal)
     return of_x.to(x.dtype), of_weight.to(weight.dtype)
 
 
-def _keep_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _ = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(x, output[1], weight)
+class RMSNormed(torch.autograd.Function):
+    """``rms_norm`` with its gradient; keeps its input and each row's reciprocal."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """The normal values, and each root's reciprocal, which has no gradient."""
+        normal, reciprocal = rms_norm(x, weight, epsilon)
+        ctx.mark_non_differentiable(reciprocal)
+        # A trace records zeros for it, as torch makes them where nobody says that none are needed.
+        ctx.set_materialize_grads(is_watched(x))
+        ctx.save_for_backward(x, reciprocal, weight)
+        return normal, reciprocal
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor, _of_reciprocal: Tensor | None
+    ) -> tuple[Tensor, Tensor, None]:
+        """Gradients of the input and of the weight."""
+        x, reciprocal, weight = ctx.saved_tensors
+        of_x, of_weight = rms_norm_backward(gradient, x, reciprocal, weight)
+        return of_x, of_weight, None
 
 
-def _differentiate_rms_norm(
-    ctx: Any, gradient: Tensor, _of_reciprocal: Tensor
-) -> tuple[Tensor, Tensor, None]:
-    x, reciprocal, weight = ctx.saved_tensors
-    of_x, of_weight = rms_norm_backward(gradient, x, reciprocal, weight)
-    return of_x, of_weight, None
-
-
-rms_norm.register_autograd(_differentiate_rms_norm, setup_context=_keep_rms_norm)
-
-
-@torch.library.custom_op("mistlab::swiglu", mutates_args=())
-def swiglu(gate_and_up: Tensor) -> Tensor:
+def _swiglu(gate_and_up: Tensor) -> Tensor:
     """``silu(gate) * up``, where gate and up are the two halves of the last dimension."""
     if kernels := kernels_for(gate_and_up):
         return kernels.swiglu(gate_and_up)
@@ -106,7 +115,11 @@ def swiglu(gate_and_up: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate).mul_(up)
 
 
-@swiglu.register_fake
+_swiglu_operator = torch.library.custom_op("mistlab::swiglu", _swiglu, mutates_args=())
+swiglu = direct(_swiglu_operator, _swiglu)
+
+
+@_swiglu_operator.register_fake
 def _(gate_and_up: Tensor) -> Tensor:
     *rows, columns = gate_and_up.shape
     return gate_and_up.new_empty((*rows, columns // 2))
@@ -127,15 +140,19 @@ def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
     return result
 
 
-def _keep_swiglu(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+class SwiGLU(torch.autograd.Function):
+    """``swiglu`` with its gradient; keeps its input."""
 
+    @staticmethod
+    def forward(ctx: Any, gate_and_up: Tensor) -> Tensor:
+        """``silu(gate) * up``."""
+        ctx.save_for_backward(gate_and_up)
+        return swiglu(gate_and_up)
 
-def _differentiate_swiglu(ctx: Any, gradient: Tensor) -> Tensor:
-    return swiglu_backward(gradient, *ctx.saved_tensors)
-
-
-swiglu.register_autograd(_differentiate_swiglu, setup_context=_keep_swiglu)
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        """The gradient of gates and values."""
+        return swiglu_backward(gradient, *ctx.saved_tensors)
 
 
 @operator(changes=("heads",))
@@ -338,7 +355,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        return rms_norm(x, self.weight, self.epsilon)[0]
+        normal: Tensor = RMSNormed.apply(x, self.weight, self.epsilon)[0]
+        return normal
 
 
 class HeadNorm(RMSNorm):

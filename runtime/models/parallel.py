@@ -122,7 +122,7 @@ def product(
     With more than two dimensions torch 2.11 would ask for sizes as numbers, which a trace refuses.
     """
     flat = multiply(x.flatten(0, -2), weight, bias)
-    shaped: Tensor = torch.ops.aten._unsafe_view(flat, (*x.shape[:-1], flat.shape[-1]))
+    shaped: Tensor = torch.ops.aten._unsafe_view.default(flat, (*x.shape[:-1], flat.shape[-1]))
     return shaped
 
 
@@ -163,7 +163,7 @@ class ColumnLinear(nn.Module):
             return product(x, self.weight, self.bias, self.multiply)
         flat = self.multiply_gathered(x, self.weight, self.bias, self.ranks)
         shape = (x.shape[0], x.shape[1] * self.ranks.size, flat.shape[-1])
-        shaped: Tensor = torch.ops.aten._unsafe_view(flat, shape)
+        shaped: Tensor = torch.ops.aten._unsafe_view.default(flat, shape)
         return shaped
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from inspect import signature
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, runtime_checkable
 
@@ -79,9 +80,37 @@ def operator(
             results = tuple(arguments[at].new_empty(arguments[at].shape) for at in places)
             return results[0] if len(like) == 1 else results or None
 
-        return made
+        return direct(made, function)
 
     return made_of
+
+
+# How a tensor's class sends its operators; another way has who watches or stands for tensors.
+_OWN_DISPATCH = Tensor.__torch_dispatch__
+
+
+def is_watched(tensor: Tensor) -> bool:
+    """Whether somebody sees operators on a tensor: a trace, a check, or a tensor without values."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or type(tensor).__torch_dispatch__ is not _OWN_DISPATCH
+    )
+
+
+def direct(
+    made: Callable[Arguments, Results], function: Callable[Arguments, Results]
+) -> Callable[Arguments, Results]:
+    """The operator ``made`` of a function, which is called itself where nobody would see the
+    operator: the way through torch's dispatcher takes longer than a small kernel."""
+
+    @wraps(function)
+    def called(*arguments: Arguments.args, **named: Arguments.kwargs) -> Results:
+        first = arguments[0]
+        assert isinstance(first, Tensor)
+        return (made if is_watched(first) else function)(*arguments, **named)
+
+    called.operator = made  # type: ignore[attr-defined]
+    return called
 
 
 def counted(

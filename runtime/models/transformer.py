@@ -16,7 +16,7 @@ from runtime.models.config import NOT_HIDDEN, ModelConfig, Structure
 from runtime.models.dropout import FIRST_HALF, SECOND_HALF, Dropout
 from runtime.models.experts import CORRECTION, Experts
 from runtime.models.latent_attention import Down, LatentAttention
-from runtime.models.operators import LayerNorm, RMSNorm, swiglu
+from runtime.models.operators import LayerNorm, RMSNorm, SwiGLU
 from runtime.models.parallel import (
     ColumnLinear,
     LookUp,
@@ -61,7 +61,8 @@ class MLP(nn.Module):
         """What the second product takes. No name holds what the first one makes while the second
         one runs."""
         if self.structure.gated_mlp:
-            return swiglu(inner)
+            gated: Tensor = SwiGLU.apply(inner)
+            return gated
         if self.structure.activation == "relu2":
             made: Tensor = SquaredRelu.apply(inner, None)
             return made

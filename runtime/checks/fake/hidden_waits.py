@@ -45,9 +45,9 @@ class HiddenWaits(TorchDispatchMode):
         super().__init__()
         self._driver, self._watch, self._ways = driver, watch, ways
         self._bodies: dict[OpOverload, Callable[..., Any]] = {
-            operator._opoverload: operator._init_fn
-            for operator in vars(operators).values()
-            if isinstance(operator, CustomOpDef)
+            made._opoverload: made._init_fn
+            for one in vars(operators).values()
+            if isinstance(made := getattr(one, "operator", None), CustomOpDef)
         }
 
     def __torch_dispatch__(
