@@ -20,7 +20,6 @@ from mistlab.core.values import (
 )
 from mistlab.engines.engine import Precision
 from mistlab.machine.hardware import Hardware
-from mistlab.network.link_times import TierTimes
 from mistlab.network.tiers import Network
 
 # A group of equal nodes of a cluster that has nodes of several kinds.
@@ -40,6 +39,8 @@ class NodeGroup(Checked):
 
 
 if TYPE_CHECKING:
+    from mistlab.network.link_times import TierTimes
+
     Ranks: TypeAlias = Ints
     Flags: TypeAlias = Bools
     Values: TypeAlias = Floats
@@ -288,6 +289,9 @@ class Cluster:
         """The times of the tiers above nodes; None where the cluster has no network of its own."""
         if self.network is None:
             return None
+        # Plans are read and written without NumPy.
+        from mistlab.network.link_times import TierTimes  # noqa: PLC0415
+
         return TierTimes(
             network=self.network,
             nodes=self.nodes,

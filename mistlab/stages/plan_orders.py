@@ -1,16 +1,15 @@
 """The order of a plan's passes, resolved and checked: each once, after those that it needs."""
 
+from __future__ import annotations
+
 from codecs import BOM_UTF8
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import numpy as np
-
-from mistlab.core.arrays import Ints
 from mistlab.core.values import InputError, refuse, reject
 from mistlab.plan.plan import Plan
 from mistlab.schedule.order_text import (
@@ -32,6 +31,10 @@ from mistlab.schedule.orders import (
 )
 from mistlab.schedule.placement import Placement, loop, most_chunks
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn, passes_of
+
+# Plans are read and written without NumPy: functions that need it import it.
+if TYPE_CHECKING:
+    from mistlab.core.arrays import Ints
 
 # Checks that a pipeline order can run: it has every pass once, after the passes that it needs, and
 # no stages wait for one another for ever.
@@ -316,7 +319,7 @@ class HeldMoments:
     begins: tuple[PassMoments, ...]
 
     @classmethod
-    def of(cls, passes: StagePasses, stage: int) -> "HeldMoments":
+    def of(cls, passes: StagePasses, stage: int) -> HeldMoments:
         """The fullest moments of a stage with these passes."""
         chunks = passes.chunks
         held, found = [0] * (2 * chunks), set()
@@ -369,6 +372,8 @@ class HeldMoments:
         held = self.every[:, : self.chunks] + self.every[:, self.chunks :]
         if self.chunks == 1:
             return float(held.max())
+        import numpy as np  # noqa: PLC0415
+
         shares = np.array(self.placement.shares_of_blocks(blocks, self.stage))
         return float((held @ shares).max()) / blocks
 
@@ -403,6 +408,8 @@ def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
 
 def _fullest(moments: Sequence[tuple[int, ...]]) -> Ints:
     """The Pareto frontier of moments, those with the largest sums first."""
+    import numpy as np  # noqa: PLC0415
+
     left = np.array(sorted(moments, key=sum, reverse=True))
     fullest = []
     while len(left):

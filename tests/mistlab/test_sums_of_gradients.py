@@ -11,6 +11,7 @@ from mistlab.cost.tasks import TaskModel
 from mistlab.engines.engine import ENGINES, Precision, Sums
 from mistlab.job.job import Job
 from mistlab.machine.cluster import Cluster
+from mistlab.network.link_times import GroupSpread
 from mistlab.plan.plan import Plan, StagePlan
 from mistlab.stages.stage_batch import StageBatch
 from simulators.events import EventSimulator
@@ -63,7 +64,7 @@ def test_gradients_are_kept_and_reduced_in_the_bits_that_are_asked_for(
         assert model.memory.reduced_gradient == (then_reduced if reduces else reduced)
         seconds = model.seconds(StageBatch.of_plans([plan]).columns)
         block = model.types.names.index("block")
-        link = model.collective("reduce_scatter", gpus_in_node=4, nodes=1)
+        link = model.collective("reduce_scatter", GroupSpread(4, 1))
         each = seconds.parameters[block] * model.memory.reduced_gradient
         assert seconds.alone("R", "")[block] == pytest.approx(link(each), rel=1e-12)
         reduces.append(float(seconds.alone("R", "")[block][0]))
