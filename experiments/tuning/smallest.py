@@ -266,10 +266,13 @@ def _in_another_space(problem: Problem, space: SearchSpace) -> Iterator[str]:
     asked = [(problem, ""), (chunked, f" and {in_chunks}")]
     for name in OFFLOADING:
         other = space_of(name)
+        engine = ENGINES[other.engine]
+        if engine.precision_problem(problem.workload.precision):
+            continue
         for own, more in asked[: 1 + (chunked != problem)]:
             if not offloaded(other) - offloaded(space) or why_empty(own, other):
                 continue
-            if ENGINES[other.engine].offloads and own.workload.model.experts is not None:
+            if engine.offloads and own.workload.model.experts is not None:
                 continue
             plan, prediction = _nearest(Bench.of(own), other)
             if prediction.fits:

@@ -344,7 +344,9 @@ def test_when_nothing_fits_it_says_what_would(
     assert smallest["memory_class"] == "optimizer"
     assert any("--nodes" in remedy for remedy in smallest["remedies"])
     assert "What would make a plan fit:" in captured.err
-    assert "No plan of space 3d fits" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "No plan of space 3d, which cannot offload" in page
+    assert ", fits: the one that comes nearest needs" in page
 
 
 def test_a_searcher_of_a_file_of_its_own_stands_beside_the_others(tmp_path: Path) -> None:
