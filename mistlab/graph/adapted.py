@@ -11,11 +11,9 @@ Changes are made in the text of a graph's file, so that no expression is read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import cache
 from typing import Any
 
-from mistlab.graph.stored_graph import DTYPE, DTYPE_OF_4, Plain, StoredGraph, numel
+from mistlab.graph.stored_graph import DTYPE, DTYPE_OF_4, Plain, StoredGraph, made_once, numel
 from mistlab.graph.sums import Sum, sum_from
 
 # The symbol of an adapter's rank, and the parts of a block whose products may have adapters.
@@ -28,7 +26,7 @@ _WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
 _OF_FEW_BITS, _OF_ADAPTERS = (DTYPE, DTYPE_OF_4), "bfloat16"
 
 
-@cache
+@made_once
 def with_adapters(stored: StoredGraph, targets: str, *, is_gated: bool) -> StoredGraph:
     """The graph of a model whose blocks' products have adapters: all, or those of ``attention``."""
     graph = stored.mapping
@@ -42,10 +40,10 @@ def with_adapters(stored: StoredGraph, targets: str, *, is_gated: bool) -> Store
     }
     if further := graph.get("further_blocks"):
         mapping["further_blocks"] = [_adapted(block, parts, gates) for block in further]
-    return replace(StoredGraph.of(mapping, stored.where), turns=stored.turns)
+    return StoredGraph.of(mapping, stored.where)
 
 
-@cache
+@made_once
 def with_loss_again(stored: StoredGraph) -> StoredGraph:
     """The graph of a model whose head runs its forward pass again before its backward pass."""
     graph = stored.mapping
@@ -55,7 +53,7 @@ def with_loss_again(stored: StoredGraph) -> StoredGraph:
         if one["phase"] == "forward"
     ]
     head = {**graph["head"], "operators": [*graph["head"]["operators"], *again]}
-    return replace(StoredGraph.of({**graph, "head": head}, stored.where), turns=stored.turns)
+    return StoredGraph.of({**graph, "head": head}, stored.where)
 
 
 def _adapted(block: Plain, parts: tuple[str, ...], gates: int) -> Plain:
@@ -136,14 +134,14 @@ _OF_NORM = 4
 _OF_GATE = 2
 
 
-@cache
+@made_once
 def kept_by_torch(stored: StoredGraph, kept_by: str) -> StoredGraph:
     """The graph of a model whose blocks keep what torch keeps of them."""
     graph = stored.mapping
     mapping = {**graph, "block": _changed(graph["block"], kept_by)}
     if further := graph.get("further_blocks"):
         mapping["further_blocks"] = [_changed(block, kept_by) for block in further]
-    return replace(StoredGraph.of(mapping, stored.where), turns=stored.turns)
+    return StoredGraph.of(mapping, stored.where)
 
 
 def _changed(block: Plain, kept_by: str) -> Plain:
@@ -219,11 +217,10 @@ def with_further_tokens(stored: StoredGraph, tokens: int, *, tied: bool) -> Stor
 
     With ``tied`` embeddings the head has the embedding's table already.
     """
-    made = _made(stored, tokens, tied) if tokens else stored
-    return replace(made, turns=stored.turns)
+    return _made(stored, tokens, tied) if tokens else stored
 
 
-@cache
+@made_once
 def _made(stored: StoredGraph, tokens: int, tied: bool) -> StoredGraph:
     graph = stored.mapping
     head, block, embedding = graph["head"], graph["block"], graph["embedding"]

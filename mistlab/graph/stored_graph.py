@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, wraps
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 from mistlab.engines.engine import BATCHED_PRODUCTS
 from mistlab.graph.sums import sum_from
 
 if TYPE_CHECKING:
     from mistlab.graph.graph import Condition, LayerGraph, ModelGraph
+
+P = ParamSpec("P")
 
 # How many operators a host issues for one of a graph's, where these differ.
 #
@@ -136,6 +138,20 @@ class StoredGraph:
         return self.graph.layers
 
 
+def made_once(
+    change: Callable[Concatenate[StoredGraph, P], StoredGraph],
+) -> Callable[Concatenate[StoredGraph, P], StoredGraph]:
+    """A change of graphs that is made once for graphs of equal text, whose kinds of blocks may take
+    turns unlike one another: each result has the turns of the graph that was given."""
+    made = cast("Callable[Concatenate[StoredGraph, P], StoredGraph]", cache(change))
+
+    @wraps(change)
+    def changed(stored: StoredGraph, /, *args: P.args, **options: P.kwargs) -> StoredGraph:
+        return replace(made(stored, *args, **options), turns=stored.turns)
+
+    return changed
+
+
 def _has_texts(mapping: object) -> bool:
     """Whether a mapping has the texts that are used without reading expressions."""
     if not isinstance(mapping, Mapping):
@@ -191,12 +207,10 @@ def in_precision(stored: StoredGraph, precision: str, *, keeps_wide: bool = Fals
     if precision not in ("fp8", "fp4"):
         return stored
     made = eight_bit(stored, keeps_wide=keeps_wide)
-    made = four_bit(made) if precision == "fp4" else made
-    # Equal graphs are made once; models whose kinds take turns otherwise have equal graphs.
-    return replace(made, turns=stored.turns)
+    return four_bit(made) if precision == "fp4" else made
 
 
-@cache
+@made_once
 def four_bit(stored: StoredGraph) -> StoredGraph:
     """The graph with 4-bit products in the blocks of a graph with 8-bit products.
 
@@ -208,7 +222,7 @@ def four_bit(stored: StoredGraph) -> StoredGraph:
     mapping = {**graph, "block": _four_bit_block(graph["block"])}
     if further := graph.get("further_blocks"):
         mapping["further_blocks"] = [_four_bit_block(block) for block in further]
-    return replace(StoredGraph.of(mapping, stored.where), turns=stored.turns)
+    return StoredGraph.of(mapping, stored.where)
 
 
 def _four_bit_block(block: Plain) -> Plain:
@@ -223,7 +237,7 @@ def _four_bit_block(block: Plain) -> Plain:
     return {**block, "operators": operators}
 
 
-@cache
+@made_once
 def eight_bit(stored: StoredGraph, *, keeps_wide: bool = False) -> StoredGraph:
     """The graph of a model with 8-bit products in its blocks, which may keep inputs in 16 bits."""
     block_of = _block_with_wide_inputs if keeps_wide else _block
@@ -232,8 +246,7 @@ def eight_bit(stored: StoredGraph, *, keeps_wide: bool = False) -> StoredGraph:
     mapping = {**graph, "block": block_of(graph["block"])}
     if further:
         mapping["further_blocks"] = further
-    made = StoredGraph.of(mapping, stored.where)
-    return replace(made, turns=stored.turns)
+    return StoredGraph.of(mapping, stored.where)
 
 
 def _block_with_wide_inputs(block: Plain) -> Plain:
@@ -334,7 +347,7 @@ _SCORES = ("b", "n/tp", "s", "s")
 _WIDTHS = {"half": (2, "bfloat16"), "single": (4, "float32")}
 
 
-@cache
+@made_once
 def with_dropout(
     stored: StoredGraph, *, sums: int = 2, drops_shares: bool = True, sequence_parallel: bool
 ) -> StoredGraph:
@@ -356,7 +369,7 @@ def with_dropout(
     return StoredGraph.of(_with_further(mapping, further), stored.where)
 
 
-@cache
+@made_once
 def with_scores(stored: StoredGraph) -> StoredGraph:
     """The graph of a model that writes attention out, from that of the same model with fused
     attention."""
@@ -373,7 +386,7 @@ def with_scores(stored: StoredGraph) -> StoredGraph:
     return StoredGraph.of(_with_further(mapping, further), stored.where)
 
 
-@cache
+@made_once
 def with_window(stored: StoredGraph) -> StoredGraph:
     """The graph of a model whose blocks have windows, from that of the same model without."""
     graph = stored.mapping
@@ -470,7 +483,7 @@ def _kept_tensor(module: str, shape: Sequence[str], dtype: str, width: int) -> P
 _SUMS, _GRADIENT, _REDUCTION = "mistlab.sum_rows", "mistlab.to_gradient_", "mistlab.all_reduce_"
 
 
-@cache
+@made_once
 def with_fused_loss(stored: StoredGraph) -> StoredGraph:
     """The graph of a model with this loss; that of a model with another loss stays."""
     graph = stored.mapping
@@ -484,7 +497,7 @@ def with_fused_loss(stored: StoredGraph) -> StoredGraph:
         "peaks": _without_second(head, width),
     }
     mapping = {**graph, "head": {**head, **changed}}
-    return replace(StoredGraph.of(mapping, stored.where), turns=stored.turns)
+    return StoredGraph.of(mapping, stored.where)
 
 
 def _two_passes(operators: Sequence[Plain], width: int) -> list[Plain] | None:

@@ -207,9 +207,15 @@ def test_a_view_s_winner_that_beats_the_whole_s_own_is_noticed() -> None:
 
 
 def test_the_motivating_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Published: 1.30x, found by a search that may choose how many blocks are recomputed."""
+    """Published: 1.30x, found by a search that may choose how many blocks are recomputed.
+
+    The runtime here holds one tensor of the logits in place of two, so one with ZeRO-3 is 0.5 %
+    faster than it by prediction.
+    """
     found = answer(motivation.main, capsys, "--quick", "--out", str(tmp_path))
-    assert found["finds_the_second"]
+    seconds = {row["what"]: row["iteration_s"] for row in found["rows"]}
+    second_s = seconds["ZeRO-2, 28 of 32 recomputed"]
+    assert 0.99 * second_s < seconds["space +checkpointing"] <= second_s
     for ratio in found["speedup"].values():
         assert ratio == pytest.approx(1.30, abs=0.05)
     assert (tmp_path / "motivation.svg").read_text().count("ZeRO-2") >= 1

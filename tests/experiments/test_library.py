@@ -135,7 +135,7 @@ def test_names_are_those_of_the_catalogue() -> None:
         (lambda: mistlab.serve(model="llama3-8b", gpu="H100", gpus=2, tpt=1), "tpot"),
         (
             lambda: mistlab.tune(model="gpt3-175b", hardware="l4-24gb", global_batch=8),
-            "No plan of space mist fits",
+            "No plan of space mist, which has .*, fits",
         ),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_measured_step_corrects_its_own_plan_to_what_was_measured() -> None:
         assert one.iteration_s == pytest.approx(7.5)
         assert one.prediction.peak_reserved_bytes / GIB_BYTES == pytest.approx(peak + 1)
         assert one.fits
-    far = mistlab.predict_many([PLAN, PLAN], measured_gib=peak + 6)
+    far = mistlab.predict_many([PLAN, PLAN], measured_gib=peak + 7)
     assert not far[1].fits
 
 
@@ -171,8 +171,8 @@ def test_predict_tells_a_measured_step_and_what_it_implies(
     line = [str(PLAN), str(PLAN), "--measured-step", "9", "--measured-gib", "18"]
     assert run(main_of("predict", COMMANDS["predict"]), line) == 0
     out = capsys.readouterr().out
-    assert "measured 9.000 s a step, +35.9% against the prediction, OUTSIDE its bounds" in out
-    assert "measured 18.00 GiB on the fullest GPU, +1.91" in out
+    assert "measured 9.000 s a step, +36.4% against the prediction, OUTSIDE its bounds" in out
+    assert "measured 18.00 GiB on the fullest GPU, +2.30" in out
     assert "9.000 s an iteration" in out
 
 

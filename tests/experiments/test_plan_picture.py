@@ -97,7 +97,11 @@ def test_shares_are_those_of_the_breakdown(
 ) -> None:
     (tmp_path / "plan.yaml").write_text(format_yaml(PLAN), encoding="utf-8")
     assert predict(str(tmp_path / "plan.yaml"), "--breakdown") == 0
-    told = dict(re.findall(r"^(\S.*?)  +([\d.]+)  ", capsys.readouterr().out, re.MULTILINE))
+    told = dict(
+        re.findall(
+            r"^(\S.*?)(?:, bound by tier \w+)?  +([\d.]+)  ", capsys.readouterr().out, re.MULTILINE
+        )
+    )
     texts = [one.text or "" for one in picture.iter(f"{SVG}text")]
     shown = [(texts[place], text) for place, text in enumerate(texts[1:]) if " s, " in text]
     assert len(shown) >= 4

