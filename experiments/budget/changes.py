@@ -193,7 +193,7 @@ def _tensor(degree: int, plan: Plan) -> Plan | None:
 
 
 def _pipeline(degree: int, plan: Plan) -> Plan | None:
-    """Each stage as several of them, and fewer replicas with more micro-batches."""
+    """The plan with each stage split into several, fewer replicas, more micro-batches of each."""
     if any(stage.data_parallel % degree or stage.layers < degree for stage in plan.stages):
         return None
     stages = tuple(

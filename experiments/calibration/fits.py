@@ -59,7 +59,7 @@ class Fitted:
 
     @property
     def source(self) -> str:
-        """The source that the hardware file states."""
+        """Where a hardware file says its figures come from, such as a datasheet."""
         rows = sum(residual.rows for residual in self.residuals)
         digest = self.origin.sha256[:DIGEST_CHARACTERS]
         return (

@@ -194,7 +194,7 @@ def _details(title: str, rows: Sequence[Judged]) -> Iterator[str]:
 
 
 def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
-    """Errors and orders of small parts of runs, where no effect of one cluster is large."""
+    """Prediction errors and rankings in small groups of runs, so that no cluster dominates."""
     if not rows:
         return
     yield f"## Parts of the runs of {ENGINE_OF_PROFILES}, {how}\n"

@@ -1,4 +1,4 @@
-"""What a plan's reduction does to convergence, beside sums in every step."""
+"""How a plan's gradient reduction changes convergence, against an all-reduce in every step."""
 
 from dataclasses import replace
 

@@ -51,8 +51,8 @@ class RunRow:
 
     cells: Mapping[str, str]
 
-    # Software. ``software`` is what ran, ``engine`` what predicts it; of software that is no engine
-    # ``sharded_engine`` predicts what shards its weights.
+    # Software. ``software`` is what ran, ``engine`` the model that predicts it. Without an
+    # engine of its own, ``sharded_engine`` predicts runs with sharded weights.
     software: str = "other"
     engine: str = ""
     sharded_engine: str = "fsdp"

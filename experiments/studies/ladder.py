@@ -259,7 +259,7 @@ def _bare(bench: Bench) -> Plan:
 
 
 def _saving(bench: Bench, options: argparse.Namespace) -> Plan:
-    """The best plan of equal stages that saves memory in any way."""
+    """The best plan of equal stages that recomputes, shards or offloads."""
     space = saving_space(quick=options.quick)
     entry = bench.search("mist", space, BUDGET, options.seed, Live(searcher="mist"))
     if entry.answer is None:

@@ -334,7 +334,7 @@ class SweepFile:
         given = [name for name in needed if getattr(self, name) is not None]
         missing = [name for name in needed if name not in given]
         if missing and (given or self.cases is None):
-            refuse(missing[0], "missing: give a list, or single problems under cases alone")
+            refuse(missing[0], "missing: give a list, or problems under cases and no lists")
 
     def combinations(self) -> Iterator[tuple[Any, ...]]:
         """Every combination of the lists."""

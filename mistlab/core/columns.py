@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ColumnSet:
-    """Arrays whose first axis counts candidates, further sets of them, and what all have alike."""
+    """Candidates as columns: arrays with candidates on axis 0, nested sets, shared values."""
 
     def chosen(self, rows: NDArray[Any] | slice) -> Self:
         """The candidates in these rows."""

@@ -194,7 +194,7 @@ class NumberRange:
         return ""
 
     def far_outside(self, number: float) -> str:
-        """The problem with a number that no real size comes near to; empty if there is none."""
+        """The error message for a number far outside any real size; empty if it is within."""
         if self.least is not None and 0 < number < self.least:
             return f"too small: give at least {_words(self.least)}"
         if self.most is not None and number > self.most:

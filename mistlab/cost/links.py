@@ -392,7 +392,7 @@ def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch:
     return profile.send_s(ranks, gpus, beside_whole=beside)
 
 
-# Figures of the GPUs and the hosts that a stage has, where groups of nodes are unlike.
+# The rates of each stage's GPUs and hosts, on heterogeneous clusters.
 #
 # Axes: C candidates for stages.
 

@@ -88,7 +88,7 @@ def peaks_in_order(
 def _stages_of(
     plans: Sequence[Plan], batch: StageBatch, model: StageModel
 ) -> Iterator[tuple[Rows, "OrderedStages"]]:
-    """The stages of plans that have the same moments together, with their rows."""
+    """The stages whose memory peaks at equal points of the schedule, together, with their rows."""
     rows: dict[HeldMoments, list[int]] = defaultdict(list)
     parts: dict[HeldMoments, list[list[int]]] = defaultdict(list)
     batches: list[StageBatch] = []

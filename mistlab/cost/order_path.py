@@ -324,8 +324,8 @@ class _PassSeconds:
             self.own_s["B", part] = plain(backward[0]), plain(backward[1])
 
     def of(self, stage_pass: StagePass) -> tuple[Floats | float, Floats | float, Floats | float]:
-        """The seconds of a pass after the pass before it, its seconds after its input has come, and
-        seconds that count in both cases."""
+        """The seconds of a pass in three parts: from the end of the pass before it, from when its
+        input arrives, and after the later of both."""
         part = self.part(stage_pass)
         pass_s, through = self.own_s[stage_pass.kind, part]
         extra: Floats | float = 0.0

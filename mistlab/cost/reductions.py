@@ -34,7 +34,7 @@ class SendLink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReductionTimes:
-    """The times of a workload's reduction for each strategy.
+    """The times of a workload's gradient reduction under each reduction strategy.
 
     ``over`` gives the seconds of a collective over a group. Whole gradients have ``gradient`` bytes
     a value, and ``remembered`` ones stay of what was cut off. A kernel takes ``moved_s`` for each
@@ -123,8 +123,8 @@ class ReductionTimes:
         return found
 
     def _served_s(self, group: str, sent: Floats, answers: Floats) -> Floats:
-        """Seconds (T, S) of messages to servers, which are ranks of the group, and back: each takes
-        them one after another."""
+        """Seconds (T, S) of gradients to parameter servers, which are ranks of the group, and of
+        answers back; a server handles one message at a time."""
         shards, seconds = self.how.shards, np.zeros_like(sent)
         for rows, shape in self.shapes.of_several(group):
             link = self._to_server(shape)

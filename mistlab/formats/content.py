@@ -60,7 +60,7 @@ def content_of(source: LaunchFile) -> Content:
 
 
 def settings_of(source: LaunchFile) -> Mapping[str, Any]:
-    """The settings of a text; empty for a program, or for a text that is broken."""
+    """The settings of a configuration file; empty for a script, or a file that cannot be parsed."""
     return content_of(source).settings
 
 

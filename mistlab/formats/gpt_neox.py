@@ -189,7 +189,7 @@ def _model(top: Section, draft: Found) -> ModelSpec:
 
 
 def _dropout(top: Section) -> dict[str, float]:
-    """Dropout of tokens, and of attention's shares if it is another."""
+    """The dropout rate of hidden states, and of attention probabilities where it differs."""
     attention, hidden = top.number("attention_dropout", 0.0), top.number("hidden_dropout", 0.0)
     differs = hidden and attention != hidden
     return {"dropout": hidden, **({"attention_dropout": attention} if differs else {})}

@@ -290,7 +290,7 @@ class LayerTypes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All types."""
+        """The names of all layer types."""
         return (EMBEDDING, *self.of_blocks, HEAD)
 
     @property

@@ -177,7 +177,7 @@ class Searcher(Protocol):
 
 
 def seconds_until(history: Sequence[Improvement], iteration_s: float) -> float | None:
-    """The seconds until a search had a plan that takes at most so long; None if it never had.
+    """The seconds until a search had a plan whose iteration takes at most this; None if never.
 
     >>> steps = [(9.0, 1.0), (8.0, 4.0)]
     >>> history = [

@@ -144,7 +144,7 @@ class PhaseClock(Protocol):
         """Whether the copy of a request from the host has ended."""
 
     def most_steps(self, requests: Sequence[Sequence[int]]) -> int:
-        """Steps of these requests, by replica, until the next one comes."""
+        """For each replica, an upper bound on the steps of its requests before the next arrives."""
 
 
 @dataclass(slots=True)

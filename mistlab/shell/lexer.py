@@ -446,7 +446,7 @@ class Parts:
         self._kind = (0, False)
 
     def join(self, part: WordPart) -> None:
-        """Append a part that is expanded."""
+        """Append a part that is expanded when the word is used, such as ``$x``, to the word."""
         self._flush()
         self._kind = (0, False)
         self._parts.append(part)

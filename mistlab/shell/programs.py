@@ -324,7 +324,7 @@ def _print_input(call: Call) -> None:
 
 
 def _tee(call: Call) -> None:
-    """``tee``: its input, written to files, too."""
+    """``tee``: write the input to files as well as to standard output."""
     state = call.state
     appends = any(text.chars in ("-a", "--append") for text in call.arguments)
     if state.input is not None and (len(state.input) > 1 or state.input.is_known):

@@ -146,7 +146,7 @@ class TensorSource:
         return cls(tensors=tensors)
 
     def made(self, folder: TensorFolder) -> Tensor:
-        """The parameter."""
+        """The parameter, made of the tensors of a checkpoint."""
         parts = [folder.read(name) for name in self.tensors]
         if self.of_all:
             whole = parts[0].mT if self.transposed else parts[0]

@@ -151,7 +151,7 @@ class WeightedRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor) -> Tensor:
-        """The weighted copies."""
+        """Each expert's outputs, times the weights of its tokens in the router."""
         weighted = rows * weights[:, None].to(rows.dtype)
         ctx.save_for_backward(weighted, weights)
         return weighted

@@ -205,8 +205,8 @@ def vectors_of(tokens: Tensor, weight: Tensor, ranks: TensorParallel, look_up: L
 
 
 def whole_columns(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """All columns of a product (B, S, columns) of which each rank has some; those of this rank's
-    tokens if the ranks split tokens."""
+    """A column-parallel product (B, S, columns), gathered from all ranks; under sequence
+    parallelism, of this rank's tokens alone."""
     if ranks.size == 1:
         return x
 

@@ -103,9 +103,9 @@ def fastest(options: Options, grain: Grain) -> Options:
 
 
 def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
-    """The times that never make a pipeline faster by being longer: what a micro-batch waits for,
-    what passes take in all, the last backward pass too, and what is waited for in the first and
-    the last pass, without and with work beside them."""
+    """Columns for which less is never worse, by which dominated candidates are dropped: the wait of
+    a micro-batch, the time of all passes, the last backward pass, and communication in the first
+    and last passes, exposed and overlapped."""
     times = options.times
     first = times.through_forward_s + times.within_forward_s
     last = times.through_backward_s + times.within_backward_s

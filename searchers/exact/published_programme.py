@@ -131,7 +131,7 @@ def _solved(
         extra = stage.taken({place: own for place, (_, own) in times.items()})
         length = in_front(programme.inequalities(after), steady, extra, length)
     programme.minimise(length.whole(menus.group.micro_batches), ALMOST * limit_s)
-    # Handing the programme to the solver takes about as long as making it.
+    # An estimate: handing the programme to the solver takes about as long as making it took.
     handing_s = ledger.wall_s - began_s
     programme.solve("highs", min(PATIENCE_S, ledger.seconds_left - handing_s))
     return programme.chosen(is_best=False)

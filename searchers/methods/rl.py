@@ -19,7 +19,8 @@ from searchers.strategy import Ending, Ledger
 TOGETHER = 64
 RATE = 0.05
 ENTROPY_BONUS = 0.01
-# Batches without a new plan after which a policy has settled; a fresh one finds the space empty.
+# Batches without a new plan after which a policy has converged. If a new policy finds no plan
+# either, the space is exhausted.
 SETTLED = 5
 
 # A choice: its name and its number of options.

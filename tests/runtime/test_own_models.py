@@ -90,9 +90,9 @@ def test_layers_have_the_parameters_that_they_use() -> None:
 
 REFUSED = {
     "code_between": "layers.1: does not take what the block before made",
-    "mask_of_tokens": "layers.0: takes a tensor that depends on the tokens",
+    "mask_of_tokens": "layers.0: takes a further tensor that depends on the tokens",
     "twice": "layers: block 0 is not called once",
-    "unused": "takes no part in the loss",
+    "unused": "gets no gradient: leave it out",
     "drops": "dropout drops by draws in order",
     "tied": "tokens.weight is before and after the blocks",
     "frozen": "norm.weight is frozen",

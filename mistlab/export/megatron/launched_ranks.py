@@ -264,7 +264,7 @@ def _batch_words(text: str) -> list[Word]:
 
 
 def _options_of(words: Iterable[Word], known: Mapping[str, str]) -> list[tuple[str, _Said]]:
-    """What a launcher's options count, with their words."""
+    """The options of a launcher that give a number of nodes or ranks, and the words they are in."""
     counted: list[tuple[str, _Said]] = []
     waiting, by_slurm = "", known is _OPTIONS["srun"]
     for word in words:

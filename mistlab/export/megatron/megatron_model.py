@@ -418,7 +418,7 @@ def _norm(options: Options) -> str:
 
 
 def _key_heads(options: Options, draft: Found, heads: int) -> int:
-    """Heads of keys and values."""
+    """The number of key and value heads, Megatron-LM's query groups."""
     of_relatives = options.whole("--num-key-heads")
     if of_relatives is not None:
         return of_relatives

@@ -70,8 +70,8 @@ def router_of(options: Options, active: int) -> Router:
 
 
 def balance_options(router: Router) -> str:
-    """What evens the choice out: the router's own loss of a sequence, or its corrections alone;
-    where it has neither, what Megatron-LM begins with."""
+    """The options that balance the load of experts: a sequence's auxiliary loss, or the experts'
+    bias alone; Megatron-LM's default where a router has neither."""
     if router.balance_loss:
         coefficient = f"--moe-aux-loss-coeff {router.balance_loss!r}"
         return f"--moe-router-load-balancing-type seq_aux_loss {coefficient}"

@@ -329,7 +329,7 @@ def _parted(parted: PartedModel, workload: Workload, sequences: int) -> dict[int
         prefix = f"{parted.path}.{number}."
         names[number + 1] = {name for name in parameters if name.startswith(prefix)}
     if rest := set(parameters).difference(*names.values()):
-        reject(f"workload.model: {min(rest)} takes no part in the loss: leave it out")
+        reject(f"workload.model: {min(rest)} gets no gradient: leave it out")
     order = list(parameters)
     return {layer: sorted(of, key=order.index) for layer, of in names.items()}
 
@@ -369,8 +369,8 @@ def _check_calls(parted: PartedModel, again: Sequence[BlockCall]) -> None:
             is_tensor = isinstance(given, Tensor)
             if is_tensor and not (given.shape == then.shape and torch.equal(given, then)):
                 reject(
-                    f"{parted.path}.{number}: takes a tensor that depends on the tokens: give "
-                    "blocks hidden states alone, and what is the same for all tokens"
+                    f"{parted.path}.{number}: takes a further tensor that depends on the tokens: "
+                    "give blocks hidden states, and tensors that are the same for all tokens"
                 )
         if any(isinstance(beside, Tensor) for beside in call.returned or ()):
             reject(f"{parted.path}.{number}: returns further tensors: return hidden states alone")
