@@ -127,6 +127,11 @@ WIDE: dict[str, dict[str, Any]] = {
 }
 
 
+# Operands of the head's weight gradient in 32 bits, as are the sums that it is added to. Only a CPU
+# copies them: kernels of GPUs add products of 16-bit operands to 32-bit sums.
+COPIED_BYTES = 4 * SIZES["sequence_length"] * (SIZES["vocab"] + SIZES["hidden"])
+
+
 @pytest.mark.parametrize("part", WIDE)
 @pytest.mark.parametrize(
     ("checkpointed", "offload"),
@@ -140,7 +145,8 @@ def test_an_iteration_takes_what_is_predicted(
     work = workload("llama", batch=4, precision="bf16", **{**SIZES, **WIDE[part]})
     plan = Plan(micro_batches=2, stages=(stage(checkpointed_layers=checkpointed, offload=offload),))
     (predicted,) = StageModel.of(work).figures(StageBatch.of_plan(plan)).peak_bytes
-    assert_predicted(taken_bytes(work, plan, isolated(plan, 0, CPU, 0)), predicted, offload)
+    taken = taken_bytes(work, plan, isolated(plan, 0, CPU, 0)) - COPIED_BYTES
+    assert_predicted(taken, predicted, offload)
 
 
 @pytest.mark.parametrize(
