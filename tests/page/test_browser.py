@@ -183,6 +183,8 @@ def test_on_a_phone_the_answer_stays_in_sight(browser: Any, running: RunningPage
 def test_what_is_wrong_is_said_beside_its_field(browser: Any, running: RunningPage) -> None:
     one = Seen(browser)
     tab = one.opened(running.address)
+    # Without a first answer there is none to go back to.
+    tab.locator("#iteration").wait_for()
     field = tab.locator("input[type=number][data-field=global_batch]")
     field.fill("0")
     field.press("Tab")
