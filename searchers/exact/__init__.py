@@ -1,1 +1,3 @@
-"""Finds candidates for each stage, and joins those that make the best pipeline."""
+"""Exact search: finds memory-saving candidates for each stage, and joins stages to the fastest
+pipeline.
+"""

@@ -1,5 +1,5 @@
-"""Boxes of ways to save memory: each stands for all ways whose ratios, and numbers of recomputed
-blocks, lie in some intervals.
+"""Lower bounds of boxes: a box is a set of memory-saving strategies whose offload ratios and
+numbers of recomputed blocks lie in given intervals.
 
 The corner with the least ratios takes the least time, the corner with the most leaves the most
 room. So the time of the one and the fit of the other say what no way inside the box undercuts. A
@@ -37,18 +37,19 @@ from searchers.exact.order_costs import OrderTraits
 from searchers.meshes import Mesh
 from searchers.strategy import Ledger
 
-# The values of each dimension that a stage may choose, smallest first.
+# The values that a stage may choose in each dimension, ascending.
 Choices = tuple[tuple[float, ...], ...]
-# Numbers of choices (R, D).
+# Index of each dimension's chosen value (R, D).
 
-# How often a box is halved at once.
+# The number of times that a box is halved in one round.
 HALVED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Boxes(ColumnSet):
-    """Boxes from the choices numbered ``low`` to those numbered ``high`` (R, D), with ``fewest`` to
-    ``most`` recomputed blocks (R)."""
+    """Boxes (R) that span the choices ``low`` to ``high`` (R, D) and ``fewest`` to ``most``
+    recomputed blocks (R).
+    """
 
     choices: Choices
     low: Ints
@@ -58,7 +59,9 @@ class Boxes(ColumnSet):
 
     @classmethod
     def whole(cls, choices: Choices) -> Self:
-        """The boxes that have every way to save memory once, without recomputed blocks."""
+        """The boxes that together cover every memory-saving strategy exactly once, without
+        recomputed blocks.
+        """
         parts = [
             _parts_of_box(values)
             if DIMENSIONS[name].is_ratio
@@ -72,7 +75,7 @@ class Boxes(ColumnSet):
         )
 
     def with_blocks(self, fewest: Ints, most: Ints) -> Self:
-        """The boxes with these numbers of recomputed blocks."""
+        """The same boxes with the given ranges of recomputed blocks."""
         return replace(self, fewest=fewest, most=most)
 
     def __len__(self) -> int:
@@ -80,12 +83,12 @@ class Boxes(ColumnSet):
 
     @property
     def are_points(self) -> Bools:
-        """Whether each box has a single way."""
+        """Whether each box holds a single strategy (R)."""
         return np.asarray((self.low == self.high).all(axis=1) & (self.fewest == self.most))
 
     @property
     def codes(self) -> Ints:
-        """A number for each box; boxes with equal ratios have equal numbers."""
+        """An integer code of each box (R): equal exactly for boxes with equal offload ratios."""
         base = max(map(len, self.choices))
         code = np.zeros(len(self), dtype=np.int64)
         for places in (*self.low.T, *self.high.T):
@@ -93,15 +96,16 @@ class Boxes(ColumnSet):
         return code
 
     def savings(self, places: Ints) -> Floats:
-        """The values (R, D) of choices."""
+        """The values (R, D) of the choices with these indices."""
         return np.stack(
             [np.array(own)[column] for own, column in zip(self.choices, places.T, strict=True)],
             axis=1,
         )
 
     def halved(self, times: int = HALVED) -> tuple[Self, Rows]:
-        """Each box in parts, halved so often along its widest dimension, by ``box_weight``; and
-        the box of each part."""
+        """Split each box in halves along its widest dimension (by ``box_weight``), several times;
+        returns the parts and the index of the box that each part comes from.
+        """
         parts, origin = self, np.arange(len(self))
         weights = np.array([*(DIMENSIONS[name].box_weight for name in names_of("savings")), 1])
         for _ in range(times):
@@ -121,7 +125,9 @@ class Boxes(ColumnSet):
         return parts, origin
 
     def _between(self, low: Ints, high: Ints) -> Self:
-        """Boxes with the same choices, and their blocks in the last columns (R, D + 1)."""
+        """The boxes between the choices ``low`` and ``high``; the last column of both is the number
+        of recomputed blocks (R, D + 1).
+        """
         return type(self)(
             choices=self.choices,
             low=low[:, :-1],
@@ -132,7 +138,9 @@ class Boxes(ColumnSet):
 
 
 def _parts_of_box(ratios: Sequence[float]) -> list[tuple[int, int]]:
-    """The numbers of the first and the last choice of each part: zero, and all positive ratios."""
+    """First and last choice of each part when a dimension is split into zero and all positive
+    ratios.
+    """
     zeros = sum(ratio == 0 for ratio in ratios)
     return [*([(0, zeros - 1)] if zeros else []), *_rest(zeros, len(ratios))]
 
@@ -142,22 +150,21 @@ def _rest(first: int, count: int) -> Iterator[tuple[int, int]]:
         yield first, count - 1
 
 
-# Works out what boxes of ways to save memory cost, for many places at a time.
-#
-# A box with several numbers of recomputed blocks is narrowed first, to the fewest blocks that
-# leave enough memory with the largest ratios. Then its bounds are asked for at the fewest and at
-# the most blocks alone.
-#
-# Axes: R rows, each a box at a place; T treatments of ``counts_of_blocks()``.
+# Computes costs and bounds of boxes for many stage positions in one batch. A box with several
+# numbers of recomputed blocks is narrowed first, to the fewest blocks that fit in memory with the
+# largest offload ratios; its bounds are then evaluated at the fewest and at the most blocks only.
+# Axes: R rows, each a box at a stage position; T block treatments of ``counts_of_blocks()``.
 
 
-# Rows that are worked out together.
+# The number of rows that are evaluated in one batch.
 TOGETHER = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pool(ColumnSet):
-    """The rows of a place: candidates, their boxes, and whether each stands for a box."""
+    """Candidates for one stage position, the box of each, and whether the candidate stands for the
+    whole box.
+    """
 
     options: Options
     boxes: Boxes
@@ -166,8 +173,9 @@ class Pool(ColumnSet):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
-    """Boxes to work out for a place, each with its numbers of treated blocks (R, T); the box has
-    the numbers of recomputed blocks."""
+    """Boxes to evaluate at one stage position, each with its numbers of treated blocks (R, T); a
+    box carries its own range of recomputed blocks.
+    """
 
     place: StagePosition
     counts: Ints
@@ -176,7 +184,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxCosts:
-    """Works out the boxes of a group of pipelines."""
+    """Evaluates boxes for the stages of a group of pipelines."""
 
     problem: Problem
     space: SearchSpace
@@ -185,17 +193,20 @@ class BoxCosts:
     work: Mapping[Mesh, LeastWork]
 
     def pools(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[StagePosition, Pool]]:
-        """The rows of each place that may be part of a pipeline that takes less than a limit."""
+        """For each stage position, the rows that can be part of a pipeline faster than the upper
+        bound.
+        """
         for part in _parts(asked):
             yield from self._pools(part, _BoxRows.of(part), limit_s)
 
     def least(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[Options, Rows]]:
-        """Candidates that nothing of ``pools`` is faster than, and the number of each one's place;
-        without what only plans need."""
+        """For each stage position, candidates that are lower bounds of all rows in ``pools``, and
+        the index of each candidate's position; columns that only plans need are left out.
+        """
         start = 0
         for part in _parts(asked):
             rows, boxes = self._hopeful(_BoxRows.of(part), limit_s)
-            # The true times of others are no less than those of their boxes.
+            # The true times of other rows are at least the lower bounds of their boxes.
             alike_rows = rows.chosen(alike := np.flatnonzero(rows.are_alike))
             fitting = alike[
                 self._fits(alike_rows, alike_rows.low, alike_rows.most, of_others=False)
@@ -219,8 +230,9 @@ class BoxCosts:
             yield question.place, Pool(options=both.chosen(here), boxes=own, is_open=are_open[here])
 
     def _hopeful(self, rows: "_BoxRows", limit_s: float) -> tuple["_BoxRows", Options]:
-        """The boxes that may fit and be part of a pipeline that takes less than a limit, and
-        candidates that nothing in them is better than."""
+        """Prune boxes that cannot fit or cannot beat the upper bound; returns the other boxes and
+        candidates that are lower bounds of everything in each.
+        """
         rows = rows.chosen(self._fits(rows, rows.high, rows.most, of_others=True))
         rows = replace(rows, fewest=self._fewest(rows, rows.high, of_others=True))
         boxes = self._bounds(rows)
@@ -230,15 +242,17 @@ class BoxCosts:
     def _with_candidates(
         self, rows: "_BoxRows", boxes: Options, fitting: Rows
     ) -> tuple[Options, "_BoxRows", Bools]:
-        """The candidates of the boxes that are ``fitting`` with the least ratios, then those boxes
-        in which something else may be better; and which of both are boxes."""
+        """For boxes that are ``fitting`` with the smallest ratios: their candidates, then the boxes
+        that may hold a better strategy, and a mask that tells boxes from candidates.
+        """
         sure = rows.chosen(fitting)
         sure = replace(sure, fewest=self._fewest(sure, sure.low, of_others=False))
         true, are_best = self._true(sure)
         has_host = self._has_host(sure, true)
         is_open = ~rows.are_points
         if not self.group.has_formula:
-            # Memory may grow with recomputed blocks: none of several numbers is left out.
+            # Memory may grow with the number of recomputed blocks, so no number of a range is
+            # pruned here.
             are_best &= rows.are_points[fitting]
         is_open[fitting[has_host & are_best]] = False
         closed, open_rows = fitting[has_host], np.flatnonzero(is_open)
@@ -247,9 +261,10 @@ class BoxCosts:
         return both, ends, np.repeat([False, True], [len(closed), len(open_rows)])
 
     def _true(self, rows: "_BoxRows") -> tuple[Options, Bools]:
-        """Candidates with the least ratios and the fewest recomputed blocks; and whether, if each
-        ratio has one value, nothing in their box, which recomputes more blocks, is anywhere
-        better."""
+        """The candidates of boxes with the smallest ratios and the fewest recomputed blocks, and
+        whether each dominates all of its box (only where every ratio has one value, so that the box
+        differs in recomputed blocks alone).
+        """
         if not len(rows):
             return _nothing(rows), np.empty(0, dtype=np.bool_)
         best = rows.are_alike
@@ -261,9 +276,10 @@ class BoxCosts:
         ends = rows.and_also(replace(with_most, fewest=with_most.most))
         batch = self._batch(ends, ends.low, ends.fewest)
         true = _options(ends, self._costs(batch, self._places(ends)))
-        # What is not less at the most blocks is nowhere less.
+        # A time that is no smaller with the most recomputed blocks is no smaller with any number of
+        # them.
         times = true.times
-        # Where sends cost less, a pass that takes longer in all can be shorter in between.
+        # Where sends are cheaper, a pass that is longer in total can still be shorter in between.
         lost = (
             times.forward_s - times.through_forward_s,
             times.backward_s - times.through_backward_s,
@@ -276,12 +292,13 @@ class BoxCosts:
 
     @property
     def _are_lines(self) -> bool:
-        """Whether times lie between those at both ends of a box's recomputed blocks. Those of
-        passes in an order without a formula, or under a host, need not."""
+        """Whether a box's times lie between its times at both ends of its range of recomputed
+        blocks. This fails for orders of passes without a closed form and for host-bound passes.
+        """
         return self.group.has_formula and ENGINES[self.space.engine].host is None
 
     def _bounds(self, rows: "_BoxRows") -> Options:
-        """Candidates that nothing in the boxes is better than."""
+        """Candidates whose times are lower bounds of every strategy in a box."""
         if not len(rows):
             return _nothing(rows)
         least = self._batch(rows, rows.low, rows.fewest)
@@ -327,8 +344,9 @@ class BoxCosts:
         )
 
     def _fewest(self, rows: "_BoxRows", savings: Column, *, of_others: bool) -> Ints:
-        """The fewest recomputed blocks (R) of each box that fit, if the most do: memory never
-        grows with their number, or bounds of memory do not."""
+        """The fewest recomputed blocks (R) with which each box fits, given that it fits with the
+        most: memory, or its bound, never grows with their number.
+        """
         fewest, most = rows.fewest.copy(), rows.most.copy()
         batch = self._batch(rows, savings, most)
         asked = fewest.copy()
@@ -373,7 +391,7 @@ class BoxCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _BoxRows(ColumnSet):
-    """The boxes of several places in columns.
+    """Boxes of several stage positions as columns.
 
     ``places`` are columns of the places. ``place`` is the number of a row's place, ``row`` its row
     among the boxes of the place; ``low`` and ``high`` (R, 5) are its least and largest values of
@@ -408,20 +426,20 @@ class _BoxRows(ColumnSet):
 
     @property
     def are_alike(self) -> Bools:
-        """Whether each box has one value of each ratio."""
+        """Whether each box has one value of every ratio (R)."""
         return np.asarray((self.low == self.high).all(axis=1))
 
     @property
     def are_points(self) -> Bools:
-        """Whether each box has a single way."""
+        """Whether each box holds a single strategy (R)."""
         return np.asarray(self.are_alike & (self.fewest == self.most))
 
     def closed(self) -> Self:
-        """The same with the fewest recomputed blocks alone."""
+        """The same boxes restricted to their fewest recomputed blocks."""
         return replace(self, most=self.fewest)
 
     def of_place(self, name: str) -> Ints:
-        """A column of each row's place."""
+        """A per-position column, repeated for each row of the position."""
         return self.places[name][self.place]
 
     def _with(self, columns: Mapping[str, Column]) -> Self:
@@ -429,7 +447,9 @@ class _BoxRows(ColumnSet):
 
 
 def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
-    """The values (R, 5) of one corner of all boxes; boxes of one set of choices together."""
+    """The values (R, 5) at one corner of all boxes; boxes that share a set of choices are evaluated
+    together.
+    """
     sizes = [len(one.boxes) for one in asked]
     ends = np.cumsum(sizes)
     by_choices: dict[Choices, list[int]] = defaultdict(list)
@@ -444,7 +464,9 @@ def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Ints]) -> Column:
 
 
 def _columns_of(places: Sequence[StagePosition]) -> Mapping[str, Ints]:
-    """The columns of places in candidates for them, and their GPUs."""
+    """The candidate columns that depend on the stage position alone, and the number of GPUs of each
+    position.
+    """
     values = {mesh: mesh.values() for mesh in {place.mesh for place in places}}
     columns = {
         **{name: [values[place.mesh][name] for place in places] for name in names_of("mesh")},
@@ -464,7 +486,7 @@ _POSITIONS = ("layers", "in_flight", "has_embedding", "first_rank", "first_block
 
 
 def _options(rows: _BoxRows, costs: StageCosts) -> Options:
-    """Candidates with the least ratios and the fewest recomputed blocks of boxes."""
+    """The candidates of boxes with the smallest ratios and the fewest recomputed blocks."""
     counts = rows.counts.copy()
     counts[:, counts_of_blocks().index(RECOMPUTED)] = rows.fewest
     return Options(
@@ -476,14 +498,14 @@ def _options(rows: _BoxRows, costs: StageCosts) -> Options:
 
 
 def _nothing(rows: _BoxRows) -> Options:
-    """The candidates of no boxes."""
+    """An empty table of candidates."""
     none = np.empty(0)
     times = StageTimes(**dict.fromkeys(TIMES, none))
     return Options(savings=rows.low, counts=rows.counts, times=times, host_bytes=none)
 
 
 def _parts(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
-    """The places in parts with few enough rows."""
+    """Split stage positions into batches of at most ``TOGETHER`` rows."""
     part = np.cumsum([len(one.boxes) for one in asked]) // TOGETHER
     bounds = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(asked)]
     for start, end in pairwise(bounds):

@@ -1,4 +1,5 @@
-"""Candidates for stages that stand for boxes of ways to save memory, finer where it matters.
+"""Candidate lists of stages in which a candidate may stand for a whole box of memory-saving
+strategies; boxes are refined where the proof needs it.
 
 Of each box the candidate has the least times. Where the least ratios fit, they are a candidate of
 their own, with their true times. So a pipeline of such candidates is never slower than the
@@ -30,19 +31,21 @@ from searchers.meshes import Mesh
 from searchers.savings import CountsRow, counts_choices, savings_choices
 from searchers.strategy import SHORT_LIST, Ledger
 
-# Numbers of treated blocks (R, T), and the largest number of recomputed ones (R).
+# Numbers of treated blocks (R, T), and the largest number of recomputed blocks (R).
 Runs = tuple[Ints, Ints]
 
-# Boxes that are halved at once for a stage that is a whole pipeline: as a rule all that are left.
+# The number of boxes halved per round for a stage that is the whole pipeline: usually all that are
+# left.
 ALONE = 1024
-# Boxes are halved more often at once while they have fewer parts than this.
+# Boxes are halved several times per round while there are fewer parts than this.
 FEW_PARTS = 1024
 
 
 @dataclass(slots=True, kw_only=True)
 class BoxMenus:
-    """The candidates for the stages of a group of pipelines, as boxes; in the joining programme
-    they take the place of ``Menus``."""
+    """Candidate lists for the stages of a group of pipelines, with boxes as candidates; a drop-in
+    replacement for ``Menus`` in the joining programme.
+    """
 
     problem: Problem
     space: SearchSpace
@@ -51,18 +54,19 @@ class BoxMenus:
     work: Mapping[Mesh, LeastWork]
     with_host: bool = False
     _pools: dict[StagePosition, Pool] = field(default_factory=dict, init=False)
-    # The largest boxes of places with a mesh and some blocks, which may be alone.
+    # The initial boxes of a mesh with a number of blocks; the flag says that the stage is the whole
+    # pipeline.
     _largest: dict[tuple[Mesh, int, bool], tuple[Ints, Boxes]] = field(
         default_factory=dict, init=False
     )
-    # The largest boxes of a mesh, and the runs of some blocks.
+    # The initial boxes of a mesh, and the runs of recomputed blocks for each number of blocks.
     _of_mesh: dict[tuple[Mesh, bool], Boxes] = field(default_factory=dict, init=False)
     _runs: dict[int, Runs] = field(default_factory=dict, init=False)
-    # The rows of a place's pool that no other row is at least as good as.
+    # The non-dominated rows of each stage position's pool.
     _best: dict[StagePosition, tuple[Options, Rows]] = field(default_factory=dict, init=False)
 
     def __getitem__(self, position: StagePosition) -> Options:
-        """The candidates for a place that was prepared."""
+        """The candidates of a stage position that ``prepare`` has evaluated."""
         if position not in self._best:
             pool = self._pools[position]
             rows = undominated(telling_columns(pool.options, with_host=self.with_host))
@@ -70,7 +74,9 @@ class BoxMenus:
         return self._best[position][0]
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Look at places in pipelines that take less than a limit, with the largest boxes."""
+        """Evaluate the initial boxes of stage positions, for pipelines faster than an upper
+        bound.
+        """
         asked = [self._whole(place) for place in sorted(set(places) - self._pools.keys())]
         for position, pool in self._costs.pools(asked, limit_s):
             self._pools[position] = self._tidied(pool)
@@ -78,12 +84,16 @@ class BoxMenus:
     def least(
         self, places: Sequence[StagePosition], limit_s: float
     ) -> Iterator[tuple[Options, Rows]]:
-        """Candidates that no other at some places is better than, in pipelines that take less than
-        a limit, and the number of each one's place; the menus stay as they are."""
+        """Candidates that are lower bounds of all boxes at the given stage positions, for pipelines
+        faster than an upper bound, and the index of each candidate's position. Does not change the
+        candidate lists.
+        """
         return self._costs.least([self._whole(place) for place in places], limit_s)
 
     def _whole(self, position: StagePosition) -> Asked:
-        """The largest boxes of a place, each with every run of numbers of recomputed blocks."""
+        """The initial boxes of a stage position, each combined with every run of recomputed
+        blocks.
+        """
         key = position.mesh, position.layers, position.is_alone
         if key not in self._largest:
             self._largest[key] = whole_boxes(self._ways(position), self._runs_of(position.layers))
@@ -91,7 +101,7 @@ class BoxMenus:
         return Asked(place=position, counts=counts, boxes=boxes)
 
     def _ways(self, position: StagePosition) -> Boxes:
-        """The largest boxes of a mesh, without recomputed blocks, made once."""
+        """The initial boxes of a mesh, without recomputed blocks; cached."""
         key = position.mesh, position.is_alone
         if key not in self._of_mesh:
             choices = savings_choices(self.space, position.mesh, in_pipeline=not position.is_alone)
@@ -105,17 +115,19 @@ class BoxMenus:
         return self._runs[layers]
 
     def is_open(self, position: StagePosition, row: int) -> bool:
-        """Whether a row of a place's menu stands for a box."""
+        """Whether a row of a stage position's candidate list stands for a box that can still be
+        split.
+        """
         return bool(self._pools[position].is_open[self._best[position][1][row]])
 
     def split(self, stages: Iterable[tuple[StagePosition, int]], limit_s: float) -> None:
-        """Halve the boxes of some rows of menus, wherever else equal boxes are."""
+        """Halve the boxes of the given rows, at every stage position that has an equal box."""
         codes: dict[tuple[Mesh, bool], set[int]] = {}
         for position, row in stages:
             rows = self._best[position][1][[row]]
             pool = self._pools[position]
             if position.is_alone:
-                # No other place has boxes to halve at the same time.
+                # No other stage position has boxes that would be halved with these.
                 least_s = self._least_s(position, pool.options)
                 rows = np.argsort(np.where(pool.is_open, least_s, np.inf), kind="stable")[:ALONE]
             boxes = pool.boxes.chosen(rows[pool.is_open[rows]])
@@ -133,7 +145,9 @@ class BoxMenus:
             self._best.pop(position, None)
 
     def _wanted(self, codes: Mapping[tuple[Mesh, bool], set[int]]) -> dict[StagePosition, Bools]:
-        """The boxes of each place that have some codes; places without any are left out."""
+        """The boxes with the given codes at each stage position; positions without any are
+        omitted.
+        """
         wanted = {}
         for position, pool in self._pools.items():
             wanted_codes = codes.get((position.mesh, position.is_alone))
@@ -144,19 +158,21 @@ class BoxMenus:
         return wanted
 
     def certain(self) -> "BoxMenus":
-        """The same menus without boxes: every pipeline of their candidates is a plan."""
+        """The candidate lists without open boxes, so that every pipeline joined from them is a
+        plan.
+        """
         menus = replace(self)
         menus._pools = {place: pool.chosen(~pool.is_open) for place, pool in self._pools.items()}
         return menus
 
     def fastest(self, position: StagePosition) -> list[int]:
-        """The rows of the fastest few candidates for a stage that is the whole pipeline."""
+        """The rows of the ``n`` fastest candidates for a stage that is the whole pipeline."""
         seconds = self._least_s(position, self[position])
         fastest: list[int] = np.argsort(seconds, kind="stable")[:SHORT_LIST].tolist()
         return fastest
 
     def fall_to(self, limit_s: float) -> None:
-        """Forget candidates of pipelines that take no less than a limit."""
+        """Lower the upper bound: prune candidates of pipelines that cannot beat it."""
         for position, pool in self._pools.items():
             hopeful = self._is_hopeful(position, pool.options, limit_s)
             if not hopeful.all():
@@ -164,7 +180,7 @@ class BoxMenus:
                 self._best.pop(position, None)
 
     def heed_hosts(self) -> None:
-        """From now on, stages of a node share its host memory."""
+        """From now on, stages of a node compete for its host memory."""
         self.with_host = True
         self._best.clear()
 
@@ -185,7 +201,7 @@ class BoxMenus:
         return hopeful_s(self.problem, self.group, self.work, position, options)
 
     def _tidied(self, pool: Pool) -> Pool:
-        """The rows without boxes that a single candidate is at least as good as."""
+        """The rows without candidates that are dominated by a single other candidate."""
         if not len(pool.is_open):
             return pool
         columns = np.stack(telling_columns(pool.options, with_host=True), axis=1)
@@ -198,19 +214,22 @@ class BoxMenus:
 
 
 def _are_in(codes: Ints, listed: Ints) -> Bools:
-    """Whether each code is one of some codes, which are sorted."""
+    """Whether each code is in a sorted array of codes."""
     places = np.searchsorted(listed[:-1], codes)
     return np.asarray(listed[places] == codes)
 
 
 def halvings(boxes: int) -> int:
-    """How often to halve so many boxes at once: a small table takes as long as a large one."""
+    """The number of halvings per round for a number of boxes; small tables are halved further,
+    since they take as long to evaluate as large ones.
+    """
     return max(HALVED, (FEW_PARTS // max(1, boxes)).bit_length() - 1)
 
 
 def whole_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
-    """The largest boxes of a stage, each with every run of numbers of recomputed blocks; and its
-    fewest treated blocks (R, T)."""
+    """The initial boxes of a stage, each combined with every run of recomputed blocks, and its
+    fewest treated blocks (R, T).
+    """
     counts, most = runs
     of_row = np.repeat(np.arange(len(counts)), len(whole))
     fewest = counts[of_row, counts_of_blocks().index(RECOMPUTED)]
@@ -219,9 +238,10 @@ def whole_boxes(whole: Boxes, runs: Runs) -> tuple[Ints, Boxes]:
 
 
 def runs_of(space: SearchSpace, layers: int, *, turns: bool = False) -> Runs:
-    """The numbers of a stage's treated blocks (R, T) as runs: each from its number of recomputed
-    blocks to a largest one (R). Where slots are not of the same kinds, as where kinds of blocks
-    take ``turns``, a run has one number."""
+    """The numbers of a stage's treated blocks (R, T) grouped into runs, each from its number of
+    recomputed blocks up to a largest one (R). Where slots hold different kinds of blocks
+    (``turns``), a run has a single number.
+    """
     at, counts = counts_of_blocks().index(RECOMPUTED), counts_choices(space, layers)
     runs: list[tuple[CountsRow, int]] = []
     for row in sorted(counts, key=lambda row: (row[:at], row[at + 1 :], row[at])):

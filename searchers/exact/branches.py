@@ -1,4 +1,5 @@
-"""Searches spaces with several orders of passes, each order a branch with bounds of its own.
+"""Branch and bound over the orders of passes of a space: each order is a branch with its own lower
+bound.
 
 One order has a formula, and stages are joined by it. An order without a formula has bounds that
 hold for every way to run its passes; whole plans in it are predicted where a bound is below the
@@ -19,10 +20,11 @@ from searchers.meshes import allows, layer_counts, orders_of, pipelines
 from searchers.savings import ways_listed
 from searchers.strategy import OTHER_ORDERS, BudgetSpentError, Ending, Ledger
 
-# Up to this many ways to save memory (without recomputation), all of them are tried.
+# Up to this many memory-saving strategies (recomputation aside), all are enumerated.
 FEW = 256
-# The share of a budget's seconds for the order that has a formula; the seconds for plans in others
-# before their proof; and until when the proof goes on, but at least as long as plans had.
+# Shares of a budget's seconds: the first for the order that has a closed form; the second for
+# finding plans in other orders before their proof starts; the third is the share at which the proof
+# ends (it runs at least as long as finding plans did).
 FORMULA_SHARE = 0.6
 OTHERS_S = 30.0
 UNTIL_S = 90.0
@@ -31,8 +33,9 @@ UNTIL_S = 90.0
 def in_branches(
     problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
 ) -> Ending:
-    """The best plan of all orders of a space; ``search`` looks for those of the order that has a
-    formula."""
+    """The best plan over all orders of a space; ``search`` solves the order that has a closed
+    form.
+    """
     if not has_bounds(ledger, space):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)
     whole = Hierarchy.of(problem, space, ledger)
@@ -42,7 +45,7 @@ def in_branches(
     with suppress(BudgetSpentError), ledger.for_seconds(OTHERS_S):
         _reorder(problem, space, ledger)
         if DEFAULT_ORDER not in space.orders:
-            # Pipelines that can run none of the space's orders have the one with a formula.
+            # Pipelines that can run none of the space's orders run the one with a closed form.
             whole.show_alike()
         whole.show_in_orders(AlikeInOrder.show_coarse)
     left_s = min(max(OTHERS_S, UNTIL_S - ledger.wall_s), ledger.seconds_left)
@@ -54,7 +57,7 @@ def in_branches(
 
 
 def can_prove(space: SearchSpace, ledger: Ledger) -> bool:
-    """Whether every plan of a space with several orders can be looked at."""
+    """Whether every plan of a space with several orders can be enumerated."""
     return _is_alike(space) and has_bounds(ledger, space)
 
 
@@ -65,10 +68,10 @@ def _is_alike(space: SearchSpace) -> bool:
 def _with_formula_s(
     problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
 ) -> float:
-    """A time that no plan beats in the order that has a formula."""
+    """Lower bound of all plans in the order that has a closed form."""
     pipeline = space.pipeline
     if DEFAULT_ORDER not in space.orders:
-        # A single stage has this order alone, since no order matters to it.
+        # A single-stage pipeline belongs to this order alone: its passes wait for no other stage.
         if not allows(pipeline, 1):
             return float("inf")
         pipeline = (1,)
@@ -89,8 +92,9 @@ def _with_formula_s(
 def _without_formula_s(
     problem: Problem, space: SearchSpace, ledger: Ledger, whole: Hierarchy, seconds: float
 ) -> float:
-    """A time that no plan beats whose order has no formula; the group with the least bound is
-    looked at next. What no group stands for has bounds by arithmetic."""
+    """Lower bound of all plans in orders without a closed form; the group with the smallest bound
+    is refined next. Pipelines outside every group are bounded by their arithmetic alone.
+    """
     orders = {group: whole.bound_s(group) for group in groups_in_orders(problem, space)}
     others = [
         least_s
@@ -107,8 +111,9 @@ def _without_formula_s(
 
 
 def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) -> bool:
-    """Whether pipelines of a group may have a bound by arithmetic alone, because they may be unable
-    to run any order of the space."""
+    """Whether pipelines of a group might run none of the space's orders, so that only their
+    arithmetic bounds them.
+    """
     if group.num_stages == 1 or DEFAULT_ORDER in space.orders:
         return False
     if group.num_stages is None:
@@ -119,7 +124,7 @@ def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) ->
 
 
 def _reorder(problem: Problem, space: SearchSpace, ledger: Ledger) -> None:
-    """Show the ledger its best plans in the other orders that they can run."""
+    """Offer the ledger its best plans again in each other order that they can run."""
     count = problem.workload.model.layers
     for plan in ledger.best_of(space.engine):
         fewest = min((stage.layers for stage in plan.stages), default=count)

@@ -1,5 +1,5 @@
-"""Candidates for a stage: ways to save memory, their times as columns, and the frontier of each
-place.
+"""Candidates for a stage: memory-saving strategies with their times as columns, and the Pareto
+frontier of each stage position.
 
 Axes: F candidates.
 """
@@ -27,15 +27,15 @@ from searchers.meshes import Mesh
 from searchers.savings import CountsRow, Way, counts_choices, savings_choices, stage_of
 from searchers.strategy import Ledger
 
-# Candidates for a stage as columns: the way in which each saves memory, and its times.
-#
-# Axes: F candidates.
+# Candidates for a stage as columns: the memory-saving strategy of each, and its times. Axes: F
+# candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grain:
-    """How far apart candidates must be to count as different; ``host_bytes`` is None where host
-    memory does not matter."""
+    """The smallest differences of time and of host memory that count; ``host_bytes`` is None where
+    host memory does not matter.
+    """
 
     steady_s: float = 0.0
     once_s: float = 0.0
@@ -44,7 +44,7 @@ class Grain:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options(ColumnSet):
-    """Candidates for one stage that fit on their GPUs.
+    """Candidates (F) for one stage, all within the memory of their GPUs.
 
     ``savings`` (F, 5) are values of ``names_of("savings")``, ``counts`` (F, 1) of
     ``counts_of_blocks()``; ``host_bytes`` are of one rank.
@@ -60,19 +60,19 @@ class Options(ColumnSet):
 
     @property
     def stable_s(self) -> Column:
-        """Seconds of a steady forward and backward pass."""
+        """Steady-state seconds of a forward and a backward pass together (F)."""
         return self.times.forward_s + self.times.backward_s
 
     @property
     def once_s(self) -> Column:
-        """The seconds that the first and the last micro-batch take beyond steady ones."""
+        """Seconds that the first and the last micro-batch take beyond the steady state (F)."""
         times = self.times
         within_s = times.within_forward_s + times.after_first_s + times.within_backward_s
         first_s = times.through_forward_s - times.forward_s
         return np.asarray(times.begin_s + first_s + within_s + times.end_s)
 
     def stage_plan(self, row: int, mesh: Mesh, layers: int) -> StagePlan:
-        """One candidate as a stage of a plan."""
+        """The stage of a plan that one candidate describes."""
         saving = {
             **dict(zip(names_of("savings"), self.savings[row].tolist(), strict=True)),
             **dict(zip(counts_of_blocks(), self.counts[row].tolist(), strict=True)),
@@ -81,8 +81,9 @@ class Options(ColumnSet):
 
 
 def fastest(options: Options, grain: Grain) -> Options:
-    """The candidates that are not dominated: no other candidate is at least as fast in every
-    respect and, where host memory counts, takes at most as much of it."""
+    """The non-dominated candidates: no other is at least as fast in every column and, where host
+    memory counts, uses at most as much of it.
+    """
     times = options.times
     steady = (
         *(times.forward_s, times.backward_s),
@@ -103,9 +104,10 @@ def fastest(options: Options, grain: Grain) -> Options:
 
 
 def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
-    """Columns for which less is never worse, by which dominated candidates are dropped: the wait of
-    a micro-batch, the time of all passes, the last backward pass, and communication in the first
-    and last passes, exposed and overlapped."""
+    """The columns of dominance, in which smaller is never worse: stall of a micro-batch, total time
+    of all passes, last backward pass, and communication in the first and last passes, exposed and
+    overlapped.
+    """
     times = options.times
     first = times.through_forward_s + times.within_forward_s
     last = times.through_backward_s + times.within_backward_s
@@ -122,8 +124,9 @@ def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
 
 
 def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
-    """The fastest few candidates, with different strategies, for a stage that is the whole
-    pipeline. Here only one time counts."""
+    """The fastest ``n`` candidates, with distinct strategies, for a stage that is the whole
+    pipeline, where the iteration time is the only objective.
+    """
     issued_s = micro_batches * options.times.issued_s + options.times.issued_end_s
     seconds = np.maximum(micro_batches * options.stable_s + options.once_s, issued_s)
     in_order = np.argsort(seconds, kind="stable")
@@ -132,8 +135,9 @@ def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
 
 
 def _of_left(times: StageTimes) -> list[Column]:
-    """The times that never make a pipeline faster by being longer where reductions are left of
-    backward passes whose gradients have gone back, if there are any."""
+    """The dominance columns of gradient reductions that are still running after a backward pass has
+    sent its gradient back, where any are.
+    """
     left = times.left_backward_s
     if not left.any():
         return []
@@ -143,8 +147,9 @@ def _of_left(times: StageTimes) -> list[Column]:
 
 
 def _of_sends(times: StageTimes) -> list[Column]:
-    """The times of sends that never make a pipeline faster by being longer, if candidates differ
-    in them: copies that are still under way when a pass has ended keep its send waiting."""
+    """The dominance columns of sends, where candidates differ in them: a host copy that outlasts
+    its pass delays the pass's send.
+    """
     late = times.first_send_late_s, times.round_late_s, times.queued_late_s
     held = times.held_forward_s, times.held_backward_s
     sends = times.point_to_point_s, *late, times.received_s, *held
@@ -153,8 +158,7 @@ def _of_sends(times: StageTimes) -> list[Column]:
 
 
 def _of_hosts(times: StageTimes) -> list[Column]:
-    """The times of hosts that never make a pipeline faster by being longer, if any host issues
-    passes."""
+    """The dominance columns of host issue time, where any pass is issued by a host."""
     forward_s, backward_s = times.issued_forward_s, times.issued_backward_s
     if not backward_s.any():
         return []
@@ -170,10 +174,11 @@ def _grains(column: Column, grain: float) -> Column:
 
 
 def undominated(columns: Sequence[Column]) -> Rows:
-    """The rows that are not dominated: no other row is at most as large in all columns. Of equal
-    rows the first stays."""
+    """Mask of the rows that no other row dominates (smaller or equal in all columns). Of equal rows
+    the first is kept.
+    """
     points = np.stack(columns, axis=1).astype(np.float64)
-    # A row that dominates another has a smaller sum, or is the first of equal rows.
+    # A dominating row has a smaller sum, or is the first of equal rows.
     left = np.lexsort((np.arange(len(points)), points.sum(axis=1)))
     kept = []
     while len(left):
@@ -183,30 +188,30 @@ def undominated(columns: Sequence[Column]) -> Rows:
     return np.array(kept, dtype=np.intp)
 
 
-# Finds the candidates for a stage: every way to save memory on a mesh, less those that cannot be
-# best.
-#
-# A stage's place in the pipeline decides how much memory it must hold, and whether it has the
-# embedding or the head. Its cost depends on nothing else of the pipeline. Where nodes are equal,
-# only the place of its first rank inside a node matters; else its group of nodes matters, too.
+# Finds the candidates for a stage: every memory-saving strategy on a mesh, minus those that cannot
+# be part of the best pipeline. A stage's position in the pipeline sets how many activations it
+# keeps and whether it has the embedding or the head; its cost depends on nothing else of the
+# pipeline. Where all nodes are equal, only the rank of its first GPU inside the node matters;
+# otherwise its group of nodes does too.
 
 
-# Rows asked for at once.
+# Rows per call of the predictor.
 TOGETHER = 1 << 19
 
-# With coarse to fine, candidates that differ by less than this share of an iteration count as
-# equal.
+# In a coarse-to-fine search, candidates that differ by less than this share of an iteration count
+# as equal.
 FINEST = 2e-4
-# The number of candidates near which better ones are looked for, where only one time counts.
+# The number of best candidates whose neighbours are tried, where the iteration time is the only
+# objective.
 BESIDE = 16
 
-# A stage's choices for each of ``names_of("savings")``.
+# A stage's choices for each name of ``names_of("savings")``.
 Choices = Sequence[Sequence[float]]
 # Values of ``names_of("savings")`` (rows, 5).
 
 
 class StagePosition(NamedTuple):
-    """A number of blocks on a mesh, at some place of a pipeline.
+    """A number of blocks on a mesh at a position of a pipeline: all that a stage's costs depend on.
 
     ``place_in_node`` is the first rank from which the stage costs the same (``Cluster.like_rank``).
     ``stage`` is the stage's number where the order of passes asks for it, else 0. ``first_block``
@@ -230,8 +235,8 @@ class StagePosition(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Menus:
-    """The candidates for the stages of a group of pipelines that can be part of the fastest
-    pipeline.
+    """For each stage position of a group of pipelines, the candidates that can be part of the
+    fastest pipeline.
 
     ``work`` is a lower bound for the times of the other stages. With ``with_host``, slower
     candidates that take less host memory are kept too. With ``coarse_to_fine``, ratios are first
@@ -255,12 +260,13 @@ class Menus:
     _found: dict[StagePosition, Options] = field(default_factory=dict, init=False)
 
     def __getitem__(self, place: StagePosition) -> Options:
-        """The candidates for a place that was prepared."""
+        """The candidates of a stage position that ``prepare`` has evaluated."""
         return self._found[place]
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Work out the candidates for places in pipelines that take less than a limit. The limit
-        may only fall from one call to the next."""
+        """Evaluate the candidates of stage positions, for pipelines faster than an upper bound. The
+        upper bound must not rise between calls.
+        """
         alike: dict[tuple[bool, Choices], list[StagePosition]] = defaultdict(list)
         for place in sorted(set(places) - self._found.keys()):
             alike[place.is_alone, self._choices(place)].append(place)
@@ -270,14 +276,15 @@ class Menus:
             self._found |= zip(some, self._evaluated(some, strategies, limit_s), strict=True)
 
     def only(self, pick: Callable[[StagePosition, Options], Options]) -> "Menus":
-        """The same menus with some of the candidates for each place that was prepared."""
+        """The same candidate lists, each restricted to the given rows."""
         fewer = replace(self)
         fewer._found |= {place: pick(place, options) for place, options in self._found.items()}
         return fewer
 
     def refine(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Try ratios near those of the best candidates so far, in ever smaller steps, for places
-        that were prepared."""
+        """Try ratios near those of the best candidates so far, in ever smaller steps, at stage
+        positions that were prepared.
+        """
         for some in _by_mesh(places):
             self._refine(some, self._choices(some[0]), limit_s)
 
@@ -316,7 +323,9 @@ class Menus:
     def _evaluated(
         self, places: Sequence[StagePosition], strategies: Floats, limit_s: float
     ) -> list[Options]:
-        """For each place, the best of some strategies, with any number of recomputed blocks."""
+        """For each stage position, the best candidates among some strategies with any number of
+        recomputed blocks.
+        """
         found: list[Options | None] = [None] * len(places)
         every = [self._counts(place) for place in places]
         for part in _parts(places, every, len(strategies)):
@@ -331,7 +340,7 @@ class Menus:
         return [options for options in found if options is not None]
 
     def _is_hopeful(self, place: StagePosition, options: Options, limit_s: float) -> Bools:
-        # Who picks may compare pipelines by another objective, which this bound does not hold for.
+        # ``pick`` may rank pipelines by another objective, for which this bound does not hold.
         if self.pick is None:
             hopeful = hopeful_s(self.problem, self.group, self.work, place, options) < limit_s
         else:
@@ -364,7 +373,7 @@ def hopeful_s(
     place: StagePosition,
     options: Options,
 ) -> Column:
-    """The least seconds of a pipeline that has a candidate for a place."""
+    """Lower bound (seconds) of pipelines with each candidate at a stage position."""
     blocks = place.first_block, place.layers
     return least_with(problem, group, work, options, blocks, place.in_flight)
 
@@ -377,11 +386,14 @@ def least_with(
     blocks: tuple[Column | int, Column | int],
     in_flight: Column | int,
 ) -> Column:
-    """The least seconds of a pipeline that has a candidate with these blocks (the first one, and
-    how many) and passes in flight. Half of its passes in flight, at most, run while the other
-    stages compute; so does its work before its first pass and after its last."""
+    """Lower bound (seconds) of pipelines with a candidate whose stage has these blocks (the first
+    block, and their number) and these passes in flight. At most half of the passes in flight run
+    while the other stages compute, and so does the stage's work before its first pass and after its
+    last.
+    """
     if not group.has_formula:
-        # All passes, and what comes before and after them; or until their host has issued them.
+        # All passes, with the work before and after them; or the time until the host has issued
+        # them.
         own_s = group.micro_batches * options.stable_s + options.times.begin_s
         return np.asarray(np.maximum(own_s + options.times.end_s, options.times.after_first_s))
     others_s = group.other_stages_s(work, *blocks, problem.workload.model.layers)
@@ -393,8 +405,8 @@ def least_with(
 
 
 def coarse(choices: Choices, *, is_alone: bool) -> Choices:
-    """Some of the choices. Of ratios: the first, the last, and those between into which
-    ``coarse_parts`` divide them. Of other choices: all.
+    """A subset of the choices: for ratios the first, the last, and those that divide the range into
+    ``coarse_parts``; for other dimensions all.
 
     A stage that is a whole pipeline gets twice as many: no other stage can make up for it.
     """
@@ -407,7 +419,7 @@ def coarse(choices: Choices, *, is_alone: bool) -> Choices:
 
 
 def first_step(choices: Choices) -> int:
-    """The distance from a coarse choice to its first neighbours, in places among the choices."""
+    """The distance in choices from a coarse choice to the first neighbours that are tried."""
     most = (
         len(own) - 1
         for name, own in zip(names_of("savings"), choices, strict=True)
@@ -417,14 +429,17 @@ def first_step(choices: Choices) -> int:
 
 
 def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
-    """The first and the last choice, and the choices between that divide them into ``parts``
-    parts."""
+    """The first and the last choice, and the choices between that divide the range into ``parts``
+    parts.
+    """
     last = len(choices) - 1
     return [choices[place] for place in sorted({last * part // parts for part in range(parts + 1)})]
 
 
 def _by_mesh(places: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
-    """The places with each mesh; places that are a whole pipeline are apart."""
+    """Stage positions grouped by mesh; positions that are a whole pipeline form groups of their
+    own.
+    """
     found: dict[tuple[Mesh, bool], list[StagePosition]] = defaultdict(list)
     for place in sorted(places):
         found[place.mesh, place.is_alone].append(place)
@@ -434,8 +449,9 @@ def _by_mesh(places: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
 def neighbours(
     strategy: tuple[float, ...], choices: Choices, step: int
 ) -> Iterator[tuple[float, ...]]:
-    """The neighbours of a strategy. One ratio differs by ``step`` places among its choices; or two
-    differ, one up and one down, so that they need about as much memory."""
+    """The neighbours of a strategy: one ratio ``step`` choices away, or two ratios ``step`` away in
+    opposite directions, so that memory stays about equal.
+    """
     here = [allowed.index(value) for allowed, value in zip(choices, strategy, strict=True)]
     ratios = [i for i, name in enumerate(names_of("savings")) if DIMENSIONS[name].is_ratio]
     for up, down in product((*ratios, None), repeat=2):
@@ -448,14 +464,16 @@ def neighbours(
             yield tuple(allowed[p] for p, allowed in zip(there, choices, strict=True))
 
 
-# The number of a place, the place, and its numbers of treated blocks (rows, 1).
+# Index of the stage position, the position, and its numbers of treated blocks (rows, 1).
 _Part = list[tuple[int, StagePosition, Ints]]
 
 
 def _parts(
     places: Sequence[StagePosition], every: Sequence[Sequence[CountsRow]], strategies: int
 ) -> Iterator[_Part]:
-    """Places with their numbers of recomputed blocks, in parts that are small enough."""
+    """Split stage positions, with their numbers of recomputed blocks, into batches that are small
+    enough.
+    """
     most = max(1, TOGETHER // max(1, strategies))
     part: _Part = []
     room = most
@@ -473,7 +491,7 @@ def _parts(
 
 
 def savings_columns(savings: Floats) -> dict[str, NDArray[Any]]:
-    """The column of each of ``names_of("savings")``: whole numbers, or ratios."""
+    """The columns of ``names_of("savings")``: integers or ratios."""
     columns = dict(zip(names_of("savings"), savings.T, strict=True))
     return {
         name: column if DIMENSIONS[name].is_ratio else column.astype(np.int64)
@@ -482,8 +500,9 @@ def savings_columns(savings: Floats) -> dict[str, NDArray[Any]]:
 
 
 class _Rows:
-    """Every strategy at every place of a part, as rows: the rows of one strategy follow one
-    another."""
+    """All strategies at all stage positions of a batch, as rows; the rows of one strategy are
+    contiguous.
+    """
 
     def __init__(self, part: _Part, strategies: Floats, micro_batches: int) -> None:
         self.part = part
@@ -492,7 +511,7 @@ class _Rows:
         self.counts = [len(counts) for _, _, counts in part]
 
     def batch(self) -> StageBatch:
-        """All rows as candidates for stages."""
+        """All rows as a batch of stage candidates for the predictor."""
         each = np.sum(self.counts)
         counts = np.tile(
             np.concatenate([counts for _, _, counts in self.part]), (len(self.strategies), 1)
@@ -511,7 +530,7 @@ class _Rows:
         )
 
     def options(self, costs: StageCosts, problem: Problem) -> Iterator[tuple[int, Options]]:
-        """The number of each place, and its candidates that fit."""
+        """The index of each stage position, with its candidates that fit."""
         cluster = problem.cluster
         gpus_of_node = np.minimum(
             self._of_place(lambda place: place.mesh.num_gpus), cluster.gpus_per_node
@@ -534,7 +553,9 @@ class _Rows:
             first += len(counts)
 
     def _host_room(self, cluster: Cluster) -> Floats | float:
-        """Bytes of the host memory of each row's nodes; one number where all nodes are equal."""
+        """Host memory in bytes available to each row's nodes; a scalar where all nodes are
+        equal.
+        """
         if not cluster.others:
             return cluster.host_memory_bytes
         return host_room_at(cluster, self._of_place(lambda place: place.place_in_node))

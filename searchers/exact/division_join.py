@@ -1,4 +1,4 @@
-"""Joins ranges of blocks to the fastest pipeline, from the last stage to the first.
+"""Joins contiguous ranges of blocks to the fastest pipeline, from the last stage to the first.
 
 What matters of the last stages is their first block, and the chains that they mean for stages in
 front (``mistlab.cost.chains``). Those that others beat are left out, and so are those that no
@@ -23,26 +23,30 @@ from searchers.exact.candidates import undominated
 from searchers.exact.divisions import RangeTimes
 from searchers.exact.partials import chosen_chains, each_of, rounded_down
 
-# Partial pipelines with one first block, above which they are rounded further.
+# The number of partial pipelines with the same first block above which their times are rounded more
+# coarsely.
 MOST = 1 << 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fronts:
-    """What the stages in front of each stage take at least, with the blocks in front of each block
-    (S + 1, F): the passage of a micro-batch, and that with the longest of their waits."""
+    """Lower bounds over all prefixes of a pipeline, by number of stages and of blocks (S + 1, F):
+    the latency of a micro-batch, and the latency plus the longest stall.
+    """
 
     passed_s: Floats
     waited_s: Floats
 
     @classmethod
     def of(cls, times: RangeTimes, limit_s: float) -> Self:
-        """The fronts of one candidate's pipelines that take less than a limit."""
+        """The prefix bounds for the pipelines of one candidate that are faster than an upper
+        bound.
+        """
         passed_s = times.joined_by_stage(times.passed_s, np.add)[:, 0]
         edges = times.edges(limit_s)
         waited_s = [np.where(passed_s[0] == 0.0, 0.0, np.inf)]
         for within_s, _ in times.within_by_stage(edges[:, 1:]):
-            # Waits below the least edge may be anything.
+            # A stall below the smallest edge may have any value.
             lowest = np.concatenate([[0.0], edges[0, 1:-1]])
             waited_s.append((lowest[:, None] + within_s[0]).min(axis=0))
         above = np.where(np.isfinite(passed_s), limit_s, np.inf)

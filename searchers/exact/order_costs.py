@@ -1,4 +1,4 @@
-"""What stages cost in orders of passes without a formula, for bounds.
+"""Lower bounds of stage costs in orders of passes without a closed form.
 
 A stage has all passes of its chunks, and what only passes through it passes its first chunk. A box
 of numbers of recomputed blocks is one for each chunk; where slots are not of the same kinds, the
@@ -32,13 +32,14 @@ from mistlab.stages.stage_batch import (
 )
 from searchers.exact.groups import Group
 
-# Seconds of stages whose ratios and recomputed blocks lie between those of two columns.
+# Lower bounds (seconds) of stages whose ratios and numbers of recomputed blocks lie between those
+# of two columns.
 Bounds = Callable[[StageBatch, StageBatch], StageSeconds]
 
-# The times of a chunk of which a box has the least.
+# Times of a chunk for which a box holds the minimum.
 ADDED = (*OF_CHUNKS, "point_to_point_s")
 
-# What chunks of a stage differ in, beside their recomputed blocks.
+# Fields in which the chunks of a stage differ, recomputed blocks aside.
 _OF_CHUNKS = (
     *("layers", "has_embedding", "has_head", "comes_from", "goes_to"),
     *(name for name in counts_of_blocks() if name != RECOMPUTED),
@@ -47,7 +48,7 @@ _OF_CHUNKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderTraits:
-    """What bounds need to know of an order on an engine."""
+    """The properties of an order of passes on an engine that lower bounds depend on."""
 
     chunks: int
     micro_batches: int
@@ -56,7 +57,7 @@ class OrderTraits:
 
     @classmethod
     def of(cls, order: str, engine: str, micro_batches: int) -> "OrderTraits":
-        """The traits of a named order of so many micro-batches."""
+        """The traits of a named order with a number of micro-batches."""
         return cls(
             chunks=chunks_of(order),
             micro_batches=micro_batches,
@@ -66,7 +67,7 @@ class OrderTraits:
 
     @property
     def goes_back(self) -> bool:
-        """Whether a stage is over only when its last gradient has gone back to the first stage."""
+        """Whether a stage ends only after its last gradient has reached the first stage."""
         return not (self.splits or self.steps_apart)
 
     def in_order(
@@ -76,8 +77,9 @@ class OrderTraits:
         places: StagesInOrder | None,
         bounds: Bounds,
     ) -> StageCosts:
-        """The costs of stages, with times that no stage of this order undercuts whose savings lie
-        between those of ``ends``; without ``places`` parts lie in a loop."""
+        """Stage costs with lower-bound times for all strategies between those of ``ends`` in this
+        order; without ``places`` the chunks are placed in a loop.
+        """
 
         def chunk_of(stages: StageBatch, chunk: int) -> StageBatch:
             if places is None:
@@ -99,8 +101,9 @@ class OrderTraits:
         return replace(costs, seconds=self._as_times(stage, sent_s, costs.seconds))
 
     def _as_times(self, stage: InOrder, sent_s: Floats, seconds: StageSeconds) -> StageSeconds:
-        """The times of stages as those of a stage whose passes are forward passes alone; what it
-        waits for after the first one is its host."""
+        """The times of a stage as those of a stage with forward passes only; its stalls after the
+        first pass are host-bound.
+        """
         nothing = np.zeros_like(sent_s)
         each_s = stage.all_s / self.micro_batches
         return replace(
@@ -120,7 +123,7 @@ class OrderTraits:
     def in_front_s(
         self, times: StageTimes, behind: Chains[Floats], *, is_last: bool
     ) -> Chains[Floats]:
-        """Bounds of stages with such times and of those behind them."""
+        """Lower bounds of stages with these times followed by the stages behind them."""
         stage = InOrder(
             all_s=self.micro_batches * times.forward_s,
             issued_s=times.after_first_s,
@@ -142,8 +145,9 @@ class OrderTraits:
 def chains_in_front(
     group: Group, engine: str, stage: StageTimes, behind: Chains[Floats], after: int
 ) -> Chains[Floats]:
-    """The chains of stages (C) of a group and of the ``after`` stages behind them; bounds of them
-    in an order without a formula."""
+    """The chains (C) of a group's stages with the ``after`` stages behind them; lower bounds in an
+    order without a closed form.
+    """
     if group.has_formula:
         return prepended(stage, behind, group.micro_batches, after + 1)
     traits = OrderTraits.of(group.order, engine, group.micro_batches)
@@ -153,8 +157,9 @@ def chains_in_front(
 def _least_of(
     least: StageBatch, most: StageBatch, stage: Rows, bounds: Bounds
 ) -> dict[str, Floats]:
-    """The least times of chunks of stages (C) between two; ``stage`` has the number of each one's
-    stage. Chunks of a stage that are alike are asked about once."""
+    """The minimum times over chunks of stages (C) between two columns; ``stage`` gives the stage of
+    each chunk. Equal chunks of a stage are evaluated once.
+    """
     low, high, row = (
         np.concatenate(column)
         for column in zip(
@@ -189,7 +194,9 @@ def _least_of(
 def _alike(
     columns: Sequence[Ints],
 ) -> tuple[Rows, Rows]:
-    """The first row of each kind of rows with equal whole numbers, and the kind of each row."""
+    """The first row of each distinct row of integers, and for each row the index of its distinct
+    row.
+    """
     codes = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         least = column.min(initial=0)
@@ -199,7 +206,9 @@ def _alike(
 
 
 def _runs(blocks: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """The fewest and the most recomputed blocks of stages whose slots are of the same kinds."""
+    """The fewest and the most recomputed blocks of stages whose slots hold the same kinds of
+    blocks.
+    """
     for few in range(FEWEST_ALIKE):
         yield np.full(len(blocks), few), np.full(len(blocks), few)
     yield np.full(len(blocks), FEWEST_ALIKE), blocks - 1

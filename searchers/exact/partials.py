@@ -1,4 +1,4 @@
-"""Partial pipelines in columns: the blocks and GPUs of each, its chains, and its parts.
+"""Partial pipelines (suffixes of a pipeline) as columns: blocks and GPUs used, chains, and stages.
 
 A partial pipeline has the last stages of a pipeline. Axes: K partial pipelines.
 """
@@ -19,16 +19,16 @@ from mistlab.stages.stage_batch import TIMES, StageTimes
 from searchers.exact.candidates import Options, StagePosition, undominated
 from searchers.exact.groups import Group
 
-# Blocks and GPUs that a partial pipeline has.
+# The blocks and GPUs that a partial pipeline uses.
 Taken = tuple[int, int]
-# Partial pipelines that are put together at once.
+# The number of partial pipelines that are extended in one batch.
 TOGETHER = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Partials:
-    """Partial pipelines with equally many stages. Those with the same blocks and GPUs are side by
-    side. Each is a stage in front of one of the pipelines in ``behind`` (K).
+    """Partial pipelines (K) with an equal number of stages, sorted by the blocks and GPUs that they
+    use. Each is one stage in front of a partial pipeline in ``behind``.
 
     ``host_bytes`` are the bytes on the node of the first stage, if the node has GPUs left.
     """
@@ -37,7 +37,8 @@ class Partials:
     gpus: Rows
     chains: Chains[Floats]
     host_bytes: Floats
-    # The parts of each: a stage, its row on the menu, and the partial pipeline behind it.
+    # How each partial pipeline is built: its first stage, that stage's row in the candidate list,
+    # and the partial pipeline behind the stage.
     places: tuple[StagePosition, ...]
     place: Rows
     option: Rows
@@ -64,7 +65,7 @@ class Partials:
         return len(self.layers)
 
     def chosen(self, rows: Rows | Bools) -> Self:
-        """The partial pipelines in these rows."""
+        """The partial pipelines with these indices."""
         return replace(
             self,
             layers=self.layers[rows],
@@ -77,11 +78,11 @@ class Partials:
         )
 
     def in_order(self) -> Self:
-        """The partial pipelines with the same blocks and GPUs side by side."""
+        """The partial pipelines sorted by the blocks and GPUs that they use."""
         return self.chosen(np.lexsort((self.gpus, self.layers)))
 
     def by_taken(self) -> Iterator[tuple[Taken, slice]]:
-        """The blocks and GPUs of pipelines that have the same, and the place of these pipelines."""
+        """Blocks and GPUs used by each group of partial pipelines, and the slice of the group."""
         changes = (self.layers[1:] != self.layers[:-1]) | (self.gpus[1:] != self.gpus[:-1])
         bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self)]
         for start, end in pairwise(bounds):
@@ -89,16 +90,17 @@ class Partials:
                 yield (int(self.layers[start]), int(self.gpus[start])), slice(start, end)
 
     def undominated(self, rows: Rows) -> Rows:
-        """Of rows with the same blocks and GPUs, the rows that no other row is at least as good
-        as."""
+        """Indices of the partial pipelines that no other with the same blocks and GPUs
+        dominates.
+        """
         chains = [getattr(self.chains, name)[rows] for name in CHAINS]
         columns = np.stack([*chains, self.host_bytes[rows]], axis=1)
-        # Of equal ones the first is enough; there are many once times are rounded.
+        # Of equal rows the first is enough; rounded times make many rows equal.
         different = first_of_each(columns)
         return rows[different[undominated([*columns[different].T])]]
 
     def first_with_each_places(self, rows: Rows) -> Rows:
-        """Of some rows, the first one with each choice of places for all stages, in order."""
+        """Of the given indices, the first with each distinct sequence of stage positions."""
         chosen, partials, of_row = [], self, rows
         while partials.behind is not None:
             chosen.append(partials.place[of_row])
@@ -107,14 +109,16 @@ class Partials:
         return rows[first_of_each(paths.astype(np.float64))]
 
     def stages(self, row: int) -> Iterator[tuple[StagePosition, int]]:
-        """The stages of one pipeline, the first stage first, each with its row on the menu."""
+        """The stages of one partial pipeline, first stage first, each with its row in the candidate
+        list.
+        """
         if self.behind is not None:
             yield self.places[int(self.place[row])], int(self.option[row])
             yield from self.behind.stages(int(self.row_behind[row]))
 
 
 def joined(parts: Sequence[Partials]) -> Partials:
-    """One table from its parts, in order."""
+    """Concatenate tables of partial pipelines."""
     if len(parts) == 1:
         return parts[0]
     chains = [part.chains for part in parts]
@@ -134,34 +138,33 @@ def joined(parts: Sequence[Partials]) -> Partials:
 
 
 def chosen_chains(chains: Chains[Floats], rows: Rows | Bools) -> Chains[Floats]:
-    """The chains in these rows."""
+    """The chains with these indices."""
     return Chains(**{name: getattr(chains, name)[rows] for name in CHAINS})
 
 
 def rounded_down(chains: Chains[Floats], grain_s: float) -> Chains[Floats]:
-    """The chains in whole grains."""
+    """The chains with times rounded down to multiples of the grain."""
     return Chains(**{name: np.floor(getattr(chains, name) / grain_s) * grain_s for name in CHAINS})
 
 
 def in_parts(sizes: Rows) -> Iterator[Rows]:
-    """The numbers of the steps in parts that make few enough partial pipelines at a time; at least
-    one part."""
+    """Split the step numbers into batches that yield few enough partial pipelines; at least one
+    batch.
+    """
     part = np.cumsum(sizes) // TOGETHER
     yield from np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(part)) + 1)
 
 
 def each_of(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
-    """Repeat each number as often as its size says; also, how often it has come before."""
+    """Each index repeated by its size, with a running count within each repetition."""
     before = np.cumsum(sizes) - sizes
     return np.repeat(numbers, sizes), np.arange(sizes.sum()) - np.repeat(before, sizes)
 
 
-# The least time of any pipeline that a partial pipeline can become, from the menus of its places.
-#
-# For a group whose stages have equally many GPUs: then the number of stages that are left, and of
-# blocks, say which places they can have.
-#
-# Axes: S stages, the last first; L numbers of blocks; K partial pipelines.
+# Lower bound of any completion of a partial pipeline, from the candidate lists of the stage
+# positions. For groups whose stages have equally many GPUs: the numbers of stages and blocks left
+# then determine the possible positions. Axes: S stages, last first; L numbers of blocks; K partial
+# pipelines.
 
 
 class _Menus(Protocol):
@@ -170,7 +173,7 @@ class _Menus(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completions:
-    """What all stages from one on to the first take at least, for each number of blocks (S + 1, L).
+    """Lower bounds of the stages in front of each stage, for each number of blocks left (S + 1, L).
 
     ``through_s`` is the time in which a micro-batch passes all of them, there and back.
     ``slowest_s`` is the time of the slowest of them for each micro-batch, ``own_s`` the least
@@ -192,8 +195,9 @@ class Completions:
         layers: int,
         like: Ints | None = None,
     ) -> Self:
-        """The completions of partial pipelines of menus; ``stages`` has the places of each. Where
-        kinds of blocks take turns, ``like`` has the first block of a place (``like_blocks``)."""
+        """The completion bounds of a group; ``stages`` lists the positions of each stage. Where
+        kinds of blocks alternate, ``like`` has the first block of a position (``like_blocks``).
+        """
         shape = len(stages) + 1, layers + 1
         through, slowest, alone = (np.full(shape, np.inf) for _ in range(3))
         through[-1, 0] = slowest[-1, 0] = 0.0
@@ -219,15 +223,16 @@ class Completions:
         )
 
     def least_s(self, partials: Partials, stages: int) -> Floats:
-        """The least seconds of any completion (K) of partial pipelines of so many stages."""
+        """Lower bound in seconds of any completion (K) of partial pipelines with so many stages."""
         chains, left = partials.chains, self.layers - partials.layers
         count, most = self.micro_batches, len(self.own_s) - 1
         through_s = self.through_s[stages, left]
         can_end = np.isfinite(through_s)
-        # Infinity times zero would be no number.
+        # Avoids infinity times zero, which is not a number.
         slowest_s = np.where(can_end, self.slowest_s[stages, left], 0.0)
         ahead = min(count, most) - 1
-        # The slowest stage waits for the first or for the last micro-batch, whichever is longer.
+        # The slowest stage stalls for the first or for the last micro-batch, whichever stall is
+        # longer.
         around = np.minimum(chains.around_first, chains.around_last)
         ways = [
             chains.through + through_s,
@@ -235,16 +240,18 @@ class Completions:
             count * slowest_s + np.maximum(around - ahead / 2 * slowest_s, 0.0),
         ]
         if stages < most and count > ahead + 1:
-            # Or for both.
+            # Or it stalls for both.
             both = chains.around_first + chains.around_last + self.own_s[stages]
-            # A backward that waited takes less than its whole time: at least a forward is left.
+            # A backward pass that stalled counts less than its whole time: at least a forward pass
+            # is left.
             ways.append((count - ahead - 2) * slowest_s + both)
         return np.asarray(np.where(can_end, np.maximum.reduce(ways), np.inf))
 
 
 def _each_s(options: Options, *, micro_batches: int, num_stages: int) -> Floats:
-    """The steady time, or a little less: the first forward and the last backward may be shorter
-    than steady passes, because nothing is fetched before the one and left over after the other.
+    """The steady-state time of each stage, or slightly less: the first forward and the last
+    backward pass may be shorter than steady passes, because no fetch precedes the one and no
+    offload follows the other.
 
     Where a stage waits for a micro-batch, all micro-batches but that one and half of those that it
     runs ahead count, so this difference is shared out to so many.
@@ -268,7 +275,7 @@ def _least_by_layers(
     layers: int,
     like: Ints | None,
 ) -> Mapping[int, Floats]:
-    """The least seconds of stages with each number of blocks, that begin at block 0, 1, ..."""
+    """Lower bound in seconds of stages with each number of blocks, starting at block 0, 1, ..."""
     least_of_count: dict[int, Floats] = {}
     for position in places:
         count = position.layers
@@ -282,9 +289,8 @@ def _least_by_layers(
     return least_of_count
 
 
-# The candidates of several places of pipelines, side by side.
-#
-# Axes: P places, O options of all places.
+# The candidates of several stage positions, concatenated. Axes: P positions, O candidates of all
+# positions.
 
 
 class _PlaceMenus(Protocol):
@@ -295,9 +301,9 @@ class _PlaceMenus(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlaceOptions:
-    """The candidates of several places (P), one place after another (O). The candidates of a place
-    begin at its ``starts``, and ``counts`` says how many there are; ``row`` is a candidate's row on
-    the menu of its place."""
+    """The candidates of several stage positions (P), concatenated. Those of a position start at
+    ``starts`` and number ``counts``; ``row`` is a candidate's row in the list of its position.
+    """
 
     places: tuple[StagePosition, ...]
     layers: Rows
@@ -311,7 +317,7 @@ class PlaceOptions:
 
     @classmethod
     def of(cls, menus: _PlaceMenus, places: Sequence[StagePosition], limit_s: float) -> Self:
-        """The candidates for pipelines that take less than a limit."""
+        """The candidates of stage positions, for pipelines faster than an upper bound."""
         menus_of_places = [menus[place] for place in places]
         rows = [
             np.flatnonzero(menus.group.micro_batches * options.stable_s < limit_s)

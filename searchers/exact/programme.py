@@ -1,4 +1,4 @@
-"""Joins stages to the best pipeline by a dynamic programme, from the last stage to the first.
+"""Joins stages to the fastest pipeline by dynamic programming, from the last stage to the first.
 
 Everything that matters of a partial pipeline is its stages, blocks and GPUs, and the chains that it
 means for stages in front of it (``mistlab.cost.chains``). No chain becomes shorter if a chain
@@ -40,15 +40,16 @@ from searchers.exact.relaxed import Relaxed
 from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
 from searchers.strategy import Ledger
 
-# In haste, this many partial pipelines with the same blocks and GPUs go on.
+# Beam width of the heuristic join: partial pipelines kept for each number of blocks and GPUs.
 BEAM = 16
 FEW = 16  # How many pipelines are near the best.
-# Where times are rounded, so many partial pipelines are compared before more are made.
+# Where times are rounded, dominated partial pipelines are pruned each time this many have been
+# made.
 MOST = 1 << 17
 
 
 class StageMenus(Protocol):
-    """Candidates for the stages of a group of pipelines, by their places."""
+    """Candidate lists of the stages of a group of pipelines, by stage position."""
 
     problem: Problem
     space: SearchSpace
@@ -58,34 +59,35 @@ class StageMenus(Protocol):
     with_host: bool
 
     def __getitem__(self, position: StagePosition) -> Options:
-        """The candidates for a place that was prepared."""
+        """The candidates of a stage position that ``prepare`` has evaluated."""
         ...
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Work out the candidates for places in pipelines that take less than a limit."""
+        """Evaluate the candidates of stage positions, for pipelines faster than an upper bound."""
 
 
-# Each stage of a pipeline: its place, and the row of its candidate on the place's menu.
+# The stages of a pipeline: each stage's position and the row of its candidate.
 Chosen = tuple[tuple[StagePosition, int], ...]
 
 
 def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The fastest pipeline of a group that takes less than a limit, and its time by its chains;
-    None if there is none."""
+    """The fastest pipeline of a group below an upper bound, and its time by the closed form; None
+    if there is none.
+    """
     return _Join(menus=menus).fastest(limit_s)
 
 
 def join_hastily(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """Like ``join``, but goes on with only a few partial pipelines: mostly as good, and much
-    faster."""
+    """Beam search: ``join`` with few partial pipelines kept; usually as good and much faster."""
     return _Join(menus=menus, beam=BEAM).fastest(limit_s)
 
 
 def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
-    """The fastest few pipelines that ``join_hastily`` finds and that differ in more than their
-    savings: their times, plans and stages, fastest first."""
-    # All partial pipelines that go on in haste may leave a host too little memory. So without a
-    # plan to beat, none is left out.
+    """The fastest few pipelines of the beam search that differ in more than memory savings: times,
+    plans and stages, fastest first.
+    """
+    # Host memory may rule out every partial pipeline in the beam, so without a plan to beat none is
+    # dropped.
     beam = None if menus.with_host and limit_s == np.inf else BEAM
     return _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
 
@@ -100,9 +102,10 @@ def fastest_few(
     grain_s: float = 0.0,
     beam: int | None = None,
 ) -> list[tuple[float, Chosen]]:
-    """The fastest few pipelines with different places that take less than a limit, and their
-    times, fastest first. The times of partial pipelines are rounded down to a grain, if it is not
-    zero: so times are lower bounds, and far fewer partial pipelines differ."""
+    """The fastest few pipelines with distinct stage positions below an upper bound, and their
+    times, fastest first. Times of partial pipelines are rounded down to a grain (unless it is
+    zero): the results are then lower bounds, and far fewer partial pipelines differ.
+    """
     joined = _Join(
         menus=menus, beam=beam, completions=completions, relaxed=relaxed, grain_s=grain_s
     )
@@ -123,8 +126,9 @@ def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
 
 
 def places_by_stage(menus: StageMenus, limit_s: float) -> list[list[StagePosition]]:
-    """The possible places of each stage, the last stage first. Menus are prepared for all of
-    them."""
+    """The possible positions of each stage, last stage first, with their candidate lists
+    prepared.
+    """
     stages = _Join(menus=menus).places_by_stage(limit_s)
     menus.prepare([place for places in stages for place in places], limit_s)
     return stages
@@ -145,14 +149,14 @@ class _Join:
     def pipelines(
         self, limit_s: float, count: int
     ) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
-        """The fastest few pipelines with different places, their times and plans."""
+        """The fastest few pipelines with distinct stage positions: times and plans."""
         return [
             (seconds, plan_of(self.menus, chosen), tuple(place for place, _ in chosen))
             for seconds, chosen in self.found(limit_s, count)
         ]
 
     def found(self, limit_s: float, count: int) -> list[tuple[float, Chosen]]:
-        """The fastest few pipelines with different places, and their times."""
+        """The fastest few pipelines with distinct stage positions, and their times."""
         known: dict[tuple[StagePosition, ...], tuple[float, Partials, int]] = {}
         partials = Partials.nothing()
         for after in range(self._stages_within(limit_s)):
@@ -179,7 +183,9 @@ class _Join:
         return [(seconds, tuple(whole.stages(row))) for seconds, whole, row in fastest]
 
     def _worth(self, partials: Partials, stages: int, limit_s: float) -> Partials:
-        """The partial pipelines, of so many stages, that may be part of the fastest pipeline."""
+        """The partial pipelines, of a number of stages, that can still become the fastest
+        pipeline.
+        """
         least_s = self._least_s(partials, stages)
         kept = [np.empty(0, dtype=np.intp)]
         for _, here in partials.by_taken():
@@ -192,11 +198,11 @@ class _Join:
         return partials.chosen(np.concatenate(kept))
 
     def places_by_stage(self, limit_s: float) -> list[list[StagePosition]]:
-        """The possible places of each stage, the last stage first."""
+        """The possible positions of each stage, last stage first."""
         taken: Iterable[Taken] = [(0, 0)]
         stages = []
         for after in range(self._most_stages):
-            # One step after another: of thousands of GPUs there are millions of steps.
+            # Batched by step: with thousands of GPUs there are millions of steps.
             places, behind = set(), set()
             for before, position in self._steps(taken, after, limit_s):
                 places.add(position)
@@ -217,14 +223,13 @@ class _Join:
         return self.menus.group.num_stages or min(layers, gpus // smallest)
 
     def _stages_within(self, limit_s: float) -> int:
-        """The most stages of a pipeline that may take less than a limit."""
+        """The largest number of stages that a pipeline below the upper bound can have."""
         if self.relaxed is None:
             return self._most_stages
         return min(self._most_stages, self.relaxed.most_stages(limit_s))
 
     def _extended(self, partials: Partials, after: int, limit_s: float) -> Partials:
-        """Every partial pipeline with every possible stage in front of it, if the result may become
-        a pipeline that takes less than a limit."""
+        """Extend every partial pipeline by one stage in front; prune by the upper bound."""
         where = dict(partials.by_taken())
         steps = sorted(self._steps(where, after, limit_s), key=lambda step: _with(*step))
         places = sorted({place for _, place in steps})
@@ -250,7 +255,9 @@ class _Join:
         return joined(parts)
 
     def _fewer(self, partials: Partials, stages: int, limit_s: float) -> Partials:
-        """The partial pipelines that no other beats; rounded further while they are many."""
+        """Prune dominated partial pipelines; while too many are left, round their times more
+        coarsely.
+        """
         grain_s = self.grain_s
         partials = self._worth(partials.in_order(), stages, limit_s)
         while len(partials) > MOST // 2:
@@ -262,8 +269,9 @@ class _Join:
     def _steps(
         self, partials: Iterable[Taken], after: int, limit_s: float
     ) -> Iterator[tuple[Taken, StagePosition]]:
-        """Every number of blocks and GPUs taken, with every stage that can be in front. The stage
-        must not be too slow, and must leave the others no more blocks than they can take."""
+        """Every number of blocks and GPUs used, with each stage that can precede it. Prunes stages
+        that are too slow and stages that leave the others more blocks than they can hold.
+        """
         problem, group, work = self.menus.problem, self.menus.group, self.menus.work
         layers, gpus = self._all
         each_s = limit_s / group.micro_batches
@@ -287,8 +295,9 @@ class _Join:
                         yield taken, position._replace(first_block=int(like[left - count, count]))
 
     def _counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
-        """The numbers of blocks of stages on each mesh, in front of so many others, that may be
-        part of a pipeline that takes less than a limit."""
+        """The numbers of blocks that a stage on each mesh can have, with a number of stages in
+        front of it, in a pipeline below the upper bound.
+        """
         (layers, gpus), meshes = self._all, self.menus.group.meshes
         if self.relaxed is None:
             return dict.fromkeys(meshes, range(1, layers + 1))
@@ -297,7 +306,7 @@ class _Join:
         return {mesh: alone if mesh.num_gpus == gpus else by_mesh.get(mesh, []) for mesh in meshes}
 
     def _may_be(self, first_rank: int, mesh: Mesh, after: int) -> bool:
-        """Whether a stage on a mesh can begin at a rank."""
+        """Whether a stage on a mesh can start at a rank."""
         num_stages, cluster = self.menus.group.num_stages, self.menus.problem.cluster
         if first_rank < 0 or not lies_well(first_rank, mesh.num_gpus, cluster):
             return False
@@ -338,8 +347,7 @@ class _Join:
         row_behind: Rows,
         after: int,
     ) -> Partials:
-        """Put candidates for stages (K) in front of partial pipelines (K) that have ``after``
-        stages."""
+        """Prepend stage candidates (K) to partial pipelines (K) that have ``after`` stages."""
         position = options.place[option]
         chains = chains_in_front(
             self.menus.group,
@@ -362,7 +370,7 @@ class _Join:
         return self._with_host(partials, options, option) if self.menus.with_host else partials
 
     def _with_host(self, partials: Partials, options: "PlaceOptions", option: Rows) -> Partials:
-        """The partial pipelines whose stages fit into the host memory of their node."""
+        """The partial pipelines whose stages fit in the host memory of their node."""
         cluster, gpus = self.menus.problem.cluster, options.gpus[partials.place]
         place_in_node = np.array([place.place_in_node for place in options.places])[partials.place]
         held = options.host_bytes[option] * np.minimum(gpus, cluster.gpus_per_node)
@@ -373,9 +381,10 @@ class _Join:
         return partials.chosen(held <= host_room_at(cluster, place_in_node))
 
     def _least_s(self, partials: Partials, stages: int) -> Floats:
-        """The least seconds of any completion (K) of so many stages: the slowest stage that is
-        left takes an even share of the blocks, and does at most half its passes ahead while the
-        stages behind it compute."""
+        """Lower bound in seconds of any completion (K) with a number of stages: the slowest
+        remaining stage has at least an even share of the blocks, and at most half of its passes
+        overlap with the stages behind it.
+        """
         if self.completions is not None:
             return self.completions.least_s(partials, stages)
         group, work, chains = self.menus.group, self.menus.work, partials.chains

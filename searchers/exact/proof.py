@@ -1,4 +1,4 @@
-"""Proves how good the best plan is, by bounds from boxes of ways to save memory.
+"""Proves how good the best plan is, by branch and bound over boxes of memory-saving strategies.
 
 Each group of pipelines has a bound: the time of its fastest pipeline of boxes. The boxes of this
 pipeline are halved until it has none, or until no pipeline of the group may beat the best plan.
@@ -29,20 +29,23 @@ from searchers.exact.relaxed import Relaxed, alone_s
 from searchers.meshes import Mesh
 from searchers.strategy import ROUNDING, BudgetSpentError, Ledger
 
-# Pipelines whose boxes are halved at once.
+# The number of pipelines whose boxes are halved per round.
 AT_ONCE = 8
-# Where to begin with telling partial pipelines apart, and how much finer to go on where the boxes
-# are points.
+# The initial rounding grain of partial pipelines, and the factor by which the grain shrinks once
+# all boxes are single strategies.
 GRAIN, FINER = 0.25, 2.0
-# In an order without a formula a group has ended with so fine a share, as its bounds are no times.
+# In an order without a closed form, a group ends at this grain, because its bounds are not times of
+# plans.
 FINEST = 0.0625
-# The gaps that are reached one after another where meshes have unequal sizes: the larger the gap,
-# the fewer stages must be looked at.
+# Target gaps in turn where meshes have unequal sizes: the larger the gap, the fewer stages need
+# evaluation.
 GAPS = (0.2, 0.175, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
 
 
 def has_bounds(ledger: Ledger, space: SearchSpace) -> bool:
-    """Whether the predictor bounds the costs of boxes of a space's stages, offloaded ones too."""
+    """Whether the predictor bounds the costs of boxes of a space's stages, offloaded stages
+    included.
+    """
     model = ledger.predictor
     batch = StageBatch(layers=np.array([1]), data_parallel=1, tensor_parallel=1, micro_batch=1)
     most = {name: np.array([max(space.lists[name] or (1.0,))]) for name in OFFLOADS}
@@ -63,9 +66,10 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
     seconds: float,
     hear: Callable[[float], object] = float,
 ) -> float:
-    """Seconds that no plan of the groups beats: within the tolerance of the best plan's, or as
-    near to them as some seconds allow. ``least_s`` are bounds of the groups to begin with.
-    ``hear`` is told of the bound after each round."""
+    """A lower bound in seconds of all plans in the groups: equal to the best plan's time within the
+    tolerance, or as close as the time limit allows. ``least_s`` are initial bounds of the groups;
+    ``hear`` is called with the bound after each round.
+    """
     known = _Known(bounds=dict(least_s))
     is_long = any(group.has_unequal_sizes for group in least_s)
     with suppress(BudgetSpentError), ledger.for_seconds(seconds):
@@ -77,8 +81,9 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What is known of groups: the bound of each, those that have ended, and the bounds of
-    pipelines whose stages may be fractions."""
+    """The state of the proof: each group's bound, which groups have ended, and the bounds of
+    pipelines with fractional stages.
+    """
 
     bounds: dict[Group, float]
     ended: set[Group] = field(default_factory=set)
@@ -94,11 +99,12 @@ def _closing(
     *,
     gap: float,
 ) -> Iterator[Group]:
-    """Raise the bounds of groups until none is further from the best plan than a gap, but those
-    that have ended; tells of each group that had a round."""
+    """Raise the bounds of groups until each is within a gap of the best plan or has ended; yields
+    each group after its round.
+    """
     goal = 1 - max(gap, ROUNDING)
     bounds, ended = known.bounds, known.ended
-    # The numbers keep groups with equal bounds from being compared.
+    # The index breaks ties, so that groups are never compared.
     left = [
         (bound, number, group)
         for number, (group, bound) in enumerate(bounds.items())
@@ -115,7 +121,7 @@ def _closing(
         if proofs[group].has_ended:
             ended.add(group)
         if bounds[group] >= goal * ledger.best_s or group in ended:
-            # The menus of a group take much memory.
+            # The candidate lists of a group take much memory.
             del proofs[group]
         heapreplace(left, (bounds[group], number, group))
         if group in ended:
@@ -126,22 +132,25 @@ def _closing(
 
 @dataclass(slots=True, kw_only=True)
 class _GroupProof:
-    """The bound of one group of pipelines so far."""
+    """The bound of one group of pipelines, refined round by round."""
 
     menus: BoxMenus
     bound_s: float
-    # A share of the best time: pipelines that are nearer to it are left out.
+    # A share of the best time: pipelines within it of the best plan are not examined.
     gap: float
     known: _Known
-    # Partial pipelines are told apart by this share of the gap, divided by the number of stages.
+    # The rounding grain of partial pipelines, as a share of the gap divided by the number of
+    # stages.
     share: float = GRAIN
     rounds: int = 0
-    # Whether the bound rises no further: pipelines in an order without a formula take longer.
+    # Whether the bound can rise no further, because plans in an order without a closed form take
+    # longer than it.
     has_ended: bool = False
 
     def further(self) -> float:
-        """A bound after one more round; the best time of the ledger, less the gap, if the group
-        cannot beat it. The ledger sees every plan that is found."""
+        """The bound after one more round; the ledger's best time minus the gap, if the group cannot
+        beat it. Plans found on the way go to the ledger.
+        """
         menus, ledger, group = self.menus, self.menus.ledger, self.menus.group
         limit_s = self._limit_s
         if self._may_be_relaxed and group not in self.known.relaxed:
@@ -158,9 +167,9 @@ class _GroupProof:
                 like = like_blocks(pattern, layers) if len(pattern) > 1 else None
                 completions = Completions.of(menus, stages, group.micro_batches, layers, like)
         else:
-            # Only few of all places are reached.
+            # Only few of all stage positions can be reached.
             most_stages = relaxed.most_stages(limit_s)
-        # Without a plan to beat, anything up to twice the bound may be the best.
+        # Without a plan to beat, the best plan may take up to twice the bound.
         gap_s = min(limit_s, 2 * self.bound_s) - self.bound_s
         grain_s = self.share * gap_s / max(1, most_stages)
         fastest = fastest_few(
@@ -175,7 +184,7 @@ class _GroupProof:
                     return self.bound_s
         else:
             self._show(menus, closed)
-            # Its fastest pipelines are plans, which take longer than their bounds.
+            # The group's fastest pipelines are plans, and plans take longer than the bounds.
             self.has_ended = bool(closed) and len(closed) == len(fastest) and self.share < FINEST
         if closed:
             self.share /= FINER
@@ -185,8 +194,9 @@ class _GroupProof:
         return self.bound_s
 
     def _may_look(self) -> bool:
-        """Whether to look for plans after this round: with unequal meshes it takes as long as the
-        round, so it is done ever more seldom."""
+        """Whether to search for plans after this round; with unequal meshes that takes as long as
+        the round, so it happens ever less often.
+        """
         self.rounds += 1
         is_long = self.menus.group.has_unequal_sizes
         return not (is_long and self.rounds & (self.rounds - 1))
@@ -197,7 +207,7 @@ class _GroupProof:
         return group.num_stages is None and group.has_formula and is_found
 
     def _relaxed_s(self) -> float:
-        """A bound of pipelines whose stages may be fractions, and of those of one stage."""
+        """A lower bound of pipelines with fractional stages, and of single-stage pipelines."""
         relaxed = Relaxed.of(self.menus, self.menus.ledger.best_s)
         self.known.relaxed[self.menus.group] = relaxed
         limit_s = self._limit_s
@@ -210,8 +220,9 @@ class _GroupProof:
         return (1 - self.gap) * self.menus.ledger.best_s
 
     def _look_for_plans(self, completions: Completions | None) -> None:
-        """Show the ledger a plan of candidates without boxes that beats its best, if a few
-        partial pipelines lead to one."""
+        """Offer the ledger a plan of candidates without boxes that beats its best, if a beam search
+        finds one.
+        """
         certain = self.menus.certain()
         limit_s = self._limit_s
         relaxed = self.known.relaxed.get(self.menus.group)
@@ -220,18 +231,21 @@ class _GroupProof:
         )
         chosen = [one for _, one in fastest]
         if self.menus.group.num_stages == 1:
-            # Few rounds lead to the best plan of a single stage: the others become its rivals.
+            # Few rounds lead to the best single-stage plan, so the other candidates are offered
+            # too, as its rivals.
             chosen = [((place, row),) for ((place, _),) in chosen for row in certain.fastest(place)]
         self._show(certain, chosen)
 
     def _show(self, menus: BoxMenus, pipelines: Iterable[Chosen]) -> None:
-        """Show the ledger the plans of pipelines of candidates that can run their order."""
+        """Offer the ledger the plans of pipelines that can run their order of passes."""
         plans = [plan_of(menus, one) for one in pipelines]
         self.menus.ledger.predict([plan for plan in plans if _can_run(plan)])
 
 
 def _can_run(plan: Plan) -> bool:
-    """Whether a plan can run its order; a single stage has the default order alone."""
+    """Whether a plan can run its order of passes; a single-stage plan has the default order
+    alone.
+    """
     if plan.num_stages == 1:
         return plan.order == DEFAULT_ORDER
     fewest = min(stage.layers for stage in plan.stages)

@@ -1,4 +1,5 @@
-"""Joins stages as Mist (EuroSys 2025) publishes it: sampled frontiers and an integer programme.
+"""Joins stages as Mist (EuroSys 2025) publishes it: sampled Pareto frontiers and a mixed-integer
+linear programme.
 
 Of the candidates for a stage only samples of the Pareto frontier of steady time t and extra time d
 stay: those that are best by a weighted sum of the two, for thirty weights. First of the candidates
@@ -22,20 +23,21 @@ from mistlab.plan.plan import Plan
 from searchers.exact.candidates import Menus, Options, StagePosition, undominated
 from searchers.exact.programme import Chosen, places_by_stage, plan_of
 
-# How many weights of t against d are tried.
+# The number of weights between steady-state and extra time at which the frontier is sampled.
 WEIGHTS = 30
-# Seconds that the solver has for a programme.
+# The solver's time limit for one programme.
 PATIENCE_S = 600.0
-# Solvers look this far above a known time, since they have tolerances of their own.
+# Solvers look this factor above a known time, because of their own tolerances.
 ALMOST = 1 + 1e-6
 
-# Says which of a stage's candidates stay.
+# Selects the candidates of a stage that take part.
 Pick = Callable[[Options], Options]
 
 
 def best_by_weights(options: Options, *, share: float = 1.0, weights: int = WEIGHTS) -> Options:
-    """The candidates that are best by one of so many weighted sums of their steady time and a share
-    of their extra time."""
+    """The candidates that minimise a weighted sum of steady-state and extra time, for each of a
+    number of weights.
+    """
     if not len(options):
         return options
     steady, extra = times_of(options)
@@ -45,7 +47,9 @@ def best_by_weights(options: Options, *, share: float = 1.0, weights: int = WEIG
 
 
 def samples_of(micro_batches: int, weights: int = WEIGHTS) -> Pick:
-    """Keeps samples of the candidates with each number of treated blocks, by so many weights."""
+    """A ``Pick`` that samples the frontier of each number of treated blocks by a number of
+    weights.
+    """
 
     def picked(options: Options) -> Options:
         if not len(options):
@@ -59,21 +63,23 @@ def samples_of(micro_batches: int, weights: int = WEIGHTS) -> Pick:
 
 
 def true_frontier(options: Options) -> Options:
-    """The candidates that no other one beats in both steady and extra time, of which samples are
-    a part."""
+    """The Pareto frontier of steady-state and extra time, of which the samples are a subset."""
     return options.chosen(undominated([*times_of(options)]))
 
 
 def times_of(options: Options) -> tuple[Floats, Floats]:
-    """The steady and the extra time of each candidate (F); no extra time is below zero."""
+    """The steady-state and the extra time of each candidate (F); the extra time is never
+    negative.
+    """
     passes = passes_of(options.times)
     return steady_s(passes), np.maximum(extra_s(passes), 0.0)
 
 
 def join_by_objective(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The pipeline of a group that is best by the published objective, and its time by it, if that
-    is less than a limit. The menus say which candidates take part, for stages of equally many GPUs;
-    a single stage needs no programme."""
+    """The pipeline of a group that minimises the published objective, and its objective, if that is
+    below an upper bound. ``menus`` say which candidates take part, for stages with equally many
+    GPUs; a single stage needs no programme.
+    """
     stages = places_by_stage(menus, limit_s)
     hopeful = menus.only(lambda place, options: _hopeful(menus, place, options, limit_s))
     if not all(any(len(hopeful[place]) for place in places) for places in stages):
@@ -88,7 +94,7 @@ def join_by_objective(menus: Menus, limit_s: float) -> tuple[float, Plan] | None
 
 
 def objective_s(stages: Sequence[tuple[Floats, Floats]], micro_batches: int) -> float:
-    """The published objective of a pipeline, from the steady and the extra time of each stage."""
+    """The published objective of a pipeline, from the steady-state and extra time of each stage."""
     length: Published[float] = Published.of_nothing(0.0)
     for steady, extra in reversed(stages):
         length = in_front(Numbers(), float(steady[0]), float(extra[0]), length)
@@ -96,8 +102,9 @@ def objective_s(stages: Sequence[tuple[Floats, Floats]], micro_batches: int) -> 
 
 
 def _hopeful(menus: Menus, position: StagePosition, options: Options, limit_s: float) -> Options:
-    """The candidates with which a pipeline may be better than a limit: the slowest stage takes at
-    least as long as this one, and the others compute for all their blocks."""
+    """The candidates with which a pipeline can beat an upper bound: the slowest stage takes at
+    least this candidate's time, and the other stages at least the computation of their blocks.
+    """
     others = menus.problem.workload.model.layers - position.layers
     others_s = menus.group.least_stages_s(menus.work, others)
     steady, _ = times_of(options)
@@ -118,7 +125,7 @@ def _best_alone(menus: Menus, places: Sequence[StagePosition]) -> Chosen:
 def _solved(
     menus: Menus, stages: Sequence[Sequence[StagePosition]], limit_s: float
 ) -> Chosen | None:
-    """The candidates that the solver chooses; None where no pipeline is better than a limit."""
+    """The candidates that the solver chooses; None if no pipeline beats the upper bound."""
     # The solver is slow to import.
     from searchers.exact.milp import StageProgramme  # noqa: PLC0415
 
@@ -131,7 +138,7 @@ def _solved(
         extra = stage.taken({place: own for place, (_, own) in times.items()})
         length = in_front(programme.inequalities(after), steady, extra, length)
     programme.minimise(length.whole(menus.group.micro_batches), ALMOST * limit_s)
-    # An estimate: handing the programme to the solver takes about as long as making it took.
+    # An estimate: passing the programme to the solver takes about as long as building it did.
     handing_s = ledger.wall_s - began_s
     programme.solve("highs", min(PATIENCE_S, ledger.seconds_left - handing_s))
     return programme.chosen(is_best=False)

@@ -1,4 +1,5 @@
-"""Pipelines of stages that save memory alike, of a model whose kinds of blocks take turns.
+"""Pipelines whose stages all save memory in the same way, for models whose kinds of blocks
+alternate.
 
 What a stage costs depends on which blocks it has: on its first block, not on their number alone.
 Ranges of many pipelines are asked for together. Their times bound all divisions of the blocks, and
@@ -31,28 +32,32 @@ from searchers.meshes import Pipeline, even_layers, layer_counts
 from searchers.savings import Way, stage_of, ways_alike
 from searchers.strategy import ROUNDING, Ending, Ledger
 
-# Stage candidates that are asked for together, and pipelines that are looked at together.
+# Rows per call: stage candidates to predict, and pipelines to compare.
 ROWS_TOGETHER = 1 << 13
 PIPELINES_TOGETHER = 256
-# Partial pipelines are told apart by this share of the gap, divided by the number of stages; by how
-# much less from one try to the next; and from what share on exactly.
+# Rounding grain of partial pipelines as a share of the gap divided by the number of stages: the
+# initial grain, the factor by which it shrinks per attempt, and the grain below which times are
+# exact.
 GRAIN, FINER, FINEST = 0.25, 4.0, 0.001
 
 
 def takes_turns(workload: Workload) -> bool:
-    """Whether the kinds of a model's blocks take turns."""
+    """Whether a model's kinds of blocks alternate."""
     return len(graph_of(workload).pattern) > 1
 
 
 def takes_ranges(space: SearchSpace) -> bool:
-    """Whether a space has the order alone that has a formula, or alike stages of equal shares."""
+    """Whether this search handles a space: only the order with a closed form, or uniform stages
+    with equal numbers of blocks.
+    """
     are_equal = not space.unequal_stages and space.layers_off_balance == 0
     return space.orders == (DEFAULT_ORDER,) or are_equal
 
 
 def searched_by_ranges(problem: Problem, space: SearchSpace, ledger: Ledger) -> Ending:
-    """The best plan of a space of alike stages; proven where all divisions could be tried, else
-    with its gap to a bound."""
+    """The best plan of a space of uniform stages: proven where all divisions of the blocks could be
+    tried, otherwise with its gap to a lower bound.
+    """
     hierarchy = Hierarchy.of(problem, space, ledger)
     search = RangeSearch(problem=problem, space=space, ledger=ledger)
     ways = [
@@ -68,8 +73,9 @@ def searched_by_ranges(problem: Problem, space: SearchSpace, ledger: Ledger) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Alike:
-    """A pipeline whose stages all save memory in one way, and seconds that no division of the
-    blocks undercuts."""
+    """A pipeline with one memory-saving strategy for all stages, and a lower bound over all
+    divisions of its blocks.
+    """
 
     pipeline: Pipeline
     way: Way
@@ -78,7 +84,7 @@ class _Alike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeSearch:
-    """Looks for the best plan of a space of alike stages, many pipelines at a time."""
+    """Searches a space of uniform stages for the best plan, many pipelines per call."""
 
     problem: Problem
     space: SearchSpace
@@ -86,19 +92,21 @@ class RangeSearch:
     _divisions: dict[int, Divisions] = field(default_factory=dict)
 
     def ways(self, pipeline: Pipeline) -> Iterator[Way]:
-        """Every way in which the stages of a pipeline may save memory."""
+        """Every memory-saving strategy that all stages of a pipeline may share."""
         layers, count = self.problem.workload.model.layers, pipeline.num_stages
         most = max(layer_counts(layers, count, self.space)[-1], *even_layers(layers, count), 1)
         yield from ways_alike(self.space, pipeline.meshes[0], most, in_pipeline=count > 1)
 
     def times(self, pipeline: Pipeline, way: Way) -> RangeTimes:
-        """The times of all ranges of a pipeline whose stages save memory in one way."""
+        """The times of all block ranges of a pipeline whose stages share one memory-saving
+        strategy.
+        """
         divisions = self._divisions_of(pipeline.num_stages)
         alike = _Alike(pipeline=pipeline, way=way, least_s=0.0)
         return self._times([alike], divisions, np.arange(len(divisions.asked)))
 
     def show_even(self, ways: Sequence[_Alike]) -> None:
-        """Show the ledger the best plans whose stages have equal shares of the blocks."""
+        """Offer the ledger the best plans whose stages have equal numbers of blocks."""
         for part in _parts(ways, PIPELINES_TOGETHER):
             for alike, divisions in self._by_stages(self._hopeful(part)):
                 ranges = divisions.even[0]
@@ -111,8 +119,9 @@ class RangeSearch:
                             break
 
     def bounded(self, ways: Sequence[_Alike]) -> list[_Alike]:
-        """The pipelines that may beat the ledger's best plan, with bounds over all divisions of
-        their blocks. The ledger sees the plans that are least by these bounds."""
+        """The pipelines that may beat the ledger's best plan, with lower bounds over all divisions
+        of their blocks. The ledger is offered the plans at these bounds.
+        """
         hopeful: list[_Alike] = []
         for number, part in enumerate(_parts(ways, PIPELINES_TOGETHER)):
             for alike, divisions in self._by_stages(self._hopeful(part)):
@@ -146,8 +155,9 @@ class RangeSearch:
         return hopeful
 
     def close(self, ways: Sequence[_Alike]) -> float:
-        """Seconds that no plan undercuts, after the divisions of the pipelines with the least
-        bounds were tried: all of them, or where these are too many those that may be fastest."""
+        """A lower bound in seconds of all plans, after trying the divisions of the pipelines with
+        the smallest bounds: all divisions, or where there are too many, those that may be fastest.
+        """
         left_s = inf
         in_order = sorted(ways, key=lambda one: one.least_s)
         for alike in in_order:
@@ -163,7 +173,7 @@ class RangeSearch:
         return min(left_s, self.ledger.best_s)
 
     def _joined_s(self, alike: _Alike, times: RangeTimes, left_s: float) -> float:
-        """Seconds that no division undercuts, where there are too many to try one by one."""
+        """A lower bound in seconds of all divisions, where there are too many to try each."""
         share, least_s = GRAIN, alike.least_s
         while least_s < self.ledger.best_s * (1 - ROUNDING):
             self.ledger.bounded(min(left_s, least_s))
@@ -184,7 +194,7 @@ class RangeSearch:
         return [one for one in ways if one.least_s < self.ledger.best_s]
 
     def _by_stages(self, ways: Sequence[_Alike]) -> Iterator[tuple[list[_Alike], Divisions]]:
-        """The pipelines with equally many stages, and their divisions."""
+        """Pipelines grouped by their number of stages, with their divisions of the blocks."""
         by_stages: dict[int, list[_Alike]] = defaultdict(list)
         for alike in ways:
             by_stages[alike.pipeline.num_stages].append(alike)
@@ -199,20 +209,21 @@ class RangeSearch:
         return self._divisions[count]
 
     def _show_best(self, alike: _Alike, times: RangeTimes, shares: Ints) -> None:
-        """Show the ledger the best plan among some divisions (D, S), if it beats its best."""
+        """Offer the ledger the best plan among divisions (D, S), if it beats the ledger's best."""
         seconds = times.seconds_of(times.divisions.ranges_of(shares))
         for division in np.argsort(seconds, kind="stable"):
-            # The stages of a node share its host memory, which only a whole plan shows.
+            # The stages of a node compete for its host memory, which only a whole plan shows.
             if seconds[division] >= self.ledger.best_s or self._show(alike, shares[division]):
                 break
 
     def _show(self, alike: _Alike, shares: Ints) -> bool:
-        """Show the ledger a plan; whether it fits."""
+        """Offer the ledger a plan; whether it fits."""
         return self.ledger.predict([_plan(self.space, alike, shares.tolist())])[0].fits
 
     def _times(self, ways: Sequence[_Alike], divisions: Divisions, ranges: Rows) -> RangeTimes:
-        """The times of some ranges of pipelines with equally many stages; those of others are of no
-        meaning."""
+        """The times of the given ranges of pipelines with equally many stages; the other entries
+        are undefined.
+        """
         size = len(ways), len(divisions.asked)
         batch = self._batch(ways, divisions.asked[ranges])
         costs = self.ledger.stage_costs(batch, engine=self.space.engine)
@@ -231,7 +242,7 @@ class RangeSearch:
         )
 
     def _batch(self, ways: Sequence[_Alike], asked: Ints) -> StageBatch:
-        """Ranges (R, 3) of each pipeline as candidates (C R) for stages."""
+        """Ranges (R, 3) of each pipeline as a batch of stage candidates (C R)."""
         stage, first_block, layers = (np.tile(column, len(ways)) for column in asked.T)
         each, count = len(asked), ways[0].pipeline.num_stages
         meshes = [one.pipeline.meshes[0].values() for one in ways]

@@ -1,4 +1,4 @@
-"""Lower bounds of pipelines by prices of blocks and GPUs, from a relaxed programme.
+"""Lower bounds of pipelines from a linear relaxation with dual prices of blocks and GPUs.
 
 Axes: M columns, S positions from the end; E ends: the last stage, any between, and the first one.
 """
@@ -20,23 +20,22 @@ from searchers.exact.divisions import like_blocks
 from searchers.exact.partials import Partials
 from searchers.meshes import Mesh, lies_well
 
-# Prices of blocks and GPUs that make the bounds of ``searchers.exact.relaxed`` high.
-#
-# Axes: M columns, S positions from the end; E ends: the last stage, any between, and the first
-# one.
+# Dual prices of blocks and GPUs that maximise the bounds of ``searchers.exact.relaxed``. Axes: M
+# columns, S positions from the end; E end kinds: last stage, inner stage, first stage.
 
 
-# Pipelines that lack blocks or GPUs, or have too many, cost so many times the limit in the linear
-# programme. So it has a solution.
+# Penalty, as a multiple of the upper bound, for a shortage or surplus of blocks or GPUs in the
+# linear programme, which keeps it feasible.
 FAR = 50.0
-# The numbers of ends.
+# Indices of the end kinds.
 LAST, BETWEEN, FIRST = range(3)
 ENDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """The least times (E, M) of stages with some blocks on some GPUs, for any of G micro-batches.
+    """The minimum times (E, M) of stages with a number of blocks on a number of GPUs, for any of G
+    micro-batches.
 
     The first stage has the embedding and receives nothing, the last one has the head and sends
     nothing, so they may take more or less than the others. ``sent_s`` (M) is the time of sends to
@@ -54,7 +53,7 @@ class Columns:
     sent_s: Floats
     forward_s: Floats
     backward_s: Floats
-    # Whether only the passage counts, and no stage waits.
+    # Whether only the latency counts, as no stage stalls.
     is_passage: bool = False
 
     def __len__(self) -> int:
@@ -62,16 +61,16 @@ class Columns:
 
     @property
     def passing(self) -> Self:
-        """The columns' passages alone."""
+        """The latencies of the columns only."""
         return replace(self, is_passage=True)
 
     @property
     def share_of_gpus(self) -> Floats:
-        """The share (M) of all GPUs that each column has."""
+        """The share of all GPUs that each column uses (M)."""
         return np.asarray(self.gpus / self.all_gpus)
 
     def merged(self) -> Self:
-        """One column for each share of blocks and GPUs, with the least of each time."""
+        """One column per share of blocks and GPUs, with the minimum of each time."""
         told_apart = np.stack([self.share_of_layers, self.gpus])
         _, first, which = np.unique(told_apart, axis=1, return_index=True, return_inverse=True)
         least: dict[str, Any] = {}
@@ -89,13 +88,13 @@ class Columns:
         )
 
     def passages_s(self, stages: int) -> Floats:
-        """The passage (S, M) of each column at each position: the last stage sends nothing on."""
+        """The latency (S, M) of each column at each position; the last stage sends nothing on."""
         passed_s = self.passed_s[_ends(stages)]
         passed_s[1:] += self.sent_s
         return passed_s
 
     def waits_s(self, stages: int) -> Floats:
-        """What a pipeline takes beyond the passage (S, M), if it waits at one stage."""
+        """The time that a pipeline takes beyond its latency (S, M), if it stalls at one stage."""
         count = 1 if self.is_passage else self.micro_batches
         ahead = np.minimum(count, np.arange(1, stages + 1)) - 1
         forward_s, backward_s = (own[_ends(stages)] for own in (self.forward_s, self.backward_s))
@@ -103,14 +102,15 @@ class Columns:
 
 
 def _ends(stages: int) -> list[int]:
-    """The end (S) that each position is, of two stages or more."""
+    """The end kind (S) of each position, for two stages or more."""
     return [LAST, *[BETWEEN] * (stages - 2), FIRST]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prices:
-    """Weights of positions (S), and of the shares of blocks and of GPUs, which add up to one at
-    most; and what all blocks and all GPUs are worth."""
+    """Dual prices: weights of positions (S) and of the shares of blocks and GPUs, which sum to at
+    most one, and the worth of all blocks and of all GPUs.
+    """
 
     positions: Floats
     of_layers: float
@@ -120,7 +120,7 @@ class Prices:
 
     @classmethod
     def made(cls, weights: Floats, layers_s: float, gpus_s: float) -> Self:
-        """Prices with weights (S + 2) in these proportions."""
+        """Prices whose weights (S + 2) are proportional to the given ones."""
         weights = np.maximum(weights, 0.0)
         weights = weights / max(weights.sum(), 1e-300)
         return cls(
@@ -132,14 +132,14 @@ class Prices:
         )
 
     def for_stages(self, stages: int) -> Self:
-        """The same for another number of stages."""
+        """The same prices for another number of stages."""
         at = np.linspace(0, len(self.positions) - 1, stages)
         positions = np.interp(at, np.arange(len(self.positions)), self.positions)
         weights = np.array([*positions, self.of_layers, self.of_gpus])
         return type(self).made(weights, self.layers_s, self.gpus_s)
 
     def raised(self, factor: float) -> Self:
-        """The same with weights that are larger by a factor."""
+        """The same prices with weights multiplied by a factor."""
         return replace(
             self,
             positions=factor * self.positions,
@@ -148,7 +148,7 @@ class Prices:
         )
 
     def weight_of(self, after: int, layers: Floats, gpus: Floats) -> Floats:
-        """What the weights of stages in front of some add up to, by their shares (K)."""
+        """The total weight of the stages in front of a partial pipeline, by its shares (K)."""
         positions = self.positions[after:].sum()
         return np.asarray(positions + self.of_layers * layers + self.of_gpus * gpus)
 
@@ -161,12 +161,12 @@ class Prices:
         return columns.passages_s(stages) + weights * columns.waits_s(stages)
 
     def beyond_s(self, columns: Columns) -> Floats:
-        """What each column costs beyond its worth (S, M)."""
+        """Reduced costs: each column's cost minus the worth of its blocks and GPUs (S, M)."""
         worth_s = self.layers_s * columns.share_of_layers + self.gpus_s * columns.share_of_gpus
         return self.cost_s(columns) - worth_s
 
     def bound_s(self, columns: Columns) -> float:
-        """Seconds that no pipeline of these columns takes less than."""
+        """A lower bound in seconds of all pipelines of these columns."""
         least_s = self.beyond_s(columns).min(axis=1).sum()
         return float(least_s + self.layers_s + self.gpus_s)
 
@@ -174,8 +174,9 @@ class Prices:
 def dearest(
     columns: Columns, stages: int, near: Prices | None, enough_s: float
 ) -> tuple[Prices, float]:
-    """Prices that make the bound of pipelines of so many stages high, and the bound. If prices near
-    them, of another number of stages, make it high enough, these will do."""
+    """Prices that maximise the bound of pipelines with a number of stages, and the bound. Prices
+    found for a similar number of stages are reused where they make it high enough.
+    """
     if near is not None:
         prices = near.for_stages(stages)
         bound_s = prices.bound_s(columns)
@@ -186,8 +187,9 @@ def dearest(
 
 
 def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
-    """The prices by the linear programme, whose variables are shares of columns at positions,
-    blocks and GPUs too few and too many, and the largest wait."""
+    """Solve for the prices by linear programming; variables are shares of columns at positions,
+    shortages and surpluses of blocks and GPUs, and the largest stall.
+    """
     from scipy import sparse  # noqa: PLC0415 (slow to import)
     from scipy.optimize import linprog  # noqa: PLC0415
 
@@ -224,33 +226,33 @@ def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
     return Prices.made(-found.ineqlin.marginals, layers_s, gpus_s)
 
 
-# Bounds of pipelines whose stages have unequal numbers of GPUs, where stages may be fractions.
+# Lower bounds of pipelines whose stages have unequal numbers of GPUs, by allowing fractional stages.
 #
 # A pipeline of S stages takes a *column* at each position: a mesh and a number of blocks, with the
-# least times of any way to save memory. The columns have all blocks and all GPUs together. Let p
-# be a stage's position from the end, P the passage of a micro-batch through a stage there and
-# back, with its sends, and t = f + b the stage's steady time. A chain of passes waits for the
-# first of G micro-batches at any one stage i (``mistlab.cost.chains``), so a pipeline takes at
-# least
+# minimum times of any memory-saving strategy. The columns together use all blocks and all GPUs.
+# Let p be a stage's position from the end, P the latency of a micro-batch through a stage there and
+# back with its sends, and t = f + b the stage's steady-state time. A chain of passes stalls for the
+# first of G micro-batches at any one stage i (``mistlab.cost.chains``), so a pipeline takes at least
 #
 #     sum P + r_i    with    r_i = (G - 1) t_i - (min(G, p_i) - 1) f_i
 #
-# The largest r is at least any weighted mean of all. Weights may be of positions, or be shares of
-# the blocks or of the GPUs. Blocks and GPUs have prices. Then the bound is what all blocks and
-# GPUs are worth, and for each position the least that a column costs beyond the worth of its own.
-# It holds for any weights and prices; a linear programme finds those that make it high.
+# The largest r is at least any weighted mean of all r. Weights may belong to positions, or be
+# shares of the blocks or of the GPUs. Blocks and GPUs have dual prices. The bound is then the worth
+# of all blocks and GPUs, plus for each position the smallest reduced cost of a column. It holds for
+# any weights and prices; a linear programme finds those that maximise it.
 #
 # Axes: M columns, S positions from the end, K partial pipelines.
 
 
-# Weights are raised by such factors for what is left of a pipeline, and prices of blocks varied.
+# Factors by which weights are raised for the rest of a pipeline, and by which prices of blocks
+# vary.
 RAISED = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 VARIED = (0.7, 0.85, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Relaxed:
-    """The bounds of a group's pipelines of several stages that take less than a limit.
+    """The lower bounds of a group's multi-stage pipelines below an upper bound.
 
     ``prices`` are those of each number of stages, for the time of all passes and for the passage
     alone; ``least_s`` is the bound of pipelines with so many stages.
@@ -260,14 +262,14 @@ class Relaxed:
     columns: Columns
     prices: Mapping[int, tuple[Prices, Prices]]
     least_s: Mapping[int, float]
-    # The share of all blocks that the first 0, 1, ... blocks have.
+    # The share of all blocks that the first 0, 1, ... blocks make up.
     front: Floats
     _lines: dict[int, "list[_Lines]"] = field(default_factory=dict)
     _counts: dict[int, tuple[float, Mapping[Mesh, Sequence[int]]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, menus: BoxMenus, limit_s: float) -> Self:
-        """The bounds of a group of pipelines; ``menus`` are its menus, which are not changed."""
+        """The bounds of a group of pipelines; ``menus``, its candidate lists, are not changed."""
         front = _front_of(menus)
         meshes, columns = _columns(replace(menus), limit_s, front)
         prices: dict[int, tuple[Prices, Prices]] = {}
@@ -284,16 +286,19 @@ class Relaxed:
         return cls(meshes=meshes, columns=columns, prices=prices, least_s=least_s, front=front)
 
     def bound_s(self, limit_s: float) -> float:
-        """Seconds that no pipeline takes less than; the limit if none may take less than it."""
+        """A lower bound in seconds of all pipelines; the upper bound if none can beat it."""
         return min([limit_s, *self.least_s.values()])
 
     def most_stages(self, limit_s: float) -> int:
-        """The most stages of a pipeline that may take less than a limit; 1 if none has several."""
+        """The largest number of stages of a pipeline that can beat the upper bound; 1 if no
+        multi-stage pipeline can.
+        """
         return max([1, *(stages for stages, least_s in self.least_s.items() if least_s < limit_s)])
 
     def counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
-        """The numbers of blocks of stages on each mesh, in front of so many others, that may be
-        part of a pipeline of several stages that takes less than a limit."""
+        """The numbers of blocks that a stage on each mesh can have, with a number of stages in
+        front of it, in a multi-stage pipeline below the upper bound.
+        """
         known_s, counts = self._counts.get(after, (-1.0, {}))
         if known_s != limit_s:
             counts = self._worked_out(after, limit_s)
@@ -312,7 +317,9 @@ class Relaxed:
         return {mesh: sorted(counts) for mesh, counts in found.items()}
 
     def rest_s(self, partials: Partials, stages: int) -> Floats:
-        """The least seconds of any completion (K) of partial pipelines of so many stages."""
+        """A lower bound in seconds of any completion (K) of partial pipelines with a number of
+        stages.
+        """
         if not len(partials):
             return np.empty(0)
         if stages not in self._lines:
@@ -321,7 +328,7 @@ class Relaxed:
                 for count, prices in self.prices.items()
                 if count > stages
             ]
-        # Those with the same blocks and GPUs are side by side.
+        # Partial pipelines with equal blocks and GPUs are adjacent.
         changes = np.diff(partials.layers).astype(bool) | np.diff(partials.gpus).astype(bool)
         first = np.flatnonzero(np.concatenate([[True], changes]))
         left = (
@@ -341,8 +348,8 @@ class Relaxed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Lines:
-    """Bounds of the stages that are left, in front of some, of pipelines of a number of stages:
-    lines over the shares of the blocks and of the GPUs that are left.
+    """Lower bounds of the stages still missing in front, for pipelines with a number of stages:
+    lines over the shares of blocks and GPUs that are left.
 
     Each line has its worth of blocks and of GPUs, and what it costs beside (B). A line holds where
     its weights add up to one at most.
@@ -355,7 +362,7 @@ class _Lines:
 
     @classmethod
     def of(cls, columns: Columns, own: Prices, passage: Prices, stages: int) -> Self:
-        """The lines of pipelines with these prices, of which ``stages`` stages are known."""
+        """The lines of pipelines at these prices, of which ``stages`` stages are known."""
         return cls(
             prices=own,
             stages=stages,
@@ -364,7 +371,7 @@ class _Lines:
         )
 
     def at(self, layers: Floats, gpus: Floats) -> tuple[Floats, Floats]:
-        """The least passage, and the least passage with the largest r (K)."""
+        """The smallest latency, and the smallest latency plus largest r (K)."""
         through = _highest(self.passing, layers, gpus)
         weight = self.prices.weight_of(self.stages, layers, gpus)
         around = np.full(len(layers), -np.inf)
@@ -377,7 +384,7 @@ class _Lines:
 
 
 def _lines(columns: Columns, prices: Sequence[Prices], stages: int) -> Floats:
-    """A row of worths and costs for each of some prices, with prices of blocks varied."""
+    """A row of worths and costs for each of the given prices, with prices of blocks varied."""
     rows = []
     for one in prices:
         cost_s = one.cost_s(columns)[stages:] - one.gpus_s * columns.share_of_gpus
@@ -395,7 +402,7 @@ def _highest(lines: Floats, layers: Floats, gpus: Floats) -> Floats:
 
 
 def alone_s(menus: BoxMenus, limit_s: float) -> float:
-    """The least seconds of a group's pipelines of a single stage, up to a limit."""
+    """A lower bound in seconds of a group's single-stage pipelines, at most the upper bound."""
     cluster, group = menus.problem.cluster, menus.group
     places = [
         StagePosition(
@@ -425,14 +432,15 @@ def _most_stages(menus: BoxMenus) -> int:
 
 
 def _front_of(menus: BoxMenus) -> Floats:
-    """The share of all blocks, by their least work, that the first 0, 1, ... blocks have."""
+    """The share of all blocks, weighted by their minimum work, that the first 0, 1, ... blocks make
+    up.
+    """
     front_s = menus.group.front_gpu_s(menus.work, menus.problem.workload.model.layers)
     return np.asarray(front_s / front_s[-1])
 
 
 def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[Mesh], Columns]:
-    """The columns of stages in pipelines of several stages that take less than a limit, and their
-    meshes."""
+    """The columns of stages in multi-stage pipelines below an upper bound, and their meshes."""
     places = [*_places(menus, limit_s)]
     numbers: dict[tuple[Mesh, int, int], int] = {}
     ends = [
@@ -440,7 +448,7 @@ def _columns(menus: BoxMenus, limit_s: float, front: Floats) -> tuple[Sequence[M
         + _end(place)
         for place in places
     ]
-    # Where no stage is that fits, none is faster.
+    # Where no stage fits, no stage is faster than the upper bound.
     found = np.full((4, ENDS * len(numbers)), limit_s)
     for options, of_place in menus.least(places, limit_s):
         times = options.times
@@ -480,8 +488,9 @@ def _end(place: StagePosition) -> int:
 
 
 def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
-    """A place for each mesh, number of blocks and place in a node, where a stage needs the least
-    memory: as the first stage, as the last one, and between them."""
+    """A stage position for each mesh, number of blocks and place in a node, with the smallest
+    memory need: as first, last or inner stage.
+    """
     problem, group, work = menus.problem, menus.group, menus.work
     layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
     least_s = min(work[mesh].shortest_s for mesh in group.meshes)
@@ -513,8 +522,9 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
 
 
 def _most_elsewhere(gpus_s: float, gpu_s: float, layers: int) -> int:
-    """The most blocks in the other stages, which have so many GPU-seconds for a micro-batch: a
-    block takes at least ``gpu_s`` of them."""
+    """The most blocks that the other stages can have, given their GPU-seconds for a micro-batch: a
+    block takes at least ``gpu_s`` of them.
+    """
     return math.ceil(min(gpus_s / gpu_s, layers - 1))
 
 
