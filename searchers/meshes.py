@@ -1,4 +1,5 @@
-"""The ways in which a space divides GPUs, the batch and the blocks, before memory is saved.
+"""The meshes of a space: how GPUs, the batch and the blocks may be divided, before memory savings
+are chosen.
 
 A stage lies inside one node or fills whole nodes; ranks fill nodes in order.
 """
@@ -23,8 +24,7 @@ from mistlab.schedule.placement import even_shares
 
 
 class Mesh(NamedTuple):
-    """The GPUs of one stage, and the sequences that each of its data-parallel ranks takes at a
-    time.
+    """The GPUs of one stage, and the micro-batch size of each of its data-parallel ranks.
 
     ``others`` are values of the mesh's other dimensions, except default values.
     """
@@ -55,7 +55,7 @@ class Mesh(NamedTuple):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the stage."""
+        """The number of GPUs of the stage."""
         return _gpus(self)
 
 
@@ -69,7 +69,7 @@ def _gpus(mesh: Mesh) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Pipeline:
-    """The meshes of a pipeline's stages, and the number of its micro-batches."""
+    """The meshes of a pipeline's stages, and its number of micro-batches."""
 
     micro_batches: int
     meshes: tuple[Mesh, ...]
@@ -88,7 +88,7 @@ class Pipeline:
 
 
 def only(pipeline: Pipeline, space: SearchSpace) -> SearchSpace:
-    """The part of a space whose pipelines have the meshes of this one, which are equal."""
+    """The subspace whose pipelines have the meshes of this pipeline, which are equal."""
     mesh = pipeline.meshes[0]
     return replace(
         space.with_lists({name: (mesh.value(name),) for name in _OWN}),
@@ -99,7 +99,7 @@ def only(pipeline: Pipeline, space: SearchSpace) -> SearchSpace:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a number, in order."""
+    """All divisors of a number, ascending."""
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})
 
@@ -111,7 +111,7 @@ def micro_batch_counts(problem: Problem, space: SearchSpace) -> list[int]:
 
 
 def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mesh]:
-    """The meshes that a stage may have, of any size."""
+    """The meshes that a stage may have, of any number of GPUs."""
     cluster = problem.cluster
     together, rest = divmod(problem.workload.global_batch, micro_batches)
     if rest:
@@ -127,7 +127,7 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         mesh
         for tensor in _tensor_degrees(problem, space)
         for others in _other_degrees(space)
-        # What leaves most meshes out, and is known soonest, comes first.
+        # The condition that rejects most meshes, and is cheapest to test, comes first.
         for ranks in [Mesh(1, tensor, together, others).num_gpus]
         for data in shares
         if ranks * data <= cluster.num_gpus and _divides_nodes(ranks * data, cluster)
@@ -146,8 +146,9 @@ def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
 
 
 def equal_stages(mesh: Mesh, problem: Problem) -> int:
-    """The number of stages of one mesh that take all GPUs, with a block each at least; 0 if they
-    cannot, or if some of them would lie in parts of two nodes or in two groups of nodes."""
+    """The number of stages of one mesh that use all GPUs, with at least a block each; 0 if they
+    cannot, or if one of them would straddle nodes or groups of nodes.
+    """
     cluster, gpus = problem.cluster, mesh.num_gpus
     num_stages, rest = divmod(cluster.num_gpus, gpus)
     lie_well = cluster.gpus_per_node % gpus == 0 or gpus % cluster.gpus_per_node == 0
@@ -157,7 +158,7 @@ def equal_stages(mesh: Mesh, problem: Problem) -> int:
 
 
 def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
-    """All pipelines of the space; very many where meshes may differ."""
+    """All pipelines of the space; a very large number where meshes may differ."""
     if not space.unequal_meshes:
         yield from equal_pipelines(problem, space)
         return
@@ -171,8 +172,9 @@ def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
 def orders_of(
     space: SearchSpace, num_stages: int, micro_batches: int, layers: int
 ) -> tuple[str, ...]:
-    """The orders of passes of a space that a pipeline of stages of at least so many blocks can run;
-    a single stage has one order, since none of its passes waits for another stage."""
+    """The orders of passes that a pipeline can run, if its stages have at least ``blocks`` blocks
+    each; a single stage has one order, since none of its passes waits for another stage.
+    """
     if num_stages == 1:
         return (DEFAULT_ORDER,)
     can = [
@@ -184,12 +186,12 @@ def orders_of(
 
 
 def allows(choices: tuple[int, ...] | None, value: int) -> bool:
-    """Whether a space's choices include a value; None includes all."""
+    """Whether a list of choices includes a value; None includes every value."""
     return choices is None or value in choices
 
 
 def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
-    """Whether a stage lies inside one node or fills whole ones, which are equal."""
+    """Whether a stage lies inside one node or fills whole, equal nodes."""
     gpus, place_in_node = cluster.gpus_per_node, first_rank % cluster.gpus_per_node
     if cluster.others and not cluster.in_one_group(first_rank, num_gpus):
         return False
@@ -197,7 +199,7 @@ def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
 
 
 def divides_groups(gpus: int, cluster: Cluster) -> bool:
-    """Whether stages of so many GPUs, one after another, each lie in one group of nodes."""
+    """Whether consecutive stages of these numbers of GPUs each lie in one group of nodes."""
     return not any(one.start % gpus for one in cluster.ranks_of_groups)
 
 
@@ -212,7 +214,9 @@ def layer_counts(layers: int, num_stages: int, space: SearchSpace) -> range:
 
 
 def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
-    """The blocks of each stage, as equal as possible; the first stages take the rest."""
+    """The number of blocks of each stage, as equal as possible; the remainder goes to the first
+    stages.
+    """
     return even_shares(layers, num_stages)
 
 
@@ -223,8 +227,9 @@ def _sequences(
     layers: int,
     dead_ends: set[tuple[int, int]],
 ) -> Iterator[tuple[Mesh, ...]]:
-    """The meshes of the stages from one rank on; each stage has a block at least. ``dead_ends`` are
-    ranks and numbers of blocks from which there are none."""
+    """The sequences of meshes for the stages from one rank on; each stage has at least a block.
+    ``dead_ends`` caches ranks and numbers of blocks from which there are none.
+    """
     if first_rank == problem.cluster.num_gpus:
         yield ()
         return
@@ -270,13 +275,15 @@ def other_names() -> list[str]:
 
 
 def _has_effect(mesh: Mesh) -> bool:
-    """Whether each choice that the ranks of a group share has a group of several ranks."""
+    """Whether each choice that acts on a communication group has a group of several ranks."""
     shared = (DIMENSIONS[name].shared_by for name, _ in mesh.others)
     return all(ranks_of(group, mesh.value) > 1 for group in shared if group)
 
 
 def _is_tried(problem: Problem, mesh: Mesh, micro_batches: int) -> bool:
-    """Whether the mesh's ranks can do what its other dimensions say, and a search tries it."""
+    """Whether the mesh's ranks can do what its other dimensions say, and whether a search tries the
+    combination.
+    """
     setting = Setting(
         degree=mesh.value,
         value=mesh.value,
@@ -292,7 +299,7 @@ def _is_tried(problem: Problem, mesh: Mesh, micro_batches: int) -> bool:
 
 
 def _other_degrees(space: SearchSpace) -> list[tuple[tuple[str, int], ...]]:
-    """All combinations of values of a mesh's other dimensions; default values are left out."""
+    """All combinations of values of a mesh's other dimensions; default values are omitted."""
     names = other_names()
     listed = (space.listed(name) or () for name in names)
     return [
@@ -309,33 +316,34 @@ def _divides_nodes(gpus: int, cluster: Cluster) -> bool:
     return gpus <= cluster.gpus_per_node or gpus % cluster.gpus_per_node == 0
 
 
-# The parts of a large space with which its search begins.
+# The subspaces with which the search of a large space begins.
 #
-# A search of a large space tries coarse choices of everything, and a budget may be spent before it
-# has what a search of a smaller space finds at once. So it begins with smaller spaces: their plans
-# are its own, and what they find leaves out much of the rest.
+# A search of a large space starts with coarse choices in every dimension, and a budget may be spent
+# before it has the plan that a smaller space's search finds at once. So smaller spaces are searched
+# first: their plans belong to the large space, and prune much of the rest.
 
 
-# Whole searches of these spaces are quick, or are proven best.
+# Searches of these spaces are fast, or prove their best plan.
 FIRST = ("3d", "mist")
-# Where meshes have other choices, such as sequence parallelism: a space of stages that are alike
-# with these choices. Its search asks a hundredth of what one of unlike stages asks.
+# The first subspace where meshes have other choices, such as sequence parallelism: uniform stages
+# with these choices. Its search evaluates a hundredth of the plans of a search over heterogeneous
+# stages.
 ALIKE = "moe"
-# Numbers of recomputed blocks that a space allows, from few to many.
+# The numbers of recomputed blocks that a space allows, from few choices to many.
 _RECOMPUTED: tuple[Recomputation, ...] = ("all", "none_or_all", "any")
 
 
 def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
-    """The parts to search before the whole space, the smallest first; none if its stages have equal
-    meshes, whose search is quick.
+    """The subspaces to search before the whole space, smallest first; none if its stages have equal
+    meshes, since that search is fast.
 
     The last part has the meshes' other choices, such as sequence parallelism, in a small space; a
     part before has some of them where stages are alike, so a budget that ends early has seen them.
     """
     if not space.unequal_meshes:
         return
-    # A single rank takes the lowest ZeRO level, and what it takes matters where it offloads: so the
-    # lowest one is the whole space's. It goes with every pipeline, too.
+    # A single rank takes the lowest ZeRO level, which matters where the rank offloads; so the
+    # lowest level is the whole space's. It is valid with every pipeline, too.
     lowest = min(space.zero)
     others_of_mesh = {name: space.lists[name] for name in other_names()}
     has_others = any(len(listed or ()) > 1 for listed in others_of_mesh.values())
@@ -353,8 +361,9 @@ def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
 
 
 def as_in(plan: Plan, space: SearchSpace) -> Plan:
-    """A plan of a part as the whole space says it: where a single rank shares a choice with nobody,
-    such as a ZeRO level, with the lowest value of the space."""
+    """A subspace's plan in the whole space's terms: a choice that acts on a group of one rank, such
+    as a ZeRO level, gets the lowest value of the whole space.
+    """
     stages = []
     for stage in plan.stages:
         lowest = {
@@ -367,8 +376,7 @@ def as_in(plan: Plan, space: SearchSpace) -> Plan:
 
 
 def common(space: SearchSpace, other: SearchSpace) -> SearchSpace | None:
-    """The plans of a space that another space has too, whatever the engine; None if there are
-    none."""
+    """The intersection of two spaces, whatever the engine; None if it is empty."""
     lists = {name: _both(listed, other.lists[name]) for name, listed in space.lists.items()}
     of_plans: dict[str, Any] = {
         name: _both(getattr(space, name), getattr(other, name)) for name in _OF_PLANS
@@ -399,6 +407,6 @@ def _both(
     return tuple(value for value in listed if value in others)
 
 
-# The fields of a space that list what is of whole plans, and those that are true or false.
+# The fields of a space that concern whole plans, and the boolean ones.
 _OF_PLANS = ("pipeline", "micro_batches", "orders")
 _FLAGS = ("unequal_stages", "unequal_meshes")

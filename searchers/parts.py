@@ -1,18 +1,18 @@
-"""Parts of a cluster that are searched beside the whole: plans may leave GPUs idle."""
+"""Searches parts of a cluster beside the whole cluster, since the best plan may leave GPUs idle."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from mistlab.job.search import Problem
 
-# Degrees are products of these where models and batches are as most are.
+# Degrees are products of these primes for most models and batches.
 SMALL_PRIMES = (2, 3)
-# So many parts are searched beside a cluster whose GPUs divide badly.
+# The number of parts searched beside a cluster whose number of GPUs divides badly.
 MOST_PARTS = 2
 
 
 def parts_of(problem: Problem, *, has_plans: bool) -> tuple[Problem, ...]:
-    """The problem on parts of its cluster, which leave the other GPUs idle.
+    """The same problem on parts of its cluster; the other GPUs stay idle.
 
     Of a cluster whose number of GPUs has only small prime factors there are none; of others the
     largest that have. Where the whole cluster has no plan, all that have.
@@ -29,7 +29,7 @@ def parts_of(problem: Problem, *, has_plans: bool) -> tuple[Problem, ...]:
 
 
 def divides_well(count: int) -> bool:
-    """Whether a number of GPUs has small prime factors alone."""
+    """Whether a number of GPUs has small prime factors only."""
     for prime in SMALL_PRIMES:
         while count % prime == 0:
             count //= prime
@@ -37,7 +37,8 @@ def divides_well(count: int) -> bool:
 
 
 def _smaller(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Nodes, and GPUs of each, of parts of a cluster of equal nodes: whole nodes, or GPUs of one.
+    """The number of nodes, and of GPUs in each, for the parts of a cluster of equal nodes: whole
+    nodes, or some GPUs of one node.
 
     Ranks fill nodes in order, so a plan never leaves GPUs of each of several nodes idle.
     """

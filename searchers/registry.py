@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from searchers.strategy import Strategy
 
 
-# After a colon: further arguments with which a searcher can be made.
+# The part of a name after a colon selects a variant of the searcher.
 SEARCHERS: "OnUse[Strategy]" = OnUse(
     {
         "mist": called("searchers.methods.mist:mist_with", "highs"),

@@ -1,4 +1,5 @@
-"""The plans of a space: savings of a stage, host memory, membership, random choices, empty spaces.
+"""The plans of a space: a stage's memory savings, host memory, membership, random draws, and why a
+space is empty.
 
 Axes: W ways to save memory, B ways to treat blocks.
 """
@@ -33,34 +34,36 @@ from searchers.meshes import (
     pipelines,
 )
 
-# The ways in which a stage may save memory: all combinations of a space's choices, by dimension.
+# The memory-saving strategies of a stage: all combinations of a space's choices, by dimension.
 #
-# Axes: W ways to save memory, B ways to treat blocks.
+# Axes: W strategies, B block treatments.
 
 
 # One value for each of ``names_of("savings")``, and for each of ``counts_of_blocks``.
 SavingsRow = tuple[float, ...]
 CountsRow = tuple[int, ...]
-# Some of a dimension's choices.
+# Selects some of a dimension's choices.
 Thinner = Callable[[Sequence[float]], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Way:
-    """One way to save memory for all stages of a pipeline: the values of ``names_of("savings")``,
-    and how many blocks the largest stage treats in each of ``counts_of_blocks()``."""
+    """One memory-saving strategy for all stages of a pipeline: the values of
+    ``names_of("savings")``, and the number of blocks that the largest stage treats in each of
+    ``counts_of_blocks()``.
+    """
 
     savings: SavingsRow
     counts: CountsRow
 
     def counts_within(self, layers: int) -> CountsRow:
-        """The numbers of treated blocks of a stage with so many blocks."""
+        """The numbers of treated blocks in a stage with ``layers`` blocks."""
         counts = dict(zip(counts_of_blocks(), self.counts, strict=True))
         return tuple(counts_within(counts, layers).values())
 
 
 def way_of(plan: Plan) -> Way:
-    """The way to save memory of a plan whose stages are alike."""
+    """The memory-saving strategy of a plan with uniform stages."""
     largest = max(plan.stages, key=lambda stage: stage.layers)
     return Way(
         savings=tuple(largest.value(name) for name in names_of("savings")),
@@ -69,7 +72,9 @@ def way_of(plan: Plan) -> Way:
 
 
 def ways_alike(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool) -> Iterator[Way]:
-    """Every way for all stages of a pipeline of equal meshes, the largest of so many blocks."""
+    """Every memory-saving strategy for all stages of a pipeline of equal meshes whose largest stage
+    has ``layers`` blocks.
+    """
     for savings in product(*savings_choices(space, mesh, in_pipeline=in_pipeline)):
         for counts in counts_choices(space, layers):
             yield Way(savings=savings, counts=counts)
@@ -86,8 +91,9 @@ def savings_choices(
 
 
 def counts_choices(space: SearchSpace, layers: int, thinner: Thinner = tuple) -> list[CountsRow]:
-    """The numbers of a stage's blocks with each treatment (B), together at most all its blocks;
-    ``thinner`` picks some of the choices for one treatment."""
+    """The numbers of a stage's blocks under each treatment (B), in total at most its blocks;
+    ``thinner`` selects some of the choices of one treatment.
+    """
     choices = (thinner(_counts_of(space, name, layers)) for name in counts_of_blocks())
     every = (tuple(map(int, counts)) for counts in product(*choices))
     return [counts for counts in every if sum(counts) <= layers]
@@ -96,7 +102,7 @@ def counts_choices(space: SearchSpace, layers: int, thinner: Thinner = tuple) ->
 def ways_to_save(
     space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool
 ) -> Iterator[StagePlan]:
-    """Every stage with these blocks and this mesh (W)."""
+    """Every stage with these blocks and this mesh (W), one for each memory-saving strategy."""
     names = saving_names()
     choices = (
         sorted({*space.choices(name, layers=layers, degree=mesh.value, in_pipeline=in_pipeline)})
@@ -109,7 +115,7 @@ def ways_to_save(
 
 
 def number_of_ways(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool) -> int:
-    """The number of stages with these blocks and this mesh."""
+    """The number of memory-saving strategies for these blocks and this mesh."""
     ways = len({*counts_choices(space, layers)})
     for choices in savings_choices(space, mesh, in_pipeline=in_pipeline):
         ways *= len(choices)
@@ -122,20 +128,21 @@ def saving_names() -> tuple[str, ...]:
 
 
 def stage_of(mesh: Mesh, layers: int, saving: Mapping[str, float]) -> StagePlan:
-    """A stage that saves memory with these values; dimensions without a value have the default."""
+    """A stage with these values of its savings; dimensions without a value have their default."""
     return StagePlan.of_values({"layers": layers, **mesh.values(), **saving})
 
 
 def bare_stage(mesh: Mesh, layers: int, space: SearchSpace) -> StagePlan:
-    """A stage that saves as little memory as the space allows."""
+    """A stage with the least memory savings that the space allows."""
     least = {name: min(space.listed(name) or (0,)) for name in names_of("savings")}
     counts = {name: int(min(_counts_of(space, name, layers))) for name in counts_of_blocks()}
     return stage_of(mesh, layers, {**least, **counts})
 
 
 def alike(largest: StagePlan, layers: int) -> StagePlan:
-    """A stage of ``layers`` blocks that saves memory like another stage, which has the most
-    blocks."""
+    """A stage of ``layers`` blocks with the savings of another stage, the one with the most
+    blocks.
+    """
     return largest.with_values({"layers": layers, **counts_within(largest.counts, layers)})
 
 
@@ -147,27 +154,28 @@ def _one(_: str) -> int:
     return 1
 
 
-# Says when a space has more ways to save memory than this machine can list at once.
+# Detects a space with more memory-saving strategies than this machine can list at once.
 #
-# A search of all ways lists, for each stage, every combination of the space's ratios and levels.
-# So a ratio in steps of a thousandth instead of eighths, for four kinds, takes 250 million times
-# the room.
+# An exhaustive search lists, for each stage, every combination of the space's ratios and levels. A
+# ratio in steps of a thousandth instead of eighths, for four kinds of state, takes 250 million
+# times the memory.
 
 
-# What a listed way takes at the peak, with the columns of its costs and times. Measured with
-# llama-350m on two L4, searcher exact: 700 MiB at 331,776 ways (ratios in 23rds), and 655 MiB at
-# 320,000 ways of stages that are alike (ratios in 19ths, no or all blocks recomputed).
+# Peak bytes of a listed strategy, with the columns of its costs and times. Measured with llama-350m
+# on two L4, searcher exact: 700 MiB at 331,776 strategies (ratios in 23rds), and 655 MiB at 320,000
+# strategies of uniform stages (ratios in 19ths, no or all blocks recomputed).
 WAY_BYTES = 2200
 
 
 def ways_listed(space: SearchSpace) -> int:
-    """The number of ways to save memory on a stage, without treated blocks."""
+    """The number of memory-saving strategies of a stage, block treatments aside."""
     return prod(len(space.listed(name) or ()) for name in names_of("savings"))
 
 
 def too_many_ways(problem: Problem, space: SearchSpace, room_bytes: int | None = None) -> str:
-    """Why all ways of a space cannot be listed in so much memory (by default what this machine has
-    free); empty if they can."""
+    """Why a space's strategies cannot all be listed within ``memory`` (by default this machine's
+    free memory); empty if they can.
+    """
     ways = ways_listed(space)
     if not space.unequal_stages:
         ways *= len(counts_choices(space, problem.workload.model.layers))
@@ -183,7 +191,7 @@ def too_many_ways(problem: Problem, space: SearchSpace, room_bytes: int | None =
 
 
 def free_bytes() -> int:
-    """The memory of this machine that may be taken; all of it where the system does not say."""
+    """The free memory of this machine in bytes; all of its memory where the system does not say."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="utf-8")
     except OSError:
@@ -202,7 +210,7 @@ def contains(problem: Problem, space: SearchSpace, plan: Plan) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Members:
-    """The plans of one engine in a space; asks quickly about many plans."""
+    """The plans of one engine in a space, with fast membership tests for many plans."""
 
     problem: Problem
     space: SearchSpace
@@ -285,16 +293,16 @@ def _is_alike(plan: Plan) -> bool:
     return all(stage == alike(largest, stage.layers) for stage in plan.stages)
 
 
-# Says why a space has no plan for a problem, by trying what would give it one.
+# Explains why a space has no plan for a problem, by trying changes that would give it one.
 #
-# Memory is not looked at: a space whose plans do not fit is not empty.
+# Memory is not considered: a space whose plans do not fit is not empty.
 
 
-# Lists of a space that None opens to all numbers that divide.
+# Fields of a space in which None allows every number that divides.
 OPEN = tuple(entry.name for entry in fields(SearchSpace) if entry.default is None)
-# Batches and nodes that are tried instead of a problem's own, as multiples of them.
+# Multiples of a problem's batch and nodes that are tried in their place.
 MULTIPLES = (2, 3, 4, 5, 6, 7, 8)
-# Numbers of a list that are shown.
+# The number of values of a list that a message shows.
 SHOWN = 6
 
 
@@ -337,13 +345,15 @@ def _why_empty(problem: Problem, space: SearchSpace) -> str:
 
 
 def _has_pipeline(problem: Problem, space: SearchSpace) -> bool:
-    """Whether the space has any pipeline; one of equal meshes is found soonest."""
+    """Whether the space has any pipeline; equal meshes are tried first, since they are quickest to
+    find.
+    """
     candidates = chain(equal_pipelines(problem, space), pipelines(problem, space))
     return next(candidates, None) is not None
 
 
 def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Problem, SearchSpace]]:
-    """Single changes of the space and of the problem, each in words."""
+    """Single changes of the space or of the problem, each described in words."""
     for name in OPEN:
         if (listed := getattr(space, name)) is not None:
             change = f"with another {name} than {_listed(listed)}"
@@ -381,7 +391,7 @@ def _listed(numbers: tuple[float, ...]) -> str:
     return f"{shown}, ..." if len(numbers) > SHOWN else shown
 
 
-# Makes a plan from a sequence of named choices, for strategies that draw plans.
+# Makes a plan from a sequence of named choices, for strategies that sample plans.
 #
 # ``chosen_plan`` asks for each choice by name, and offers only options that leave a valid plan. A
 # random generator, an Optuna trial or a policy answers.
@@ -391,20 +401,22 @@ Option = TypeVar("Option")
 
 
 class Chooser:
-    """Answers questions with one of several options: ``place`` maps a name and a number of options
-    to the place of the answer."""
+    """Answers a choice: ``place`` maps a name and a number of options to the index of the chosen
+    option.
+    """
 
     def __init__(self, place: Callable[[str, int], int]) -> None:
         self._place = place
 
     def __call__(self, name: str, options: Sequence[Option]) -> Option:
-        """The chosen option; nothing is asked if there is only one."""
+        """The chosen option; a single option is returned without asking."""
         return options[0] if len(options) == 1 else options[self._place(name, len(options))]
 
 
 def chosen_plan(problem: Problem, space: SearchSpace, choose: Chooser) -> Plan | None:
-    """The plan of a chooser's answers; None where no pipeline of the space has the first
-    answers."""
+    """The plan of a chooser's answers; None if no pipeline of the space matches its first
+    answers.
+    """
     pipeline = _pipeline(problem, space, choose)
     if pipeline is None:
         return None

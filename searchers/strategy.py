@@ -1,4 +1,6 @@
-"""A search's strategy and its ledger, which counts questions and keeps the best plan so far."""
+"""A search's strategy and its ledger, which counts predictor calls and keeps the best plan so
+far.
+"""
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
@@ -31,22 +33,22 @@ from mistlab.stages.stage_batch import StageBatch, StageCosts, StageSeconds, Sta
 from searchers.parts import parts_of
 from searchers.savings import ways_listed, why_empty
 
-# Counts the questions of a search to its predictor, and keeps the best plan so far.
+# Counts a search's calls of its predictor, and keeps the best plan so far.
 #
-# Every searcher asks through a ``Ledger``, so all are counted in the same way, and the same budget
-# ends them.
+# Every searcher calls the predictor through a ``Ledger``, so all are counted alike, and the same
+# budget ends them.
 
 
-# This many stage candidates count as one plan.
+# The number of stage candidates that count as one plan in a budget.
 STAGES_A_PLAN = 1000
-# Plans and stage candidates that are predicted between two looks at the clock. Candidates whose
-# ratios all differ take up to 50 microseconds each; with more of them at once, twice as long. Plans
-# take as long one by one in batches of 64 as of 128.
+# Plans and stage candidates predicted between two checks of the clock. Candidates with distinct
+# ratios take up to 50 microseconds each; with more of them per batch, twice as long. Plans take as
+# long one by one in batches of 64 as of 128.
 PLANS_AT_ONCE = 64
 STAGES_AT_ONCE = 1 << 14
-# The best plan and its rivals.
+# The number of plans kept: the best one and its rivals.
 SHORT_LIST = 5
-# Times that differ by less than this share are equal but for rounding.
+# Times that differ by less than this share are equal up to rounding.
 ROUNDING = 1e-9
 
 Clock = Callable[[], float]
@@ -55,7 +57,7 @@ Answer = TypeVar("Answer")
 
 
 class BudgetSpentError(Exception):
-    """The search must end now; the ledger has what it found.
+    """The budget is spent and the search must end; its ledger has the best plan so far.
 
     ``predictions`` are the answers that the budget still allowed, for strategies that keep them.
     """
@@ -67,7 +69,8 @@ class BudgetSpentError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """Counts, keeps the best plan that fits, and ends the search when its budget is spent.
+    """Counts predictor calls, keeps the best plan that fits, and ends the search when its budget is
+    spent.
 
     ``listener`` is told of every answer and of every better bound, for progress; ``watcher`` sees
     every plan that was asked about. ``bound_s`` is a time that no plan of the space beats, on any
@@ -105,21 +108,22 @@ class Ledger:
         return float("inf") if self.prediction is None else self.prediction.iteration_s
 
     def is_best(self, bound_s: float) -> bool:
-        """Whether the best plan is proven, where no plan beats a time."""
+        """Whether the best plan is proven, given a lower bound of all plans."""
         return bound_s >= self.best_s * (1 - ROUNDING)
 
     @property
     def gap(self) -> float | None:
-        """The share of the best plan's time by which another plan could be faster; None while
-        nothing is known of that."""
+        """The relative amount by which another plan could be faster than the best plan; None while
+        no bound is known.
+        """
         return max(0.0, 1 - self.bound_s / self.best_s) if self.bound_s and self.best else None
 
     def best_of(self, engine: str) -> list[Plan]:
-        """The plans of an engine among the fastest few."""
+        """The plans of one engine among the fastest few."""
         return [one.plan for one in self.nearest if one.plan.engine == engine]
 
     def bounded(self, bound_s: float) -> None:
-        """Hear that no plan of the space beats a time."""
+        """Record a lower bound of all plans of the space."""
         if self.said is None:
             self.bound_s = max(self.bound_s, bound_s)
         elif self.hears is not None:
@@ -146,7 +150,7 @@ class Ledger:
 
     @property
     def seconds_left(self) -> float:
-        """How much longer the search may take; infinite if only evaluations count."""
+        """Seconds left of the budget; infinite if only evaluations are limited."""
         seconds = self.budget.seconds
         return inf if seconds is None else max(0.0, seconds - self.wall_s)
 
@@ -160,7 +164,7 @@ class Ledger:
 
     @contextmanager
     def for_seconds(self, seconds: float) -> Iterator[None]:
-        """Spend no more than some seconds of the budget on what is done inside."""
+        """Limit the calls inside to some seconds of the budget."""
         budget = self.budget
         ends_s = self.wall_s + seconds
         if ends_s < (inf if budget.seconds is None else budget.seconds):
@@ -172,7 +176,7 @@ class Ledger:
 
     @contextmanager
     def for_share(self, share: float) -> Iterator[None]:
-        """Spend no more than a share of what is left of the budget on what is done inside."""
+        """Limit the calls inside to a share of the remaining budget."""
         budget, left = self.budget, self.evaluations_left
         if budget.evaluations is not None and left is not None:
             spent = budget.evaluations - left
@@ -184,7 +188,7 @@ class Ledger:
             self.budget = budget
 
     def count(self, *, stages: int) -> None:
-        """Count questions that were asked elsewhere on behalf of this search."""
+        """Add predictor calls that another process made on behalf of this search."""
         self.stage_evaluations += stages
 
     def predict(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
@@ -221,7 +225,9 @@ class Ledger:
         return predictions
 
     def _shortlist(self, plan: Plan, prediction: Prediction) -> None:
-        """Keep the fastest few different plans; of equally fast plans the first comes first."""
+        """Keep the fastest few distinct plans; of equally fast plans the first found comes
+        first.
+        """
         is_full = len(self.nearest) == SHORT_LIST
         if not prediction.fits or (
             is_full and prediction.iteration_s >= self.nearest[-1].prediction.iteration_s
@@ -234,12 +240,13 @@ class Ledger:
 
     @contextmanager
     def for_part(
-        self, in_words: Callable[[Plan], Plan], hears: Callable[[float], object] | None = None
+        self, restate: Callable[[Plan], Plan], hears: Callable[[float], object] | None = None
     ) -> Iterator[None]:
-        """Search a part of the space inside: its plans are said in another way, which changes
-        nothing but words, and its bounds are none of the whole space; ``hears`` is told of them."""
+        """Search a subspace inside: ``restate`` expresses its plans in the whole space's terms, and
+        its bounds do not hold for the whole space, so they go to ``hears`` instead.
+        """
         before = self.said, self.hears
-        self.said, self.hears = in_words, hears
+        self.said, self.hears = restate, hears
         try:
             yield
         finally:
@@ -247,13 +254,15 @@ class Ledger:
 
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""
-        # Who needs costs of stages is asked once, by the searcher: Protocols are slow to ask.
+        # ``Predictor`` protocols are slow to test, so the searcher tests for stage costs once.
         model = cast("StageCostModel", self.predictor)
         parts = self._in_parts(lambda some: model.stage_costs(some, engine=engine), batch)
         return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
 
     def stage_bounds(self, least: StageBatch, most: StageBatch, *, engine: str) -> StageCosts:
-        """Costs that no candidate between two undercuts. Raises ``BudgetSpentError``."""
+        """Lower bounds of the costs of all candidates between two given ones. Raises
+        ``BudgetSpentError``.
+        """
         model = cast("StageBoundModel", self.predictor)
 
         def bounds(least: StageBatch, others: StageBatch) -> StageCosts:
@@ -267,8 +276,9 @@ class Ledger:
     def part_seconds(
         self, least: StageBatch, most: StageBatch | None = None, *, engine: str
     ) -> StageSeconds:
-        """The times of parts of a model in an order of passes without a formula; with ``most``,
-        times that none between the two undercuts. Raises ``BudgetSpentError``."""
+        """The times of parts of a model in an order of passes without a closed form; with ``most``,
+        lower bounds of all parts between the two. Raises ``BudgetSpentError``.
+        """
         model = cast("StageBoundModel", self.predictor)
         batches = (least,) if most is None else (least, most)
         parts = self._in_parts(partial(model.part_seconds, engine=engine), *batches)
@@ -282,8 +292,9 @@ class Ledger:
         engine: str,
         of_others: bool = False,
     ) -> Bools:
-        """Whether each candidate fits on its GPUs; in some orders, whether one may fit that has
-        smaller ratios or recomputes fewer blocks. Raises ``BudgetSpentError``."""
+        """Whether each candidate fits on its GPUs; in some orders, whether any candidate with
+        smaller ratios or fewer recomputed blocks may fit. Raises ``BudgetSpentError``.
+        """
         model = cast("StageBoundModel", self.predictor)
         ask = partial(model.stage_fits, engine=engine, of_others=of_others)
         batches = (batch,) if in_order is None else (batch, in_order)
@@ -292,7 +303,7 @@ class Ledger:
     def _in_parts(
         self, ask: Callable[..., Answer], *batches: StageBatch | StagesInOrder
     ) -> list[Answer]:
-        """The answers for rows of batches, a part of the rows at a time."""
+        """Call the predictor on part of the rows at a time, and join the results."""
         rows, answers = len(batches[0]), []
         for rows_of_part in np.array_split(np.arange(rows), -(-rows // STAGES_AT_ONCE) or 1):
             is_all = len(rows_of_part) == rows
@@ -312,7 +323,7 @@ class Ledger:
     def result(
         self, status: Status, seed: int, *, lower_bound_s: float | None = None, reason: str = ""
     ) -> SearchResult:
-        """How the search ended."""
+        """The result of the search, however it ended."""
         gap = None
         if lower_bound_s is not None and self.prediction is not None:
             lower_bound_s = min(lower_bound_s, self.best_s)
@@ -334,10 +345,9 @@ class Ledger:
         )
 
 
-# A strategy is one function that asks a ledger and returns how it ended; this makes it a searcher.
-#
-# The rest of a ``Searcher`` is the same for all: it counts, keeps the best plan, ends with the
-# budget, and keeps what was found when it is interrupted.
+# Makes a searcher from a strategy: a function that calls a ledger and returns how it ended. The
+# rest of a ``Searcher`` is shared: it counts, keeps the best plan, ends with the budget, and
+# returns the best plan so far when it is interrupted.
 
 
 INTERRUPTED = "interrupted"
@@ -345,7 +355,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a strategy ended. Without ``status``, it is FEASIBLE if the ledger has a plan, else
+    """The outcome of a strategy. Without ``status``, it is FEASIBLE if the ledger has a plan, else
     BUDGET.
 
     ``lower_bound_s`` is an iteration time that no plan of the space beats.
@@ -357,7 +367,7 @@ class Ending:
 
     @classmethod
     def of(cls, ledger: Ledger, bound_s: float) -> Self:
-        """How a search ended after which no plan of the space beats a time."""
+        """The outcome of a search, given a lower bound of all plans of the space."""
         if ledger.best is None:
             is_empty = bound_s == inf
             return cls(status="INFEASIBLE") if is_empty else cls(reason=NOT_FOUND)
@@ -366,20 +376,20 @@ class Ending:
         return cls(status="FEASIBLE", lower_bound_s=bound_s or None)
 
 
-# A strategy gets the problem, the space, the ledger to ask, and a source of randomness.
+# A strategy gets the problem, the space, the ledger, and a random generator.
 Strategy = Callable[[Problem, SearchSpace, Ledger, np.random.Generator], Ending]
 
-# The reason that there is no plan where not all of a space was searched.
+# The reason for having no plan where the space was not searched exhaustively.
 NOT_FOUND = "no plan was found that fits, which does not prove that there is none"
-# The reason to refuse a search whose predictor predicts only whole plans.
+# The reason to refuse a predictor that predicts whole plans only.
 NO_STAGE_COSTS = "asks for costs of single stages, which the predictor does not give"
-# The reason to refuse a search for a model whose kinds of blocks take turns.
+# The reason to refuse a model whose kinds of blocks alternate.
 TAKING_TURNS = (
     "asks for costs of single stages wherever they begin, and this model has blocks of several "
     "kinds: ask a searcher of whole plans, such as aceso or optuna"
 )
-# Reasons to refuse a search of a space with other orders than the one that has a formula: of a
-# strategy that never looks at them, and of one that does where it has bounds for them.
+# Reasons to refuse a space with orders of passes that have no closed form: for a strategy that
+# never searches them, and for one that does where they have bounds.
 NO_ORDERS = (
     f"joins stages of pipelines of {DEFAULT_ORDER}, and this space has other orders: ask mist, or "
     "a searcher of whole plans, such as aceso or optuna"
@@ -393,7 +403,7 @@ OTHER_ORDERS = (
 @final
 @dataclass(frozen=True, slots=True)
 class NeedsStageCosts:
-    """Marks a strategy that asks for costs of single stages, which not every predictor gives.
+    """Marks a strategy that needs costs of single stages, which not every predictor gives.
 
     Other strategies ask only for predictions of whole plans. ``takes_orders`` says whether it looks
     at orders of passes without a formula, too; ``takes_ranges`` says of which spaces it takes
@@ -407,7 +417,7 @@ class NeedsStageCosts:
     def __call__(
         self, problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
     ) -> Ending:
-        """Run the strategy; it ends by returning, or by the budget."""
+        """Run the strategy until it returns or the budget is spent."""
         return self.strategy(problem, space, ledger, draw)
 
 
@@ -473,8 +483,8 @@ def in_branches(
     ledger: Ledger,
     draw: np.random.Generator,
 ) -> Ending:
-    """The best plan of all engines of a space, on a cluster and on parts of it: each engine on each
-    number of GPUs is a branch with a bound of its own.
+    """Branch over the engines of a space and the parts of a cluster: each engine on each number of
+    GPUs has a lower bound of its own.
 
     Branches share what is left of the budget evenly, and the best plan so far, which leaves out
     much of the branches to come. Those with fewer ways to save memory come first, since they leave
@@ -507,7 +517,7 @@ def in_branches(
 
 
 def _no_plan_in_time(ledger: Ledger) -> str:
-    """That the budget ended a search before it had a plan that fits."""
+    """The status of a search whose budget ended before any plan that fits was found."""
     limits = []
     if ledger.budget.seconds is not None:
         limits.append(f"{ledger.budget.seconds:g} s")

@@ -56,8 +56,10 @@ class Fronts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Behind:
-    """Partial pipelines (K): their first blocks, in order, and chains; for each the place of its
-    first stage's number of blocks among ``counts``, and its row among those behind it."""
+    """Partial pipelines (K): their first blocks (sorted) and chains; for each the index in
+    ``counts`` of its first stage's number of blocks, and its row among the partial pipelines
+    behind.
+    """
 
     first: Ints
     chains: Chains[Floats]
@@ -76,9 +78,10 @@ class _Behind:
 def least_joined(
     times: RangeTimes, limit_s: float, grain_s: float, check: Callable[[], None]
 ) -> tuple[float, Ints | None]:
-    """Seconds that no division of one candidate undercuts, up to a limit, and the blocks (1, S) of
-    a division that is near them; with a grain of zero it takes just as long, unless partial
-    pipelines were too many. ``check`` is called now and then."""
+    """A lower bound in seconds of all divisions of one candidate, at most the upper bound, and the
+    blocks (1, S) of a division close to it; with a grain of zero the bound is that division's time,
+    unless there were too many partial pipelines. ``check`` is called now and then, and may raise.
+    """
     divisions = times.divisions
     fronts, count = Fronts.of(times, limit_s), int(times.micro_batches[0])
     none = np.zeros(1, dtype=np.int64)
@@ -111,7 +114,7 @@ def _replaced(behind: _Behind, chains: Chains[Floats]) -> _Behind:
 
 
 def _in_front(times: RangeTimes, behind: _Behind, stage: int, count: int) -> _Behind:
-    """Every range that the stage may have in front of every partial pipeline."""
+    """Prepend every range that the stage may have to every partial pipeline."""
     divisions = times.divisions
     starts = np.searchsorted(behind.first, np.arange(divisions.layers + 2))
     first, ranges, column, rows = [], [], [], []
@@ -136,7 +139,7 @@ def _in_front(times: RangeTimes, behind: _Behind, stage: int, count: int) -> _Be
 
 
 def _worth(partials: _Behind, fronts: Fronts, stage: int, limit_s: float) -> _Behind:
-    """The partial pipelines that may be part of the fastest one."""
+    """The partial pipelines that may still become the fastest pipeline."""
     chains, first = partials.chains, partials.first
     front_s = fronts.passed_s[stage, first]
     ways = [

@@ -1,4 +1,4 @@
-"""Divisions of a model's blocks among stages, where it matters which blocks a stage has.
+"""Divisions of a model's blocks among stages, where a stage's cost depends on which blocks it has.
 
 A stage has a range of blocks that follow one another. Ranges with the same kinds of blocks in the
 same order cost the same, so stages are asked about once for each sequence of kinds.
@@ -19,9 +19,9 @@ from mistlab.plan.space import SearchSpace
 from mistlab.stages.stage_batch import TIMES, StageTimes
 from searchers.meshes import even_layers, layer_counts
 
-# More divisions of the blocks than this are not tried one by one.
+# The largest number of divisions that are enumerated.
 MOST_DIVISIONS = 200_000
-# Waits that are told apart when the best division is bounded.
+# The number of stall thresholds used to bound the best division.
 THRESHOLDS = 24
 # No range: a stage cannot have these blocks.
 NONE = -1
@@ -29,8 +29,9 @@ NONE = -1
 
 @lru_cache(maxsize=64)
 def like_blocks(pattern: tuple[str, ...], layers: int) -> Ints:
-    """The first block (F, N) of the first range that has the same kinds of blocks in the same order
-    as that of N blocks from F on."""
+    """For N blocks from block F on, the first block (F, N) of the first range with the same
+    sequence of block kinds.
+    """
     number: dict[tuple[str, ...], int] = {}
     first_of_like = np.zeros((layers, layers + 1), dtype=np.int64)
     every = tuple(pattern[block % len(pattern)] for block in range(layers))
@@ -42,7 +43,7 @@ def like_blocks(pattern: tuple[str, ...], layers: int) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Divisions:
-    """All divisions of the blocks of a model among so many stages.
+    """All divisions of a model's blocks among a number of stages.
 
     ``asked`` (R, 3) has what tells ranges apart: the number of the stage, the first block of a
     range with the same kinds, the number of blocks. ``place`` says which of them stage s has if it
@@ -80,25 +81,30 @@ class Divisions:
 
     @property
     def even(self) -> Ints:
-        """The ranges (1, S) of the division into equal shares."""
+        """The ranges (1, S) of the division into equal numbers of blocks."""
         return self.ranges_of(np.array([even_layers(self.layers, self.num_stages)]))
 
     def steps(self, stage: int) -> Iterator[tuple[Rows, Rows, Rows]]:
-        """For each number of blocks the first blocks of a stage, its ranges, and the blocks after
-        them."""
+        """For each number of blocks of a stage: its possible first blocks, its ranges, and the
+        first blocks of the next stage.
+        """
         for column, count in enumerate(self.counts):
             ranges = self.place[stage, :, column]
             first = np.flatnonzero(ranges != NONE)
             yield first, ranges[first], first + count
 
     def ranges_of(self, shares: Ints) -> Ints:
-        """The number of each stage's range (D, S), by the blocks of stages (D, S)."""
+        """The index of each stage's range (D, S), given the number of blocks of each stage (D,
+        S).
+        """
         first = np.cumsum(shares, axis=1) - shares
         column = np.searchsorted(self.counts, shares)
         return np.asarray(self.place[np.arange(self.num_stages), first, column])
 
     def every(self) -> Ints | None:
-        """The blocks of stages (D, S) of all divisions; None where there are too many."""
+        """The number of blocks of each stage (D, S) in every division; None where there are too
+        many divisions.
+        """
         if (self.place != NONE).sum() == self.num_stages:
             return np.array([even_layers(self.layers, self.num_stages)])
         counts = np.array(self.counts)
@@ -115,8 +121,8 @@ class Divisions:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RangeTimes:
-    """The times of ranges (C, R) for several candidates; infinite ``passed_s`` where one does not
-    fit.
+    """The times of ranges (C, R) for several candidates; ``passed_s`` is infinite where a candidate
+    does not fit.
 
     In one division a pipeline takes at least all passages ``passed_s``, the longest of ``waits_s``
     for the first of the micro-batches (``searchers.exact.relaxed``), and what the first stage has
@@ -130,8 +136,9 @@ class RangeTimes:
 
     @property
     def passed_s(self) -> Floats:
-        """The passage (C, R) of a micro-batch there and back, with its sends; of the first stage
-        also what comes before its first pass and after its last."""
+        """The latency (C, R) of a micro-batch there and back, with its sends; the first stage's
+        includes the work before its first pass and after its last.
+        """
         times, stage = self.times, self.divisions.asked[:, 0]
         inside_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
         sent_s = (stage < self.divisions.num_stages - 1) * times.point_to_point_s
@@ -140,14 +147,14 @@ class RangeTimes:
 
     @property
     def waits_s(self) -> Floats:
-        """What a pipeline takes beyond the passage (C, R), if it waits at one stage."""
+        """The time (C, R) that a pipeline takes beyond its latency, if it stalls at one stage."""
         times, count = self.times, self.micro_batches[:, None]
         ahead = np.minimum(count, self.divisions.num_stages - self.divisions.asked[:, 0]) - 1
         each_s = times.forward_s + times.backward_s
         return np.maximum((count - 1) * each_s - ahead * times.forward_s, 0.0)
 
     def chosen(self, rows: Rows | Bools) -> Self:
-        """Some of the candidates."""
+        """The candidates with these indices."""
         return type(self)(
             divisions=self.divisions,
             micro_batches=self.micro_batches[rows],
@@ -156,8 +163,9 @@ class RangeTimes:
         )
 
     def seconds_of(self, ranges: Ints) -> Floats:
-        """The seconds (D) of the first candidate's iterations, by the ranges of divisions (D, S);
-        infinite where one does not fit."""
+        """The iteration times (D) of the first candidate, given the ranges of divisions (D, S);
+        infinite where a stage does not fit.
+        """
         of_divisions = {name: getattr(self.times, name)[0][ranges] for name in TIMES}
         seconds = iteration_s(
             StageTimes(**of_divisions), np.full(len(ranges), self.micro_batches[0])
@@ -165,36 +173,38 @@ class RangeTimes:
         return np.where(self.fits[0][ranges].all(axis=1), seconds, np.inf)
 
     def even_s(self) -> Floats:
-        """The seconds (C) of all candidates' iterations with equal shares."""
+        """The iteration time (C) of each candidate with equal numbers of blocks."""
         ranges = self.divisions.even[0]
         times = StageTimes(**{name: getattr(self.times, name)[:, ranges] for name in TIMES})
         seconds = iteration_s(times, self.micro_batches)
         return np.where(self.fits[:, ranges].all(axis=1), seconds, np.inf)
 
     def least_s(self, limit_s: float) -> Floats:
-        """Seconds (C) that no division undercuts, up to a limit."""
+        """A lower bound in seconds (C) of all divisions, at most the upper bound."""
         edges = self.edges(limit_s)
         *_, (passed_s, _) = self.within_by_stage(edges[:, 1:])
-        # A division whose longest wait lies between two edges takes the lower one at least.
+        # A division whose longest stall lies between two edges stalls at least for the lower edge.
         return np.asarray(np.minimum((edges[:, :-1] + passed_s[..., -1]).min(axis=1), limit_s))
 
     def edges(self, limit_s: float) -> Floats:
-        """Longest waits (C, T + 1), from the least of any division to the most of one that takes
-        less than a limit."""
+        """Thresholds of the longest stall (C, T + 1), from the minimum over all divisions to the
+        maximum of a division that beats the upper bound.
+        """
         waits_s, passed_s = self.waits_s, self.passed_s
         least_s = self.joined_by_stage(np.where(self.fits, waits_s, np.inf), np.maximum)[-1, :, -1]
         through_s = self.joined_by_stage(passed_s, np.add)[-1, :, -1]
         most_s = np.where(self.fits, waits_s, 0.0).max(axis=1)
         can = np.isfinite(least_s)
-        # Where no division fits, none is within any wait.
+        # Where no division fits, no threshold admits one.
         lowest = np.where(can, least_s, 0.0)
         highest = np.minimum(limit_s - np.where(can, through_s, 0.0), most_s)
         widths = np.maximum(highest - lowest, 0.0)
         return np.asarray(lowest[:, None] + widths[:, None] * np.linspace(0.0, 1.0, THRESHOLDS + 1))
 
     def near_best(self, limit_s: float) -> Ints:
-        """The blocks of stages (D, S) of divisions of the first candidate that are least by their
-        bounds."""
+        """The blocks of stages (D, S) in the divisions of the first candidate with the smallest
+        bounds.
+        """
         stages = [*self.within_by_stage(self.edges(limit_s))]
         rows = np.flatnonzero(np.isfinite(stages[-1][0][0, :, -1]))
         left, shares = np.full(len(rows), self.divisions.layers), []
@@ -204,8 +214,9 @@ class RangeTimes:
         return np.unique(np.stack(shares[::-1], axis=1), axis=0)
 
     def joined_by_stage(self, seconds: Floats, join: np.ufunc) -> Floats:
-        """The least (S + 1, C, F) of ranges' ``seconds`` (C, R), added or compared, over the stages
-        in front of each stage and the blocks in front of each block."""
+        """The minimum (S + 1, C, F) of ``seconds`` (C, R), summed or maximised over the stages in
+        front of each stage, for each number of blocks in front of it.
+        """
         least_s = np.full(
             (self.divisions.num_stages + 1, len(seconds), self.divisions.layers + 1), np.inf
         )
@@ -218,9 +229,10 @@ class RangeTimes:
         return least_s
 
     def within_by_stage(self, edges: Floats) -> Iterator[tuple[Floats, Ints]]:
-        """For each stage the least passage (C, T, F) of it and those in front, with no wait above
-        ``edges`` (C, T), by the block after it; and its number of blocks, by its place in
-        ``counts``."""
+        """For each stage, the smallest latency (C, T, F) of it and the stages in front whose stalls
+        stay within ``edges`` (C, T), by the block after the stage; and the index of its number of
+        blocks in ``counts``.
+        """
         passed_s, waits_s = self.passed_s, self.waits_s
         size = *edges.shape, self.divisions.layers + 1
         least_s = np.full(size, np.inf)

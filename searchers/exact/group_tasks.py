@@ -1,4 +1,4 @@
-"""Searches of groups of pipelines as calls, one after another or in processes."""
+"""Runs the searches of groups of pipelines as calls, sequentially or in parallel processes."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +18,11 @@ from searchers.meshes import Mesh
 from searchers.savings import Way
 from searchers.strategy import SHORT_LIST, BudgetSpentError, Clock, Ledger
 
-# Makes calls one after another, or in processes where joblib's context asks for several jobs.
+# Makes calls sequentially, or in processes where joblib's context asks for several jobs.
 #
-#     with joblib.parallel_config(n_jobs=2):
-#         ...
+# with joblib.parallel_config(n_jobs=2): ...
 #
-# joblib takes long to import. If nobody has imported it, nobody has asked for jobs.
+# joblib is slow to import. If nobody has imported it, nobody has asked for jobs.
 
 
 Argument = TypeVar("Argument")
@@ -42,37 +41,38 @@ def jobs() -> int:
 def in_processes(
     call: Callable[[Argument], Answer], arguments: Sequence[Argument]
 ) -> Sequence[Answer]:
-    """The results for all arguments, in order."""
+    """The results for all arguments, in the order of the arguments."""
     from joblib import Parallel, delayed  # noqa: PLC0415 (takes long to import)
 
     answers: Sequence[Answer] = Parallel()(delayed(call)(one) for one in arguments)
     return answers
 
 
-# Searches groups of pipelines, one after another or side by side.
+# Searches groups of pipelines, sequentially or in parallel.
 #
 # joblib's context says where: by default in this process; with ``parallel_config(n_jobs=2)`` in
 # processes of this machine; with another backend on a Ray or Dask cluster.
 
 
-# A function that joins stages to the fastest pipeline of a group that takes less than a limit. It
-# returns the pipeline's time, by its chains, and its plan.
+# Joins stages to the fastest pipeline of a group below an upper bound; returns the pipeline's time
+# by the closed form, and its plan.
 Joiner = Callable[[Menus, float], tuple[float, Plan] | None]
 
-# A group is looked at closely if its time with coarse ratios is at most this many times the best
-# plan's: for a single stage, for stages of equal sizes, and for stages of any sizes, of which there
-# are many.
+# A group is refined if its time with coarse ratios is at most this factor times the best plan's:
+# for single-stage pipelines, for stages of equal sizes, and for stages of any sizes (of which there
+# are many).
 NEAR_ALONE = 1.15
 NEAR = 1.05
 NEAR_UNEQUAL = 1.02
-# How often ratios near the best pipelines are tried more finely.
+# The number of refinements of ratios near those of the best pipelines.
 ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTask:
-    """A group of pipelines to search for plans that take less than a limit; with a ``way``, for
-    plans whose stages all save memory in that way."""
+    """A search of one group of pipelines for plans below an upper bound; with a ``way``, for plans
+    whose stages all use that memory-saving strategy.
+    """
 
     problem: Problem
     space: SearchSpace
@@ -84,10 +84,11 @@ class GroupTask:
     way: Way | None = None
 
     def solved(self, ledger: Ledger) -> float:
-        """The time of the best plan, by its chains, once the ledger has seen the plan; the limit if
-        there is none."""
-        # Stages of a node share its host memory. Host memory is ignored until a plan does not fit
-        # into it. Without a plan to beat, everything must be looked at.
+        """The time of the group's best plan by the closed form; the upper bound if no plan beats
+        it. The plan is offered to the ledger.
+        """
+        # Stages of a node share its host memory, which is ignored until a plan does not fit in it.
+        # Without a plan to beat, everything must be examined.
         is_hasty = self.coarse_to_fine and self.limit_s < inf
         work = self._likely_work(ledger) if is_hasty else self.work
         for with_host in (False, True):
@@ -112,8 +113,9 @@ class GroupTask:
         )
 
     def _likely_work(self, ledger: Ledger) -> Mapping[Mesh, LeastWork]:
-        """The likely least work of each mesh, from middle stages with half an even share of the
-        blocks and coarse ratios: hardly any pipeline has less work. Infinite where nothing fits."""
+        """An estimate of each mesh's least work, from middle stages with half of an even number of
+        blocks and coarse ratios; infinite where nothing fits. Few pipelines have less work.
+        """
         layers, gpus = self.problem.workload.model.layers, self.problem.cluster.num_gpus
         starts = [ranks.start for ranks in self.problem.cluster.ranks_of_groups]
         places = {
@@ -155,8 +157,7 @@ class GroupTask:
         return quick if answer is None and quick[0] < self.limit_s else answer
 
     def _refined(self, menus: Menus) -> tuple[float, Plan] | None:
-        """A quick answer, after ratios of the stages of pipelines near it were tried more
-        finely."""
+        """A beam-search answer, after refining the ratios of stages near it."""
         refined: set[StagePosition] = set()
         limit_s = self._near * self.limit_s
         best = None
@@ -165,7 +166,8 @@ class GroupTask:
             if not near:
                 break
             best = near[0][:2]
-            # The budget may end before a better plan is found; the others become its rivals.
+            # The budget may end before a better plan is found; the other plans become the rivals of
+            # the best.
             menus.ledger.predict([plan for _, plan, _ in near[:SHORT_LIST]])
             limit_s = min(limit_s, self._near * best[0])
             places = {place for *_, of_plan in near for place in of_plan}
@@ -182,7 +184,9 @@ def _least_block_s(menus: Menus, position: StagePosition) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What a process found, and how much it asked its predictor."""
+    """The outcome of a search in another process: what it found, and its count of predictor
+    calls.
+    """
 
     seconds: float
     nearest: Sequence[Plan]
@@ -191,7 +195,7 @@ class _Answer:
 
 
 def solved(tasks: Sequence[GroupTask], ledger: Ledger) -> list[float]:
-    """The times of the tasks' best plans; the ledger has seen all these plans."""
+    """The times of the tasks' best plans, all of which are offered to the ledger."""
     if len(tasks) <= 1:
         return [task.solved(ledger) for task in tasks]
     budget = ledger.budget_left

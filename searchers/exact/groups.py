@@ -1,4 +1,6 @@
-"""Groups of pipelines with equal degrees and micro-batches, and lower bounds of their time."""
+"""Groups of pipelines with equal degrees and numbers of micro-batches, and their lower bounds by
+arithmetic.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,17 +21,17 @@ from mistlab.stages.stage_batch import StageBatch, StagesInOrder
 from searchers.meshes import Mesh, Pipeline, allows, equal_stages, meshes, micro_batch_counts
 from searchers.strategy import Ledger
 
-# The least time of stages for one micro-batch, however a plan saves memory.
+# The minimum time of stages for one micro-batch, over all memory-saving strategies.
 #
 # A stage that recomputes, shards and offloads nothing only computes, and no slot is shorter than
-# its computation. A stage with the embedding and the head also sends nothing; sends slow the
-# passes beside them, and those of a few blocks more than those of many. Of dimensions that change
-# passes themselves all values are tried: some may make computation faster.
+# its computation. A stage with the embedding and the head also sends nothing; sends slow the passes
+# beside them, and those of a few blocks more than those of many. Dimensions that change the passes
+# themselves are tried with every value, since some may make computation faster.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastWork:
-    """The least seconds of a micro-batch on a mesh: in a block, and in the embedding and head.
+    """The minimum seconds of a micro-batch on a mesh: per block, and in the embedding and head.
 
     Where kinds of blocks take turns, ``block_s`` is the mean of ``turns_s``, those of each of the
     model's blocks; else these are missing.
@@ -41,11 +43,11 @@ class LeastWork:
 
     @property
     def shortest_s(self) -> float:
-        """The least seconds of any block."""
+        """The minimum seconds of the cheapest block."""
         return min(self.turns_s, default=self.block_s)
 
     def blocks_within(self, seconds: float, layers: int) -> int:
-        """The most blocks, up to ``layers``, of a stage that takes less than some seconds."""
+        """The largest number of blocks, up to ``layers``, of a stage faster than a limit."""
         if self.turns_s:
             shortest_s = np.cumsum(np.sort(self.turns_s)[:layers])
             return int(np.searchsorted(shortest_s, seconds))
@@ -59,8 +61,9 @@ class LeastWork:
 def work_of(
     problem: Problem, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
-    """The least work on each mesh, in the fastest of unlike groups of nodes, from stages that have
-    both ends and one block or two."""
+    """The minimum work on each mesh, in the fastest group of nodes, measured from stages with
+    embedding and head and one or two blocks.
+    """
     turns = _turns(problem)
     of_groups = []
     for ranks in problem.cluster.ranks_of_groups:
@@ -82,8 +85,9 @@ def work_of(
 
 
 def _turns(problem: Problem) -> list[int]:
-    """For each turn of the pattern of blocks, the first one whose block and next block are of the
-    same kinds: two blocks cost the same from there."""
+    """For each position in the repeating pattern of block kinds, the first block whose kind and
+    whose next block's kind match: two blocks cost the same from there.
+    """
     pattern = graph_of(problem.workload).pattern
     pairs = list(zip(pattern, (*pattern[1:], pattern[0]), strict=True))
     return [pairs.index(pair) for pair in pairs]
@@ -92,8 +96,9 @@ def _turns(problem: Problem) -> list[int]:
 def _mean_work(
     of_turns: Sequence[dict[Mesh, LeastWork]], problem: Problem
 ) -> dict[Mesh, LeastWork]:
-    """The work from each turn of a pattern as work on a mean block of the model: the sum over all
-    blocks is no more than what they take where stages have one mesh."""
+    """The work at each position of a pattern as work per mean block of the model: the sum over all
+    blocks is at most their time in stages on one mesh.
+    """
     turns, layers = len(of_turns), problem.workload.model.layers
     work = {}
     for mesh, work_of_mesh in of_turns[0].items():
@@ -102,7 +107,7 @@ def _mean_work(
             continue
         block_s = np.array([of_turn[mesh].block_s for of_turn in of_turns])
         one_s = np.array([of_turn[mesh].ends_s for of_turn in of_turns]) + block_s
-        # The second block of a stage is told apart by its time beyond that of the first.
+        # The second block's time is that of the two-block stage minus that of the first block.
         before_s = np.roll(block_s, 1)
         each_s = before_s[np.arange(layers) % turns]
         work[mesh] = LeastWork(
@@ -116,8 +121,9 @@ def _mean_work(
 def _work_from(
     first_rank: int, first_block: int, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
-    """The least work on each mesh of the group of nodes at a rank, of a block that comes second
-    behind the one at ``first_block``."""
+    """The minimum work on each mesh, in the group of nodes at a rank, of the block that follows
+    ``first_block``.
+    """
     names = [name for name in names_of("savings") if DIMENSIONS[name].changes_passes]
     ways = [
         dict(zip(names, values, strict=True))
@@ -138,7 +144,7 @@ def _work_from(
         for way in ways
     ]
     costs = ledger.stage_costs(StageBatch.joined(batches), engine=space.engine)
-    # Hosts may be ahead, so that a micro-batch passes through as fast as GPUs compute.
+    # Hosts may run ahead, so that a micro-batch passes as fast as GPUs compute.
     both_s = costs.seconds.forward_s + costs.seconds.backward_s
     stable_s = both_s.reshape(len(ways), -1).min(axis=0)
     one_s, two_s = stable_s.reshape(2, -1)
@@ -149,16 +155,16 @@ def _work_from(
     }
 
 
-# Divides the pipelines of a space into groups that can be searched one by one.
+# Divides the pipelines of a space into groups that are searched separately.
 
 
-# Less than any number of blocks, even when blocks of more stages are added.
+# Below any number of blocks, even after adding the blocks of more stages.
 NONE = -(1 << 60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All pipelines with a number of micro-batches and any of these meshes for their stages.
+    """All pipelines with a given number of micro-batches whose stages use any of the given meshes.
 
     ``num_stages`` is None where meshes have different sizes, and pipelines any number of stages.
     ``order`` is the order of their passes.
@@ -186,12 +192,12 @@ class Group:
 
     @property
     def has_formula(self) -> bool:
-        """Whether the order of the passes has a formula."""
+        """Whether the order of the passes has a closed form."""
         return self.order == DEFAULT_ORDER
 
     @property
     def fewest_blocks(self) -> int:
-        """The fewest blocks of a stage: one for each chunk."""
+        """The minimum number of blocks of a stage: one for each chunk."""
         return chunks_of(self.order)
 
     @property
@@ -200,8 +206,9 @@ class Group:
         return self.order in TURNING
 
     def held(self, after: int) -> int:
-        """The micro-batches that a stage in front of so many others holds, all its chunks at once:
-        no fewer are on the host where activations are offloaded."""
+        """The micro-batches in flight of a stage in front of ``after`` others, over all its chunks;
+        as many are on the host where activations are offloaded.
+        """
         if self.has_formula:
             return min(self.micro_batches, after + 1)
         if self.num_stages is None:
@@ -210,11 +217,13 @@ class Group:
         return moments[self.num_stages - 1 - after].least_held
 
     def number(self, after: int) -> int:
-        """The number of a stage in front of so many others, if its order asks for it; else 0."""
+        """The index of a stage in front of ``after`` others, if its order depends on it; otherwise
+        0.
+        """
         return 0 if self.has_formula or self.num_stages is None else self.num_stages - 1 - after
 
     def in_order(self, stage: Ints) -> StagesInOrder | None:
-        """The places of stages (C) with these numbers, if their order asks for them."""
+        """The positions of stages (C) with these indices, if their order depends on them."""
         if self.has_formula or self.num_stages is None:
             return None
         return StagesInOrder(
@@ -225,7 +234,7 @@ class Group:
         )
 
     def least_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
-        """The least seconds of any of these pipelines.
+        """The lower bound by arithmetic of these pipelines' iteration times.
 
         In each micro-batch the slowest stage takes at least an even share. While the stages after
         it compute, it can do at most half its passes ahead (the forwards or the backwards); the
@@ -244,27 +253,30 @@ class Group:
     def least_of_orders_s(
         self, problem: Problem, work: Mapping[Mesh, LeastWork], space: SearchSpace
     ) -> float:
-        """The least seconds of any of these pipelines in the orders of a space."""
+        """The lower bound by arithmetic of these pipelines in the orders of a space."""
         if space.orders == (DEFAULT_ORDER,) and self.has_formula:
             return self.least_s(problem, work)
         return self.least_in_any_order_s(problem, work)
 
     def least_in_any_order_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
-        """The least seconds of any of these pipelines, in whatever order its passes run: the
-        slowest stage takes at least an even share of every micro-batch."""
+        """The lower bound by arithmetic in any order of passes: the slowest stage computes at least
+        an even part of every micro-batch.
+        """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)
         return self.micro_batches * (self.least_gpu_s(work, layers) + ends_s) / gpus
 
     def least_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
-        """The least GPU-seconds of a micro-batch in so many blocks, whichever they are."""
+        """The minimum GPU-seconds of a micro-batch in this number of blocks, whichever blocks they
+        are.
+        """
         each_s = self._turns_gpu_s(work)
         if each_s is not None:
             return float(np.sort(each_s)[:layers].sum())
         return layers * min(work[mesh].block_s * mesh.num_gpus for mesh in self.meshes)
 
     def front_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> Floats:
-        """The least GPU-seconds of a micro-batch in the first 0, 1, ... up to all blocks."""
+        """The minimum GPU-seconds of a micro-batch in the first 0, 1, ... blocks."""
         each_s = self._turns_gpu_s(work)
         if each_s is not None:
             return np.concatenate([[0.0], np.cumsum(each_s)])
@@ -273,8 +285,9 @@ class Group:
     def other_stages_s(
         self, work: Mapping[Mesh, LeastWork], first: Column | int, count: Column | int, layers: int
     ) -> Column:
-        """The least seconds of a micro-batch in stages that have all blocks but ``count`` from the
-        one at ``first`` on."""
+        """The minimum seconds of a micro-batch in stages that have all blocks except ``count`` from
+        block ``first`` on.
+        """
         if self._turns_gpu_s(work) is None:
             return np.asarray((layers - count) * self.least_stages_s(work, 1))
         front_s = self.front_gpu_s(work, layers)
@@ -282,21 +295,24 @@ class Group:
         return np.asarray((front_s[-1] - own_s) / self.largest)
 
     def _turns_gpu_s(self, work: Mapping[Mesh, LeastWork]) -> Floats | None:
-        """The least GPU-seconds of a micro-batch in each block; None where all are alike."""
+        """The minimum GPU-seconds of a micro-batch in each block; None where all blocks are
+        equal.
+        """
         if not work[self.meshes[0]].turns_s:
             return None
         each_s = [np.array(work[mesh].turns_s) * mesh.num_gpus for mesh in self.meshes]
         return np.asarray(np.min(each_s, axis=0))
 
     def least_stages_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
-        """The least seconds of a micro-batch in stages that have these blocks together."""
+        """The minimum seconds of a micro-batch in stages that together have these blocks."""
         return self.least_gpu_s(work, layers) / self.largest
 
     def most_blocks(
         self, problem: Problem, work: Mapping[Mesh, LeastWork], each_s: float
     ) -> list[int]:
-        """The most blocks of stages on 0, 1, ... GPUs together, if each stage takes less than
-        ``each_s`` for a micro-batch; negative where no meshes use exactly these GPUs."""
+        """The largest number of blocks of stages on 0, 1, ... GPUs together, if each stage takes
+        less than ``each_s`` per micro-batch; negative where no meshes use exactly these GPUs.
+        """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         of_size: dict[int, int] = {}
         for mesh in self.meshes:
@@ -307,14 +323,16 @@ class Group:
 
     @property
     def largest(self) -> int:
-        """GPUs of the largest mesh."""
+        """The number of GPUs of the largest mesh."""
         return max(mesh.num_gpus for mesh in self.meshes)
 
 
-# The same is asked for at every stage, and takes long with thousands of GPUs.
+# Cached: every stage asks for the same, and thousands of GPUs make it slow.
 @lru_cache(maxsize=16)
 def _most_blocks(of_size: tuple[tuple[int, int], ...], gpus: int) -> list[int]:
-    """The most blocks on 0, 1, ... GPUs together, by the most of a stage of each size."""
+    """The largest number of blocks on 0, 1, ... GPUs together, given the largest number for a stage
+    of each size.
+    """
     most = [0]
     for number in range(1, gpus + 1):
         ways = [own + most[number - size] for size, own in of_size if size <= number]
@@ -325,7 +343,9 @@ def _most_blocks(of_size: tuple[tuple[int, int], ...], gpus: int) -> list[int]:
 def groups_of(
     problem: Problem, space: SearchSpace, *, equal_sizes: bool = False
 ) -> Iterator[Group]:
-    """The groups of all pipelines of a space, or of those whose stages have equally many GPUs."""
+    """The groups of all pipelines of a space, or only of those whose stages have equally many
+    GPUs.
+    """
     for micro_batches in micro_batch_counts(problem, space):
         choices = meshes(problem, space, micro_batches)
         if space.unequal_meshes and not equal_sizes:
@@ -345,8 +365,9 @@ def groups_of(
 
 
 def groups_in_orders(problem: Problem, space: SearchSpace) -> Iterator[Group]:
-    """The groups of pipelines in each order of a space that has no formula. All pipelines of a
-    group have equally many stages: what a stage holds depends on their number."""
+    """The groups of pipelines in each order of a space without a closed form. All pipelines of a
+    group have equally many stages, since a stage's activations depend on their number.
+    """
     orders = [order for order in space.orders if order != DEFAULT_ORDER]
     for group in groups_of(problem, space):
         for order in orders:
@@ -366,7 +387,7 @@ def _stages_in_order(problem: Problem, group: Group, order: str) -> Iterator[int
 
 
 def _alike(space: SearchSpace, choices: list[Mesh]) -> list[tuple[Mesh, ...]]:
-    """The meshes that can be together in one pipeline."""
+    """The sets of meshes that can appear together in one pipeline."""
     return [tuple(choices)] if space.unequal_meshes else [(mesh,) for mesh in choices]
 
 
@@ -383,7 +404,7 @@ def _is_pipeline(
 
 
 def _stage_counts(problem: Problem, space: SearchSpace) -> list[int | None]:
-    """The numbers of stages; None where the number does not matter."""
+    """The possible numbers of stages; None where the number does not matter."""
     if space.layers_off_balance is None and space.pipeline is None:
         return [None]
     return list(range(1, problem.cluster.num_gpus + 1))

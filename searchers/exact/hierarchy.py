@@ -1,4 +1,5 @@
-"""The hierarchical search: groups in order of their bounds, stages alike or each for itself.
+"""The hierarchical search: groups of pipelines in order of their lower bounds, with uniform stages
+or with a strategy for each stage.
 
 Axes: C candidates, S stages.
 """
@@ -58,12 +59,12 @@ from searchers.savings import (
 )
 from searchers.strategy import BudgetSpentError, Ending, Ledger
 
-# Plans whose stages all save memory in the same way: times of whole iterations, in columns.
+# Plans whose stages all share one memory-saving strategy: iteration times in columns.
 #
 # Axes: C candidates, S stages.
 
 
-# Stage candidates asked for at once.
+# Stage candidates per call of the predictor.
 TOGETHER = 1 << 19
 
 # Values of ``names_of("savings")``, then of ``counts_of_blocks()`` (C, 6).
@@ -71,7 +72,7 @@ TOGETHER = 1 << 19
 
 @dataclass(slots=True, kw_only=True)
 class AlikeStages:
-    """A pipeline of stages with one mesh that all save memory in the same way.
+    """A pipeline of stages on one mesh that share one memory-saving strategy.
 
     ``choices`` are the allowed values of each of ``names_of("savings")``, ``counts`` the allowed
     numbers of the first stage's blocks with each treatment.
@@ -94,22 +95,25 @@ class AlikeStages:
 
     @property
     def orders(self) -> tuple[str, ...]:
-        """The orders that the pipeline may have."""
+        """The orders of passes that the pipeline may run."""
         pipeline = self.pipeline
         return orders_of(self.space, pipeline.num_stages, pipeline.micro_batches, min(self.shares))
 
     def show_all(self) -> float:
-        """Show the ledger the fastest plan that fits, if it beats the ledger's best; its
-        seconds."""
+        """Enumerate all strategies; offer the ledger the fastest plan that fits, and return its
+        seconds.
+        """
         return float(self._show(self.every()).min())
 
     def show_coarse(self, *, is_coarsest: bool = False) -> float:
-        """Show the ledger the fastest plan of a coarse grid of ratios, with treated blocks in
-        quarters; its seconds. The coarsest grid is no finer for a stage that is alone."""
+        """Enumerate a coarse grid of ratios, with treated blocks in quarters; offer the ledger the
+        fastest plan, and return its seconds. A single-stage pipeline does not use the coarsest
+        grid.
+        """
         return float(self._show(self.coarse(is_coarsest=is_coarsest)).min())
 
     def every(self) -> Floats:
-        """Every way to save memory."""
+        """Every memory-saving strategy."""
         return _combined(product(*self.choices), self.counts)
 
     def coarse(self, *, is_coarsest: bool = False) -> Floats:
@@ -119,8 +123,9 @@ class AlikeStages:
         return _combined(product(*grid), quarters)
 
     def show_near(self, count: int) -> None:
-        """Begin with the fastest few strategies of coarse ratios, and look for better neighbours in
-        ever smaller steps, each with any number of recomputed blocks."""
+        """Local search: start with the fastest few strategies of the coarse grid, and try
+        neighbours in ever smaller steps, each with any number of recomputed blocks.
+        """
         new = set(product(*self._coarse))
         best_s: dict[SavingsRow, float] = {}
         step = first_step(self.choices)
@@ -141,14 +146,15 @@ class AlikeStages:
         return coarse(self.choices, is_alone=self._is_alone)
 
     def _show_strategies(self, strategies: Sequence[SavingsRow]) -> dict[SavingsRow, float]:
-        """The least seconds of each strategy; the ledger sees the fastest plan."""
+        """The minimum seconds of each strategy; the fastest plan is offered to the ledger."""
         seconds = self._show(_combined(strategies, self.counts))
         best = seconds.reshape(len(strategies), len(self.counts)).min(axis=1)
         return dict(zip(strategies, best.tolist(), strict=True))
 
     def _show(self, candidates: Floats) -> Floats:
-        """Seconds (C) of an iteration, infinite where a stage does not fit; the ledger sees the
-        fastest."""
+        """Iteration times (C), infinite where a stage does not fit; the fastest plan is offered to
+        the ledger.
+        """
         at_once = max(1, TOGETHER // self.pipeline.num_stages)
         parts = []
         for start in range(0, len(candidates), at_once):
@@ -165,7 +171,7 @@ class AlikeStages:
         return np.concatenate([np.empty(0), *parts])
 
     def batch(self, candidates: Floats) -> StageBatch:
-        """All candidates' first stages, then their second stages, and so on."""
+        """The first stages of all candidates, then their second stages, and so on."""
         pipeline, rows = self.pipeline, len(candidates)
         stages, mesh = pipeline.num_stages, pipeline.meshes[0]
         savings, counts = np.split(candidates, [len(self.choices)], axis=1)
@@ -199,14 +205,13 @@ class AlikeStages:
 
 
 def _combined(savings: Iterable[SavingsRow], counts: Sequence[CountsRow]) -> Floats:
-    """Every way to save memory combined with every way to treat blocks."""
+    """Every memory-saving strategy combined with every choice of treated blocks."""
     rows = [(*saving, *count) for saving in savings for count in counts]
     return np.array(rows, dtype=np.float64)
 
 
 def _counts_within(counts: Ints, layers: Ints) -> dict[str, Column]:
-    """The numbers of treated blocks in each stage: as many as asked for, if it has enough
-    blocks."""
+    """The numbers of treated blocks in each stage: as requested, at most the stage's blocks."""
     columns: dict[str, Column] = {}
     left = layers
     for name, asked in zip(counts_of_blocks(), counts.T, strict=True):
@@ -216,7 +221,7 @@ def _counts_within(counts: Ints, layers: Ints) -> dict[str, Column]:
 
 
 def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> Floats:
-    """Seconds (C) of an iteration; infinite where a stage does not fit."""
+    """Iteration times (C); infinite where a stage does not fit."""
     times = StageTimes(
         **{
             entry.name: getattr(costs.seconds, entry.name).reshape(-1, rows).T
@@ -227,31 +232,35 @@ def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> Floats:
     return np.where(costs.fits.reshape(-1, rows).all(axis=0), seconds, np.inf)
 
 
-# Pipelines of stages that save memory alike, in orders of passes without a formula.
+# Pipelines of uniform stages in orders of passes without a closed form.
 #
-# Each candidate has a bound that holds in the order. The candidates with the least bounds are
-# predicted first, until no bound is below the best plan's time.
+# Each candidate has a lower bound that holds in the order. Candidates are predicted in order of
+# their bounds, until no bound is below the best plan's time.
 #
 # Axes: R candidates, S stages, P parts.
 
 
-# Plans that are predicted together, with bounds below the best time before them.
+# The number of plans predicted per batch while their bounds are below the best time.
 ORDERS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlikeInOrder:
-    """A pipeline of stages that save memory alike, in an order that it can run."""
+    """A pipeline of uniform stages in an order of passes that it can run."""
 
     stages: AlikeStages
     order: str
 
     def show_all(self) -> None:
-        """Show the ledger the fastest plan, if it beats the ledger's best."""
+        """Examine all strategies; offer the ledger the fastest plan, if it beats the ledger's
+        best.
+        """
         self._show(self.stages.every())
 
     def show_coarse(self) -> None:
-        """Show the ledger the fastest plan of a coarse grid, if it beats the ledger's best."""
+        """Examine a coarse grid; offer the ledger the fastest plan, if it beats the ledger's
+        best.
+        """
         self._show(self.stages.coarse())
 
     def _show(self, candidates: Floats) -> None:
@@ -267,8 +276,9 @@ class AlikeInOrder:
             ledger.predict([replace(plan, order=self.order) for plan in plans])
 
     def least_s(self, candidates: Floats) -> Floats:
-        """Seconds (R) that no candidate undercuts; infinite where one that may beat the ledger's
-        best cannot fit."""
+        """Lower bounds in seconds (R) of the candidates; infinite for candidates that would beat
+        the ledger's best but cannot fit.
+        """
         ledger, pipeline = self.stages.ledger, self.stages.pipeline
         least_s = self._bounds_s(candidates)
         hopeful = np.flatnonzero(least_s < ledger.best_s)
@@ -302,7 +312,7 @@ class AlikeInOrder:
         return blocks
 
     def _bounds_s(self, candidates: Floats) -> Floats:
-        """Seconds (R) that no candidate undercuts, whether it fits or not."""
+        """Lower bounds in seconds (R) of the candidates, whether they fit or not."""
         engine, pipeline, placement = (
             self.stages.space.engine,
             self.stages.pipeline,
@@ -324,31 +334,32 @@ class AlikeInOrder:
         )
 
 
-# The search in two levels: first candidates for each stage, then pipelines joined from them.
+# The two-level search: candidates for each stage, then pipelines joined from them.
 #
-# First each group of pipelines gets its best plan with alike stages and coarse ratios; groups are
-# searched in the order of these plans. A group is left out if its arithmetic alone takes longer
-# than the best plan so far.
+# Each group of pipelines first gets its best plan with uniform stages and coarse ratios; groups are
+# searched in the order of these plans. A group is pruned if its bound by arithmetic exceeds the
+# best plan's time.
 
 
-# With coarse to fine, a group is left out if its best plan of alike stages takes this many times as
-# long as the best plan.
+# In a coarse-to-fine search, a group is dropped if its best uniform plan takes this factor times
+# the best plan's time.
 FAR = 1.15
 
-# If stages of unequal sizes may be better, stages of equally many GPUs come first, then a quick
-# look at the others: each gets at most this share of the seconds.
+# If stages of unequal sizes may be better: the largest share of the seconds for stages of equally
+# many GPUs, which come first, and for a beam search of the others.
 FIRST = 0.2
 
 
 def _shape_of(plan: Plan) -> tuple[int, Mesh]:
-    """What tells groups of pipelines of equal meshes apart."""
+    """The key of a group of pipelines with equal meshes."""
     return plan.micro_batches, mesh_of(plan.stages[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """A search in two levels. ``work`` is the least work on each mesh, ``least_s`` the least time
-    of each group; the groups have all pipelines of the space."""
+    """The two-level search. ``work`` is the minimum work on each mesh, ``least_s`` the lower bound
+    of each group; the groups contain every pipeline of the space.
+    """
 
     problem: Problem
     space: SearchSpace
@@ -374,7 +385,7 @@ class Hierarchy:
         )
 
     def all_alike(self) -> Ending:
-        """Look at every plan whose stages are alike, in every order."""
+        """Enumerate every plan with uniform stages, in every order."""
         for group in self.least_s:
             for stages in self._with_formula(group):
                 stages.show_all()
@@ -382,8 +393,9 @@ class Hierarchy:
         return self._proven()
 
     def most_alike(self) -> Ending:
-        """Find the best plan whose stages are alike, with ratios from coarse to fine; in orders
-        without a formula, with coarse ratios alone."""
+        """Search for the best plan with uniform stages, ratios coarse to fine; in orders without a
+        closed form, with coarse ratios only.
+        """
         for group, alike_s in self._in_order(list(self.least_s)):
             if alike_s <= NEAR * self.ledger.best_s:
                 for stages in self._with_formula(group):
@@ -392,8 +404,9 @@ class Hierarchy:
         return self._bounded()
 
     def show_in_orders(self, show: Callable[[AlikeInOrder], None]) -> None:
-        """Show the ledger the best plans of pipelines in orders without a formula, the pipelines
-        with the least bounds first."""
+        """Offer the ledger the best plans of pipelines in orders without a closed form, pipelines
+        with the smallest bounds first.
+        """
         if self.space.orders == (DEFAULT_ORDER,):
             return
         left = [(self.bound_s(group), group) for group in self.least_s]
@@ -407,26 +420,29 @@ class Hierarchy:
                         show(AlikeInOrder(stages=stages, order=order))
 
     def show_alike(self) -> None:
-        """Show the ledger the best plans of alike stages with coarse ratios, in the order that has
-        a formula."""
+        """Offer the ledger the best plans of uniform stages with coarse ratios, in the order that
+        has a closed form.
+        """
         self._in_order(list(self.least_s))
 
     def joined(self, join: Joiner) -> Ending:
-        """Find the best plan among all ways to save memory on its stages."""
+        """Find the best plan over all memory-saving strategies of each stage."""
         in_order = self._in_order(list(self.least_s))
         self._join([group for group, _ in in_order], join, coarse_to_fine=False)
         return self._proven()
 
     def joined_alike(self, join: Joiner) -> Ending:
-        """Find the best plan whose stages save memory alike and may have unequal blocks: all ways
-        to save for all stages, one after another."""
+        """Find the best plan of uniform stages with any division of the blocks: one strategy for
+        all stages at a time.
+        """
         for group, _ in self._in_order(list(self.least_s)):
             self._join_ways(group, join, self._ways(group))
         return self._proven()
 
     def near_alike(self, join: Joiner) -> Ending:
-        """Look for the best plan whose stages save memory alike: with even blocks first, then with
-        unequal blocks for the ways to save that were best."""
+        """Search for the best plan of uniform stages: with even divisions first, then with uneven
+        divisions for the best strategies.
+        """
         self.most_alike()
         plans = self.ledger.best_of(self.space.engine)
         near = [(_shape_of(plan), way_of(plan)) for plan in plans]
@@ -449,8 +465,8 @@ class Hierarchy:
     def joined_coarse_to_fine(
         self, join: Joiner, *, tolerance: float = 0.0, seconds: float = 0.0
     ) -> Ending:
-        """Find the best plan whose stages have equally many GPUs, with ratios from coarse to fine;
-        then look for better plans with stages of different sizes.
+        """Find the best plan whose stages have equally many GPUs, ratios coarse to fine; then
+        search stages of different sizes.
 
         Plans with alike stages say little about stages of different sizes.
         """
@@ -464,7 +480,7 @@ class Hierarchy:
         return self._proven_within(tolerance, seconds)
 
     def _join_unequal(self) -> None:
-        """Look quickly for better plans whose stages have unequal sizes."""
+        """Beam search for better plans whose stages have unequal sizes."""
         unequal = [group for group in self.least_s if group.has_unequal_sizes]
         in_order = self._in_order(unequal)
         self._join([group for group, _ in in_order], join_hastily, coarse_to_fine=True)
@@ -477,7 +493,9 @@ class Hierarchy:
         coarse_to_fine: bool,
         way: Way | None = None,
     ) -> None:
-        """Show the ledger the best plan of each group; joblib's context says how many at once."""
+        """Offer the ledger the best plan of each group; joblib's context says how many groups run
+        in parallel.
+        """
         best_s = self.ledger.best_s
         at_once = jobs()
         while left:
@@ -501,8 +519,9 @@ class Hierarchy:
     def _in_order(
         self, groups: Sequence[Group], *, is_coarsest: bool = False
     ) -> Sequence[tuple[Group, float]]:
-        """The groups that may have the best plan, with the time of each one's best plan of alike
-        stages. The ledger has seen these plans."""
+        """The groups that may have the best plan, with the time of each group's best uniform plan,
+        which is offered to the ledger.
+        """
         timed = []
         for group in sorted(groups, key=self.bound_s):
             if self.bound_s(group) < self.ledger.best_s:
@@ -512,17 +531,17 @@ class Hierarchy:
         return sorted(timed, key=lambda entry: entry[1])
 
     def bound_s(self, group: Group) -> float:
-        """The least seconds of a group by arithmetic."""
+        """The lower bound of a group by arithmetic."""
         return group.least_of_orders_s(self.problem, self.work, self.space)
 
     def _coarse_s(self, stages: AlikeStages, is_coarsest: bool) -> float:
-        """The best time of a pipeline of alike stages, worked out once."""
+        """The best time of a pipeline of uniform stages; cached."""
         if stages.pipeline not in self._alike_s:
             self._alike_s[stages.pipeline] = stages.show_coarse(is_coarsest=is_coarsest)
         return self._alike_s[stages.pipeline]
 
     def _with_formula(self, group: Group) -> Iterator[AlikeStages]:
-        """The pipelines of a group that may have the order with a formula."""
+        """The pipelines of a group that may run the order with a closed form."""
         return (stages for stages in self._alike(group) if DEFAULT_ORDER in stages.orders)
 
     def _alike(self, group: Group) -> Iterator[AlikeStages]:
@@ -543,11 +562,12 @@ class Hierarchy:
 
     @property
     def has_bounds(self) -> bool:
-        """Whether stages have bounds over boxes of ratios."""
+        """Whether stages have lower bounds over boxes of ratios."""
         return has_bounds(self.ledger, self.space)
 
     def proven(self, *, tolerance: float, seconds: float) -> Ending:
-        """Find the best plan by bounds over boxes of ratios, to a tolerance or for some seconds.
+        """Find the best plan by branch and bound over boxes of ratios, to a tolerance or within a
+        time limit.
 
         Plans whose stages are alike come first, then plans whose stages have equally many GPUs,
         then a quick look at plans whose stages have not.
@@ -555,7 +575,7 @@ class Hierarchy:
         ends_s = self.ledger.wall_s + seconds
         sizes = list(groups_of(self.problem, self.space, equal_sizes=True))
         with suppress(BudgetSpentError), self.ledger.for_seconds(seconds):
-            # Boxes soon find better plans of single stages than a finer grid has.
+            # Boxes soon find better single-stage plans than a finer grid would.
             self._in_order(sizes, is_coarsest=True)
             if self.space.unequal_meshes:
                 equal = {group: self.bound_s(group) for group in sizes}
@@ -566,10 +586,10 @@ class Hierarchy:
         return self._proven_within(tolerance, max(0.0, left_s))
 
     def _proven_within(self, tolerance: float, seconds: float) -> Ending:
-        """Prove how good the best plan is, or find a better one, for some seconds at most."""
+        """Prove how good the best plan is, or find a better one, within a time limit."""
         if not self.has_bounds:
             return self._bounded()
-        # Bounds of all groups are bounds of the whole space, and shown as such.
+        # Bounds of all groups are bounds of the whole space, and reported as such.
         bound_s = self._bound_s(self.least_s, tolerance, seconds, hear=self.ledger.bounded)
         if self.ledger.best is None:
             return Ending(status="INFEASIBLE" if bound_s == inf else None)

@@ -1,4 +1,6 @@
-"""Joins candidates to a pipeline by an integer linear programme (Mist), solved by HiGHS or CBC."""
+"""Joins candidates to a pipeline by a mixed-integer linear programme (Mist), solved by HiGHS or
+CBC.
+"""
 
 import os
 import sys
@@ -19,10 +21,10 @@ from searchers.exact.candidates import Menus, StagePosition
 from searchers.exact.programme import Chosen, join_hastily, places_by_stage, plan_of
 from searchers.exact.programme import join as join_exactly
 
-# Keeps what a library in C writes to standard output away from it.
+# Keeps a C library's writes off standard output.
 #
-# HiGHS 1.16 greets with its version wherever it is made, before anything can tell it to be silent;
-# a command with ``--json`` writes one object to standard output and nothing else.
+# HiGHS 1.16 prints its version when it is created, before it can be silenced; a command with
+# ``--json`` writes one object to standard output and nothing else.
 
 
 STANDARD_OUTPUT = 1
@@ -30,12 +32,12 @@ STANDARD_OUTPUT = 1
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Let nothing that is written inside reach standard output, whoever writes it."""
+    """Discard everything written to standard output inside, also from C."""
     sys.stdout.flush()
     try:
         kept = os.dup(STANDARD_OUTPUT)
     except OSError:
-        # It was closed, and whoever writes to it writes nowhere.
+        # Standard output was closed, so writes have nowhere to go.
         yield
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -50,9 +52,9 @@ def silent() -> Iterator[None]:
 
 # Joins stages to the best pipeline by a mixed-integer linear programme, as Mist does.
 #
-# Each candidate of each stage has a binary variable: a stage takes one of its candidates, and
-# together the stages have all blocks. The recurrence of ``mistlab.cost.chains`` adds the
-# inequalities of chains, from the last stage to the first.
+# Each candidate of each stage has a binary variable: a stage takes one of its candidates, and the
+# stages together have all blocks. The recurrence of ``mistlab.cost.chains`` adds the inequalities
+# of chains, from the last stage to the first.
 
 
 # PuLP is not typed.
@@ -60,7 +62,7 @@ Expression = Any
 
 # Plans whose times differ by less than this share count as equal.
 GAP = 1e-6
-# Solvers look this far above a known plan's time, since they have tolerances of their own.
+# Solvers look this factor above a known plan's time, because of their own tolerances.
 ALMOST = 1 + 1e-5
 
 
@@ -81,11 +83,13 @@ SOLVERS: dict[str, Callable[[float], pulp.LpSolver]] = {"highs": _highs, "cbc": 
 
 
 def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float, Plan] | None]:
-    """A joiner that gives one of ``SOLVERS`` some seconds for a group, or the rest of the budget if
-    that is less. The ledger sees a quick answer first, in case the solver is stopped."""
+    """A ``Joiner`` that runs one of ``SOLVERS`` on a group within a time limit, or the rest of the
+    budget if that is less. The ledger is first offered a beam-search plan, in case the solver is
+    stopped.
+    """
 
     def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-        # Candidates that are known to be slower than a quick answer are left out: most of them.
+        # Candidates that cannot beat the beam-search plan are pruned: most of them.
         hasty = join_hastily(menus, limit_s)
         if hasty is not None:
             menus.ledger.predict([hasty[1]])
@@ -96,8 +100,8 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
         before_s = menus.ledger.wall_s
         programme = StageProgramme(menus, stages)
         programme.minimise(_longest_chain(programme), limit_s)
-        # Handing the programme to a solver takes about as long as making it, and does not count for
-        # the solver's limit.
+        # Passing the programme to a solver takes about as long as building it, and does not count
+        # for the solver's limit.
         handing_s = menus.ledger.wall_s - before_s
         if programme.solve(solver, min(seconds, menus.ledger.seconds_left - handing_s)):
             chosen = programme.chosen()
@@ -118,19 +122,22 @@ class ChosenStage:
     chosen: Sequence[pulp.LpVariable]
 
     def taken(self, values: Mapping[StagePosition, Column]) -> Expression:
-        """The value of the chosen candidate, from the values of all candidates of each place."""
+        """The value of the chosen candidate as a linear expression, from the values of all
+        candidates of each position.
+        """
         each = [float(values[place][row]) for place, row in self.candidates]
         return pulp.LpAffineExpression(dict(zip(self.chosen, each, strict=True)))
 
     @property
     def places(self) -> set[StagePosition]:
-        """The places of the candidates."""
+        """The positions of the candidates."""
         return {place for place, _ in self.candidates}
 
 
 class Inequalities:
-    """Durations that are linear expressions. The longest of several ways is a variable, with an
-    inequality for each way."""
+    """Durations as linear expressions. The maximum of several durations is a variable with an
+    inequality for each.
+    """
 
     def __init__(self, problem: pulp.LpProblem, stage: int, check_time: Callable[[], None]) -> None:
         self.nothing: Expression = pulp.LpAffineExpression()
@@ -139,7 +146,7 @@ class Inequalities:
         self._check_time = check_time
 
     def longest(self, name: str, *ways: Expression) -> Expression:
-        """A variable that is at least as long as each way; variables are never below zero."""
+        """A variable that is at least each duration; variables are non-negative."""
         self._check_time()
         variable = self._problem.add_variable(f"{name}{self._stage}", lowBound=0)
         for way in ways:
@@ -148,13 +155,15 @@ class Inequalities:
         return pulp.LpAffineExpression(variable)
 
     def may_exceed(self, lengths: Sequence[Expression], others: Sequence[Expression]) -> bool:
-        """Whether a length of any candidate is longer than another length of any candidate."""
+        """Whether some candidate's value of ``lengths`` can exceed some candidate's value of
+        ``others``.
+        """
         longest = max(max(one.values(), default=0.0) for one in lengths)
         return longest > min(min(one.values(), default=0.0) for one in others)
 
 
 class StageProgramme:
-    """The choice of a candidate for each stage of a group's pipelines, as an integer programme.
+    """The mixed-integer programme that chooses a candidate for each stage of a group's pipelines.
 
     ``stages`` are its stages, the last stage first; a solution has all blocks of the model.
     """
@@ -178,19 +187,20 @@ class StageProgramme:
         return pulp.LpAffineExpression()
 
     def inequalities(self, after: int) -> Inequalities:
-        """Durations of the stage that has so many stages after it."""
+        """The durations of the stage with ``after`` stages behind it."""
         return Inequalities(self.problem, after, self.menus.ledger.check_time)
 
     def minimise(self, length: Expression, limit_s: float) -> None:
-        """Ask for the pipeline with the least length, below a limit."""
+        """Set the objective to the pipeline's duration, below an upper bound."""
         self.length = length
         self.problem.setObjective(length)
         if limit_s < float("inf"):
             self.problem.addConstraint(length <= limit_s)
 
     def solve(self, solver: str, seconds: float) -> bool:
-        """Run a solver for some seconds; whether it found the best solution or proved that there is
-        none."""
+        """Run a solver within a time limit; True if it found the optimum or proved that none
+        exists.
+        """
         if seconds <= 0:
             return False
         with silent():
@@ -199,8 +209,9 @@ class StageProgramme:
         return bool(is_best or self.problem.status == pulp.LpStatusInfeasible)
 
     def chosen(self, *, is_best: bool = True) -> Chosen | None:
-        """The candidates of the best solution, if there is one; or of the best that a stopped
-        solver had."""
+        """The candidates of the best solution, if there is one; a stopped solver's incumbent
+        counts.
+        """
         known = {pulp.LpSolutionOptimal}
         if not is_best:
             known.add(pulp.LpSolutionIntegerFeasible)
@@ -223,7 +234,7 @@ class StageProgramme:
         return ChosenStage(candidates=candidates, chosen=chosen)
 
     def _share_hosts(self) -> None:
-        """Keep the stages of each node within its host memory."""
+        """Constrain the stages of each node to its host memory."""
         cluster = self.menus.problem.cluster
         held: dict[int, Expression] = {}
         first_rank = cluster.num_gpus
@@ -251,7 +262,7 @@ def _blocks(menus: Menus, position: StagePosition) -> Column:
 
 
 def _longest_chain(programme: StageProgramme) -> Expression:
-    """The time of an iteration by the recurrence of ``mistlab.cost.chains``."""
+    """The iteration time by the recurrence of ``mistlab.cost.chains``."""
     menus = programme.menus
     has_host = ENGINES[menus.space.engine].host is not None
     names = [name for name in PASSES if has_host or name not in ISSUED]

@@ -226,13 +226,13 @@ def _solved(columns: Columns, stages: int, far_s: float) -> Prices:
     return Prices.made(-found.ineqlin.marginals, layers_s, gpus_s)
 
 
-# Lower bounds of pipelines whose stages have unequal numbers of GPUs, by allowing fractional stages.
+# Lower bounds of pipelines with unequal numbers of GPUs per stage, by allowing fractional stages.
 #
 # A pipeline of S stages takes a *column* at each position: a mesh and a number of blocks, with the
 # minimum times of any memory-saving strategy. The columns together use all blocks and all GPUs.
 # Let p be a stage's position from the end, P the latency of a micro-batch through a stage there and
 # back with its sends, and t = f + b the stage's steady-state time. A chain of passes stalls for the
-# first of G micro-batches at any one stage i (``mistlab.cost.chains``), so a pipeline takes at least
+# first of G micro-batches at one stage i (``mistlab.cost.chains``), so a pipeline takes at least
 #
 #     sum P + r_i    with    r_i = (G - 1) t_i - (min(G, p_i) - 1) f_i
 #

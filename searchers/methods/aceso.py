@@ -1,4 +1,4 @@
-"""Aceso-like search: moves of the bottleneck stage's plan that trade one resource for another."""
+"""Aceso-like search: local moves on the bottleneck stage that trade one resource for another."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,12 +27,12 @@ from searchers.strategy import Ending, Ledger
 
 Resource = Literal["compute", "communication", "memory", "host"]
 Move = Callable[[Plan, int, SearchSpace], Iterator[Plan]]
-# Savings that ranks of a group share: the more of them, the higher the level.
+# Savings that act on a communication group, as levels: a higher level shards more.
 _LEVELS = tuple(name for name in names_of("savings") if DIMENSIONS[name].shared_by)
 
 
 def moves(plan: Plan, stage: int, resource: Resource, space: SearchSpace) -> Iterator[Plan]:
-    """Plans in which the stage uses less of the resource."""
+    """Plans in which the stage uses less of the resource, by one move."""
     for move in _MOVES[resource]:
         yield from move(plan, stage, space)
 
@@ -42,7 +42,7 @@ def _with_stages(plan: Plan, changes: Mapping[int, StagePlan]) -> Plan:
 
 
 def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> Plan:
-    """The plan with one stage's savings changed, or all stages' where they must be alike."""
+    """The plan with one stage's savings changed, or every stage's where they must be equal."""
     if space.unequal_stages:
         return _with_stages(plan, {stage: changed})
     largest = changed.resized(max(other.layers for other in plan.stages))
@@ -50,8 +50,9 @@ def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> P
 
 
 def _recompute(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Recompute more or fewer blocks, or treat them in another way: by one, by a quarter or half of
-    those that can be, or all."""
+    """Recompute more or fewer blocks, or change their treatment: by one, by a quarter or half of
+    the eligible blocks, or all.
+    """
     chosen = plan.stages[stage]
     counts = chosen.counts
     for name, count in counts.items():
@@ -63,7 +64,7 @@ def _recompute(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterato
 
 
 def _shard(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Take a higher or a lower ZeRO level."""
+    """Move to the next higher or lower ZeRO level."""
     chosen = plan.stages[stage]
     for name in _LEVELS:
         for level in space.listed(name) or ():
@@ -72,20 +73,21 @@ def _shard(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Pl
 
 
 def _offload(sign: int, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Keep more or less of one kind of state in host memory."""
+    """Offload more or less of one kind of state to host memory."""
     chosen = plan.stages[stage]
     for name in OFFLOADS:
         ratios = space.listed(name) or ()
         now = ratios.index(chosen.value(name))
         others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
-        # The next ratio, and the last.
+        # The next ratio in the direction, and the extreme one.
         for ratio in dict.fromkeys([*others[:1], *others[-1:]]):
             yield _saving(plan, stage, chosen.with_values({name: ratio}), space)
 
 
 def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Take another value of a choice that is no level of sharding and no ratio of offloading,
-    whatever it trades."""
+    """Change a choice that is neither a sharding level nor an offload ratio, in either
+    direction.
+    """
     chosen = plan.stages[stage]
     for name in names_of("savings"):
         if name in (*_LEVELS, *OFFLOADS):
@@ -96,8 +98,7 @@ def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _change_mesh(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Take another value of a dimension of the mesh that is no degree, such as sequence
-    parallelism."""
+    """Change a dimension of the mesh that is not a degree, such as sequence parallelism."""
     for name in other_names():
         if name in dimensions_of_axes():
             continue
@@ -112,7 +113,7 @@ def _change_mesh(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _reorder(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Let all stages run their passes in another order."""
+    """Change the order of passes of all stages."""
     del stage
     for order in space.orders:
         if order != plan.order:
@@ -120,7 +121,9 @@ def _reorder(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
-    """Give blocks to a neighbour, or through the stages between to the first or the last stage."""
+    """Move blocks to a neighbouring stage, or along the stages in between to the first or the last
+    stage.
+    """
     giver, last = plan.stages[stage], plan.num_stages - 1
     for taker in sorted({stage - 1, stage + 1, 0, last} - {stage, -1, plan.num_stages}):
         other = plan.stages[taker]
@@ -132,7 +135,7 @@ def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
 
 
 def _micro_batch(factor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Make the micro-batches of all stages larger or smaller, and fewer or more."""
+    """Make every stage's micro-batches larger and fewer, or smaller and more."""
     del stage, space
     count = plan.micro_batches / factor
     sizes = [own.micro_batch * factor for own in plan.stages]
@@ -145,8 +148,9 @@ def _micro_batch(factor: float, plan: Plan, stage: int, space: SearchSpace) -> I
 
 
 def _split(tensor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Take more tensor and less data parallelism on the same GPUs, or the reverse. Where all stages
-    change, the number of micro-batches may change to match."""
+    """Trade data for tensor parallelism on the same GPUs, or the reverse. If all stages change, the
+    number of micro-batches may change with them.
+    """
     if space.unequal_meshes:
         chosen = plan.stages[stage]
         for changed in _remeshed(
@@ -170,7 +174,7 @@ def _split(tensor: float, plan: Plan, stage: int, space: SearchSpace) -> Iterato
 
 
 def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Take GPUs from another stage: as many as the stage has, or half of the other's."""
+    """Take GPUs from another stage: as many as the stage has, or half of the other stage's."""
     if not space.unequal_meshes:
         return
     taker = plan.stages[stage]
@@ -183,7 +187,7 @@ def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
-    """The stage on ``gpus`` GPUs: with other data parallelism, or with other tensor parallelism."""
+    """The stage on ``gpus`` GPUs, resized along data or along tensor parallelism."""
     yield from _remeshed(stage, gpus / stage.tensor_parallel, stage.tensor_parallel)
     yield from _remeshed(stage, stage.data_parallel, gpus / stage.data_parallel)
 
@@ -191,8 +195,9 @@ def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
 def _remeshed(
     stage: StagePlan, data: float, tensor: float, *, micro_batches: float = 1
 ) -> Iterator[StagePlan]:
-    """The stage with other degrees, and with its sequences in ``micro_batches``, if all numbers are
-    whole."""
+    """The stage with other degrees, and with its sequences split into ``micro_batches``; None
+    unless all sizes divide evenly.
+    """
     micro_batch = stage.micro_batch * stage.data_parallel / (data * micro_batches)
     if all(map(_is_count, (data, tensor, micro_batch))):
         changed = replace(
@@ -235,17 +240,16 @@ _MOVES: Mapping[Resource, tuple[Move, ...]] = {
 
 # Improves plans by relieving their bottlenecks, after Aceso (Liu et al., EuroSys 2024).
 #
-# The bottleneck of a plan is the stage that exceeds its memory or, if all fit, the stage that
-# takes longest; and on this stage the resource that it is short of. A move
-# (``searchers/methods/aceso.py``) uses less of this resource and more of another. Where no
-# single move makes a better plan, several in a row may: each relieves the bottleneck of the plan
-# before. Where a row ends, the next best move is tried.
+# The bottleneck of a plan is the stage that exceeds its memory or, if all stages fit, the slowest
+# stage, with the scarcest resource of that stage. A move uses less of this resource and more of
+# another. Where no single move improves a plan, a sequence of moves may: each relieves the
+# bottleneck of the plan before it. Where a sequence ends, the next best move is tried.
 #
-# Aceso's paper has moves of operators, micro-batch, degrees and recomputation. Here ZeRO levels
-# and offloading are moves too.
+# Aceso's paper has moves of operators, micro-batch, degrees and recomputation. Here ZeRO levels and
+# offloading are moves too.
 
 
-# How many moves in a row are tried, and how many plans are followed after each move.
+# The lengths of move sequences that are tried, and the number of plans followed after each move.
 HOPS = (1, 2, 3, 5, 7)
 WAYS = 3
 
@@ -253,7 +257,9 @@ WAYS = 3
 def aceso(
     problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
 ) -> Ending:
-    """Relieve bottlenecks, beginning with pipelines of every depth, until no row of moves helps."""
+    """Relieve bottlenecks, starting from pipelines of every depth, until no sequence of moves
+    improves the plan.
+    """
     del draw  # Nothing is left to chance.
     relief = Relief(problem=problem, space=space, ledger=ledger)
     starts = list(initial_plans(problem, space))
@@ -269,7 +275,9 @@ def aceso(
 
 
 def initial_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
-    """Even pipelines that save no memory, each in the first order of the space that it can run."""
+    """Uniform pipelines without memory savings, each in the first order of the space that it can
+    run.
+    """
     for pipeline in list(equal_pipelines(problem, space)) or [next(pipelines(problem, space))]:
         layers = even_layers(problem.workload.model.layers, pipeline.num_stages)
         count = pipeline.micro_batches
@@ -282,7 +290,7 @@ def initial_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
 
 @dataclass(slots=True, kw_only=True)
 class Relief:
-    """The predictions of plans so far, and how many moves have been followed from each."""
+    """The predictions made so far, and the number of moves followed from each plan."""
 
     problem: Problem
     space: SearchSpace
@@ -295,7 +303,7 @@ class Relief:
         self.members = Members(problem=self.problem, space=self.space)
 
     def predict(self, plans: Sequence[Plan]) -> None:
-        """Predict plans that have no prediction yet. Raises ``BudgetSpentError``."""
+        """Predict the plans that have no prediction yet. Raises ``BudgetSpentError``."""
         new = [plan for plan in dict.fromkeys(plans) if plan not in self.known]
         self.known |= zip(new, self.ledger.predict(new), strict=True)
 
@@ -304,20 +312,19 @@ class Relief:
         return score_of(plan, self.known[plan], self.problem.cluster)
 
     def promise(self, plan: Plan) -> float:
-        """A plan's time, made longer by its excess of memory, which the next move may relieve."""
+        """A plan's time, increased by its excess memory, which the next move may remove."""
         score = self.score(plan)
         return score.iteration_s * (1 + score.excess)
 
     def relieved(self, plan: Plan, hops: int) -> Plan:
-        """The last of several plans, each better than the one before by at most ``hops`` moves."""
+        """The last plan of a chain of improvements, each of at most ``hops`` moves."""
         self.followed = {}
         while (better := self._better(plan, self.score(plan), hops)) is not None:
             plan = better
         return plan
 
     def _better(self, plan: Plan, target: Score, hops: int) -> Plan | None:
-        """A plan that is better than the target, after at most ``hops`` moves; None if there is
-        none."""
+        """A plan better than the target within at most ``hops`` moves; None if there is none."""
         if self.followed.get(plan, 0) >= hops:
             return None
         self.followed[plan] = hops
@@ -336,8 +343,7 @@ class Relief:
 
 
 def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tuple[int, Resource]]:
-    """The bottlenecks of a plan, the worst first: stages, each with the resource that it is short
-    of."""
+    """The bottlenecks of a plan, worst first: stages, each with its scarce resource."""
     if not prediction.fits:
         return _short_of_memory(plan, prediction, cluster)
     ranked: list[tuple[int, Resource]] = []
@@ -353,7 +359,9 @@ def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tu
 def _short_of_memory(
     plan: Plan, prediction: Prediction, cluster: Cluster
 ) -> list[tuple[int, Resource]]:
-    """The stage that exceeds a GPU's memory most; if all fit, the stage with most on its host."""
+    """The stage that exceeds a GPU's memory most; if all fit, the stage with the most bytes in host
+    memory.
+    """
     stages = prediction.stages
     reserved = np.array([stage.peak_reserved_bytes for stage in stages])
     excess = reserved - room_of_plan(cluster, plan)
@@ -364,7 +372,7 @@ def _short_of_memory(
 
 
 def _slowest(plan: Plan, prediction: Prediction) -> list[int]:
-    """The two stages that take longest for all micro-batches."""
+    """The two stages that take longest over all micro-batches."""
     stages = prediction.stages
     order = sorted(range(len(stages)), key=lambda stage: -_whole_s(plan, stages[stage]))
     return order[:2]

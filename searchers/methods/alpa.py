@@ -33,13 +33,13 @@ from searchers.strategy import Ending, Ledger, NeedsStageCosts
 
 # The lower level of Alpa's programme: the time of the best choice for each stage.
 #
-# Axes: K kinds of stages, M submesh sizes, P places of a stage's first rank in its node, L blocks
-# of a stage (0 to all), C candidates.
+# Axes: K kinds of stages, M submesh sizes, P positions of a stage's first rank in its node, L
+# blocks of a stage (0 to all), C candidates.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """A batch and meshes that are divided into stages, and the limits of the division.
+    """A batch and the meshes that are divided into stages, with the limits of the division.
 
     ``layers`` are the numbers of blocks that stages may have, from the last stage to the first of
     the longest pipeline. ``recomputing`` says whether a stage may recompute none, all, or either.
@@ -58,14 +58,15 @@ class Division:
 
     @property
     def unit(self) -> int:
-        """The number of GPUs of which all sizes are multiples."""
+        """The greatest common divisor of all numbers of GPUs that stages may have."""
         return gcd(*self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Tells stages of the same size and place apart: 1 or 0 for the first stage, and for the
-    last."""
+    """Distinguishes stages of the same size and position: 1 if the stage is first, and 1 if it is
+    last.
+    """
 
     in_flight: int
     is_first: int
@@ -75,8 +76,9 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTable:
-    """Seconds of the best choice for each stage (K, M, P, L), infinite where none fits, and the
-    number of the chosen candidate."""
+    """The seconds of the best choice for each stage (K, M, P, L), infinite where none fits, and the
+    index of that choice.
+    """
 
     kinds: dict[Kind, int]
     seconds: Floats
@@ -85,14 +87,14 @@ class StageTable:
     candidate: Ints
 
     def stage(self, place: tuple[int, ...], space: SearchSpace) -> StagePlan:
-        """The chosen stage at a place in the table."""
+        """The best choice at a position of the table, as a stage."""
         mesh, recomputes = self.candidates[self.candidate[self.chosen[place]]]
         bare = bare_stage(mesh, place[-1], space)
         return replace(bare, checkpointed_layers=bare.layers) if recomputes else bare
 
 
 def kind_of(division: Division, place: int, *, is_first: bool) -> Kind:
-    """The kind of a stage, ``place`` stages from the end, the last one 1."""
+    """The kind of the stage that is ``place`` from the end, where the last stage counts as 1."""
     return Kind(
         in_flight=min(division.micro_batches, place),
         is_first=int(is_first),
@@ -132,7 +134,7 @@ def stage_table(
         problem.workload.model.layers + 1,
     )
     table, chosen = np.full(shape, np.inf), np.full(shape, -1)
-    # If several candidates write to one place, the last one stays: the fastest.
+    # If several candidates write to one cell, the last one written is kept: the fastest.
     order = np.argsort(-seconds, kind="stable")
     by_time = tuple(axis[order] for axis in places)
     table[by_time], chosen[by_time] = seconds[order], order
@@ -148,7 +150,7 @@ def _combined(*columns: Sequence[int]) -> Ints:
 
 
 def _first_ranks(kind: Kind, mesh: Mesh, unit: int, cluster: Cluster) -> list[int]:
-    """The places where a stage may begin; middle stages stand for the stages of all nodes."""
+    """The ranks at which a stage may begin; middle stages are evaluated once for all nodes."""
     if kind.is_first:
         return [0] if mesh.num_gpus == cluster.num_gpus or not kind.is_last else []
     if kind.is_last:
@@ -186,8 +188,9 @@ def _batch(
 
 
 def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats:
-    """Seconds of a steady micro-batch, its transfer, and its part of the tasks that run once
-    (C)."""
+    """The seconds of a steady-state micro-batch, its send, and an even part of the tasks that run
+    once per iteration (C).
+    """
     seconds = costs.seconds
     once = np.maximum(seconds.delta_forward_s, 0) + np.maximum(seconds.delta_backward_s, 0)
     sent = np.where(batch.has_head == 1, 0, seconds.point_to_point_s)
@@ -196,23 +199,22 @@ def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> Floats
 
 # The two-level dynamic programme of Alpa (Zheng et al., OSDI 2022), without memory savings.
 #
-# Inside a stage (``searchers/methods/alpa.py``): of the degrees that a submesh can have,
-# the fastest that fits, with none or all of its blocks recomputed, the lowest ZeRO level and
-# nothing offloaded. Across stages: for each number of micro-batches G, blocks and GPUs are divided
-# so that
+# Inside a stage: of the degrees that a submesh can have, the fastest that fits, with none or all of
+# its blocks recomputed, the lowest ZeRO level and nothing offloaded. Across stages: for each number
+# of micro-batches G, blocks and GPUs are divided so that
 #
-#     sum t_i + (G - 1) max t_i
+# sum t_i + (G - 1) max t_i
 #
-# is least, by a programme over stages from the last one, once for each bound on max t_i. t_i is a
-# steady micro-batch with its transfer to the next stage, and a G-th of what comes once an
+# is minimal, by a programme over stages from the last one, once for each bound on max t_i. t_i is a
+# steady-state micro-batch with its send to the next stage, and a G-th of the work done once an
 # iteration.
 #
 # Axes: B blocks and D GPUs of the stages so far (0 to all).
 
 
-# Bounds on the slowest stage that lie closer together than this count as one.
+# Bounds on the slowest stage that differ by less than this factor count as one.
 SPACING = 1.01
-# The reason to refuse a search on unlike nodes.
+# The reason to refuse a search on heterogeneous nodes.
 UNLIKE_NODES = (
     "takes all nodes as equal, and this cluster has unlike ones: ask another searcher, such as "
     "mist or aceso"
@@ -254,7 +256,7 @@ def divisions(problem: Problem, space: SearchSpace) -> Iterator[Division]:
 def _pipelines(
     problem: Problem, space: SearchSpace
 ) -> Iterator[tuple[int, tuple[Mesh, ...], tuple[int, ...]]]:
-    """The numbers of micro-batches, each with meshes and numbers of stages."""
+    """The numbers of micro-batches, each with the meshes and numbers of stages that divide them."""
     if not space.unequal_meshes:
         for pipeline in equal_pipelines(problem, space):
             yield pipeline.micro_batches, pipeline.meshes[:1], (pipeline.num_stages,)
@@ -279,7 +281,7 @@ def _layers(layers: int, numbers: Sequence[int], space: SearchSpace) -> tuple[Se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A pipeline: its stages' places in the table, and the sum of their times."""
+    """A pipeline: its stages' positions in the table, and the sum of their times."""
 
     seconds: float
     places: tuple[tuple[int, ...], ...]
@@ -287,7 +289,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programme:
-    """The upper level: blocks and GPUs divided into stages whose choices are known."""
+    """The upper level: divides blocks and GPUs into stages whose intra-operator choices are
+    fixed.
+    """
 
     problem: Problem
     space: SearchSpace
@@ -296,7 +300,7 @@ class Programme:
     table: StageTable
 
     def plans(self) -> Iterator[Plan]:
-        """The best pipeline for each bound on the slowest stage that may be useful."""
+        """The best pipeline for each useful bound on the slowest stage."""
         limits = self._limits()
         if not limits or (fastest := self.within(limits[-1])) is None:
             return
@@ -312,7 +316,9 @@ class Programme:
                 return
 
     def within(self, limit_s: float) -> Found | None:
-        """The pipeline with the least sum of times whose stages each take at most a limit."""
+        """The pipeline with the smallest sum of stage times, among those whose stages each stay
+        below a bound.
+        """
         unit, cluster = self.division.unit, self.problem.cluster
         layers, gpus = self.problem.workload.model.layers, cluster.num_gpus // unit
         seconds = np.full((layers + 1, gpus + 1), np.inf)
@@ -331,7 +337,7 @@ class Programme:
         return best
 
     def _step(self, place: int, after: Floats, limit_s: float, *, is_first: bool) -> "_Step":
-        """The times of pipelines with one more stage, ``place`` from the end (B, D)."""
+        """Extend pipelines by one stage, ``place`` from the end; returns their times (B, D)."""
         self.ledger.check_time()
         cluster, unit = self.problem.cluster, self.division.unit
         kind = self.table.kinds[kind_of(self.division, place, is_first=is_first)]
@@ -350,7 +356,7 @@ class Programme:
         return _Step(kind=kind, seconds=seconds, choice=choice)
 
     def _places(self, steps: "Sequence[_Step]") -> tuple[tuple[int, ...], ...]:
-        """The places in the table of a pipeline's stages, from the last step back."""
+        """Backtrack from the last step: the positions in the table of a pipeline's stages."""
         cluster, unit = self.problem.cluster, self.division.unit
         layers, gpus = self.problem.workload.model.layers, cluster.num_gpus // unit
         places = []
@@ -362,7 +368,7 @@ class Programme:
         return tuple(places)
 
     def _limits(self) -> list[float]:
-        """Times of stages as limits, each a little longer than the one before."""
+        """Distinct stage times in ascending order, as bounds on the slowest stage."""
         times = np.unique(self.table.seconds[np.isfinite(self.table.seconds)])
         limits: list[float] = []
         for time in times.tolist()[::-1]:
@@ -380,7 +386,9 @@ class Programme:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Step:
-    """Total times of pipelines (B, D), and the size and blocks of the first stage of each."""
+    """The total times of pipelines (B, D), and the size and blocks of each pipeline's first
+    stage.
+    """
 
     kind: int
     seconds: Floats

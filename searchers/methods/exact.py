@@ -1,5 +1,6 @@
-"""Finds the fastest plan of a space, with a proof: tries every way to save memory on each stage,
-and every way to join stages."""
+"""Exact search: the fastest plan of a space with a proof, over all memory-saving strategies of each
+stage and all pipelines of stages.
+"""
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from searchers.strategy import OTHER_ORDERS, Ending, Ledger, NeedsStageCosts
 def _exact(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """Prove the best plan, or that there is none; refuse what memory cannot hold, and orders
-    without a formula where stages are not alike."""
+    """Prove the best plan, or that none fits; refuses spaces too large to list, and heterogeneous
+    stages in orders of passes without a closed form.
+    """
     if space.orders != (DEFAULT_ORDER,) and not can_prove(space, ledger):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)
     if reason := too_many_ways(problem, space):

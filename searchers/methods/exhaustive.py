@@ -1,5 +1,6 @@
-"""Predicts every plan of a space, where there are few enough, and the grids of other systems'
-users."""
+"""Exhaustive search: predicts every plan of a small space; also the grids of other systems'
+users.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,12 @@ from searchers.meshes import Pipeline, even_layers, layer_counts, orders_of, pip
 from searchers.savings import alike, number_of_ways, ways_to_save
 from searchers.strategy import Ending, Ledger, Strategy
 
-# Predicts every plan of a space, where there are few enough: a check of the other searchers.
+# Predicts every plan of a space with few enough plans: a check of the other searchers.
 #
-# Each plan is predicted as a whole, so nothing is shared with searchers that join stages.
+# Each plan is predicted as a whole, so no code is shared with searchers that join stages.
 
 
-# About as many plans as are predicted in a minute.
+# About as many plans as can be predicted in a minute.
 MOST_PLANS = 200_000
 TOGETHER = 4096
 
@@ -28,7 +29,7 @@ TOGETHER = 4096
 def exhaustive(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """Predict every plan; refuse if there are too many, and say how many."""
+    """Predict every plan; if there are too many, refuse with their number."""
     left = ledger.evaluations_left
     most = MOST_PLANS if left is None else min(MOST_PLANS, left)
     plans = count_plans(problem, space, most)
@@ -46,7 +47,8 @@ def exhaustive(
 
 def count_plans(problem: Problem, space: SearchSpace, most: int | None = None) -> int:
     """The number of plans in a space; counting stops above ``most``. Where a space has several
-    orders, stages are taken to have even shares of the blocks."""
+    orders, stages are assumed to have even numbers of blocks.
+    """
     total = 0
     for pipeline in pipelines(problem, space):
         fewest = problem.workload.model.layers // pipeline.num_stages
@@ -88,7 +90,7 @@ def _stages(layers: int, space: SearchSpace, pipeline: Pipeline) -> Iterator[tup
 
 
 def _divisions(layers: int, stages: int, space: SearchSpace) -> Iterator[tuple[int, ...]]:
-    """All ways in which the space divides blocks among stages."""
+    """All divisions of the blocks among stages that the space allows."""
     if space.layers_off_balance == 0:
         yield even_layers(layers, stages)
     else:
@@ -109,7 +111,8 @@ def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[i
 
 def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
     """The number of plans of a pipeline: a sum over divisions of products over stages, by
-    convolution."""
+    convolution.
+    """
     layers, stages = problem.workload.model.layers, pipeline.num_stages
     if space.layers_off_balance == 0:
         each = [
@@ -135,8 +138,9 @@ def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
 def _ways_alike(
     problem: Problem, space: SearchSpace, pipeline: Pipeline, counts: Sequence[int]
 ) -> int:
-    """The number of plans whose stages save memory alike: what the largest stage may do, for each
-    division in which it is the largest."""
+    """The number of plans with uniform stages: the choices of the largest stage, for each division
+    in which it is the largest.
+    """
     layers, stages = problem.workload.model.layers, pipeline.num_stages
     up_to = [_number_of_splits(layers, stages, counts[: k + 1]) for k in range(len(counts))]
     largest = [after - before for before, after in pairwise([0, *up_to])]
@@ -148,7 +152,9 @@ def _ways_alike(
 
 
 def _number_of_splits(layers: int, stages: int, counts: Sequence[int]) -> int:
-    """In how many ways blocks can be divided among stages that have one of some counts each."""
+    """The number of ways to divide blocks among stages whose numbers of blocks are each from a
+    list.
+    """
     by_layers = Counter({0: 1})
     for _ in range(stages):
         after: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Mist's hierarchical search: Pareto sets of stages, joined to pipelines, with a proof.
+"""Mist's hierarchical search: Pareto frontiers of stages, joined to pipelines, with a proof.
 
 It follows Mist (EuroSys 2025), but with true frontiers instead of weighted sums, and only with
 stages that a pipeline can have. Where a space has too many ratios to try all, boxes of ratios have
@@ -28,19 +28,21 @@ from searchers.meshes import as_in, parts_of, pipelines
 from searchers.savings import ways_listed
 from searchers.strategy import BudgetSpentError, Ending, Ledger, NeedsStageCosts, Strategy
 
-# Up to this many ways to save memory (without recomputation), all of them are tried.
+# Up to this many memory-saving strategies (recomputation aside), all are enumerated.
 FEW = 256
-# Seconds that the solver has to join the stages of one group of pipelines.
+# The solver's time limit in seconds to join the stages of one group of pipelines.
 PATIENCE_S = 30.0
-# Seconds for bounds over boxes of ratios; most problems with equal meshes end sooner.
+# The time limit in seconds of the proof by bounds over boxes; most problems with equal meshes end
+# sooner.
 PROOF_S = 60.0
-# The share of a budget's seconds that goes to parts of a space, before the whole space is searched.
+# The share of a budget's seconds for subspaces, which are searched before the whole space.
 PARTS_SHARE = 0.25
 
 
 def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
-    """The strategy with one of the solvers of ``searchers.exact.milp``; it ends when its plan is
-    known to be within a tolerance (a share of the plan's time) of the best."""
+    """The strategy with one of the solvers of ``searchers.exact.milp``; it ends once its plan is
+    proven to be within a relative tolerance of the best.
+    """
     join = partial(_joined_by, solver)
 
     def mist(
@@ -51,7 +53,8 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
             return searched_by_ranges(problem, space, ledger)
 
         def joined(part: SearchSpace) -> Ending:
-            # The solver's programme knows how many blocks a stage has, not which.
+            # The solver's programme counts a stage's blocks, but does not know which blocks they
+            # are.
             joiner = join_exactly if turns else join
             return _joined(problem, part, ledger, joiner, tolerance)
 
@@ -65,8 +68,10 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
 def _joined(
     problem: Problem, space: SearchSpace, ledger: Ledger, join: Joiner, tolerance: float
 ) -> Ending:
-    """The best plan of a space with the order that has a formula; parts of the space first."""
-    # The bounds of the whole space come first: a budget may end while its parts are searched.
+    """The best plan of a space in the order that has a closed form; subspaces are searched
+    first.
+    """
+    # The bounds of the whole space come first, since a budget may end while subspaces are searched.
     whole = Hierarchy.of(problem, space, ledger)
     seconds = min(PROOF_S, PARTS_SHARE * ledger.seconds_left)
     in_words = ledger.for_part(lambda plan: as_in(plan, space))
@@ -95,7 +100,9 @@ def _searched(hierarchy: Hierarchy, join: Joiner, tolerance: float) -> Ending:
 
 
 def _joined_by(solver: str, menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """A joiner that asks a solver only where there are stages to join, and imports it only then."""
+    """A ``Joiner`` that calls a solver only where there are several stages to join, and imports it
+    only then.
+    """
     if menus.group.num_stages == 1:
         return join_exactly(menus, limit_s)
     from searchers.exact.milp import join_by  # noqa: PLC0415 (the solver is slow to import)

@@ -13,13 +13,14 @@ from searchers.strategy import Ending, Ledger, Strategy
 
 
 def optuna_strategy(sampler: str, storage: str | None = None) -> Strategy:
-    """A strategy that draws plans with one of ``optuna_study.SAMPLERS``.
+    """A strategy that samples plans with one of ``optuna_study.SAMPLERS``.
 
     ``storage`` keeps the study, to go on later or to share it between processes: a database
     (``sqlite:///study.db``) or the path of a journal file. Studies in it are named by sampler,
     space and problem; processes that share one need seeds of their own.
     """
-    # Importing Optuna takes half a second, which no budget pays, nor who asks for another searcher.
+    # Importing Optuna takes half a second, which neither a budget nor users of other searchers
+    # should pay.
     from searchers.methods.optuna_study import sample  # noqa: PLC0415
 
     def search(

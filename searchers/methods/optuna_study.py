@@ -1,4 +1,4 @@
-"""Search by Optuna: a study whose trials choose a plan's dimensions by name."""
+"""Search by Optuna: a study whose trials choose the dimensions of a plan by name."""
 
 import json
 import warnings
@@ -89,17 +89,17 @@ SAMPLERS: Mapping[str, Sampler] = {
     "nsgaii": Sampler(of_seed=lambda seed, _: NSGAIISampler(seed=seed), needs_all_keys=True),
     "random": Sampler(of_seed=lambda seed, _: RandomSampler(seed=seed)),
 }
-# Up to this many keys, CMA-ES learns how keys go together.
+# Up to this many keys, CMA-ES learns a full covariance.
 MOST_KEYS = 200
 TOGETHER = 16
-# After this many batches without a new plan, nothing is left to draw.
+# After this many batches without a new plan, the space counts as exhausted.
 SETTLED = 8
-# The errors of a storage that is locked, damaged or no study, by kind of storage.
+# The exceptions of a storage that is locked, damaged or not a study.
 _STORAGE_ERRORS = (SQLAlchemyError, StorageInternalError, OSError, ValueError, LookupError)
 
 
 class StudyLostError(InputError):
-    """A study cannot be read or written; the message says what to do."""
+    """A study cannot be read or written; the message names the remedy."""
 
 
 def sample(
@@ -111,7 +111,7 @@ def sample(
     sampler: str,
     storage: str | None,
 ) -> Ending:
-    """Draw plans until the budget is spent or no new plans are drawn.
+    """Sample plans until the budget is spent or no new plans appear.
 
     A study that cannot be opened is an ``InputError``. A study that is lost later ends the search.
     """
@@ -138,7 +138,7 @@ def _draw_together(study: "PlanStudy", scores: Scores) -> None:
             plans.append(study.plan_of(_asking(trials[-1])))
         scores.of(plans)
     finally:
-        # However the search ends, the study learns of all predictions.
+        # However the search ends, the study is told all predictions.
         scores_of_plans = [None if plan is None else scores.known.get(plan) for plan in plans]
         study.tell(trials, scores_of_plans)
 
@@ -149,7 +149,7 @@ def _asking(trial: Trial) -> Callable[[str], float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStudy:
-    """A study whose trials are vectors of keys, each for a plan.
+    """A study whose trials are vectors of keys; each vector encodes a plan.
 
     A trial's value is its plan's time, and its constraint the plan's excess of memory.
     """
@@ -210,7 +210,7 @@ def _opened(
             storage=_storage(storage),
             load_if_exists=True,
         )
-        # A study that goes on must not draw the same plans as at first.
+        # A resumed study must not draw the plans of its first run again.
         seed = (int(draw.integers(2**31)) + len(study.get_trials(deepcopy=False))) % 2**31
     names = key_names(problem, space)
     study.sampler = chosen.of_seed(seed, len(names))
@@ -261,7 +261,7 @@ def _storage_errors(storage: str | None) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide Optuna's messages about each study and trial, but not its errors."""
+    """Silence Optuna's messages about each study and trial, but not its errors."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -1,4 +1,5 @@
-"""The published search of Mist (EuroSys 2025): samples of frontiers, and an integer programme.
+"""The published search of Mist (EuroSys 2025): sampled Pareto frontiers, and a mixed-integer linear
+programme.
 
 For each mesh and number of micro-batches it tries every way to save memory on every stage, keeps
 samples of the frontier, and joins stages by the published objective
@@ -40,8 +41,8 @@ from searchers.strategy import (
     Strategy,
 )
 
-# With more ways to save memory than this, ratios are first tried on a coarse grid, and stages that
-# all save memory alike are refused.
+# With more memory-saving strategies than this, ratios are first tried on a coarse grid, and spaces
+# of uniform stages are refused.
 FEW = 256
 NONE_FITS = (
     "no pipeline fits whose stages have equally many GPUs and equal shares of their host's memory; "
@@ -51,8 +52,8 @@ NONE_FITS = (
 _WEIGHTS = (0.0, 0.25, 0.375, 0.5, 0.75, 1.0)
 _STATES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 RATIOS = OffloadRatios(weights=_WEIGHTS, gradients=_WEIGHTS, optimizer=_STATES, activations=_STATES)
-# The share of a budget that is left to predict the answer; and the evaluations, since candidates
-# are counted many at a time. Never more than half of a budget is.
+# The share of a budget kept for predicting the answer, in time and in evaluations (candidates are
+# counted many at a time); never more than half of a budget.
 LEFT = 0.02
 EVALUATIONS_LEFT = 2 * STAGES_AT_ONCE / STAGES_A_PLAN
 
@@ -60,8 +61,8 @@ EVALUATIONS_LEFT = 2 * STAGES_AT_ONCE / STAGES_A_PLAN
 def published(
     *, weighted: bool = True, by_chains: bool = False, weights: int = WEIGHTS
 ) -> Strategy:
-    """The strategy: with samples of frontiers by ``weighted`` sums or with all of them, and
-    pipelines compared by the published objective or ``by_chains``.
+    """The strategy, with frontiers sampled by ``weighted`` sums or whole, and pipelines compared by
+    the published objective or by the closed form (``by_chains``).
 
     With one of the ``weights`` a stage's steady and extra time count alike, and the search knows no
     trade between them: it is published as the search that is not aware of imbalance.
@@ -83,8 +84,9 @@ def published(
 
 
 def with_published_ratios(space: SearchSpace) -> SearchSpace:
-    """The part of a space with the ratios of the published grid: for each kind of offloading whose
-    ratios in the space contain the grid's."""
+    """The subspace with the ratios of the published grid, for each kind of offloading whose ratios
+    in the space contain the grid's.
+    """
     kept = {
         entry.name: getattr(RATIOS, entry.name)
         for entry in fields(OffloadRatios)
@@ -103,8 +105,9 @@ class _Search:
     weights: int
 
     def run(self) -> Ending:
-        """Search every group of pipelines that may be better than the best one so far; predict only
-        the plan that is best by the objective."""
+        """Search every group of pipelines that can beat the best one so far; predict only the plan
+        that is best by the objective.
+        """
         if not self.space.unequal_stages and not self._is_small:
             reason = (
                 f"tries every way to save memory that all stages may share, and space "
@@ -128,7 +131,8 @@ class _Search:
             if self.ledger.seconds_left > 0:
                 self.ledger.predict(best)
             raise
-        # Stages of unequal sizes may fit, and hosts whose stages take unequal shares.
+        # Stages of unequal sizes may fit where equal ones do not, and so may unequal numbers of
+        # stages per host.
         if not best:
             return Ending(reason=NONE_FITS)
         self.ledger.predict(best)
@@ -136,7 +140,7 @@ class _Search:
 
     @property
     def _share(self) -> float:
-        """The share of the budget that goes to the search for the answer."""
+        """The share of the budget that is spent on the search itself."""
         evaluations = self.ledger.evaluations_left
         left = LEFT if not evaluations else max(LEFT, EVALUATIONS_LEFT / evaluations)
         return 1 - min(left, 0.5)
@@ -144,7 +148,7 @@ class _Search:
     def _better(
         self, groups: list[Group], work: dict[Mesh, LeastWork], least_s: dict[Group, float]
     ) -> Iterator[tuple[float, Plan]]:
-        """Ever better plans, each with its time by the objective.
+        """Ever better plans, each with its objective.
 
         Samples of a coarse grid of ratios come first: their best plan leaves out most groups, and
         is an answer if the budget ends. All ratios of the published grid follow.
@@ -163,7 +167,9 @@ class _Search:
     def _menus(
         self, group: Group, work: dict[Mesh, LeastWork], *, is_coarse: bool
     ) -> Iterator[Menus]:
-        """The candidates of a group's stages; of each way to save memory where stages are alike."""
+        """The candidate lists of a group's stages: one for each memory-saving strategy where stages
+        are uniform.
+        """
         pick = samples_of(group.micro_batches, self.weights) if self.weighted else true_frontier
         for way in self._ways(group):
             yield Menus(
@@ -179,7 +185,9 @@ class _Search:
             )
 
     def _ways(self, group: Group) -> Iterator[Way | None]:
-        """The ways to save memory that all stages share; None where each chooses for itself."""
+        """The memory-saving strategies that all stages may share; None where each stage chooses its
+        own.
+        """
         if self.space.unequal_stages:
             yield None
             return

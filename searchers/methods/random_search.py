@@ -1,4 +1,4 @@
-"""Draws plans from the space at random: every other strategy must do better."""
+"""Random search: draws plans from the space; the baseline that every other strategy must beat."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Learns which choices make plans fast, by the policy gradient REINFORCE (Williams 1992).
+"""Policy-gradient search: learns which choices make plans fast by REINFORCE (Williams 1992).
 
 Each choice of a plan is drawn from its own logits. These move towards choices that made plans
 faster than others of their batch.
@@ -28,7 +28,7 @@ Choice = tuple[str, int]
 
 
 def rl(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator) -> Ending:
-    """Learn until the budget is spent; when a policy has settled, begin a new one."""
+    """Learn until the budget is spent; when a policy has converged, start a new one."""
     scores = Scores(ledger=ledger, cluster=problem.cluster)
     while _learn(problem, space, scores, draw):
         scores.repeats = 0
@@ -36,7 +36,7 @@ def rl(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Gen
 
 
 def _learn(problem: Problem, space: SearchSpace, scores: Scores, draw: np.random.Generator) -> bool:
-    """Learn a policy until it settles; whether it found any new plan."""
+    """Train a policy until it converges; returns whether it drew any new plan."""
     policy, known = Policy(draw=draw), len(scores.known)
     while scores.repeats < SETTLED:
         policy.begin()
@@ -49,8 +49,9 @@ def _learn(problem: Problem, space: SearchSpace, scores: Scores, draw: np.random
 
 
 def _rewards(scores: list[Score | None]) -> Floats:
-    """The rewards of a batch: minus log time, in deviations from the mean. A choice without a plan
-    counts as the worst plan of the batch."""
+    """The rewards of a batch: minus log time, standardised. A draw without a valid plan counts as
+    the worst plan of the batch.
+    """
     logs = [-np.log(score.penalised_s) for score in scores if score is not None]
     worst = min(logs, default=0.0)
     rewards = np.array([worst if s is None else -np.log(s.penalised_s) for s in scores])
@@ -75,8 +76,7 @@ class Policy:
         return chosen_plan(problem, space, Chooser(self._place))
 
     def learn(self, rewards: Floats) -> None:
-        """Move each choice's logits towards choices with high rewards, and a little towards
-        evenness."""
+        """Raise the logits of choices with high rewards, with a small entropy bonus."""
         gradients: dict[Choice, Floats] = {}
         for episode, reward in zip(self.episodes, rewards, strict=True):
             for choice, option in episode.items():

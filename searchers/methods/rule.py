@@ -1,4 +1,4 @@
-"""The rule by which Megatron-LM's authors lay out a model, without a search (SC 2021, section 3).
+"""The layout rule of Megatron-LM's authors, without a search (SC 2021, section 3).
 
 Tensor parallelism takes the GPUs of a node, as far as the model's sizes divide. The pipeline has
 as few stages as fit. Data parallelism takes the rest, every block is recomputed, and nothing is
@@ -29,7 +29,7 @@ def plan_by_rule(problem: Problem, predictor: Predictor) -> tuple[Plan, Predicti
 
 
 def _plans(problem: Problem, stages: int) -> Iterator[Plan]:
-    """The rule's plans of so many stages, one for each micro-batch."""
+    """The rule's plans with ``stages`` stages, one for each micro-batch size."""
     model, gpus = problem.workload.model, problem.cluster.num_gpus
     tensor = _tensor_parallel(problem)
     replicas, rest = divmod(gpus, tensor * stages)
@@ -50,7 +50,7 @@ def _plans(problem: Problem, stages: int) -> Iterator[Plan]:
 
 
 def _tensor_parallel(problem: Problem) -> int:
-    """The most GPUs of a node over which the model divides."""
+    """The largest tensor-parallel degree within a node that divides the model."""
     model, cluster = problem.workload.model, problem.cluster
     return max(
         degree

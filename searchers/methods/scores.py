@@ -1,4 +1,4 @@
-"""Scores of plans, for strategies that learn also from plans that do not fit."""
+"""Scores of plans, for strategies that also learn from plans that do not fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,21 +11,22 @@ from mistlab.machine.cluster import Cluster
 from mistlab.plan.plan import Plan
 from searchers.strategy import BudgetSpentError, Ledger
 
-# For each GPU's memory of excess, a plan counts this many times as long.
+# Penalty factor on a plan's time for each GPU's memory that it exceeds.
 _TIMES_A_MEMORY = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Score:
-    """A plan's excess of memory, as a share of memory, and its time; a smaller score is better."""
+    """A plan's excess memory, as a share of a GPU's memory, and its time; smaller is better."""
 
     excess: float
     iteration_s: float
 
     @property
     def penalised_s(self) -> float:
-        """The score as one number of seconds: the time of a plan that fits; for another plan twice
-        its time, and more for more excess."""
+        """The score as one number of seconds: the time of a plan that fits; otherwise twice the
+        time, increased with the excess memory.
+        """
         if self.excess == 0:
             return self.iteration_s
         return self.iteration_s * (2 + _TIMES_A_MEMORY * self.excess)
@@ -44,13 +45,13 @@ def _excess(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
     of_stage = np.array([stage.host_bytes for stage in prediction.stages])
     of_rank = of_stage / np.minimum(gpus, cluster.gpus_per_node)
     host = fullest_host(of_rank, gpus, cluster)
-    # Where sizes do not divide, bytes mean nothing; the excess is then a GPU's memory.
+    # Where sizes do not divide, bytes are meaningless; the excess then counts as one GPU's memory.
     return sum(over.tolist()) + max(0.0, host - 1) or 1.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Scores:
-    """Scores of the plans that a strategy draws; each plan is predicted once.
+    """Scores of the plans that a strategy samples; each plan is predicted once.
 
     ``repeats`` counts the latest calls in a row that had no new plan.
     """

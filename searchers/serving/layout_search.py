@@ -1,4 +1,5 @@
-"""Which layouts serve a load best: all layouts of some GPUs, each at many loads, in closed form.
+"""Searches the layout that serves a load best: all layouts of a number of GPUs, each at many loads,
+in closed form.
 
 The space is enumerated whole, so what is best in it by the closed form is proven to be best.
 
@@ -17,16 +18,18 @@ from mistlab.serving.serving_plan import ServingPlan
 from mistlab.serving.steady import SteadyLoad, SteadyState, split_state, steady_state
 from mistlab.serving.step_cost import LayoutColumns, RankLayout
 
-# Requests in flight on all GPUs, at which layouts are timed.
-# A load with more requests in flight counts as better from this factor on.
+# A load with more requests in flight counts as better only if its throughput is this factor
+# higher.
 MORE = 1.01
+# Numbers of requests in flight, on all GPUs, at which layouts are timed.
 IN_FLIGHT = tuple(float(2 ** (half / 2)) for half in range(25))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSpace:
-    """The layouts of one model on so many GPUs of a kind; ``splits`` adds separate GPUs for
-    prompts."""
+    """The layouts of one model on ``num_gpus`` GPUs of a kind; ``splits`` adds separate GPUs for
+    prefill.
+    """
 
     model: ModelSpec
     gpu: str
@@ -39,7 +42,7 @@ class LayoutSpace:
     sequences: int = 1024
 
     def layouts(self, gpus: int) -> Iterator[RankLayout]:
-        """The layouts of a replica on so many GPUs."""
+        """The layouts of a replica on a number of GPUs."""
         experts = self.model.experts
         for tp in _divisors(gpus):
             for pp in _divisors(gpus // tp):
@@ -98,8 +101,9 @@ class LayoutSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPlan:
-    """A plan under so many requests in flight: seconds to the first token and of each further one,
-    and requests a second of all replicas."""
+    """A plan at a number of requests in flight: time to first token, time per output token, and
+    requests per second of all replicas.
+    """
 
     plan: ServingPlan
     in_flight: float
@@ -108,7 +112,7 @@ class ServedPlan:
     requests_per_s: float
 
     def distance(self, goals: Goals) -> float:
-        """By how much it misses latency goals: the largest factor, 1 or less if it meets them."""
+        """The largest factor by which latency goals are missed; 1 or less if all are met."""
         first = self.first_s / goals.first_s if goals.first_s else 0.0
         token = self.token_s / goals.token_s if goals.token_s else 0.0
         return max(first, token)
@@ -120,7 +124,7 @@ def timed_plans(
     lengths: tuple[float, float],
     in_flight: Sequence[float] = IN_FLIGHT,
 ) -> list[ServedPlan]:
-    """Every plan that fits, at each number of requests in flight."""
+    """Every plan that fits in memory, at each number of requests in flight."""
     served: list[ServedPlan] = []
     for is_split in (False, True):
         of_scheduler = [plan for plan in plans if (plan.scheduler == "disaggregated") == is_split]
@@ -191,11 +195,11 @@ def _state(
 
 
 def best_of(timed: Sequence[ServedPlan], goals: Goals) -> list[ServedPlan]:
-    """Each plan at its best load under the latency goals, fastest plans first."""
+    """Each plan at its best load under the latency goals, highest throughput first."""
     best: dict[ServingPlan, ServedPlan] = {}
     for timed_plan in sorted(timed, key=lambda one: one.in_flight):
         known = best.get(timed_plan.plan)
-        # More in flight has to bring more.
+        # More requests in flight must bring more throughput.
         least = 0.0 if known is None else known.requests_per_s * MORE
         if timed_plan.distance(goals) <= 1 and timed_plan.requests_per_s > least:
             best[timed_plan.plan] = timed_plan
@@ -203,13 +207,14 @@ def best_of(timed: Sequence[ServedPlan], goals: Goals) -> list[ServedPlan]:
 
 
 def nearest_to(timed: Sequence[ServedPlan], goals: Goals) -> ServedPlan | None:
-    """Of plans that miss the goals, the one that misses them by the smallest factor."""
+    """The plan that misses the latency goals by the smallest factor."""
     return min(timed, key=lambda one: one.distance(goals), default=None)
 
 
 def pareto_of(timed: Sequence[ServedPlan]) -> list[ServedPlan]:
-    """Plans at loads that no other beats in both requests a second and seconds of a token; quickest
-    tokens first."""
+    """The Pareto frontier of requests per second against time per output token; smallest time per
+    token first.
+    """
     frontier: list[ServedPlan] = []
     for timed_plan in sorted(timed, key=lambda one: (one.token_s, -one.requests_per_s)):
         if not frontier or timed_plan.requests_per_s > frontier[-1].requests_per_s * (1 + 1e-9):
